@@ -1,0 +1,110 @@
+"""Does everything fit the window? Answered before the first call, in tokens.
+
+    read    template + question + section + memory + reply (memory + reasoning)   <= window
+    answer  template + question + memory + reply (answer + reasoning)             <= window
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memagent.agent.prompts import PromptSet
+from memagent.config import AgentConfig
+from memagent.documents.tokenizers import Tokenizer
+from memagent.errors import BudgetError
+
+JOINT_TOKENS = 32
+"""Spare room: text tokenises a little differently where the parts of a prompt meet."""
+LARGE_NUMBER = 10**6
+"""Stands for the section number when a prompt is measured, so that no real one is longer."""
+
+
+class Budget(NamedTuple):
+    """The tokens of each part of the two prompts, at most."""
+
+    window: int
+    question: int
+    read_template: int
+    """Everything in a read prompt but question, section and memory."""
+    answer_template: int
+    section: int
+    memory: int
+    read_reply: int
+    answer_reply: int
+
+    @property
+    def read_total(self) -> int:
+        """The most a read call can take of the window."""
+        prompt = self.read_template + self.question + self.section + self.memory
+        return prompt + self.read_reply + JOINT_TOKENS
+
+    @property
+    def answer_total(self) -> int:
+        """The most the answer call can take of the window."""
+        prompt = self.answer_template + self.question + self.memory
+        return prompt + self.answer_reply + JOINT_TOKENS
+
+
+def check_budget(
+    question: str, config: AgentConfig, prompts: PromptSet, tokenizer: Tokenizer
+) -> Budget:
+    """The budget for a question. Raises BudgetError when the parts do not fit the window."""
+    budget = measure_budget(question, config, prompts, tokenizer)
+    for name, total in (("read", budget.read_total), ("answer", budget.answer_total)):
+        if total > budget.window:
+            raise BudgetError(_explain(name, total, budget))
+    return budget
+
+
+def measure_budget(
+    question: str, config: AgentConfig, prompts: PromptSet, tokenizer: Tokenizer
+) -> Budget:
+    """The tokens of each part, whether they fit or not."""
+    # the template is what a prompt with the question in it needs beyond the question
+    num_question = tokenizer.count(question)
+    read = prompts.read_messages(
+        question=question,
+        section="",
+        memory="",
+        section_number=LARGE_NUMBER,
+        memory_tokens=config.memory_tokens,
+    )
+    answer = prompts.answer_messages(
+        question=question,
+        memory="",
+        num_sections=LARGE_NUMBER,
+        answer_tokens=config.answer_tokens,
+    )
+    return Budget(
+        window=config.window,
+        question=num_question,
+        read_template=tokenizer.count_messages(read) - num_question,
+        answer_template=tokenizer.count_messages(answer) - num_question,
+        section=config.chunk_tokens,
+        memory=config.memory_tokens,
+        read_reply=config.memory_tokens + config.reasoning_tokens,
+        answer_reply=config.answer_tokens + config.reasoning_tokens,
+    )
+
+
+def _explain(name: str, total: int, budget: Budget) -> str:
+    excess = total - budget.window
+    room_for_question = budget.question - excess
+    template = budget.read_template if name == "read" else budget.answer_template
+    reply = budget.read_reply if name == "read" else budget.answer_reply
+    section = f"section {budget.section} + " if name == "read" else ""
+    parts = (
+        f"question {budget.question} + {section}memory {budget.memory} + reply {reply} + "
+        f"template {template + JOINT_TOKENS} = {total} tokens"
+    )
+    if room_for_question >= 32 and budget.question > room_for_question:
+        return (
+            f"the question has {budget.question} tokens and {room_for_question} fit a window of "
+            f"{budget.window} ({parts}); shorten it by {excess}, or lower chunk_tokens"
+        )
+    remedy = (
+        f"lower chunk_tokens to {budget.section - excess}"
+        if name == "read" and budget.section - excess >= 16
+        else "lower memory_tokens or answer_tokens"
+    )
+    return f"{parts} do not fit a window of {budget.window}; {remedy}, or raise window to {total}"

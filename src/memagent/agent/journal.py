@@ -1,0 +1,123 @@
+"""A reading on disk: what makes two readings the same, and how one is continued.
+
+A run's identity is everything that decides its trace: the text, the questions, the model, the
+tokenizer, the prompts, the settings. The address of the endpoint is not part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memagent.agent.prompts import PromptSet
+from memagent.agent.trace import Step, journal_line, steps_by_question
+from memagent.config import AgentConfig
+from memagent.documents.document import Document
+from memagent.errors import RunError
+from memagent.runs import MANIFEST, Run, read_manifest
+
+KIND = "ask"
+
+
+def identity(
+    *,
+    questions: Sequence[str],
+    document: Document,
+    model: str,
+    tokenizer: str,
+    config: AgentConfig,
+    prompts: PromptSet,
+) -> dict[str, Any]:
+    """The part of a manifest that decides a reading's trace."""
+    return {
+        "kind": KIND,
+        "questions": list(questions),
+        "document": {
+            "source": document.source,
+            "sha256": document.sha256,
+            "num_chars": len(document.text),
+        },
+        "model": model,
+        "tokenizer": tokenizer,
+        "prompts": {
+            "name": prompts.name,
+            "sha256": prompts.sha256,
+            "system": prompts.system,
+            "read": prompts.read,
+            "answer": prompts.answer,
+            "empty_memory": prompts.empty_memory,
+        },
+        "agent": config.model_dump(mode="json"),
+    }
+
+
+class Journal:
+    """The steps of a reading, finished ones and new ones. Without a run it keeps nothing on disk."""
+
+    def __init__(self, run: Run | None) -> None:
+        self._run = run
+        self._finished = steps_by_question(run.records) if run else {}
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | None,
+        wanted: dict[str, Any],
+        *,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Journal:
+        """Begin a run at `path`, or go on with the one that is there if it is the same reading."""
+        if path is None or not (path / MANIFEST).exists():
+            return cls(Run.create(path, {**wanted, **(extra or {})}))
+        check_same(read_manifest(path), wanted, path)
+        return cls(Run.open(path))
+
+    @property
+    def path(self) -> Path | None:
+        """Where the run is."""
+        return self._run.path if self._run else None
+
+    def finished(self, question_number: int) -> list[Step]:
+        """Steps that were on disk when the run was opened."""
+        return self._finished.get(question_number, [])
+
+    def append(self, question_number: int, step: Step) -> None:
+        """Put a step on disk; returns when it is safe."""
+        if self._run:
+            self._run.append(journal_line(question_number, step))
+
+    def close(self) -> None:
+        """Let go of the run directory."""
+        if self._run:
+            self._run.close()
+
+
+def check_same(stored: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
+    """Raise RunError with the reason when a run is not the reading that is asked for."""
+    reason = _difference(stored, wanted)
+    if reason:
+        raise RunError(f"cannot go on with {path}: {reason}; start a new run for it")
+
+
+def _difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
+    if stored.get("kind") != wanted["kind"]:
+        return f"it is a run of kind {stored.get('kind')!r}, not {wanted['kind']!r}"
+    if stored["document"]["sha256"] != wanted["document"]["sha256"]:
+        was, now = stored["document"]["num_chars"], wanted["document"]["num_chars"]
+        return f"the text has changed since (then {was:,} characters, now {now:,})"
+    for name in ("questions", "model", "tokenizer"):
+        if stored[name] != wanted[name]:
+            return f"{name} was {_short(stored[name])}, now {_short(wanted[name])}"
+    if stored["prompts"]["sha256"] != wanted["prompts"]["sha256"]:
+        then, now = stored["prompts"]["name"], wanted["prompts"]["name"]
+        return f"the wording of the prompts has changed (then {then!r}, now {now!r})"
+    for name, value in wanted["agent"].items():
+        if name != "prompts" and stored["agent"].get(name) != value:
+            return f"{name} was {stored['agent'].get(name)}, now {value}"
+    return None
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else "; ".join(value)
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,61 @@
+"""Limits on calls and cost: a call that would pass one does not leave."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memagent.errors import ConfigError, LimitReached
+from memagent.types import Prices, Usage
+
+
+class Reservation(NamedTuple):
+    """What a call under way may cost at most."""
+
+    cost: float
+
+
+class Limits:
+    """Counts what a run has used, calls under way included at their highest possible cost."""
+
+    def __init__(
+        self,
+        *,
+        max_calls: int | None = None,
+        max_cost: float | None = None,
+        prices: Prices | None = None,
+        used: Usage | None = None,
+    ) -> None:
+        if max_cost is not None and prices is None:
+            raise ConfigError("a limit on cost needs prices; give --price-in and --price-out")
+        self.max_calls = max_calls
+        self.max_cost = max_cost
+        self.prices = prices or Prices(prompt=0.0, completion=0.0)
+        used = used or Usage()
+        self.num_calls = used.calls
+        self.cost = self._cost(used.prompt_tokens, used.completion_tokens)
+
+    def reserve(self, *, prompt_tokens: int, completion_tokens: int) -> Reservation:
+        """Make room for a call. Raises LimitReached when it could pass a limit."""
+        cost = self._cost(prompt_tokens, completion_tokens)
+        if self.max_calls is not None and self.num_calls + 1 > self.max_calls:
+            raise LimitReached(f"stopped after {self.num_calls} calls: --max-calls {self.max_calls}")
+        if self.max_cost is not None and self.cost + cost > self.max_cost:
+            raise LimitReached(
+                f"stopped at a cost of {self.cost:.4f}: the next call could cost {cost:.4f} and pass "
+                f"--max-cost {self.max_cost}"
+            )
+        self.num_calls += 1
+        self.cost += cost
+        return Reservation(cost)
+
+    def settle(self, reservation: Reservation, usage: Usage) -> None:
+        """Replace what a call might have cost by what it did."""
+        self.cost += self._cost(usage.prompt_tokens, usage.completion_tokens) - reservation.cost
+
+    def release(self, reservation: Reservation) -> None:
+        """Give back the room of a call that failed."""
+        self.num_calls -= 1
+        self.cost -= reservation.cost
+
+    def _cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        return self.prices.cost(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)

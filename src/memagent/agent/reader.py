@@ -1,0 +1,373 @@
+"""The reader: sections in, memory over and over, an answer out.
+
+    chunk 1        chunk 2              chunk n
+       │              │                    │
+       ▼              ▼                    ▼
+    [ read ] ─────▶ [ read ] ── … ─────▶ [ read ] ─────▶ [ answer ]
+              memory          memory               memory
+
+`Reader.steps` is the one loop that the command line, evaluation and training drive. It yields each
+step as soon as it is made, and the next call leaves only when the caller asks for the next step: a
+caller that writes the step to disk first loses nothing when it is killed.
+
+    reader = Reader(open_engine("openai:my-model", base_url="http://localhost:8000/v1"))
+    trace = reader.ask("Who inherits the house?", Document.load("novel.txt"))
+    print(trace.answer)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memagent import blocking
+from memagent.agent.budget import Budget, check_budget
+from memagent.agent.journal import Journal, identity
+from memagent.agent.limits import Limits
+from memagent.agent.memory import rewrite, split_reasoning
+from memagent.agent.prompts import PromptSet, open_prompts
+from memagent.agent.trace import Section, Step, StepFlag, Trace
+from memagent.config import AgentConfig
+from memagent.documents.chunking import Chunks, Span
+from memagent.documents.document import Chunk, Document
+from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
+from memagent.errors import ConfigError, EngineError
+from memagent.types import Completion, Engine, Message, Sampling, Usage
+
+
+class Reader:
+    """Answers questions about texts of any length through an engine with a fixed window."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        tokenizer: Tokenizer | str | None = None,
+        config: AgentConfig | None = None,
+        limits: Limits | None = None,
+        **settings: Any,
+    ) -> None:
+        """Settings may be given one by one: `Reader(engine, window=32768, chunk_tokens=20000)`.
+
+        Without a tokenizer the model's own is opened; where that cannot be had, sizes are estimated
+        with a margin and `reader.tokenizer_note` says why.
+        """
+        if config is not None and settings:
+            raise ConfigError(f"give either config or single settings, not both: {sorted(settings)}")
+        self.engine = engine
+        self.config = config or AgentConfig.parse(settings)
+        self.prompts: PromptSet = open_prompts(self.config.prompts)
+        self.limits = limits or Limits()
+        self.tokenizer, self.tokenizer_note = _resolve_tokenizer(tokenizer, engine.model)
+
+    def ask(
+        self, question: str, document: Document | str, *, run_dir: str | Path | None = None
+    ) -> Trace:
+        """Read the document and answer. Blocks until done; see `aask` for async code."""
+        return blocking.run(self.aask(question, document, run_dir=run_dir))
+
+    async def aask(
+        self, question: str, document: Document | str, *, run_dir: str | Path | None = None
+    ) -> Trace:
+        """Read the document and answer.
+
+        With a run directory every step is on disk before the next call; asking the same again with
+        the same directory goes on where it stopped.
+        """
+        return (await self.aask_many([question], document, run_dir=run_dir))[0]
+
+    def ask_many(
+        self,
+        questions: Sequence[str],
+        document: Document | str,
+        *,
+        run_dir: str | Path | None = None,
+    ) -> list[Trace]:
+        """Answer several questions about one text, concurrently. Blocks until done."""
+        return blocking.run(self.aask_many(questions, document, run_dir=run_dir))
+
+    async def aask_many(
+        self,
+        questions: Sequence[str],
+        document: Document | str,
+        *,
+        run_dir: str | Path | None = None,
+    ) -> list[Trace]:
+        """Answer several questions about one text, concurrently."""
+        chunks = self.chunks(document)
+        wanted = self.identity(questions, chunks.document)
+        journal = Journal(None) if run_dir is None else Journal.open(Path(run_dir), wanted)
+        try:
+            return await self.read(questions, chunks, journal)
+        finally:
+            journal.close()
+
+    async def read(
+        self,
+        questions: Sequence[str],
+        chunks: Chunks,
+        journal: Journal,
+        on_step: Callable[[int, Step], None] | None = None,
+    ) -> list[Trace]:
+        """Answer questions concurrently, journalling each step before the next call leaves.
+
+        When one question fails the others are still read as far as they get, then the first error
+        is raised. `on_step` is told each new step and the number of its question.
+        """
+        readings = [
+            self._read_one(number, question, chunks, journal, on_step)
+            for number, question in enumerate(questions)
+        ]
+        results = await asyncio.gather(*readings, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in results if isinstance(result, Trace)]
+
+    async def _read_one(
+        self,
+        number: int,
+        question: str,
+        chunks: Chunks,
+        journal: Journal,
+        on_step: Callable[[int, Step], None] | None,
+    ) -> Trace:
+        done = journal.finished(number)
+        async with aclosing(self.steps(question, chunks, finished=tuple(done))) as steps:
+            async for step in steps:
+                journal.append(number, step)
+                done.append(step)
+                if on_step:
+                    on_step(number, step)
+        return self.trace(question, chunks.document, done)
+
+    def identity(self, questions: Sequence[str], document: Document) -> dict[str, Any]:
+        """What decides the trace of a reading; see `agent.journal`."""
+        return identity(
+            questions=[checked_question(question) for question in questions],
+            document=document,
+            model=self.engine.model,
+            tokenizer=self.tokenizer.name,
+            config=self.config,
+            prompts=self.prompts,
+        )
+
+    def iter_steps(self, question: str, document: Document | str) -> Iterator[Step]:
+        """The steps as they happen, for ordinary code."""
+        return blocking.iterate(self.steps(question, document))
+
+    async def steps(
+        self,
+        question: str,
+        document: Document | Chunks | str,
+        *,
+        finished: Sequence[Step] = (),
+    ) -> AsyncIterator[Step]:
+        """The steps as they happen; those in `finished` are taken as done and not made again."""
+        question = checked_question(question)
+        budget = self.check(question)
+        chunks = self.chunks(document)
+        chunks.learn(_spans(finished))
+        state = _State.after(finished, self.tokenizer)
+        if finished and finished[-1].kind == "answer":
+            return
+        index = len(finished)
+        upcoming = asyncio.ensure_future(asyncio.to_thread(chunks.get, index))
+        try:
+            while (chunk := await upcoming) is not None:
+                # the next section is cut in a thread while the model reads this one
+                upcoming = asyncio.ensure_future(asyncio.to_thread(chunks.get, chunk.index + 1))
+                step, state = await self._read(question, chunk, state, budget)
+                yield step
+                index = step.index + 1
+        finally:
+            upcoming.cancel()
+        yield await self._answer(question, index, state, budget)
+
+    def check(self, question: str) -> Budget:
+        """The token budget for a question. Raises BudgetError when it cannot be met."""
+        return check_budget(question, self.config, self.prompts, self.tokenizer)
+
+    def chunks(self, document: Document | Chunks | str) -> Chunks:
+        """The document's sections, cut on demand. Share them between questions over one text."""
+        if isinstance(document, Chunks):
+            return document
+        if isinstance(document, str):
+            document = Document.from_text(document)
+        return Chunks(document, self.tokenizer, self.config.chunk_tokens)
+
+    def trace(self, question: str, document: Document, steps: Sequence[Step]) -> Trace:
+        """Steps as a Trace."""
+        return Trace(
+            question=question,
+            steps=tuple(steps),
+            model=self.engine.model,
+            prompts=self.prompts.name,
+            source=document.source,
+            document_sha256=document.sha256,
+        )
+
+    async def _read(
+        self, question: str, chunk: Chunk, state: _State, budget: Budget
+    ) -> tuple[Step, _State]:
+        messages = self.prompts.read_messages(
+            question=question,
+            section=chunk.text,
+            memory=state.memory,
+            section_number=chunk.index + 1,
+            memory_tokens=self.config.memory_tokens,
+        )
+        prompt_tokens = budget.read_template + budget.question + chunk.num_tokens + state.num_tokens
+        call = await self._call(messages, prompt_tokens, max_tokens=budget.read_reply)
+        said, reasoning = split_reasoning(call.completion.text)
+        new = rewrite(
+            state.memory,
+            state.num_tokens,
+            said,
+            self.tokenizer,
+            memory_tokens=self.config.memory_tokens,
+        )
+        flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
+        flags += ["memory_cut"] if new.was_cut else []
+        flags += ["memory_kept"] if new.was_kept else []
+        step = Step(
+            kind="read",
+            index=chunk.index,
+            reply=said,
+            memory=new.text,
+            section=Section(
+                start=chunk.start,
+                end=chunk.end,
+                num_tokens=chunk.num_tokens,
+                places=chunk.places,
+            ),
+            reasoning=call.completion.reasoning or reasoning,
+            flags=tuple(flags),
+            **call.measures(),
+        )
+        return step, _State(new.text, new.num_tokens)
+
+    async def _answer(self, question: str, index: int, state: _State, budget: Budget) -> Step:
+        messages = self.prompts.answer_messages(
+            question=question,
+            memory=state.memory,
+            num_sections=index,
+            answer_tokens=self.config.answer_tokens,
+        )
+        prompt_tokens = budget.answer_template + budget.question + state.num_tokens
+        call = await self._call(messages, prompt_tokens, max_tokens=budget.answer_reply)
+        said, reasoning = split_reasoning(call.completion.text)
+        if not said:
+            raise EngineError(_no_answer(call.was_cut))
+        return Step(
+            kind="answer",
+            index=index,
+            reply=said,
+            memory=state.memory,
+            reasoning=call.completion.reasoning or reasoning,
+            flags=("reply_cut",) if call.was_cut else (),
+            **call.measures(),
+        )
+
+    async def _call(
+        self, messages: list[Message], prompt_tokens: int, *, max_tokens: int
+    ) -> _Call:
+        sampling = Sampling(
+            max_tokens=max_tokens,
+            temperature=self.config.temperature,
+            top_p=self.config.top_p,
+            seed=self.config.seed,
+        )
+        reservation = self.limits.reserve(
+            prompt_tokens=prompt_tokens, completion_tokens=max_tokens
+        )
+        started, clock = time.time(), time.perf_counter()
+        try:
+            completion = await self.engine.complete(messages, sampling)
+        except BaseException:
+            self.limits.release(reservation)
+            raise
+        usage = completion.usage or self._estimated_usage(completion, prompt_tokens)
+        self.limits.settle(reservation, usage)
+        return _Call(completion, usage, started, time.perf_counter() - clock)
+
+    def _estimated_usage(self, completion: Completion, prompt_tokens: int) -> Usage:
+        return Usage(
+            calls=1,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=self.tokenizer.count(completion.text),
+            is_estimated=True,
+        )
+
+
+class _State(NamedTuple):
+    """What is carried from step to step: the memory and its size."""
+
+    memory: str
+    num_tokens: int
+
+    @classmethod
+    def after(cls, finished: Sequence[Step], tokenizer: Tokenizer) -> _State:
+        memory = finished[-1].memory if finished else ""
+        return cls(memory, tokenizer.count(memory))
+
+
+class _Call(NamedTuple):
+    """A completion and what it took."""
+
+    completion: Completion
+    usage: Usage
+    started: float
+    seconds: float
+
+    @property
+    def was_cut(self) -> bool:
+        return self.completion.finish_reason == "length"
+
+    def measures(self) -> dict[str, Any]:
+        return {
+            "usage": self.usage,
+            "num_attempts": self.completion.num_attempts,
+            "started": round(self.started, 6),
+            "seconds": round(self.seconds, 6),
+        }
+
+
+def checked_question(question: str) -> str:
+    """The question without outer white space. Raises ConfigError when nothing can be asked with it."""
+    question = question.strip()
+    if not question:
+        raise ConfigError("the question is empty; say what you want to know of the text")
+    try:
+        question.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ConfigError("the question is not valid Unicode; check your terminal's encoding") from None
+    return question
+
+
+def _resolve_tokenizer(
+    tokenizer: Tokenizer | str | None, model: str
+) -> tuple[Tokenizer, str | None]:
+    if tokenizer is None:
+        return tokenizer_for_model(model)
+    if isinstance(tokenizer, str):
+        return open_tokenizer(tokenizer), None
+    return tokenizer, None
+
+
+def _spans(steps: Sequence[Step]) -> list[Span]:
+    sections = [step.section for step in steps if step.section is not None]
+    return [Span(section.start, section.end, section.num_tokens) for section in sections]
+
+
+def _no_answer(was_cut: bool) -> str:
+    if was_cut:
+        return (
+            "the model spent its whole answer on reasoning; raise --answer-tokens or "
+            "--reasoning-tokens and ask again"
+        )
+    return "the model gave an empty answer"

@@ -1,0 +1,168 @@
+"""Step and Trace: what happened, one record per model call, the same on disk and in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from memagent.documents.document import Place
+from memagent.runs import read_manifest, read_records
+from memagent.types import Usage
+
+StepKind = Literal["read", "answer"]
+StepFlag = Literal["reply_cut", "memory_cut", "memory_kept"]
+"""reply_cut: the limit ended the reply. memory_cut: the reply was longer than the memory may be.
+memory_kept: the reply said nothing, so the memory before it stays."""
+Status = Literal["answered", "unfinished"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Which part of the text a step read: a chunk without its text."""
+
+    start: int
+    """Character offset into the document's text."""
+    end: int
+    num_tokens: int
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One model call: a section read, or the answer."""
+
+    kind: StepKind
+    index: int
+    """Position in the trace, from 0; for reads also the section's index."""
+    reply: str
+    """What the model said, without its reasoning."""
+    memory: str
+    """The memory after this step."""
+    section: Section | None = None
+    """None for the answer."""
+    reasoning: str | None = None
+    """What the model thought aloud before the reply, as it wrote it."""
+    flags: tuple[StepFlag, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    num_attempts: int = 1
+    """Requests the call took, failed ones included."""
+    started: float = 0.0
+    """Unix time at which the call left."""
+    seconds: float = 0.0
+    """How long the call took, retries included."""
+
+    def to_json(self) -> bytes:
+        """One JSON line without the newline."""
+        return _steps.dump_json(self)
+
+    @classmethod
+    def from_json(cls, data: bytes | str | dict[str, Any]) -> Step:
+        """A step as `to_json` wrote it, or as parsed JSON."""
+        return _steps.validate_python(data) if isinstance(data, dict) else _steps.validate_json(data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The ordered steps for one question, and the answer they led to."""
+
+    question: str
+    steps: tuple[Step, ...]
+    model: str
+    prompts: str
+    """Name of the prompt set."""
+    source: str
+    """Name of the document."""
+    document_sha256: str
+
+    @property
+    def answer(self) -> str | None:
+        """The answer; None while the reading is unfinished."""
+        last = self.steps[-1] if self.steps else None
+        return last.reply if last and last.kind == "answer" else None
+
+    @property
+    def status(self) -> Status:
+        """Whether there is an answer."""
+        return "unfinished" if self.answer is None else "answered"
+
+    @property
+    def memory(self) -> str:
+        """The last memory."""
+        return self.steps[-1].memory if self.steps else ""
+
+    @property
+    def num_chunks(self) -> int:
+        """Sections read."""
+        return sum(step.kind == "read" for step in self.steps)
+
+    @property
+    def usage(self) -> Usage:
+        """What all calls together cost."""
+        return total_usage(self.steps)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in calls."""
+        return sum(step.seconds for step in self.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The trace as plain JSON values, derived fields included for readers of the file."""
+        values: dict[str, Any] = _traces.dump_python(self, mode="json")
+        return {**values, "answer": self.answer, "status": self.status}
+
+    def to_json(self) -> str:
+        """The trace as one JSON object."""
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Trace:
+        """A trace as `to_json` wrote it."""
+        values = json.loads(data)
+        stored = {key: value for key, value in values.items() if key not in ("answer", "status")}
+        return _traces.validate_python(stored)
+
+    @classmethod
+    def load(cls, run_dir: str | Path) -> list[Trace]:
+        """The traces of a run directory, one per question, finished or not."""
+        path = Path(run_dir)
+        manifest = read_manifest(path)
+        steps = steps_by_question(read_records(path))
+        return [
+            cls(
+                question=question,
+                steps=tuple(steps.get(number, ())),
+                model=manifest["model"],
+                prompts=manifest["prompts"]["name"],
+                source=manifest["document"]["source"],
+                document_sha256=manifest["document"]["sha256"],
+            )
+            for number, question in enumerate(manifest["questions"])
+        ]
+
+
+def total_usage(steps: Iterable[Step]) -> Usage:
+    """What steps cost together."""
+    return reduce(Usage.__add__, (step.usage for step in steps), Usage())
+
+
+def journal_line(question_number: int, step: Step) -> bytes:
+    """A step as it stands in a run's journal."""
+    return b'{"question":%d,"step":%b}' % (question_number, step.to_json())
+
+
+def steps_by_question(records: Iterable[dict[str, Any]]) -> dict[int, list[Step]]:
+    """The steps of a run's journal, by question number, in order."""
+    steps: dict[int, list[Step]] = {}
+    for record in records:
+        steps.setdefault(record["question"], []).append(Step.from_json(record["step"]))
+    return steps
+
+
+_steps = TypeAdapter(Step)
+_traces = TypeAdapter(Trace)

@@ -1,0 +1,51 @@
+"""Run async code from ordinary code, also where an event loop is running already (notebooks).
+
+One background thread holds one event loop for the life of the process, so that an engine's
+connections stay open from one blocking call to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result. Ctrl-C cancels it before it is raised here."""
+    future = asyncio.run_coroutine_threadsafe(coroutine, _background_loop())
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def iterate(items: AsyncIterator[T]) -> Iterator[T]:
+    """An async iterator as an ordinary one."""
+    end = object()
+    try:
+        while (item := run(_next(items, end))) is not end:
+            yield item  # type: ignore[misc]  # not the sentinel, hence a T
+    finally:
+        if close := getattr(items, "aclose", None):
+            run(close())
+
+
+async def _next(items: AsyncIterator[T], end: object) -> T | object:
+    return await anext(items, end)
+
+
+def _background_loop() -> asyncio.AbstractEventLoop:
+    global _loop
+    with _lock:
+        if _loop is None or _loop.is_closed():
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="memagent-loop", daemon=True).start()
+        return _loop

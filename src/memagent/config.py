@@ -1,0 +1,104 @@
+"""Settings: strict, frozen, documented under each field, with errors a user can act on.
+
+Every settings class derives from `Settings`. The string under a field is also its help text on the
+command line, so a setting is described in one place only.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+
+from memagent.errors import ConfigError
+
+
+class Settings(BaseModel):
+    """Base of all settings: unknown keys are errors, values never change after creation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> Self:
+        """Check values; raise a one-line ConfigError that names the setting and the remedy."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(_explain(error, cls)) from None
+
+    @classmethod
+    def help(cls, name: str) -> str:
+        """The help text of a field: its docstring, on one line."""
+        description = cls.model_fields[name].description
+        assert description is not None, f"{cls.__name__}.{name} has no docstring"
+        return " ".join(description.split())
+
+
+class AgentConfig(Settings):
+    """How the text is read: the window and its parts, the prompts, the sampling."""
+
+    window: int = Field(default=8192, ge=64)
+    """Tokens the model can see at once: question, section, memory, reply and template together."""
+    chunk_tokens: int = Field(default=5000, ge=16)
+    """Tokens of text per section."""
+    memory_tokens: int = Field(default=1024, ge=8)
+    """Tokens of memory carried from section to section; also the limit of each memory reply."""
+    answer_tokens: int = Field(default=1024, ge=1)
+    """Upper limit of tokens in the answer."""
+    reasoning_tokens: int = Field(default=0, ge=0)
+    """Tokens added to the limit of every reply for models that think before they write."""
+    prompts: str = "default"
+    """Prompt set: default, boxed, paper, or the path of a TOML file with your own templates."""
+    temperature: float | None = Field(default=None, ge=0)
+    """Sampling temperature; left to the engine when not given."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Nucleus sampling; left to the engine when not given."""
+    seed: int | None = None
+    """Sampling seed; none when not given."""
+
+    @model_validator(mode="after")
+    def _memory_fits(self) -> Self:
+        if self.memory_tokens >= self.window:
+            raise ValueError(
+                f"memory_tokens={self.memory_tokens} does not fit a window of {self.window} tokens; "
+                "lower memory_tokens or raise window"
+            )
+        if self.chunk_tokens >= self.window:
+            raise ValueError(
+                f"chunk_tokens={self.chunk_tokens} does not fit a window of {self.window} tokens; "
+                "lower chunk_tokens or raise window"
+            )
+        return self
+
+
+class EngineConfig(Settings):
+    """How an OpenAI-compatible endpoint is called."""
+
+    model: str = Field(min_length=1)
+    """Name of the model, as the endpoint knows it."""
+    base_url: str | None = None
+    """Address of the endpoint, such as http://localhost:8000/v1."""
+    api_key: SecretStr | None = None
+    """Key for the endpoint; never written anywhere. Prefer the environment to this option."""
+    api_version: str | None = None
+    """API version, for Azure deployments only."""
+    timeout: float = Field(default=300.0, gt=0)
+    """Seconds to wait for one reply before the request is tried again."""
+    patience: float = Field(default=600.0, ge=0)
+    """Seconds to keep trying a call that fails before giving up; 0 tries once."""
+    concurrency: int = Field(default=16, ge=1)
+    """Requests under way at once, at most."""
+    extra_body: dict[str, Any] | None = None
+    """Further fields for every request, as JSON, such as {"top_k": 20}."""
+
+
+def _explain(error: ValidationError, cls: type[Settings]) -> str:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    name = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        near = get_close_matches(name, cls.model_fields, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(cls.model_fields)}"
+        return f"unknown setting {name}{hint}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{name}: {message[0].lower()}{message[1:]}" if name else message

@@ -1,0 +1,197 @@
+"""Split a document into token-bounded chunks that join back to the original text.
+
+Cutting is lazy: a chunk is located when it is asked for, so the first call can leave while most of
+a long text has not been tokenised. Where a chunk ends depends only on the text, the tokenizer, the
+limit and the chunk before it, so a resumed run cuts the rest as the first run would have.
+
+    text ──┬───────── at most chunk_tokens ──────┬──▶
+           │                          last tenth │
+           start                      ▲          limit
+                                      └ best end: paragraph, sentence, line, word
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from memagent.documents.document import Chunk, Document
+from memagent.documents.tokenizers import Measured, Tokenizer
+
+ENDING_SHARE = 0.1
+"""The part of a chunk, at its end, in which a natural end is looked for."""
+FIRST_CHARS_PER_TOKEN = 4.5
+"""How long a first block is guessed to be; after that the chunk before gives the rate."""
+BLOCK_SPARE = 1.08
+"""Blocks are measured this much longer than needed, or they would often be measured twice."""
+EDGE_TOKENS = 8
+"""Cutting a block can change the tokens at its edge; this close to the limit we count again."""
+
+# From best to worst. Each match ends where a chunk may end.
+NATURAL_ENDS = (
+    re.compile(r"\n[ \t]*\n\s*"),
+    re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？][」』”’）]*"),
+    re.compile(r"\n\s*"),
+    re.compile(r"\s+"),
+)
+JOINERS = {"\u200d", "\ufe0e", "\ufe0f"}
+"""Zero-width joiner and variation selectors: they belong to the character before them."""
+
+
+class Span(NamedTuple):
+    """Where a chunk lies: character offsets and its size in tokens."""
+
+    start: int
+    end: int
+    num_tokens: int
+
+
+class Chunks:
+    """The chunks of a document, located on demand and remembered as offsets only.
+
+    Safe to share between threads: several questions over one text cut it once.
+    """
+
+    def __init__(
+        self,
+        document: Document,
+        tokenizer: Tokenizer,
+        chunk_tokens: int,
+        *,
+        known: Iterable[Span] = (),
+    ) -> None:
+        self.document = document
+        self._tokenizer = tokenizer
+        self._chunk_tokens = chunk_tokens
+        self._spans = list(known)
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        index = 0
+        while (chunk := self.get(index)) is not None:
+            yield chunk
+            index += 1
+
+    def get(self, index: int) -> Chunk | None:
+        """The chunk at an index, or None past the end."""
+        with self._lock:
+            while len(self._spans) <= index and not self._is_complete:
+                self._spans.append(self._next_span())
+        if index >= len(self._spans):
+            return None
+        return self._chunk(index, self._spans[index])
+
+    def learn(self, spans: Iterable[Span]) -> None:
+        """Take over spans that were located before, if they reach further than what is known."""
+        spans = list(spans)
+        with self._lock:
+            if len(spans) > len(self._spans):
+                self._spans = spans
+
+    def total(self) -> int:
+        """How many chunks there are. Cuts the whole text if that has not happened yet."""
+        with self._lock:
+            while not self._is_complete:
+                self._spans.append(self._next_span())
+        return len(self._spans)
+
+    def estimated_total(self) -> tuple[int, bool]:
+        """How many chunks there are, as far as one can tell now, and whether that is exact."""
+        with self._lock:
+            if self._is_complete:
+                return len(self._spans), True
+            done = self._spans[-1].end if self._spans else 0
+            chars = done / len(self._spans) if done else self._chunk_tokens * FIRST_CHARS_PER_TOKEN
+            rest = max(1, round((len(self.document.text) - done) / chars))
+            return len(self._spans) + rest, False
+
+    @property
+    def _is_complete(self) -> bool:
+        done = self._spans[-1].end if self._spans else 0
+        return done >= len(self.document.text)
+
+    def _next_span(self) -> Span:
+        last = self._spans[-1] if self._spans else None
+        return next_span(self.document.text, last, self._tokenizer, self._chunk_tokens)
+
+    def _chunk(self, index: int, span: Span) -> Chunk:
+        return Chunk(
+            index=index,
+            text=self.document.text[span.start : span.end],
+            start=span.start,
+            end=span.end,
+            num_tokens=span.num_tokens,
+            places=self.document.places(span.start, span.end),
+        )
+
+
+def split(document: Document, tokenizer: Tokenizer, *, chunk_tokens: int) -> Iterator[Chunk]:
+    """The chunks of a document, one after the other."""
+    return iter(Chunks(document, tokenizer, chunk_tokens))
+
+
+def next_span(text: str, last: Span | None, tokenizer: Tokenizer, chunk_tokens: int) -> Span:
+    """Where the chunk after `last` lies."""
+    start = last.end if last else 0
+    block, measured = _measured_block(text, start, last, tokenizer, chunk_tokens)
+    if measured.num_tokens <= chunk_tokens:
+        return Span(start, start + len(block), measured.num_tokens)
+    limit = measured.end_of(chunk_tokens)
+    end = _best_end(block, measured.end_of(int(chunk_tokens * (1 - ENDING_SHARE))), limit)
+    num_tokens = measured.tokens_before(end)
+    if num_tokens > chunk_tokens - EDGE_TOKENS:
+        end, num_tokens = _shrunk(block, end, tokenizer, chunk_tokens)
+    return Span(start, start + end, num_tokens)
+
+
+def _measured_block(
+    text: str, start: int, last: Span | None, tokenizer: Tokenizer, chunk_tokens: int
+) -> tuple[str, Measured]:
+    """Text from `start` on that is longer than a chunk (or ends the text), with its tokens."""
+    rate = (last.end - last.start) / max(last.num_tokens, 1) if last else FIRST_CHARS_PER_TOKEN
+    num_chars = int(chunk_tokens * rate * BLOCK_SPARE) + EDGE_TOKENS
+    while True:
+        block = text[start : start + num_chars]
+        measured = tokenizer.measure(block)
+        if measured.num_tokens > chunk_tokens or start + num_chars >= len(text):
+            return block, measured
+        missing = 1 - measured.num_tokens / (chunk_tokens + 1)
+        num_chars = int(num_chars * (1 + max(2 * missing, 0.05)))
+
+
+def _best_end(block: str, earliest: int, limit: int) -> int:
+    """The best place to end a chunk in (earliest, limit]; at least one character is taken."""
+    limit = max(limit, 1)
+    for pattern in NATURAL_ENDS:
+        ends = [match.end() for match in pattern.finditer(block, earliest, limit)]
+        if ends and (end := ends[-1]) > earliest:
+            return _whole_characters(block, end)
+    return _whole_characters(block, limit)
+
+
+def _whole_characters(block: str, end: int) -> int:
+    """An end that does not tear a mark, an emoji sequence or a joined character apart."""
+    position = end
+    while 0 < position < len(block) and _continues(block, position):
+        position -= 1
+    return position if position > 0 else end
+
+
+def _continues(block: str, position: int) -> bool:
+    following, before = block[position], block[position - 1]
+    if following in JOINERS or before == "\u200d" or unicodedata.combining(following):
+        return True
+    return "\U0001f3fb" <= following <= "\U0001f3ff"  # skin tones
+
+
+def _shrunk(block: str, end: int, tokenizer: Tokenizer, chunk_tokens: int) -> tuple[int, int]:
+    """An end, at or before the given one, whose text alone really has at most `chunk_tokens`."""
+    while True:
+        num_tokens = tokenizer.count(block[:end])
+        if num_tokens <= chunk_tokens or end == 1:
+            return end, num_tokens
+        excess = num_tokens - chunk_tokens
+        end = _whole_characters(block, max(end - excess, 1))

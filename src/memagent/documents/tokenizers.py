@@ -1,0 +1,412 @@
+"""Counting tokens as the model does: Hugging Face and tiktoken tokenizers, bytes, or an estimate.
+
+    open_tokenizer("Qwen/Qwen2.5-7B-Instruct")   from the hub (or its cache)
+    open_tokenizer("./my-model")                 a folder or a tokenizer.json
+    open_tokenizer("tiktoken:o200k_base")        a tiktoken encoding, or a model tiktoken knows
+    open_tokenizer("bytes")                      one token per UTF-8 byte
+    open_tokenizer("estimate")                   no tokenizer: a cautious estimate, marked as such
+
+`open_tokenizer` fails with a clear error; `tokenizer_for_model` never does: where the model's own
+tokenizer cannot be had it gives the estimate, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from memagent.errors import ConfigError
+from memagent.types import Message
+
+if TYPE_CHECKING:
+    import tiktoken
+    import tokenizers
+
+UNKNOWN_TEMPLATE_TOKENS = 64
+"""Allowance for a chat template we cannot see: role marks and a short default system prompt."""
+OPENAI_TOKENS_PER_MESSAGE = 4
+OPENAI_TOKENS_PER_REPLY = 3
+
+
+class Measured(Protocol):
+    """A text with its tokens located."""
+
+    num_tokens: int
+
+    def end_of(self, num_tokens: int) -> int:
+        """Length in characters of the longest prefix that has at most so many tokens."""
+        ...
+
+    def tokens_before(self, position: int) -> int:
+        """Tokens that begin before a character position."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """What reading needs of a tokenizer."""
+
+    name: str
+    """What was opened; part of a run's identity, because it decides where sections end."""
+    is_exact: bool
+    """False for the estimate, whose counts carry a safety margin."""
+    knows_template: bool
+    """True when `count_messages` counts the model's own chat template, not an allowance."""
+
+    def count(self, text: str) -> int:
+        """Tokens in a text."""
+        ...
+
+    def measure(self, text: str) -> Measured:
+        """The text with its tokens located."""
+        ...
+
+    def count_messages(self, messages: Sequence[Message]) -> int:
+        """Tokens of a whole prompt, chat template and reply header included."""
+        ...
+
+
+def open_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer that `name` means. Raises ConfigError when it cannot be had."""
+    if name == "bytes":
+        return ByteTokenizer()
+    if name == "estimate":
+        return EstimatingTokenizer()
+    if name.startswith("tiktoken:"):
+        return TiktokenTokenizer(name.removeprefix("tiktoken:"))
+    path = Path(name).expanduser()
+    if path.exists():
+        return HuggingFaceTokenizer.from_path(path, name)
+    if _is_known_to_tiktoken(name):
+        return TiktokenTokenizer(name)
+    return HuggingFaceTokenizer.from_hub(name)
+
+
+def tokenizer_for_model(model: str) -> tuple[Tokenizer, str | None]:
+    """The model's own tokenizer, else the estimate and why it has to do."""
+    try:
+        return open_tokenizer(model), None
+    except ConfigError as error:
+        return EstimatingTokenizer(), str(error)
+
+
+class HuggingFaceTokenizer:
+    """A `tokenizer.json`, with the chat template that lies beside it."""
+
+    is_exact = True
+
+    def __init__(self, backend: tokenizers.Tokenizer, name: str, template: ChatTemplate | None):
+        self.name = name
+        self._backend = backend
+        self._template = template
+        self.knows_template = template is not None
+
+    @classmethod
+    def from_path(cls, path: Path, name: str) -> HuggingFaceTokenizer:
+        """From a folder, or from a tokenizer.json itself."""
+        import tokenizers
+
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if not file.is_file():
+            raise ConfigError(f"{path} holds no tokenizer.json; name a folder that does")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the binding raises bare Exception for a bad file
+            raise ConfigError(f"{file} is not a tokenizer: {_one_line(error)}") from None
+        return cls(_without_limits(backend), name, ChatTemplate.from_folder(file.parent))
+
+    @classmethod
+    def from_hub(cls, repository: str) -> HuggingFaceTokenizer:
+        """From the Hugging Face hub, or from its cache on this machine."""
+        folder = _download_tokenizer(repository)
+        return cls.from_path(folder, repository)
+
+    def count(self, text: str) -> int:
+        return len(self._encode(text).ids)
+
+    def measure(self, text: str) -> Measured:
+        return _HuggingFaceMeasured(self._encode(text), len(text))
+
+    def count_messages(self, messages: Sequence[Message]) -> int:
+        if self._template is None:
+            return _allowance(messages, self.count)
+        return self.count(self._template.render(messages))
+
+    def _encode(self, text: str) -> tokenizers.Encoding:
+        # encode_batch, unlike encode, lets other threads run meanwhile
+        return self._backend.encode_batch([text], add_special_tokens=False)[0]
+
+
+class _HuggingFaceMeasured:
+    def __init__(self, encoding: tokenizers.Encoding, num_chars: int) -> None:
+        self.num_tokens = len(encoding)
+        self._encoding = encoding
+        self._num_chars = num_chars
+
+    def end_of(self, num_tokens: int) -> int:
+        # a character of several tokens gives them all the same start, so starts never split one
+        return self._num_chars if num_tokens >= self.num_tokens else self._start(num_tokens)
+
+    def tokens_before(self, position: int) -> int:
+        return bisect_left(range(self.num_tokens), position, key=self._start)
+
+    def _start(self, token: int) -> int:
+        span: tuple[int, int] = self._encoding.token_to_chars(token)
+        return span[0]
+
+
+class TiktokenTokenizer:
+    """A tiktoken encoding, by its own name or by a model's."""
+
+    is_exact = True
+    knows_template = True
+
+    def __init__(self, name: str) -> None:
+        self.name = f"tiktoken:{name}"
+        self._encoding = _open_tiktoken(name)
+
+    def count(self, text: str) -> int:
+        return len(self._encoding.encode_ordinary(text))
+
+    def measure(self, text: str) -> Measured:
+        return _TiktokenMeasured(self._encoding, text)
+
+    def count_messages(self, messages: Sequence[Message]) -> int:
+        counts = (OPENAI_TOKENS_PER_MESSAGE + self.count(message["content"]) for message in messages)
+        return sum(counts) + OPENAI_TOKENS_PER_REPLY
+
+
+class _TiktokenMeasured:
+    def __init__(self, encoding: tiktoken.Encoding, text: str) -> None:
+        self._encoding = encoding
+        self._text = text
+        self._ids = encoding.encode_ordinary(text)
+        self.num_tokens = len(self._ids)
+
+    def end_of(self, num_tokens: int) -> int:
+        prefix = self._encoding.decode_bytes(self._ids[:num_tokens])
+        return len(prefix.decode("utf-8", "ignore"))  # drops a character that the limit splits
+
+    def tokens_before(self, position: int) -> int:
+        return len(self._encoding.encode_ordinary(self._text[:position]))
+
+
+class ByteTokenizer:
+    """One token per UTF-8 byte: for byte-level models, and for tests that count by hand."""
+
+    name = "bytes"
+    is_exact = True
+    knows_template = False
+
+    def count(self, text: str) -> int:
+        return len(_utf8(text))
+
+    def measure(self, text: str) -> Measured:
+        costs = [1] * len(text) if text.isascii() else [len(_utf8(char)) for char in text]
+        return _CostsMeasured(range(1, len(text) + 1), costs)
+
+    def count_messages(self, messages: Sequence[Message]) -> int:
+        return _allowance(messages, self.count)
+
+
+class EstimatingTokenizer:
+    """A cautious guess for models whose tokenizer cannot be had.
+
+    Words, digits, marks and scripts are priced a little above what common tokenizers need, then a
+    margin is added: sections come out somewhat short, never too long.
+    """
+
+    name = "estimate"
+    is_exact = False
+    knows_template = False
+
+    MARGIN = 1.15
+    CHARS_PER_WORD_TOKEN = 5
+    # A word with its space, a digit, a run of spaces, a newline, any other single character.
+    _piece = re.compile(r"[ ]?[A-Za-z]+|[0-9]|[ \t]+|.", re.DOTALL)
+
+    def count(self, text: str) -> int:
+        return self.measure(text).num_tokens
+
+    def measure(self, text: str) -> Measured:
+        ends: list[int] = []
+        costs: list[float] = []
+        for match in self._piece.finditer(text):
+            ends.append(match.end())
+            costs.append(self._cost(match.group()) * self.MARGIN)
+        return _CostsMeasured(ends, costs)
+
+    def count_messages(self, messages: Sequence[Message]) -> int:
+        return _allowance(messages, self.count)
+
+    def _cost(self, piece: str) -> float:
+        if not piece.isascii():
+            return max(1.0, len(_utf8(piece)) * 0.6)
+        if piece[-1].isalpha():
+            return 1 + (len(piece) - 1) // self.CHARS_PER_WORD_TOKEN * 0.5
+        if piece.isspace():
+            return 1 + (len(piece) - 1) / 8
+        return 1.0
+
+
+class _CostsMeasured:
+    """Pieces of text that end at `ends` and cost `costs` tokens each."""
+
+    def __init__(self, ends: Sequence[int], costs: Sequence[float]) -> None:
+        self._ends = ends
+        self._totals = list(accumulate(costs))
+        self.num_tokens = _ceil(self._totals[-1]) if costs else 0
+
+    def end_of(self, num_tokens: int) -> int:
+        count = bisect_right(self._totals, num_tokens)
+        return self._ends[count - 1] if count else 0
+
+    def tokens_before(self, position: int) -> int:
+        count = bisect_right(self._ends, position)
+        return _ceil(self._totals[count - 1]) if count else 0
+
+
+class ChatTemplate:
+    """A model's chat template, as Hugging Face tokenizers carry it (Jinja)."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
+        environment.filters["tojson"] = lambda value, **options: json.dumps(value, **options)
+        environment.globals["raise_exception"] = _template_error
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self._template = environment.from_string(source)
+        self._special_tokens = special_tokens
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> ChatTemplate | None:
+        """The template in a tokenizer's folder; None when it has none."""
+        settings = _read_json(folder / "tokenizer_config.json")
+        file = folder / "chat_template.jinja"
+        source = file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
+        if isinstance(source, list):  # several named templates: the default one is for chat
+            source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        if not isinstance(source, str):
+            return None
+        special = {name: _token_text(settings[name]) for name in settings if name.endswith("_token")}
+        try:
+            return cls(source, {name: text for name, text in special.items() if text is not None})
+        except Exception as error:  # any Jinja error: the template is the model's, not the user's
+            raise ConfigError(f"{folder} has a broken chat template: {_one_line(error)}") from None
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt as the model will see it."""
+        return self._template.render(
+            messages=list(messages), add_generation_prompt=True, **self._special_tokens
+        )
+
+
+def _template_error(message: str) -> NoReturn:
+    raise ConfigError(f"the model's chat template refuses these messages: {message}")
+
+
+def _token_text(value: Any) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        contents = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {_one_line(error)}") from None
+    return contents if isinstance(contents, dict) else {}
+
+
+def _without_limits(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Some published files truncate or pad; a count that does is wrong."""
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _download_tokenizer(repository: str) -> Path:
+    """The folder in the hub's cache that holds the tokenizer's files."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+
+    try:
+        file = hf_hub_download(repository, "tokenizer.json", etag_timeout=5)
+    except HFValidationError:
+        raise ConfigError(
+            f"no tokenizer is known for {repository!r}; name one with --tokenizer "
+            "(a folder, a hub id, tiktoken:NAME or estimate)"
+        ) from None
+    except EntryNotFoundError:
+        raise ConfigError(f"{repository} on the hub has no tokenizer.json") from None
+    except Exception as error:  # network, proxy, certificate, access: many types, all mean "not to be had"
+        raise ConfigError(
+            f"the tokenizer of {repository!r} cannot be fetched from the hub ({type(error).__name__})"
+        ) from None
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        _download_if_present(repository, name)
+    return Path(file).parent
+
+
+def _download_if_present(repository: str, name: str) -> None:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        hf_hub_download(repository, name, etag_timeout=5)
+    except Exception:  # optional file: without it the template is an allowance, and we say so
+        return
+
+
+def _is_known_to_tiktoken(model: str) -> bool:
+    import tiktoken
+
+    try:
+        tiktoken.encoding_name_for_model(model)
+    except KeyError:
+        return False
+    return True
+
+
+def _open_tiktoken(name: str) -> tiktoken.Encoding:
+    import tiktoken
+
+    try:
+        if name in tiktoken.list_encoding_names():
+            return tiktoken.get_encoding(name)
+        return tiktoken.encoding_for_model(name)
+    except KeyError:
+        known = ", ".join(tiktoken.list_encoding_names())
+        raise ConfigError(f"tiktoken knows no encoding or model {name!r}; encodings: {known}") from None
+    except Exception as error:  # its download raises whatever its HTTP library raises
+        raise ConfigError(
+            f"the tiktoken encoding of {name!r} cannot be fetched ({type(error).__name__}); "
+            "use --tokenizer with a folder, or estimate"
+        ) from None
+
+
+def _allowance(messages: Sequence[Message], count: Any) -> int:
+    return sum(count(message["content"]) for message in messages) + UNKNOWN_TEMPLATE_TOKENS
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8")
+
+
+def _ceil(value: float) -> int:
+    return int(-(-value // 1))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

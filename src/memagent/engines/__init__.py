@@ -1,0 +1,1 @@
+"""Engines: anything that turns messages into a completion, behind one async method."""

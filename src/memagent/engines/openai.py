@@ -1,0 +1,340 @@
+"""The endpoint engine: any server that speaks OpenAI's chat completions, Azure included.
+
+Failures that may pass (no connection, stalls, 429, 5xx, broken or empty replies) are tried again
+until patience runs out; refusals (key, model, size) are reported at once. The key appears in no
+message, trace or log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+from weakref import WeakKeyDictionary
+
+import openai
+from pydantic import SecretStr
+
+from memagent.config import EngineConfig
+from memagent.engines.retry import Failure, Patience, retry_after
+from memagent.errors import ConfigError, EngineError, EngineRefused
+from memagent.types import Completion, Message, Sampling, Usage
+
+ENVIRONMENT = (
+    ("MEMAGENT_BASE_URL", "MEMAGENT_API_KEY"),
+    ("OPENAI_BASE_URL", "OPENAI_API_KEY"),
+    ("URL", "API_KEY"),
+)
+"""Where address and key are looked for, in this order, when they are not given."""
+AZURE_API_VERSION = "2024-10-21"
+CONNECT_SECONDS = 10.0
+NUM_EMPTY_TRIES = 4
+"""How often an empty reply is asked for again before it is believed."""
+PASSING_STATUSES = frozenset({408, 409, 425, 429})
+NO_KEY = "none"
+"""Sent where no key is set: local servers take anything, and the header must not be empty."""
+
+_azure_path = re.compile(r"/openai/deployments/[^/]+/?$")
+_window_words = re.compile(
+    r"context.?length|context window|maximum context|too long|too many tokens|max_model_len", re.I
+)
+
+RetryListener = Callable[[Failure, float], None]
+
+
+def open_endpoint(model: str, **settings: Any) -> EndpointEngine:
+    """An endpoint engine; address and key come from the settings or the environment."""
+    address = endpoint_from(os.environ, settings.get("base_url"), settings.get("api_key"))
+    given = {**settings, "model": model, "base_url": address.base_url, "api_key": address.api_key}
+    return EndpointEngine(EngineConfig.parse(given))
+
+
+class Address(NamedTuple):
+    """Where an endpoint is, and the key for it."""
+
+    base_url: str | None
+    api_key: str | SecretStr | None
+
+
+def endpoint_from(
+    environment: Mapping[str, str],
+    base_url: str | None = None,
+    api_key: str | SecretStr | None = None,
+) -> Address:
+    """Address and key as given, else from the environment; a pair's own key comes first."""
+    pairs = [(environment.get(url), environment.get(key)) for url, key in ENVIRONMENT]
+    if base_url is None:
+        chosen = next((pair for pair in pairs if pair[0]), (None, None))
+        base_url = chosen[0]
+        api_key = api_key or chosen[1]
+    return Address(base_url, api_key or next((key for _, key in pairs if key), None))
+
+
+class EndpointEngine:
+    """An OpenAI-compatible endpoint."""
+
+    def __init__(self, config: EngineConfig, on_retry: RetryListener | None = None) -> None:
+        _check_address(config)
+        self.config = config
+        self.model = config.model
+        self.on_retry = on_retry
+        """Told of each failed attempt and the wait before the next, for progress displays."""
+        self._has_answered = False
+        self._limit_name = "max_tokens"
+        # connections belong to the event loop they were made in
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Client] = WeakKeyDictionary()
+
+    @property
+    def address(self) -> str:
+        """The endpoint's address without credentials, fit to be shown."""
+        return public_url(self.config.base_url or "the default OpenAI endpoint")
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """One reply, retried until it comes or patience runs out."""
+        client = self._client()
+        patience = Patience(self.config.patience, has_answered_before=self._has_answered)
+        num_empty = 0
+        while True:
+            result = await self._attempt(client, messages, sampling)
+            if isinstance(result, Completion):
+                self._has_answered = True
+                is_empty = not result.text.strip() and result.finish_reason != "length"
+                num_empty += is_empty
+                if not is_empty or num_empty == NUM_EMPTY_TRIES:
+                    return _with_attempts(result, patience.num_failures + 1)
+                result = Failure(kind="failed", reason="an empty reply")
+            elif result.kind != "unreachable":
+                self._has_answered = True
+            delay = patience.delay(result)
+            if delay is None:
+                raise EngineError(self._gave_up(result, patience))
+            if self.on_retry:
+                self.on_retry(result, delay)
+            await asyncio.sleep(delay)
+
+    async def list_models(self) -> list[dict[str, Any]]:
+        """What the endpoint says of its models; empty when it does not say. Never raises."""
+        client = self._client()
+        try:
+            page = await client.api.models.with_raw_response.list(timeout=5.0)
+            entries = json.loads(page.text)["data"]
+        except (openai.OpenAIError, ValueError, KeyError, TypeError):
+            return []
+        return [entry for entry in entries if isinstance(entry, dict) and "id" in entry]
+
+    async def aclose(self) -> None:
+        """Close the connections of this event loop."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client:
+            await client.api.close()
+
+    def _client(self) -> _Client:
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            client = _Client(_open_client(self.config), asyncio.Semaphore(self.config.concurrency))
+            self._clients[loop] = client
+        return client
+
+    async def _attempt(
+        self, client: _Client, messages: Sequence[Message], sampling: Sampling
+    ) -> Completion | Failure:
+        """One request: its completion, or a failure that may pass. Raises EngineRefused."""
+        try:
+            async with client.slots:
+                response = await client.api.chat.completions.with_raw_response.create(
+                    model=self.config.model,
+                    messages=list(messages),
+                    extra_body=self.config.extra_body,
+                    **self._request_fields(sampling),
+                )
+            return parse_completion(response.text)
+        except openai.APIStatusError as error:
+            return await self._classify(client, error)
+        except openai.APITimeoutError:
+            reason = f"no reply within {self.config.timeout:g} s"
+            return Failure(kind="failed" if self._has_answered else "unreachable", reason=reason)
+        except openai.APIConnectionError as error:
+            return Failure(kind="unreachable", reason=self._clean(_cause(error)))
+        except ValueError as error:
+            return Failure(kind="failed", reason=f"a reply that is not valid ({error})")
+
+    def _request_fields(self, sampling: Sampling) -> dict[str, Any]:
+        fields = {
+            self._limit_name: sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    async def _classify(self, client: _Client, error: openai.APIStatusError) -> Failure:
+        """A status that may pass, as a Failure. Raises EngineRefused for the others."""
+        status, code = error.status_code, _error_code(error)
+        reason = self._clean(f"HTTP {status}: {_error_message(error)}")
+        if status == 429 and code == "insufficient_quota":
+            raise EngineRefused(f"the endpoint says the quota of this key is spent ({reason})")
+        if status in PASSING_STATUSES or status >= 500:
+            kind = "busy" if status in (429, 503) else "failed"
+            wait = retry_after(error.response.headers)
+            return Failure(kind=kind, reason=reason, retry_after=wait)  # type: ignore[arg-type]
+        if "max_completion_tokens" in reason and self._limit_name == "max_tokens":
+            self._limit_name = "max_completion_tokens"  # newer OpenAI models take only this name
+            return Failure(kind="failed", reason=reason, retry_after=0.0)
+        raise EngineRefused(await self._refusal(client, status, code, reason))
+
+    async def _refusal(self, client: _Client, status: int, code: str | None, reason: str) -> str:
+        if status in (401, 403):
+            return f"{self.address} refused the key ({reason}); set --api-key or MEMAGENT_API_KEY"
+        if status == 404:
+            known = [str(entry["id"]) for entry in await self.list_models()]
+            if not known:
+                return f"{self.address} has no such path or model ({reason}); check --base-url"
+            names = ", ".join(known[:8])
+            return f"{self.address} has no model {self.model!r}; use --model with one of: {names}"
+        if code == "context_length_exceeded" or _window_words.search(reason):
+            return f"the prompt is too long for {self.model} ({reason}); lower --window to its own"
+        return f"{self.address} refused the request ({reason})"
+
+    def _gave_up(self, failure: Failure, patience: Patience) -> str:
+        if failure.retry_after is not None and failure.retry_after > self.config.patience:
+            return (
+                f"{self.address} asks to wait {failure.retry_after:.0f} s ({failure.reason}), longer "
+                f"than --patience {self.config.patience:g}"
+            )
+        attempts = f"{patience.num_failures} attempt{'s' if patience.num_failures > 1 else ''}"
+        return f"{self.address} failed for {patience.waited:.0f} s ({attempts}): {failure.reason}"
+
+    def _clean(self, text: str) -> str:
+        """A message on one line, without the key."""
+        return redact(" ".join(text.split()), self.config.api_key)[:300]
+
+
+class _Client(NamedTuple):
+    api: openai.AsyncOpenAI
+    slots: asyncio.Semaphore
+
+
+def parse_completion(body: str) -> Completion:
+    """The completion in a response's body. Raises ValueError with the reason when there is none."""
+    try:
+        data = json.loads(body)
+        choice = data["choices"][0]
+        message = choice["message"]
+        text = _content_text(message.get("content"))
+        reasoning = message.get("reasoning_content") or message.get("reasoning")
+    except json.JSONDecodeError:
+        raise ValueError("broken JSON") from None
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise ValueError("no message in it") from None
+    return Completion(
+        text=_valid_unicode(text),
+        finish_reason=choice.get("finish_reason"),
+        usage=_usage(data.get("usage")),
+        reasoning=_valid_unicode(reasoning) if isinstance(reasoning, str) else None,
+    )
+
+
+def public_url(url: str) -> str:
+    """An address without user, password and query: they can be secrets."""
+    parts = urlsplit(url)
+    if not parts.hostname:
+        return url
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = f"{host}:{parts.port}" if parts.port else host
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+def redact(text: str, key: SecretStr | None) -> str:
+    """The text without the key."""
+    secret = key.get_secret_value() if key else ""
+    return text.replace(secret, "***") if len(secret) >= 4 else text
+
+
+def _check_address(config: EngineConfig) -> None:
+    if config.base_url is None:
+        if config.api_key is None:
+            raise ConfigError(
+                "no endpoint is set; give --base-url (and --api-key), or set MEMAGENT_BASE_URL"
+            )
+        return
+    parts = urlsplit(config.base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        shown = public_url(config.base_url)
+        raise ConfigError(f"{shown!r} is no endpoint address; it looks like http://localhost:8000/v1")
+
+
+def _open_client(config: EngineConfig) -> openai.AsyncOpenAI:
+    key = config.api_key.get_secret_value() if config.api_key else NO_KEY
+    timeout = openai.Timeout(config.timeout, connect=min(CONNECT_SECONDS, config.timeout))
+    if config.base_url and _azure_path.search(urlsplit(config.base_url).path):
+        return openai.AsyncAzureOpenAI(
+            base_url=config.base_url,
+            api_key=key,
+            api_version=config.api_version or AZURE_API_VERSION,
+            timeout=timeout,
+            max_retries=0,
+        )
+    return openai.AsyncOpenAI(
+        base_url=config.base_url, api_key=key, timeout=timeout, max_retries=0
+    )
+
+
+def _with_attempts(completion: Completion, num_attempts: int) -> Completion:
+    return Completion(
+        text=completion.text,
+        finish_reason=completion.finish_reason,
+        usage=completion.usage,
+        reasoning=completion.reasoning,
+        num_attempts=num_attempts,
+    )
+
+
+def _usage(reported: Any) -> Usage | None:
+    if not isinstance(reported, dict) or not isinstance(reported.get("prompt_tokens"), int):
+        return None
+    details = reported.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return Usage(
+        calls=1,
+        prompt_tokens=reported["prompt_tokens"],
+        completion_tokens=int(reported.get("completion_tokens") or 0),
+        cached_tokens=int(cached or 0),
+    )
+
+
+def _content_text(content: Any) -> str:
+    """The text of a message; some servers send a list of parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content)
+    return content or ""
+
+
+def _valid_unicode(text: str) -> str:
+    """Halves of characters, which JSON can carry, become replacement marks."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _error_code(error: openai.APIStatusError) -> str | None:
+    return error.code if isinstance(error.code, str) else None
+
+
+def _error_message(error: openai.APIStatusError) -> str:
+    body = error.body
+    if isinstance(body, dict):
+        nested = body.get("error")
+        message = nested.get("message") if isinstance(nested, dict) else body.get("message")
+        if message:
+            return str(message)
+    return str(body or error.message)[:200]
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason of a failed connection, which is the one that tells."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    return str(error) or type(error).__name__

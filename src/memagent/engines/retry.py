@@ -1,0 +1,81 @@
+"""When to try a failed call again: jittered backoff, the server's own word, and an end of patience.
+
+What decides is time, not a number of attempts: an endpoint that is down for a minute costs a minute.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Literal
+
+FIRST_DELAY = 0.25
+LONGEST_DELAYS = {"unreachable": 2.0, "failed": 5.0, "busy": 20.0}
+FIRST_CONTACT_PATIENCE = 20.0
+"""Seconds for an address that has never answered: more likely mistyped than down."""
+
+FailureKind = Literal["unreachable", "failed", "busy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A failed attempt that may be tried again."""
+
+    kind: FailureKind
+    reason: str
+    retry_after: float | None = None
+    """Seconds the server asked us to wait."""
+
+
+class Patience:
+    """Decides, for one call, how long to wait before the next attempt and when to stop."""
+
+    def __init__(self, seconds: float, *, has_answered_before: bool) -> None:
+        self._seconds = seconds
+        self._has_answered_before = has_answered_before
+        self._started: float | None = None
+        self.num_failures = 0
+
+    def delay(self, failure: Failure) -> float | None:
+        """Seconds to wait before trying again, or None when patience has run out."""
+        now = time.monotonic()
+        self._started = now if self._started is None else self._started
+        delay = _delay(failure, self.num_failures)
+        self.num_failures += 1
+        return None if now - self._started + delay > self._limit(failure) else delay
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the first failure."""
+        return 0.0 if self._started is None else time.monotonic() - self._started
+
+    def _limit(self, failure: Failure) -> float:
+        if failure.kind == "unreachable" and not self._has_answered_before:
+            return min(self._seconds, FIRST_CONTACT_PATIENCE)
+        return self._seconds
+
+
+def _delay(failure: Failure, num_failures: int) -> float:
+    if failure.retry_after is not None:
+        return failure.retry_after * random.uniform(1.0, 1.1)
+    longest = LONGEST_DELAYS[failure.kind]
+    return min(longest, FIRST_DELAY * 2 ** min(num_failures, 16)) * random.uniform(0.5, 1.0)
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """The wait a server asks for, in seconds: `retry-after-ms`, or `Retry-After` as number or date."""
+    try:
+        if milliseconds := headers.get("retry-after-ms"):
+            return max(float(milliseconds) / 1000, 0.0)
+        value = headers.get("retry-after")
+        if value is None:
+            return None
+        try:
+            return max(float(value), 0.0)
+        except ValueError:
+            return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,59 @@
+"""Errors a user can act on. Each message is one line that says what to change.
+
+Anything else that escapes is a bug in memagent and keeps its traceback.
+
+    MemagentError
+    ├── UserError            bad input: exit code 2
+    │   ├── ConfigError      a setting is wrong or settings contradict each other
+    │   ├── BudgetError      the parts of a prompt do not fit the window
+    │   ├── DocumentError    a text cannot be read
+    │   └── RunError         a run directory cannot be used
+    ├── EngineError          the endpoint failed after retries: exit code 3
+    └── LimitReached         a limit on calls or cost stopped the run: exit code 4
+"""
+
+from __future__ import annotations
+
+
+class MemagentError(Exception):
+    """Base of every error meant for the user."""
+
+    exit_code = 1
+
+
+class UserError(MemagentError):
+    """The input, not the software or the endpoint, has to change."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A setting is wrong, or settings contradict each other."""
+
+
+class BudgetError(ConfigError):
+    """Question, section, memory, reply and template do not fit the window together."""
+
+
+class DocumentError(UserError):
+    """A text cannot be read as asked."""
+
+
+class RunError(UserError):
+    """A run directory cannot be created, continued or read."""
+
+
+class EngineRefused(UserError):
+    """The endpoint refuses the request as it stands (key, model, size): repeating will not help."""
+
+
+class EngineError(MemagentError):
+    """The endpoint failed for longer than our patience. What was read so far is kept."""
+
+    exit_code = 3
+
+
+class LimitReached(MemagentError):
+    """A limit the user set (calls, cost) stops the run before it is passed."""
+
+    exit_code = 4

@@ -1,0 +1,201 @@
+"""Run directories: a manifest that says what is being done, and a journal of what is done.
+
+    RUN/
+      run.json       what this run is: inputs by fingerprint, settings, versions (written once)
+      steps.jsonl    one JSON line per finished step, on disk before the next call leaves
+
+Killing the process loses at most the line being written. A torn last line is dropped when the run
+is opened again; anything else that cannot be read is an error, never skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+from platformdirs import user_state_path
+
+from memagent._version import __version__
+from memagent.errors import RunError
+
+FORMAT = 1
+MANIFEST = "run.json"
+JOURNAL = "steps.jsonl"
+LOCK = ".lock"
+
+_sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
+
+
+class Run:
+    """An open run directory. Only one process at a time can hold it."""
+
+    def __init__(
+        self, path: Path, manifest: dict[str, Any], lock: FileLock, records: list[dict[str, Any]]
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.records = records
+        """What was journalled before this run was opened."""
+        self._lock = lock
+        self._journal: int | None = None
+
+    @classmethod
+    def create(cls, path: Path | None, manifest: Mapping[str, Any]) -> Self:
+        """A new run directory at `path`, or under the user's state folder when it is None."""
+        path = path or default_path()
+        if (path / MANIFEST).exists():
+            raise RunError(f"{path} already holds a run; continue it with --resume, or name another")
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path} is a file; name a folder for the run")
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = _locked(path)
+            header = {"format": FORMAT, "memagent": __version__, "created": _now()}
+            contents = {**header, **manifest}
+            _write_atomically(path / MANIFEST, json.dumps(contents, indent=2, ensure_ascii=False))
+        except OSError as error:
+            raise RunError(f"cannot write the run to {path}: {error.strerror or error}") from None
+        return cls(path, contents, lock, [])
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """An existing run, to go on with."""
+        manifest = read_manifest(path)
+        lock = _locked(path)
+        try:
+            return cls(path, manifest, lock, _repaired_records(path / JOURNAL))
+        except BaseException:
+            lock.release()
+            raise
+
+    def append(self, line: bytes) -> None:
+        """Put one JSON line on disk. Returns when it is safe from a crash or power loss."""
+        if self._journal is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            self._journal = os.open(self.path / JOURNAL, flags, 0o600)
+            _sync_folder(self.path)
+        try:
+            _write_all(self._journal, line + b"\n")
+            _sync_data(self._journal)
+        except OSError as error:
+            raise RunError(
+                f"cannot write to {self.path / JOURNAL}: {error.strerror}; "
+                "what was written before is kept, free some space and resume"
+            ) from None
+
+    def close(self) -> None:
+        """Close the journal and let others open the run."""
+        if self._journal is not None:
+            os.close(self._journal)
+            self._journal = None
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What a run is, checked. Does not lock the run."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path} holds no run: there is no {MANIFEST} in it") from None
+    except NotADirectoryError:
+        raise RunError(f"{path} is not a run directory") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path / MANIFEST}: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise RunError(f"{path / MANIFEST} has a format this version of memagent does not know")
+    return manifest
+
+
+def default_path() -> Path:
+    """A new folder under the user's state folder: sortable by time, never the same twice."""
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    return user_state_path("memagent", appauthor=False) / "runs" / name
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """What a run's journal holds, for looking only: a torn last line is passed over."""
+    journal = path / JOURNAL
+    return _parse_journal(journal.read_bytes(), journal)[0] if journal.exists() else []
+
+
+def _repaired_records(journal: Path) -> list[dict[str, Any]]:
+    """What the journal holds; a torn last line is removed from the file."""
+    if not journal.exists():
+        return []
+    records, num_good_bytes = _parse_journal(journal.read_bytes(), journal)
+    if num_good_bytes < journal.stat().st_size:
+        os.truncate(journal, num_good_bytes)
+    return records
+
+
+def _parse_journal(data: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The records, and how many bytes of the file they cover."""
+    *lines, torn = data.split(b"\n")
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            if number == len(lines) and not torn:
+                return records, len(data) - len(line) - 1
+            raise RunError(f"{path}, line {number}, is damaged; the run cannot go on") from None
+    return records, len(data) - len(torn)
+
+
+def _locked(path: Path) -> FileLock:
+    lock = FileLock(path / LOCK, mode=0o600)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RunError(f"{path} is in use by another memagent process") from None
+    except OSError as error:
+        raise RunError(f"cannot lock {path}: {error.strerror or error}") from None
+    return lock
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        _write_all(descriptor, text.encode("utf-8", "backslashreplace") + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    temporary.replace(path)
+    _sync_folder(path.parent)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,0 +1,96 @@
+"""The records that every room shares: messages, sampling, usage, completions, prices.
+
+Records of one room live there: `documents.document` has Document and Chunk, `agent.trace` has Step
+and Trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypedDict
+
+
+class Message(TypedDict):
+    """One chat message, in the shape every OpenAI-compatible endpoint takes."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How one reply is sampled. None leaves the choice to the engine."""
+
+    max_tokens: int
+    """Upper limit of new tokens in the reply, reasoning included."""
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What calls cost, in tokens. Adds up with `+`."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens the engine did not have to compute again; part of `prompt_tokens`."""
+    is_estimated: bool = False
+    """True when the engine reported nothing for at least one call and we counted ourselves."""
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            calls=self.calls + other.calls,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            is_estimated=self.is_estimated or other.is_estimated,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One reply of an engine."""
+
+    text: str
+    """The reply as the model wrote it; may hold a reasoning block."""
+    finish_reason: str | None = None
+    """"stop", "length" when the limit cut it, or whatever else the engine says."""
+    usage: Usage | None = None
+    """None when the engine reports no usage."""
+    reasoning: str | None = None
+    """Reasoning that the engine returned apart from the text."""
+    num_attempts: int = 1
+    """Requests it took, the successful one included."""
+
+
+class Engine(Protocol):
+    """Anything that turns messages into a Completion."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model that answers, as the engine knows it."""
+        ...
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """One reply. Raises EngineError when the engine fails for good."""
+        ...
+
+    async def aclose(self) -> None:
+        """Free connections, processes and memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What an endpoint charges, per million tokens, in any one currency."""
+
+    prompt: float
+    completion: float
+
+    def cost(self, *, prompt_tokens: int, completion_tokens: int) -> float:
+        """The price of so many tokens."""
+        return (prompt_tokens * self.prompt + completion_tokens * self.completion) / 1e6
