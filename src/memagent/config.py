@@ -75,8 +75,8 @@ class AgentConfig(Settings):
 class EngineConfig(Settings):
     """How an OpenAI-compatible endpoint is called."""
 
-    model: str = Field(min_length=1)
-    """Name of the model, as the endpoint knows it."""
+    model: str = ""
+    """Name of the model, as the endpoint knows it; may be left out if it serves only one."""
     base_url: str | None = None
     """Address of the endpoint, such as http://localhost:8000/v1."""
     api_key: SecretStr | None = None

@@ -51,7 +51,9 @@ class Run:
         """A new run directory at `path`, or under the user's state folder when it is None."""
         path = path or default_path()
         if (path / MANIFEST).exists():
-            raise RunError(f"{path} already holds a run; continue it with --resume, or name another")
+            raise RunError(
+                f"{path} already holds a run; continue it with --resume, or name another"
+            )
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file; name a folder for the run")
         try:
@@ -89,6 +91,16 @@ class Run:
                 f"cannot write to {self.path / JOURNAL}: {error.strerror}; "
                 "what was written before is kept, free some space and resume"
             ) from None
+
+    def discard_if_empty(self) -> bool:
+        """Remove the run if nothing was ever journalled in it; whether that was so."""
+        if self._journal is not None or self.records:
+            return False
+        self.close()
+        for file in self.path.iterdir():
+            file.unlink()
+        self.path.rmdir()
+        return True
 
     def close(self) -> None:
         """Close the journal and let others open the run."""

@@ -75,6 +75,11 @@ class Engine(Protocol):
         """Name of the model that answers, as the engine knows it."""
         ...
 
+    @property
+    def tokenizer(self) -> str:
+        """What `documents.tokenizers.open_tokenizer` should open to count as this model does."""
+        ...
+
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """One reply. Raises EngineError when the engine fails for good."""
         ...

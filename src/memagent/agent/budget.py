@@ -1,7 +1,7 @@
 """Does everything fit the window? Answered before the first call, in tokens.
 
-    read    template + question + section + memory + reply (memory + reasoning)   <= window
-    answer  template + question + memory + reply (answer + reasoning)             <= window
+read    template + question + section + memory + reply (memory + reasoning)   <= window
+answer  template + question + memory + reply (answer + reasoning)             <= window
 """
 
 from __future__ import annotations

@@ -87,6 +87,10 @@ class Journal:
         if self._run:
             self._run.append(journal_line(question_number, step))
 
+    def discard_if_empty(self) -> bool:
+        """Remove a run in which nothing was ever finished; whether that was so."""
+        return self._run is not None and self._run.discard_if_empty()
+
     def close(self) -> None:
         """Let go of the run directory."""
         if self._run:

@@ -23,22 +23,28 @@ class Limits:
         max_calls: int | None = None,
         max_cost: float | None = None,
         prices: Prices | None = None,
-        used: Usage | None = None,
     ) -> None:
         if max_cost is not None and prices is None:
             raise ConfigError("a limit on cost needs prices; give --price-in and --price-out")
         self.max_calls = max_calls
         self.max_cost = max_cost
-        self.prices = prices or Prices(prompt=0.0, completion=0.0)
-        used = used or Usage()
-        self.num_calls = used.calls
-        self.cost = self._cost(used.prompt_tokens, used.completion_tokens)
+        self.has_prices = prices is not None
+        self.num_calls = 0
+        self.cost = 0.0
+        self._prices = prices or Prices(prompt=0.0, completion=0.0)
+
+    def count(self, usage: Usage) -> None:
+        """Count what was used before, as when a run is resumed."""
+        self.num_calls += usage.calls
+        self.cost += self._cost(usage.prompt_tokens, usage.completion_tokens)
 
     def reserve(self, *, prompt_tokens: int, completion_tokens: int) -> Reservation:
         """Make room for a call. Raises LimitReached when it could pass a limit."""
         cost = self._cost(prompt_tokens, completion_tokens)
         if self.max_calls is not None and self.num_calls + 1 > self.max_calls:
-            raise LimitReached(f"stopped after {self.num_calls} calls: --max-calls {self.max_calls}")
+            raise LimitReached(
+                f"stopped after {self.num_calls} calls: --max-calls {self.max_calls}"
+            )
         if self.max_cost is not None and self.cost + cost > self.max_cost:
             raise LimitReached(
                 f"stopped at a cost of {self.cost:.4f}: the next call could cost {cost:.4f} and pass "
@@ -58,4 +64,4 @@ class Limits:
         self.cost -= reservation.cost
 
     def _cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        return self.prices.cost(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+        return self._prices.cost(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)

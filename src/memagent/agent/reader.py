@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,12 +57,14 @@ class Reader:
         with a margin and `reader.tokenizer_note` says why.
         """
         if config is not None and settings:
-            raise ConfigError(f"give either config or single settings, not both: {sorted(settings)}")
+            raise ConfigError(
+                f"give either config or single settings, not both: {sorted(settings)}"
+            )
         self.engine = engine
         self.config = config or AgentConfig.parse(settings)
         self.prompts: PromptSet = open_prompts(self.config.prompts)
         self.limits = limits or Limits()
-        self.tokenizer, self.tokenizer_note = _resolve_tokenizer(tokenizer, engine.model)
+        self.tokenizer, self.tokenizer_note = _resolve_tokenizer(tokenizer, engine.tokenizer)
 
     def ask(
         self, question: str, document: Document | str, *, run_dir: str | Path | None = None
@@ -166,7 +168,7 @@ class Reader:
         document: Document | Chunks | str,
         *,
         finished: Sequence[Step] = (),
-    ) -> AsyncIterator[Step]:
+    ) -> AsyncGenerator[Step, None]:
         """The steps as they happen; those in `finished` are taken as done and not made again."""
         question = checked_question(question)
         budget = self.check(question)
@@ -176,16 +178,17 @@ class Reader:
         if finished and finished[-1].kind == "answer":
             return
         index = len(finished)
-        upcoming = asyncio.ensure_future(asyncio.to_thread(chunks.get, index))
-        try:
-            while (chunk := await upcoming) is not None:
-                # the next section is cut in a thread while the model reads this one
-                upcoming = asyncio.ensure_future(asyncio.to_thread(chunks.get, chunk.index + 1))
-                step, state = await self._read(question, chunk, state, budget)
-                yield step
-                index = step.index + 1
-        finally:
-            upcoming.cancel()
+        chunk = await _cut(chunks, index)
+        while chunk is not None:
+            reading = asyncio.ensure_future(self._read(question, chunk, state, budget))
+            try:
+                await asyncio.sleep(0)  # the request leaves; the next section is cut meanwhile
+                upcoming = await _cut(chunks, index + 1)
+                step, state = await reading
+            finally:
+                reading.cancel()
+            yield step
+            index, chunk = index + 1, upcoming
         yield await self._answer(question, index, state, budget)
 
     def check(self, question: str) -> Budget:
@@ -273,18 +276,14 @@ class Reader:
             **call.measures(),
         )
 
-    async def _call(
-        self, messages: list[Message], prompt_tokens: int, *, max_tokens: int
-    ) -> _Call:
+    async def _call(self, messages: list[Message], prompt_tokens: int, *, max_tokens: int) -> _Call:
         sampling = Sampling(
             max_tokens=max_tokens,
             temperature=self.config.temperature,
             top_p=self.config.top_p,
             seed=self.config.seed,
         )
-        reservation = self.limits.reserve(
-            prompt_tokens=prompt_tokens, completion_tokens=max_tokens
-        )
+        reservation = self.limits.reserve(prompt_tokens=prompt_tokens, completion_tokens=max_tokens)
         started, clock = time.time(), time.perf_counter()
         try:
             completion = await self.engine.complete(messages, sampling)
@@ -337,6 +336,11 @@ class _Call(NamedTuple):
         }
 
 
+async def _cut(chunks: Chunks, index: int) -> Chunk | None:
+    """The chunk at an index; in a thread where tokenising takes long enough to hold others up."""
+    return chunks.get(index) if chunks.is_quick else await asyncio.to_thread(chunks.get, index)
+
+
 def checked_question(question: str) -> str:
     """The question without outer white space. Raises ConfigError when nothing can be asked with it."""
     question = question.strip()
@@ -345,15 +349,17 @@ def checked_question(question: str) -> str:
     try:
         question.encode("utf-8")
     except UnicodeEncodeError:
-        raise ConfigError("the question is not valid Unicode; check your terminal's encoding") from None
+        raise ConfigError(
+            "the question is not valid Unicode; check your terminal's encoding"
+        ) from None
     return question
 
 
 def _resolve_tokenizer(
-    tokenizer: Tokenizer | str | None, model: str
+    tokenizer: Tokenizer | str | None, default: str
 ) -> tuple[Tokenizer, str | None]:
     if tokenizer is None:
-        return tokenizer_for_model(model)
+        return tokenizer_for_model(default)
     if isinstance(tokenizer, str):
         return open_tokenizer(tokenizer), None
     return tokenizer, None

@@ -64,7 +64,9 @@ class Step:
     @classmethod
     def from_json(cls, data: bytes | str | dict[str, Any]) -> Step:
         """A step as `to_json` wrote it, or as parsed JSON."""
-        return _steps.validate_python(data) if isinstance(data, dict) else _steps.validate_json(data)
+        return (
+            _steps.validate_python(data) if isinstance(data, dict) else _steps.validate_json(data)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

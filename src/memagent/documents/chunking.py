@@ -29,6 +29,9 @@ BLOCK_SPARE = 1.08
 """Blocks are measured this much longer than needed, or they would often be measured twice."""
 EDGE_TOKENS = 8
 """Cutting a block can change the tokens at its edge; this close to the limit we count again."""
+MAX_TRIES = 6
+GOOD_FILL = 0.88
+"""A chunk that ends naturally and is at least this full is not tried again."""
 
 # From best to worst. Each match ends where a chunk may end.
 NATURAL_ENDS = (
@@ -64,6 +67,8 @@ class Chunks:
         known: Iterable[Span] = (),
     ) -> None:
         self.document = document
+        self.is_quick = tokenizer.is_quick
+        """True when `get` costs next to nothing."""
         self._tokenizer = tokenizer
         self._chunk_tokens = chunk_tokens
         self._spans = list(known)
@@ -136,7 +141,34 @@ def split(document: Document, tokenizer: Tokenizer, *, chunk_tokens: int) -> Ite
 def next_span(text: str, last: Span | None, tokenizer: Tokenizer, chunk_tokens: int) -> Span:
     """Where the chunk after `last` lies."""
     start = last.end if last else 0
-    block, measured = _measured_block(text, start, last, tokenizer, chunk_tokens)
+    rate = (last.end - last.start) / max(last.num_tokens, 1) if last else FIRST_CHARS_PER_TOKEN
+    locate = _span_by_trying if tokenizer.is_quick else _span_by_measuring
+    return locate(text, start, rate, tokenizer, chunk_tokens)
+
+
+def _span_by_trying(
+    text: str, start: int, rate: float, tokenizer: Tokenizer, chunk_tokens: int
+) -> Span:
+    """The next chunk for a tokenizer that counts quickly: try ends until one nearly fills it."""
+    limit = max(chunk_tokens - EDGE_TOKENS, 1)
+    num_chars = int(limit * rate)
+    for _ in range(MAX_TRIES):
+        block = text[start : start + num_chars]
+        is_all = start + num_chars >= len(text)
+        earliest = int(len(block) * (1 - ENDING_SHARE))
+        end = len(block) if is_all else _best_end(block, earliest, len(block))
+        num_tokens = tokenizer.count(block[:end])
+        if num_tokens <= limit and (is_all or num_tokens >= limit * GOOD_FILL):
+            return Span(start, start + end, num_tokens)
+        num_chars = max(int(end * limit / num_tokens), 1)
+    return _span_by_measuring(text, start, rate, tokenizer, chunk_tokens)
+
+
+def _span_by_measuring(
+    text: str, start: int, rate: float, tokenizer: Tokenizer, chunk_tokens: int
+) -> Span:
+    """The next chunk by tokenising a block that is long enough and looking where its tokens lie."""
+    block, measured = _measured_block(text, start, rate, tokenizer, chunk_tokens)
     if measured.num_tokens <= chunk_tokens:
         return Span(start, start + len(block), measured.num_tokens)
     limit = measured.end_of(chunk_tokens)
@@ -148,10 +180,9 @@ def next_span(text: str, last: Span | None, tokenizer: Tokenizer, chunk_tokens: 
 
 
 def _measured_block(
-    text: str, start: int, last: Span | None, tokenizer: Tokenizer, chunk_tokens: int
+    text: str, start: int, rate: float, tokenizer: Tokenizer, chunk_tokens: int
 ) -> tuple[str, Measured]:
     """Text from `start` on that is longer than a chunk (or ends the text), with its tokens."""
-    rate = (last.end - last.start) / max(last.num_tokens, 1) if last else FIRST_CHARS_PER_TOKEN
     num_chars = int(chunk_tokens * rate * BLOCK_SPARE) + EDGE_TOKENS
     while True:
         block = text[start : start + num_chars]

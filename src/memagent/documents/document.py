@@ -170,17 +170,14 @@ class Document:
 
 
 def _place(part: Part, start: int, end: int) -> Place:
-    pages = (None, None)
-    if part.page_starts:
-        pages = (_page(part, start), _page(part, end - 1))
     return Place(
         source=part.source,
         start=start - part.start,
         end=end - part.start,
-        first_page=pages[0],
-        last_page=pages[1],
+        first_page=_page(part, start),
+        last_page=_page(part, end - 1),
     )
 
 
-def _page(part: Part, position: int) -> int:
-    return max(bisect_right(part.page_starts, position), 1)
+def _page(part: Part, position: int) -> int | None:
+    return max(bisect_right(part.page_starts, position), 1) if part.page_starts else None

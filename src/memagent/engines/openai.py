@@ -8,7 +8,6 @@ message, trace or log.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ ENVIRONMENT = (
 """Where address and key are looked for, in this order, when they are not given."""
 AZURE_API_VERSION = "2024-10-21"
 CONNECT_SECONDS = 10.0
+MODELS_SECONDS = 5.0
 NUM_EMPTY_TRIES = 4
 """How often an empty reply is asked for again before it is believed."""
 PASSING_STATUSES = frozenset({408, 409, 425, 429})
@@ -81,6 +81,9 @@ class EndpointEngine:
         _check_address(config)
         self.config = config
         self.model = config.model
+        self.tokenizer = config.model
+        self.served_window: int | None = None
+        """The window the endpoint serves the model with, where it says so; see `inspect`."""
         self.on_retry = on_retry
         """Told of each failed attempt and the wait before the next, for progress displays."""
         self._has_answered = False
@@ -95,6 +98,8 @@ class EndpointEngine:
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """One reply, retried until it comes or patience runs out."""
+        if not self.model:
+            raise ConfigError("no model is chosen; open the engine as openai:MODEL")
         client = self._client()
         patience = Patience(self.config.patience, has_answered_before=self._has_answered)
         num_empty = 0
@@ -116,12 +121,30 @@ class EndpointEngine:
                 self.on_retry(result, delay)
             await asyncio.sleep(delay)
 
+    async def inspect(self) -> None:
+        """Ask the endpoint what it serves: the model if only one, its tokenizer, its window.
+
+        vLLM tells all of this; others tell less, and what they do not tell stays as it is.
+        """
+        models = await self.list_models()
+        if not self.model:
+            self.model = _only_model(models)
+        card = next((entry for entry in models if entry["id"] == self.model), {})
+        if isinstance(root := card.get("root"), str) and root:
+            self.tokenizer = root
+        elif not self.tokenizer:
+            self.tokenizer = self.model
+        if isinstance(window := card.get("max_model_len"), int):
+            self.served_window = window
+
     async def list_models(self) -> list[dict[str, Any]]:
         """What the endpoint says of its models; empty when it does not say. Never raises."""
         client = self._client()
         try:
-            page = await client.api.models.with_raw_response.list(timeout=5.0)
-            entries = json.loads(page.text)["data"]
+            page: Any = await client.api.get(
+                "/models", cast_to=object, options={"timeout": MODELS_SECONDS}
+            )
+            entries = page["data"]
         except (openai.OpenAIError, ValueError, KeyError, TypeError):
             return []
         return [entry for entry in entries if isinstance(entry, dict) and "id" in entry]
@@ -146,13 +169,11 @@ class EndpointEngine:
         """One request: its completion, or a failure that may pass. Raises EngineRefused."""
         try:
             async with client.slots:
-                response = await client.api.chat.completions.with_raw_response.create(
-                    model=self.config.model,
-                    messages=list(messages),
-                    extra_body=self.config.extra_body,
-                    **self._request_fields(sampling),
+                # `post` gives the plain JSON: servers differ, and typed objects cost more than the call
+                reply = await client.api.post(
+                    "/chat/completions", cast_to=object, body=self._body(messages, sampling)
                 )
-            return parse_completion(response.text)
+            return parse_completion(reply)
         except openai.APIStatusError as error:
             return await self._classify(client, error)
         except openai.APITimeoutError:
@@ -163,12 +184,15 @@ class EndpointEngine:
         except ValueError as error:
             return Failure(kind="failed", reason=f"a reply that is not valid ({error})")
 
-    def _request_fields(self, sampling: Sampling) -> dict[str, Any]:
+    def _body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
         fields = {
+            "model": self.model,
+            "messages": messages,
             self._limit_name: sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "seed": sampling.seed,
+            **(self.config.extra_body or {}),
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -219,16 +243,15 @@ class _Client(NamedTuple):
     slots: asyncio.Semaphore
 
 
-def parse_completion(body: str) -> Completion:
-    """The completion in a response's body. Raises ValueError with the reason when there is none."""
+def parse_completion(data: Any) -> Completion:
+    """The completion in a reply. Raises ValueError with the reason when there is none."""
+    if not isinstance(data, dict):
+        raise ValueError("broken JSON")
     try:
-        data = json.loads(body)
         choice = data["choices"][0]
         message = choice["message"]
         text = _content_text(message.get("content"))
         reasoning = message.get("reasoning_content") or message.get("reasoning")
-    except json.JSONDecodeError:
-        raise ValueError("broken JSON") from None
     except (KeyError, IndexError, TypeError, AttributeError):
         raise ValueError("no message in it") from None
     return Completion(
@@ -255,6 +278,15 @@ def redact(text: str, key: SecretStr | None) -> str:
     return text.replace(secret, "***") if len(secret) >= 4 else text
 
 
+def _only_model(models: list[dict[str, Any]]) -> str:
+    if len(models) != 1:
+        names = ", ".join(str(entry["id"]) for entry in models[:8])
+        raise ConfigError(
+            f"say which model: --model NAME{f'; served are {names}' if names else ''}"
+        )
+    return str(models[0]["id"])
+
+
 def _check_address(config: EngineConfig) -> None:
     if config.base_url is None:
         if config.api_key is None:
@@ -265,7 +297,9 @@ def _check_address(config: EngineConfig) -> None:
     parts = urlsplit(config.base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         shown = public_url(config.base_url)
-        raise ConfigError(f"{shown!r} is no endpoint address; it looks like http://localhost:8000/v1")
+        raise ConfigError(
+            f"{shown!r} is no endpoint address; it looks like http://localhost:8000/v1"
+        )
 
 
 def _open_client(config: EngineConfig) -> openai.AsyncOpenAI:
@@ -279,9 +313,7 @@ def _open_client(config: EngineConfig) -> openai.AsyncOpenAI:
             timeout=timeout,
             max_retries=0,
         )
-    return openai.AsyncOpenAI(
-        base_url=config.base_url, api_key=key, timeout=timeout, max_retries=0
-    )
+    return openai.AsyncOpenAI(base_url=config.base_url, api_key=key, timeout=timeout, max_retries=0)
 
 
 def _with_attempts(completion: Completion, num_attempts: int) -> Completion:

@@ -62,7 +62,7 @@ def _delay(failure: Failure, num_failures: int) -> float:
     if failure.retry_after is not None:
         return failure.retry_after * random.uniform(1.0, 1.1)
     longest = LONGEST_DELAYS[failure.kind]
-    return min(longest, FIRST_DELAY * 2 ** min(num_failures, 16)) * random.uniform(0.5, 1.0)
+    return min(longest, FIRST_DELAY * 2.0 ** min(num_failures, 16)) * random.uniform(0.5, 1.0)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -20,11 +20,12 @@ Script = Callable[[Sequence[Message], Sampling], str]
 _block = re.compile(r"<(question|section|memory)(?: [^>]*)?>\n?(.*?)\n?</\1>", re.DOTALL)
 _sentence = re.compile(r"[^.!?\n]+[.!?]*")
 _word = re.compile(r"\w+")
-_COMMON = frozenset(
-    "a an and are as at be by did do does for from had has have he her his how i in is it its of on or "
-    "she that the their them they this to was were what when where which who whom whose why will with"
-    " you your".split()
-)
+_COMMON = """
+    a an and are as at be by did do does for from had has have he her his how i in is it its of on or
+    she that the their them they this to was were what when where which who whom whose why will with
+    you your
+"""
+_common_words = frozenset(_COMMON.split())
 
 
 class ScriptedEngine:
@@ -32,6 +33,7 @@ class ScriptedEngine:
 
     def __init__(self, script: Script | Sequence[str], *, model: str = "scripted") -> None:
         self.model = model
+        self.tokenizer = "estimate"
         self.prompts: list[list[Message]] = []
         """Every prompt it was given, in order."""
         self._script = script if callable(script) else _from_list(script)
@@ -76,7 +78,9 @@ def keyword_reply(messages: Sequence[Message], sampling: Sampling) -> str:
     text = " ".join(blocks["section"].split())
     sentences = [match.strip() for match in _sentence.findall(text)]
     ranked = sorted(
-        dict.fromkeys(remembered + [sentence for sentence in sentences if _words(sentence) & wanted]),
+        dict.fromkeys(
+            remembered + [sentence for sentence in sentences if _words(sentence) & wanted]
+        ),
         key=lambda sentence: -len(_words(sentence) & wanted),
     )
     return _first_that_fit(ranked, max_chars=min(sampling.max_tokens * 3, 1000))
@@ -92,7 +96,7 @@ def _first_that_fit(lines: list[str], *, max_chars: int) -> str:
 
 
 def _words(text: str) -> set[str]:
-    return set(_word.findall(text.lower())) - _COMMON
+    return set(_word.findall(text.lower())) - _common_words
 
 
 def _count(text: str) -> int:

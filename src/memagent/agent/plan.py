@@ -1,0 +1,80 @@
+"""What a reading will cost, known before the first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from memagent.agent.reader import Reader
+from memagent.documents.chunking import Chunks
+from memagent.types import Prices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The calls and tokens of a reading."""
+
+    num_questions: int
+    num_chunks: int
+    num_calls: int
+    """Exact: one per section and one for the answer, for each question."""
+    prompt_tokens: int
+    """Exact for instructions, questions and sections; what the memory adds is not known yet."""
+    max_memory_tokens: int
+    """What memories can add to the prompts at most."""
+    max_completion_tokens: int
+    """Every reply at its limit."""
+    is_exact: bool
+    """False when tokens were estimated, or the chat template is an allowance."""
+
+    def cost(self, prices: Prices) -> tuple[float, float]:
+        """The lowest and the highest cost: nothing written at all, everything at its limit."""
+        low = prices.cost(prompt_tokens=self.prompt_tokens, completion_tokens=0)
+        high = prices.cost(
+            prompt_tokens=self.prompt_tokens + self.max_memory_tokens,
+            completion_tokens=self.max_completion_tokens,
+        )
+        return low, high
+
+
+def plan_reading(
+    reader: Reader,
+    questions: Sequence[str],
+    chunks: Chunks,
+    on_section: Callable[[int], None] | None = None,
+) -> Plan:
+    """Count a reading's calls and tokens by rendering every prompt it will send."""
+    num_chunks = prompt_tokens = 0
+    budgets = [reader.check(question) for question in questions]
+    for chunk in chunks:
+        num_chunks += 1
+        for question in questions:
+            messages = reader.prompts.read_messages(
+                question=question,
+                section=chunk.text,
+                memory="",
+                section_number=chunk.index + 1,
+                memory_tokens=reader.config.memory_tokens,
+            )
+            prompt_tokens += reader.tokenizer.count_messages(messages)
+        if on_section:
+            on_section(num_chunks)
+    for question in questions:
+        messages = reader.prompts.answer_messages(
+            question=question,
+            memory="",
+            num_sections=num_chunks,
+            answer_tokens=reader.config.answer_tokens,
+        )
+        prompt_tokens += reader.tokenizer.count_messages(messages)
+    return Plan(
+        num_questions=len(questions),
+        num_chunks=num_chunks,
+        num_calls=len(questions) * (num_chunks + 1),
+        prompt_tokens=prompt_tokens,
+        max_memory_tokens=sum(budget.memory * num_chunks for budget in budgets),
+        max_completion_tokens=sum(
+            budget.read_reply * num_chunks + budget.answer_reply for budget in budgets
+        ),
+        is_exact=reader.tokenizer.is_exact and reader.tokenizer.knows_template,
+    )

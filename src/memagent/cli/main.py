@@ -1,0 +1,74 @@
+"""The `memagent` command. Commands are loaded when called, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from memagent._version import __version__
+from memagent.errors import MemagentError
+
+COMMANDS: dict[str, str] = {
+    "ask": "Ask questions of texts of any length.",
+}
+"""Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`."""
+
+INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"memagent.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="memagent")
+def app() -> None:
+    """Read text of any length with a language model whose window is small and fixed."""
+
+
+def main() -> None:
+    """Entry point: runs a command and turns errors into one line and an exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command; the exit code."""
+    try:
+        result = app.main(arguments, prog_name="memagent", standalone_mode=False)
+    except MemagentError as error:
+        return _fail(str(error), error.exit_code)
+    except click.ClickException as error:
+        return _fail(_usage_message(error), 2)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has gone, as in `memagent ask ... | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _usage_message(error: click.ClickException) -> str:
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{message}; see `{context.command_path} --help`" if context else message
+
+
+def _fail(message: str, exit_code: int) -> int:
+    print(f"memagent: {' '.join(message.split())}", file=sys.stderr)
+    return exit_code

@@ -1,0 +1,104 @@
+"""Command-line options made from settings classes, so that no option is declared twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import click
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from memagent.config import Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class JsonObject(click.ParamType):
+    """A JSON object on the command line."""
+
+    name = "JSON"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        try:
+            parsed = json.loads(value) if isinstance(value, str) else value
+        except ValueError:
+            parsed = None
+        if not isinstance(parsed, dict):
+            self.fail(f"{value!r} is not a JSON object, such as '{{\"top_k\": 20}}'", param, ctx)
+        return parsed
+
+
+TYPES: dict[type, click.ParamType] = {
+    int: click.INT,
+    float: click.FLOAT,
+    str: click.STRING,
+    SecretStr: click.STRING,
+    dict: JsonObject(),
+}
+
+
+class Panel(click.Option):
+    """An option that is listed under a heading of its own in the help."""
+
+    def __init__(self, *args: Any, panel: str = "Options", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.panel = panel
+
+
+class PanelCommand(click.Command):
+    """A command whose help lists its options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                panels.setdefault(getattr(param, "panel", "Options"), []).append(record)
+        for title, records in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def panel_option(*names: str, panel: str, **attributes: Any) -> Callable[[F], F]:
+    """`click.option` under a heading."""
+    return click.option(*names, cls=Panel, panel=panel, **attributes)
+
+
+def settings_options(
+    settings: type[Settings], *, panel: str, skip: Iterable[str] = ()
+) -> Callable[[F], F]:
+    """An option for each field of a settings class. Options that are not given are None."""
+
+    def decorate(function: F) -> F:
+        for name in reversed([name for name in settings.model_fields if name not in set(skip)]):
+            function = _field_option(settings, name, panel)(function)
+        return function
+
+    return decorate
+
+
+def given(settings: type[Settings], values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a settings class that were given on the command line."""
+    names = settings.model_fields.keys() & values.keys()
+    return {name: values[name] for name in names if values[name] is not None}
+
+
+def _field_option(settings: type[Settings], name: str, panel: str) -> Callable[[F], F]:
+    field = settings.model_fields[name]
+    help_text = settings.help(name)
+    if field.default is not None and not field.is_required():
+        help_text = f"{help_text} [default: {field.default}]"
+    flag = f"--{name.replace('_', '-')}"
+    return panel_option(flag, name, panel=panel, type=_type(field), default=None, help=help_text)
+
+
+def _type(field: FieldInfo) -> click.ParamType:
+    annotation: Any = field.annotation
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next(part for part in get_args(annotation) if part is not type(None))
+    return TYPES[get_origin(annotation) or annotation]

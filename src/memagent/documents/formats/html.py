@@ -1,0 +1,282 @@
+"""HTML as a person reads it: text in blocks, without scripts, styles and navigation.
+
+<h1>Whales</h1><nav>…</nav>            # Whales
+<p>A <a href="…">whale</a>
+   is big.</p>                    ─▶   A whale is big.
+<table><tr><td>Name<td>Blue            Name | Blue
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memagent.documents.document import Document
+from memagent.documents.formats.raw import RawFile, missing_library, tidy
+
+if TYPE_CHECKING:
+    from bs4 import BeautifulSoup, Tag
+
+DROPPED = frozenset(
+    [
+        "script",
+        "style",
+        "template",
+        "noscript",
+        "head",
+        "nav",
+        "svg",
+        "canvas",
+        "iframe",
+        "object",
+        "embed",
+        "audio",
+        "video",
+        "button",
+        "select",
+        "textarea",
+        "datalist",
+        "dialog",
+        "rt",
+        "rp",
+        "annotation",
+    ]
+)
+"""Not text, not meant to be read, or said again elsewhere (`rt`, `annotation`)."""
+HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+PARAGRAPHS = frozenset(
+    [
+        "p",
+        "ul",
+        "ol",
+        "dl",
+        "table",
+        "blockquote",
+        "pre",
+        "section",
+        "article",
+        "main",
+        "aside",
+        "header",
+        "footer",
+        "figure",
+        "form",
+        "fieldset",
+        "address",
+        "details",
+        "hr",
+    ]
+) | frozenset(HEADINGS)
+"""Set apart by a blank line."""
+LINES = frozenset(
+    [
+        "div",
+        "br",
+        "li",
+        "dt",
+        "dd",
+        "tr",
+        "caption",
+        "figcaption",
+        "legend",
+        "summary",
+        "center",
+        "td",
+        "th",
+    ]
+)
+"""Begin a new line."""
+CELLS = frozenset({"td", "th"})
+
+_CHARSET = re.compile(
+    rb"""<(?:meta\b[^>]*?charset|\?xml\b[^>]*?encoding)\s*=\s*["']?([\w.:-]+)""", re.I
+)
+_CHARSET_BYTES = 4096
+
+
+def read_html(raw: RawFile) -> Document:
+    """A web page. Its title is kept where no first heading says it."""
+    text = html_text(raw.text(declared=declared_charset(raw.data)), raw.source, with_title=True)
+    return Document.from_text(text, raw.source)
+
+
+def declared_charset(data: bytes) -> str | None:
+    """The encoding a page names in its first lines; None if it names none."""
+    found = _CHARSET.search(data, 0, _CHARSET_BYTES)
+    return found[1].decode("ascii") if found else None
+
+
+def html_text(markup: str, source: str, *, with_title: bool = False) -> str:
+    """The readable text of a page. `source` names it in errors."""
+    soup = _parse(markup, source)
+    layout = _Layout()
+    if with_title and soup.title is not None and soup.h1 is None:
+        layout.heading("# ", soup.title.get_text())
+    for node, is_end in _walk(soup):
+        if isinstance(node, str):
+            layout.text(node)
+        elif is_end:
+            layout.close(node)
+        else:
+            layout.open(node)
+    return tidy(layout.finish())
+
+
+def _parse(markup: str, source: str) -> BeautifulSoup:
+    try:
+        from bs4 import BeautifulSoup, FeatureNotFound
+    except ImportError as error:
+        raise missing_library("beautifulsoup4", source) from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on XHTML, and on text that resembles a file name
+            return BeautifulSoup(markup, "lxml")
+    except FeatureNotFound as error:
+        raise missing_library("lxml", source) from error
+
+
+def _walk(root: Tag) -> Iterator[tuple[Tag | str, bool]]:
+    """Texts and tags in order, a tag at its start (False) and its end (True).
+
+    Without recursion: pages nest deeper than Python's stack allows.
+    """
+    from bs4.element import CData, NavigableString, Tag
+
+    stack: list[tuple[Tag, Iterator[object]]] = [(root, iter(root.contents))]
+    while stack:
+        tag, children = stack[-1]
+        child = next(children, None)
+        if child is None:
+            stack.pop()
+            yield tag, True
+        elif isinstance(child, Tag):
+            if not _is_dropped(child):
+                yield child, False
+                stack.append((child, iter(child.contents)))
+        elif type(child) is NavigableString or type(child) is CData:  # not comments and the like
+            yield str(child), False
+
+
+def _is_dropped(tag: Tag) -> bool:
+    return tag.name in DROPPED or tag.has_attr("hidden") or tag.get("role") == "navigation"
+
+
+class _Layout:
+    """Turns tags into text. Cells are laid out on their own and joined at the end of their row."""
+
+    def __init__(self) -> None:
+        self._flows = [_Flow()]
+        self._rows: list[list[str]] = []
+        self._num_pre = 0
+
+    def heading(self, mark: str, text: str) -> None:
+        self._flow.mark = mark
+        self._flow.add(text)
+        self._flow.break_line(2)
+
+    def text(self, text: str) -> None:
+        if self._num_pre:
+            self._flow.add_exactly(text)
+        else:
+            self._flow.add(text)
+
+    def open(self, tag: Tag) -> None:
+        if _is_cell(tag):
+            self._flows.append(_Flow())
+            return
+        self._break(tag)
+        if tag.name == "tr":
+            self._rows.append([])
+        elif tag.name == "pre":
+            self._num_pre += 1
+        elif tag.name == "li":
+            self._flow.mark = "- "
+        elif tag.name in HEADINGS:
+            self._flow.mark = HEADINGS[tag.name]
+
+    def close(self, tag: Tag) -> None:
+        if _is_cell(tag):
+            self._rows[-1].append(self._flows.pop().finish())
+            return
+        if tag.name == "tr":
+            self._add_row(self._rows.pop(), has_code=tag.find("pre") is not None)
+        elif tag.name == "pre":
+            self._num_pre -= 1
+            self._flow.trim()
+        elif tag.name == "li" or tag.name in HEADINGS:
+            self._flow.mark = None  # it had no text to go before
+        self._break(tag)
+
+    def finish(self) -> str:
+        return self._flow.finish()
+
+    @property
+    def _flow(self) -> _Flow:
+        return self._flows[-1]
+
+    def _break(self, tag: Tag) -> None:
+        if tag.name in PARAGRAPHS:
+            self._flow.break_line(2)
+        elif tag.name in LINES:
+            self._flow.break_line(1)
+
+    def _add_row(self, cells: list[str], *, has_code: bool) -> None:
+        """A row of data on one line; a row that only arranges the page as blocks."""
+        is_arrangement = has_code or len(cells) == 1 or any("\n\n" in cell for cell in cells)
+        if is_arrangement:
+            for cell in cells:
+                self._flow.break_line(1)
+                self._flow.add_exactly(cell)
+        elif any(cells):
+            self._flow.add_exactly(" | ".join(" ".join(cell.split()) for cell in cells))
+
+
+def _is_cell(tag: Tag) -> bool:
+    return tag.name in CELLS and tag.parent is not None and tag.parent.name == "tr"
+
+
+class _Flow:
+    """Text being set: runs of space become one, and of several breaks in a row the largest counts."""
+
+    def __init__(self) -> None:
+        self.mark: str | None = None
+        """Goes before the next text, such as `- ` of a list item; None: nothing does."""
+        self._pieces: list[str] = []
+        self._num_breaks = 0
+        self._has_space = False
+
+    def break_line(self, num_breaks: int) -> None:
+        self._num_breaks = max(self._num_breaks, num_breaks)
+
+    def add(self, text: str) -> None:
+        words = " ".join(text.replace("\u00ad", "").split())
+        if not words:
+            self._has_space = self._has_space or bool(text)
+            return
+        self._has_space = self._has_space or text[0].isspace()
+        self._put(words)
+        self._has_space = text[-1].isspace()
+
+    def add_exactly(self, text: str) -> None:
+        if text:
+            self._put(text)
+
+    def trim(self) -> None:
+        """Drop the newline at the end, which code in `pre` mostly has."""
+        if self._pieces:
+            self._pieces[-1] = self._pieces[-1].rstrip("\n")
+
+    def finish(self) -> str:
+        return "".join(self._pieces).strip("\n")
+
+    def _put(self, text: str) -> None:
+        if self._pieces and self._num_breaks:
+            self._pieces.append("\n" * self._num_breaks)
+        elif self._pieces and self._has_space and self.mark is None:
+            self._pieces.append(" ")
+        if self.mark is not None:
+            self._pieces.append(self.mark)
+        self._pieces.append(text)
+        self.mark, self._num_breaks, self._has_space = None, 0, False

@@ -1,0 +1,232 @@
+"""Read files, folders and standard input into one Document.
+
+    book.txt  page.html  report.pdf  essay.docx  novel.epub  notes.ipynb  chat.jsonl  log.txt.gz
+        └── read by their format ──▶ one Document each ──▶ Document.join ──▶ what the agent reads
+    src/ ── its files, see `tree`──▶        ▲
+    -    ── standard input ─────────────────┘
+
+Each file becomes a `Part` under the name the user wrote; files of a folder are named by the folder
+and the path inside it (`src/a.py`). Of several files each is headed by its name. A single file gets
+no heading, not even as the only file of a folder: there is nothing to tell it apart from.
+
+A file named by the user that cannot be read is an error. A file met in a folder that cannot be read
+is left out and reported by `load_with_report`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from memagent.documents.document import Document
+from memagent.documents.encoding import HEAD_BYTES, check_encoding
+from memagent.documents.formats import check_head, read
+from memagent.documents.formats.raw import EmptyText, RawFile
+from memagent.documents.tree import Skipped, find_files
+from memagent.errors import DocumentError
+
+STDIN = "-"
+
+
+class Loaded(NamedTuple):
+    """A document, and the files of its folders that are missing from it."""
+
+    document: Document
+    skipped: tuple[Skipped, ...]
+
+
+def load(paths: Sequence[str | Path], *, encoding: str | None = None) -> Document:
+    r"""Read files, folders and standard input (`-`) into one document.
+
+    Newlines `\r\n` and `\r` become `\n`. `encoding` is for text formats; None: it is detected, file
+    by file. Files that cannot be read are errors, except in folders: see `load_with_report`.
+    """
+    return load_with_report(paths, encoding=encoding).document
+
+
+def load_with_report(
+    paths: Sequence[str | Path],
+    *,
+    encoding: str | None = None,
+    stdin: BinaryIO | None = None,
+) -> Loaded:
+    """As `load`, and tell which files of folders had to be left out, and why.
+
+    Empty files and what `tree` leaves out on purpose are not reported. `stdin` is what `-` stands
+    for; None: the standard input of this process.
+    """
+    paths = [paths] if isinstance(paths, str) else list(paths)
+    if not paths:
+        raise DocumentError(
+            "there is nothing to read; name a file, a folder, or - for standard input"
+        )
+    if encoding is not None:
+        check_encoding(encoding)
+    if [str(path) for path in paths].count(STDIN) > 1:
+        raise DocumentError("standard input (-) can be read only once; name it once")
+    documents: list[Document] = []
+    skipped: list[Skipped] = []
+    for path in paths:
+        if str(path) == STDIN:
+            documents.append(load_stdin(stdin or _stdin(), encoding=encoding))
+        elif _is_folder(path):
+            tree = _load_folder(path, encoding)
+            documents += tree.documents
+            skipped += tree.skipped
+        else:
+            documents.append(_load_file(path, _shown(path), encoding))
+    return Loaded(Document.join(documents), tuple(skipped))
+
+
+def load_stdin(stream: BinaryIO, *, encoding: str | None = None) -> Document:
+    """A document from a binary stream such as `sys.stdin.buffer`; its format is told by its content."""
+    try:
+        if stream.isatty():
+            raise DocumentError(
+                "standard input is a terminal; pipe a text into it (cat book.txt | ...) or name a file"
+            )
+        data = stream.read()
+    except (OSError, ValueError) as error:  # a folder, or closed
+        raise _unreadable("standard input", error) from error
+    if not data:
+        raise EmptyText("standard input is empty; pipe a text into it or name a file")
+    return load_bytes(data, "stdin", encoding=encoding)
+
+
+def load_bytes(data: bytes, source: str, *, encoding: str | None = None) -> Document:
+    """A document from bytes. The ending of `source` decides the format (`book.txt.gz`)."""
+    return _read(RawFile(source=source, name=source, data=data, encoding=encoding))
+
+
+class _Tree(NamedTuple):
+    documents: list[Document]
+    skipped: list[Skipped]
+
+
+def _load_folder(folder: str | Path, encoding: str | None) -> _Tree:
+    name = _shown(folder)
+    try:
+        found = find_files(Path(folder))
+    except OSError as error:
+        raise _unreadable(name, error) from error
+    tree = _Tree([], list(_not_listed(Path(folder), found.unreadable)))
+    for relative in found.files:
+        path = Path(folder) / relative
+        source = _shown(path)
+        try:
+            tree.documents.append(_load_file(path, source, encoding))
+        except EmptyText:
+            continue
+        except DocumentError as error:
+            tree.skipped.append(Skipped(source, str(error).removeprefix(f"{source} ")))
+    if not tree.documents:
+        raise _without_text(name, tree.skipped)
+    return tree
+
+
+def _not_listed(folder: Path, unreadable: Sequence[Path]) -> Iterator[Skipped]:
+    for relative in unreadable:
+        source = _shown(folder / relative)
+        yield Skipped(source, "cannot be listed; make the folder readable")
+
+
+def _load_file(path: str | Path, source: str, encoding: str | None) -> Document:
+    try:
+        data = _bytes_of(path, source, encoding)
+    except FileNotFoundError as error:
+        raise _not_found(path, source) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise _unreadable(source, error) from error
+    except MemoryError as error:
+        raise _too_large(source) from error
+    return load_bytes(data, source, encoding=encoding)
+
+
+def _bytes_of(path: str | Path, source: str, encoding: str | None) -> bytes:
+    """The bytes of a file, unless its first ones show that the others are of no use."""
+    with open(path, "rb", buffering=0) as file:  # a buffer would hold the file twice
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISREG(mode):
+            head = file.read(HEAD_BYTES)
+            check_head(RawFile(source=source, name=source, data=head, encoding=encoding))
+            file.seek(0)
+        elif not stat.S_ISFIFO(mode):  # pipes may be read, but /dev/zero and its like never end
+            raise DocumentError(f"{source} is a device, not a file; name a file")
+        return file.readall()
+
+
+def _read(raw: RawFile) -> Document:
+    try:
+        return read(raw)
+    except MemoryError as error:
+        raise _too_large(raw.source) from error
+
+
+def _stdin() -> BinaryIO:
+    stream: BinaryIO | None = getattr(sys.stdin, "buffer", None)
+    if stream is None:
+        raise DocumentError("standard input is closed; pipe a text into it or name a file")
+    return stream
+
+
+def _is_folder(path: str | Path) -> bool:
+    """Whether a path is a folder. What cannot be told is left to opening it, which says why."""
+    if str(path) == "":
+        raise DocumentError(
+            "one of the paths is empty; name a file, a folder, or - for standard input"
+        )
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _shown(path: str | Path) -> str:
+    """A path as the user wrote it, fit for one line: bytes that are no text and newlines escaped."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(path))
+
+
+def _not_found(path: str | Path, source: str) -> DocumentError:
+    if "://" in str(path):
+        return DocumentError(f"{source} is a web address; download it and name the file")
+    if os.path.islink(path):
+        return DocumentError(f"{source} is a link to a file that does not exist; correct the link")
+    folder = Path(path).parent
+    if not os.path.isdir(folder):
+        return DocumentError(f"{source} does not exist: there is no folder {_shown(folder)}")
+    near = get_close_matches(Path(path).name, _names_in(folder), n=3)
+    hint = f"did you mean {' or '.join(map(_shown, near))}?" if near else "check the name"
+    return DocumentError(f"{source} does not exist in {_shown(folder.resolve())}; {hint}")
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Names to suggest; none where the folder may be entered but not listed."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _without_text(folder: str, skipped: Sequence[Skipped]) -> DocumentError:
+    found = "none"
+    if skipped:
+        found = f"{len(skipped)} skipped, the first: {skipped[0].source} {skipped[0].reason}"
+    return DocumentError(f"{folder} has no readable text files ({found}); name another folder")
+
+
+def _unreadable(source: str, error: OSError | ValueError) -> DocumentError:
+    if isinstance(error, PermissionError):
+        return DocumentError(
+            f"{source} cannot be read: permission denied; make it readable (chmod +r)"
+        )
+    words = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return DocumentError(f"{source} cannot be read: {words}; name another file")
+
+
+def _too_large(source: str) -> DocumentError:
+    return DocumentError(f"{source} does not fit into the memory of this machine; split it")

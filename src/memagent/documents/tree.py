@@ -1,0 +1,209 @@
+"""Which files of a folder are text worth reading, in a stable order.
+
+Left out, as git and its users would: what `.gitignore` files rule out, at every level and from the
+root of the repository down; version control, caches and virtual environments; hidden files and
+folders (they hold settings and secrets, so only a few that describe a project are kept).
+Links to folders are not followed, so links cannot loop. A link to a file is read if it leads out of
+the folder; inside, the file is found under its own name.
+
+    docs/  .gitignore: *.log, !keep.log      ─▶   docs/index.md
+           index.md keep.log run.log              docs/keep.log
+           api/a.md                               docs/api/a.md     (files first, then folders)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from memagent.documents.formats.raw import missing_library
+from memagent.errors import DocumentError
+
+if TYPE_CHECKING:
+    from pathspec import Pattern
+
+KEPT_HIDDEN = frozenset(
+    {".circleci", ".github", ".gitlab", ".gitlab-ci.yml", ".pre-commit-config.yaml"}
+)
+SKIPPED_FOLDERS = frozenset({"CVS", "_darcs", "__pycache__", "node_modules"})
+"""Not hidden, and yet version control or machine-made."""
+CACHE_MARKS = ("CACHEDIR.TAG", "pyvenv.cfg")
+"""A folder with such a file says itself that it can be made again."""
+
+
+class Skipped(NamedTuple):
+    """A file of a folder that was meant to be read and could not be."""
+
+    source: str
+    reason: str
+    """One line that says what to change, to go behind the name: `is binary, not text; …`."""
+
+
+class Found(NamedTuple):
+    """The files of a folder, relative to it, and the subfolders that cannot be listed."""
+
+    files: list[Path]
+    unreadable: list[Path]
+
+
+def find_files(folder: Path) -> Found:
+    """Files to read below `folder`. An error if the folder itself cannot be listed."""
+    root = folder.resolve()
+    found = Found([], [])
+    stack = [(root, _rules_above(root))]  # not recursion: trees may be deeper than Python's stack
+    while stack:
+        current, outer_rules = stack.pop()
+        try:
+            entries = sorted(os.scandir(current), key=lambda entry: entry.name)
+        except OSError:
+            if current == root:
+                raise
+            found.unreadable.append(current.relative_to(root))
+            continue
+        rules = (*outer_rules, *_rules_in(current))
+        kept = [entry for entry in entries if not _is_left_out(entry, rules)]
+        found.files.extend(
+            Path(entry.path).relative_to(root) for entry in kept if _is_file(entry, root)
+        )
+        folders = [Path(entry.path) for entry in kept if entry.is_dir(follow_symlinks=False)]
+        stack += [(path, rules) for path in reversed(folders)]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One line of a `.gitignore`.
+
+    pathspec reads the wildcards. It also matches whatever lies below a match, which git does not:
+    git asks about each folder on the way first, and a later `!` may take a folder back.
+    """
+
+    pattern: Pattern
+    text: str
+    """The line without `!`, blanks, and the slashes at its ends."""
+    num_segments: int | None
+    """How many names a matching path has, or ends in if the rule floats; None: any number (`**`)."""
+    floats: bool
+    """Holds at any depth: a rule without a slash inside, or one that begins with `**/`."""
+    is_for_folders: bool
+
+    def applies(self, path: str) -> bool:
+        """Whether the rule is about this very path. Folders end in a slash."""
+        bare, slash = path.rstrip("/"), "/" if path.endswith("/") else ""
+        if self.is_for_folders and not slash:
+            return False
+        names = bare.split("/")
+        if self.num_segments is not None:
+            tail = "/".join(names[-self.num_segments :]) + slash
+            return (self.floats or tail == path) and self._matches(tail)
+        if self.text.endswith("/**"):  # what is in the folder, not the folder
+            return bare != self.text[:-3] and self._matches(bare)
+        sibling = "/".join([*names[:-1], "\1"])
+        return self._matches(path) and not self._matches(sibling)
+
+    def _matches(self, path: str) -> bool:
+        return self.pattern.match_file(path) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """One `.gitignore` file."""
+
+    folder: str
+    """Where it lies, with a slash at the end; its rules are relative to this."""
+    rules: tuple[_Rule, ...]
+
+    def verdict(self, path: str) -> bool | None:
+        """True: ignored; False: taken back by `!`; None: nothing is said of this path."""
+        relative = path[len(self.folder) :]
+        last = next((rule for rule in reversed(self.rules) if rule.applies(relative)), None)
+        return None if last is None else last.pattern.include
+
+
+def _is_left_out(entry: os.DirEntry[str], rules: tuple[_Rules, ...]) -> bool:
+    is_folder = entry.is_dir(follow_symlinks=False)
+    if entry.name.startswith(".") and entry.name not in KEPT_HIDDEN:
+        return True
+    if is_folder and (entry.name in SKIPPED_FOLDERS or _is_cache(entry.path)):
+        return True
+    return _is_ignored(entry.path + "/" if is_folder else entry.path, rules)
+
+
+def _is_cache(folder: str) -> bool:
+    return any(os.path.exists(os.path.join(folder, mark)) for mark in CACHE_MARKS)
+
+
+def _is_file(entry: os.DirEntry[str], root: Path) -> bool:
+    """Whether to read an entry. Broken links count, so that they are reported."""
+    if not entry.is_symlink():
+        return entry.is_file()
+    target = os.path.realpath(entry.path)
+    is_broken = not os.path.exists(target)
+    return (os.path.isfile(target) or is_broken) and not Path(target).is_relative_to(root)
+
+
+def _is_ignored(path: str, rules: tuple[_Rules, ...]) -> bool:
+    """The innermost `.gitignore` that says anything decides. Folders end in a slash."""
+    verdicts = (rule.verdict(path) for rule in reversed(rules))
+    return next((verdict for verdict in verdicts if verdict is not None), False)
+
+
+def _rules_above(root: Path) -> tuple[_Rules, ...]:
+    """Rules of the repository that `root` lies in.
+
+    None of them count where they rule out `root` itself: the user asked for it by name.
+    """
+    rules: tuple[_Rules, ...] = ()
+    for folder in _folders_above(root):
+        if _is_ignored(f"{folder}/", rules):
+            return ()
+        rules = (*rules, *_rules_in(folder))
+    return () if _is_ignored(f"{root}/", rules) else rules
+
+
+def _folders_above(root: Path) -> list[Path]:
+    """From the root of the repository down to the parent of `root`; empty outside a repository."""
+    for depth, folder in enumerate((root, *root.parents)):
+        if os.path.exists(folder / ".git"):
+            return list(reversed(root.parents[:depth]))
+    return []
+
+
+def _rules_in(folder: Path) -> Iterator[_Rules]:
+    path = folder / ".gitignore"
+    if not os.path.isfile(path):
+        return
+    try:
+        lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
+    except OSError as error:
+        raise DocumentError(
+            f"{path} cannot be read ({error.strerror}); make it readable"
+        ) from error
+    rules = (_rule(line, path) for line in lines)
+    yield _Rules(os.path.join(folder, ""), tuple(rule for rule in rules if rule is not None))
+
+
+def _rule(line: str, path: Path) -> _Rule | None:
+    """The rule on a line; None for blanks, comments and, as in git, patterns that make no sense."""
+    try:
+        from pathspec import GitIgnoreSpec
+    except ImportError as error:
+        raise missing_library("pathspec", str(path)) from error
+    try:
+        pattern = next(iter(GitIgnoreSpec.from_lines([line]).patterns), None)
+    except ValueError:
+        return None
+    if pattern is None or pattern.include is None:
+        return None
+    text = line.strip().removeprefix("!").rstrip("/")
+    fixed = text.removeprefix("**/").removeprefix("/")
+    return _Rule(
+        pattern,
+        text.removeprefix("/"),
+        num_segments=None if "**" in fixed and "/" in fixed else fixed.count("/") + 1,
+        floats="/" not in text or text.startswith("**/"),
+        is_for_folders=line.strip().endswith("/"),
+    )

@@ -1,0 +1,779 @@
+"""An OpenAI-compatible chat endpoint on 127.0.0.1 for tests and benchmarks: fast, faulty on demand.
+
+It runs in its own process on plain asyncio, keeps connections alive, and writes one JSON line per
+call to a log, so that a test can prove which calls were answered and which were repeated.
+
+    client ---- POST .../chat/completions ----> parse -> refuse? -> fault? -> wait -> reply -> log
+           ---- GET  .../models --------------> model list
+
+From a shell (prints `{"port": N}` when ready):
+
+    python -m tests.support.loopback --port 0 --log calls.jsonl --faults "500=0.05,reset=0.02"
+
+From a test:
+
+    with running(log=tmp_path / "calls.jsonl", reply="echo") as endpoint:
+        ask(endpoint.base_url)
+        endpoint.kill()      # the endpoint is down ...
+        endpoint.restart()   # ... and back on the same port, with the same log
+        answered = [call for call in endpoint.calls() if call["outcome"] == "ok"]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import math
+import os
+import random
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+from urllib.request import urlopen
+
+REPO_ROOT = Path(__file__).resolve().parents[2]
+NOTHING_FOUND = "Nothing found yet."
+NAMED_FAULTS = ("reset", "stall", "malformed", "empty", "cut")
+"""Any HTTP error status (400 to 599) is a fault as well."""
+CHAT_PATH = "/chat/completions"
+MODELS_PATH = "/models"
+STATS_PATH = "/stats"
+"""`{"calls": N}`: chat calls so far, for benchmarks without a log."""
+PHRASES = {status.value: status.phrase for status in HTTPStatus}
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""SO_LINGER on with zero seconds: closing sends RST instead of FIN."""
+
+# --- replies: pure functions of the prompt --------------------------------------------------------
+
+
+class Prompt(NamedTuple):
+    """What a reply may depend on."""
+
+    text: str
+    """All messages' texts, one after the other."""
+    last_user: str
+    max_tokens: int | None
+
+
+class Reply(NamedTuple):
+    text: str
+    finish_reason: str = "stop"
+
+
+def message_text(message: dict[str, Any]) -> str:
+    """The text of a message whose content is a string or a list of text parts."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
+
+
+def read_prompt(request: dict[str, Any]) -> Prompt:
+    messages = request["messages"]
+    texts = [message_text(message) for message in messages]
+    users = [text for text, m in zip(texts, messages, strict=True) if m.get("role") == "user"]
+    max_tokens = request.get("max_completion_tokens") or request.get("max_tokens")
+    return Prompt(
+        text=texts[0] if len(texts) == 1 else "\n".join(texts),
+        last_user=users[-1] if users else "",
+        max_tokens=max_tokens,
+    )
+
+
+def block(prompt: str, tag: str) -> str | None:
+    """The text between `<tag ...>` and `</tag>`, None where there is no such block.
+
+    The last closing tag and the last opening tag before it count, so that instructions may name
+    the tags.
+    """
+    end = prompt.rfind(f"</{tag}>")
+    if end < 0:
+        return None
+    start = max(prompt.rfind(f"<{tag}>", 0, end), prompt.rfind(f"<{tag} ", 0, end))
+    if start < 0:
+        return None
+    return prompt[prompt.index(">", start) + 1 : end].strip()
+
+
+def sentences_with(key: str, section: str) -> list[str]:
+    if key not in section:
+        return []
+    sentences = re.split(r"(?<=[.!?])\s+|\n\s*\n", section)
+    return [" ".join(sentence.split()) for sentence in sentences if key in sentence]
+
+
+def keyword_notes(key: str, section: str, memory: str) -> str:
+    """The memory's lines, then the section's sentences with the key that are not yet among them."""
+    lines = [line for line in memory.splitlines() if line.strip() != NOTHING_FOUND]
+    found = [sentence for sentence in sentences_with(key, section) if sentence not in lines]
+    if not found and not any(key in line for line in lines):
+        return NOTHING_FOUND
+    return "\n".join(lines + found)
+
+
+def keyword_answer(key: str, memory: str) -> str:
+    """What follows " is " in the first line of the memory that has the key."""
+    for line in memory.splitlines():
+        after_key = line.partition(key)[2]
+        value = after_key.partition(" is ")[2].strip().removesuffix(".")
+        if value:
+            return rf"\boxed{{{value}}}"
+    return r"\boxed{unknown}"
+
+
+def keyword_reply(prompt: Prompt) -> Reply:
+    """Read by rule: keep sentences that contain the text the question has in double quotes."""
+    question = block(prompt.last_user, "question") or ""
+    section = block(prompt.last_user, "section")
+    memory = block(prompt.last_user, "memory") or ""
+    quoted = re.search(r'"([^"]+)"', question)
+    if quoted is None:
+        return Reply(r"\boxed{unknown}" if section is None else NOTHING_FOUND)
+    if section is None:
+        return Reply(keyword_answer(quoted[1], memory))
+    notes = keyword_notes(quoted[1], section, memory)
+    if prompt.max_tokens is not None and len(notes) > prompt.max_tokens * 3:
+        return Reply(notes[: prompt.max_tokens * 3], "length")
+    return Reply(notes)
+
+
+def echo_reply(prompt: Prompt) -> Reply:
+    """A digest of the whole prompt: any change in a chain of memories changes all that follows."""
+    data = prompt.text.encode()
+    digest = "".join(hashlib.sha256(b"%d:" % part + data).hexdigest() for part in range(3))
+    return Reply(" ".join(digest[at : at + 8] for at in range(0, len(digest), 8)))
+
+
+def fixed_reply(num_chars: int) -> Callable[[Prompt], Reply]:
+    filler = "Nothing in this section changes what the memory says. "
+    reply = Reply((filler * (num_chars // len(filler) + 1))[:num_chars])
+    return lambda prompt: reply
+
+
+def make_reply(kind: str, *, reply_chars: int) -> Callable[[Prompt], Reply]:
+    replies = {"keyword": keyword_reply, "echo": echo_reply, "fixed": fixed_reply(reply_chars)}
+    return replies[kind]
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+def parse_faults(spec: str) -> dict[str, float]:
+    """`"500=0.05,reset=0.02"` as probabilities by name; refuses unknown names and sums above 1."""
+    faults = {}
+    for item in filter(None, spec.split(",")):
+        name, _, probability = item.strip().partition("=")
+        if name not in NAMED_FAULTS and not re.fullmatch("[45][0-9][0-9]", name):
+            raise SystemExit(f"unknown fault {name!r}: a 4xx/5xx status or {NAMED_FAULTS}")
+        faults[name] = float(probability)
+    if sum(faults.values()) > 1 + 1e-9:
+        raise SystemExit(f"fault probabilities add up to more than 1: {spec}")
+    return faults
+
+
+def draw_fault(faults: dict[str, float], *, seed: int, n: int) -> str | None:
+    """The fault of call number `n`: a function of seed and number, so a restart does not rewind."""
+    if not faults:
+        return None
+    point = random.Random(f"{seed}:{n}").random()
+    for name, probability in faults.items():
+        point -= probability
+        if point < 0:
+            return name
+    return None
+
+
+# --- bodies on the wire ---------------------------------------------------------------------------
+
+
+class Refusal(NamedTuple):
+    """A call that is wrong in itself, with OpenAI's error fields."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+
+
+def error_body(refusal: Refusal) -> bytes:
+    error = {name: getattr(refusal, name) for name in ("message", "type", "param", "code")}
+    return json.dumps({"error": error}).encode()
+
+
+def completion_body(reply: Reply, *, n: int, model: str, prompt_chars: int) -> bytes:
+    prompt_tokens, completion_tokens = prompt_chars // 4, len(reply.text) // 4
+    message = {"role": "assistant", "content": reply.text, "refusal": None}
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": reply.finish_reason,
+    }
+    usage = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    body = {
+        "id": f"chatcmpl-{n}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [choice],
+        "usage": usage,
+    }
+    return json.dumps(body).encode()
+
+
+def response_bytes(status: int, body: bytes, *, headers: str = "") -> bytes:
+    head = (
+        f"HTTP/1.1 {status} {PHRASES.get(status, 'Error')}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    )
+    return head.encode() + body
+
+
+def messages_sha(messages: Any) -> str:
+    """Short hash of a request's messages, as the log has it."""
+    return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Request(NamedTuple):
+    method: str
+    target: str
+    headers: dict[str, str]
+    """Names in lower case."""
+    body: bytes | bytearray
+
+    @property
+    def path(self) -> str:
+        return urlsplit(self.target).path
+
+    @property
+    def auth_header(self) -> str | None:
+        return next((name for name in ("authorization", "api-key") if name in self.headers), None)
+
+
+def parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:
+    request_line, *lines = head.decode("latin-1").split("\r\n")
+    method, target, _ = request_line.split(" ", 2)
+    pairs = (line.partition(":") for line in lines)
+    return method, target, {name.lower(): value.strip() for name, _, value in pairs}
+
+
+# --- the server -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    model: str
+    root: str | None
+    max_model_len: int | None
+    api_key: str | None
+    """None: any key, or none, will do."""
+    context_window: int | None
+    """In words * 1.3; None: prompts of any length."""
+    faults: dict[str, float]
+    seed: int
+    retry_after: float
+    stall_seconds: float
+    latency_seconds: float
+    max_concurrency: int | None
+    """Calls answered at the same time; later ones wait in line. None: no limit."""
+
+
+class CallLog:
+    """Appends JSON lines, unbuffered: what was logged survives SIGKILL."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.num_calls = 0
+        self.file: int | None = None
+        if path is not None:
+            self.num_calls = max((call["n"] or 0 for call in read_log(path)), default=0)
+            self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def next_number(self) -> int:
+        self.num_calls += 1
+        return self.num_calls
+
+    def write(self, record: dict[str, Any], outcome: str) -> None:
+        if self.file is not None:
+            line = json.dumps({"t": time.time(), **record, "outcome": outcome})
+            os.write(self.file, line.encode() + b"\n")
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@dataclass
+class Server:
+    """What all connections share."""
+
+    settings: Settings
+    reply: Callable[[Prompt], Reply]
+    log: CallLog
+    num_active: int = 0
+    waiting: deque[Callable[[], None]] = field(default_factory=deque)
+
+    def admit(self, start: Callable[[], None]) -> None:
+        """Start now, or when one of the calls before it has been answered."""
+        limit = self.settings.max_concurrency
+        if limit is not None and self.num_active >= limit:
+            self.waiting.append(start)
+            return
+        self.num_active += 1
+        start()
+
+    def release(self) -> None:
+        self.num_active -= 1
+        if self.waiting:
+            self.num_active += 1
+            self.waiting.popleft()()
+
+    def check_key(self, request: Request) -> Refusal | None:
+        if self.settings.api_key is None:
+            return None
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if request.path.startswith("/openai/"):
+            given = request.headers.get("api-key", given)
+        if given == self.settings.api_key:
+            return None
+        return Refusal(401, "Incorrect API key provided.", code="invalid_api_key")
+
+    def check_model(self, request: Request, asked: dict[str, Any]) -> Refusal | None:
+        name = asked.get("model")
+        deployment = re.match("/openai/deployments/([^/]+)/", request.path)
+        if deployment is not None:
+            name = deployment[1]
+            if "api-version" not in parse_qs(urlsplit(request.target).query):
+                return Refusal(404, "Resource not found", code="404")
+        if name == self.settings.model:
+            return None
+        message = f"The model `{name}` does not exist or you do not have access to it."
+        return Refusal(404, message, code="model_not_found")
+
+    def check_length(self, prompt: Prompt) -> Refusal | None:
+        window = self.settings.context_window
+        if window is None:
+            return None
+        num_tokens = math.ceil(len(prompt.text.split()) * 1.3)
+        if num_tokens <= window:
+            return None
+        message = (
+            f"This model's maximum context length is {window} tokens. However, your messages "
+            f"resulted in {num_tokens} tokens. Please reduce the length of the messages."
+        )
+        return Refusal(400, message, param="messages", code="context_length_exceeded")
+
+    def models_body(self) -> bytes:
+        model: dict[str, Any] = {"id": self.settings.model, "object": "model", "created": 0}
+        model["owned_by"] = "loopback"
+        if self.settings.root is not None:
+            model["root"] = self.settings.root
+        if self.settings.max_model_len is not None:
+            model["max_model_len"] = self.settings.max_model_len
+        return json.dumps({"object": "list", "data": [model]}).encode()
+
+
+class Connection(asyncio.Protocol):
+    """One client connection: HTTP/1.1 with Content-Length bodies, one request at a time."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.transport: Any = None
+        self.buffer = bytearray()
+        self.head: tuple[str, str, dict[str, str]] | None = None
+        self.is_busy = False
+        """A request is being answered; what arrives meanwhile stays in the buffer."""
+        self.is_write_paused = False
+        self.on_gone: Callable[[], None] | None = None
+        """What to do when the client leaves before its reply is written."""
+        self.is_last = False
+        """The client asked for the connection to be closed after this reply."""
+        self.on_written: Callable[[], None] | None = None
+
+    # transport events
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(high=0)  # paused means: not all bytes are with the kernel
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        if not self.is_busy:
+            self.next_request()
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        self.finish_write()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.on_written = None
+        if self.on_gone is not None:
+            on_gone, self.on_gone = self.on_gone, None
+            on_gone()
+
+    # requests
+
+    def next_request(self) -> None:
+        request = self.take_request()
+        if request is None:
+            return
+        self.is_busy = True
+        if request.method == "POST" and request.path.endswith(CHAT_PATH):
+            Call(self, request).arrive()
+        else:
+            self.answer_other(request)
+
+    def take_request(self) -> Request | None:
+        """The next whole request in the buffer; None while some of it is still on its way."""
+        if self.head is None:
+            end = self.buffer.find(b"\r\n\r\n")
+            if end < 0:
+                return None
+            self.head = parse_head(bytes(self.buffer[:end]))
+            del self.buffer[: end + 4]
+        method, target, headers = self.head
+        num_bytes = int(headers.get("content-length", 0))
+        if len(self.buffer) < num_bytes:
+            return None
+        self.head = None
+        self.is_last = headers.get("connection", "").lower() == "close"
+        body, self.buffer = self.buffer, bytearray()
+        if len(body) > num_bytes:
+            self.buffer += body[num_bytes:]
+            del body[num_bytes:]
+        return Request(method, target, headers, body)
+
+    def answer_other(self, request: Request) -> None:
+        record = {
+            "n": None,
+            "sha": None,
+            "prompt_chars": 0,
+            "path": request.target,
+            "auth": request.auth_header,
+        }
+        if request.path == STATS_PATH:
+            self.send(
+                response_bytes(200, json.dumps({"calls": self.server.log.num_calls}).encode())
+            )
+            return
+        refusal = self.server.check_key(request)
+        if request.method != "GET" or not request.path.endswith(MODELS_PATH):
+            refusal = Refusal(404, f"Invalid URL ({request.method} {request.path})")
+        if refusal is not None:
+            self.server.log.write(record, str(refusal.status))
+            self.send(response_bytes(refusal.status, error_body(refusal)))
+            return
+        body = response_bytes(200, self.server.models_body())
+        self.send(body, lambda: self.server.log.write(record, "ok"))
+
+    # replies
+
+    def send(self, data: bytes, on_written: Callable[[], None] | None = None) -> None:
+        """Write a whole response; then call `on_written` and take the next request."""
+        self.on_written = on_written or (lambda: None)
+        self.transport.write(data)
+        if not self.is_write_paused:
+            self.finish_write()
+
+    def finish_write(self) -> None:
+        if self.on_written is None:
+            return
+        on_written, self.on_written = self.on_written, None
+        on_written()
+        if self.is_last:
+            self.transport.close()
+            return
+        self.is_busy = False
+        self.next_request()
+
+    def reset(self) -> None:
+        sock = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        self.transport.abort()
+
+
+class Call:
+    """One chat call, from its arrival to its line in the log."""
+
+    def __init__(self, connection: Connection, request: Request) -> None:
+        self.connection = connection
+        self.server = connection.server
+        self.settings = connection.server.settings
+        self.request = request
+        self.n = self.server.log.next_number()
+        self.prompt = Prompt("", "", None)
+        self.record: dict[str, Any] = {}
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_started = False
+        self.is_gone = False
+
+    def arrive(self) -> None:
+        asked, refusal = self.parse()
+        self.record = {
+            "n": self.n,
+            "sha": messages_sha(asked.get("messages"))
+            if self.server.log.file is not None
+            else None,
+            "prompt_chars": len(self.prompt.text),
+            "path": self.request.target,
+            "auth": self.request.auth_header,
+            "inflight": self.server.num_active + len(self.server.waiting) + 1,
+        }
+        if refusal is not None:
+            self.refuse(refusal)
+            return
+        fault = draw_fault(self.settings.faults, seed=self.settings.seed, n=self.n)
+        if fault is not None:
+            self.fail(fault)
+            return
+        self.connection.on_gone = self.client_left
+        self.server.admit(self.start)
+
+    def parse(self) -> tuple[dict[str, Any], Refusal | None]:
+        refusal = self.server.check_key(self.request)
+        try:
+            asked = json.loads(self.request.body)
+            self.prompt = read_prompt(asked)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return {}, refusal or Refusal(400, "We could not parse the JSON body of your request.")
+        refusal = refusal or self.server.check_model(self.request, asked)
+        return asked, refusal or self.server.check_length(self.prompt)
+
+    def refuse(self, refusal: Refusal, *, headers: str = "") -> None:
+        self.server.log.write(self.record, str(refusal.status))
+        self.connection.send(
+            response_bytes(refusal.status, error_body(refusal), headers=headers),
+        )
+
+    # faults: logged on arrival
+
+    def fail(self, fault: str) -> None:
+        if fault.isdigit():
+            self.fail_with_status(int(fault))
+            return
+        self.server.log.write(self.record, fault)
+        getattr(self, f"fault_{fault}")()
+
+    def fail_with_status(self, status: int) -> None:
+        if status == 429:
+            refusal = Refusal(429, "Rate limit reached.", "requests", code="rate_limit_exceeded")
+            self.refuse(refusal, headers=f"Retry-After: {self.settings.retry_after:g}\r\n")
+            return
+        self.refuse(Refusal(status, "The server had an error.", "server_error"))
+
+    def fault_reset(self) -> None:
+        self.connection.reset()
+
+    def fault_stall(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.timer = loop.call_later(self.settings.stall_seconds, self.connection.transport.close)
+        self.connection.on_gone = self.timer.cancel
+
+    def fault_malformed(self) -> None:
+        broken = self.body(Reply("This reply is never closed"))[:-40]
+        self.connection.send(response_bytes(200, broken))
+
+    def fault_empty(self) -> None:
+        self.connection.send(response_bytes(200, self.body(Reply(""))))
+
+    def fault_cut(self) -> None:
+        whole = response_bytes(200, self.body(Reply("This reply is cut in the middle.")))
+        self.connection.transport.write(whole[:-60])
+        self.connection.transport.close()
+
+    # the good case: logged when the reply has been written
+
+    def start(self) -> None:
+        self.is_started = True
+        if self.is_gone:
+            self.server.release()
+        elif self.settings.latency_seconds == 0:
+            self.answer()
+        else:
+            loop = asyncio.get_running_loop()
+            self.timer = loop.call_later(self.settings.latency_seconds, self.answer)
+
+    def answer(self) -> None:
+        self.timer = None
+        data = response_bytes(200, self.body(self.server.reply(self.prompt)))
+        self.connection.send(data, self.answered)
+
+    def answered(self) -> None:
+        self.connection.on_gone = None
+        self.server.log.write(self.record, "ok")
+        self.server.release()
+
+    def client_left(self) -> None:
+        self.is_gone = True
+        self.server.log.write(self.record, "client_left")
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.is_started:
+            self.server.release()
+
+    def body(self, reply: Reply) -> bytes:
+        return completion_body(
+            reply, n=self.n, model=self.settings.model, prompt_chars=len(self.prompt.text)
+        )
+
+
+async def serve(server: Server, *, port: int) -> None:
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(
+        lambda: Connection(server), "127.0.0.1", port, reuse_address=True, backlog=1024
+    )
+    sys.stdout.write(json.dumps({"port": listener.sockets[0].getsockname()[1]}) + "\n")
+    sys.stdout.flush()
+    await listener.serve_forever()
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.support.loopback", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--port", type=int, default=0, help="0: any free port")
+    log = parser.add_mutually_exclusive_group(required=True)
+    log.add_argument("--log", type=Path, help="file to append one JSON line per call to")
+    log.add_argument("--no-log", action="store_true")
+    add("--reply", choices=("keyword", "echo", "fixed"), default="keyword")
+    add("--reply-chars", type=int, default=400, help="length of the fixed reply")
+    add("--faults", type=parse_faults, default={}, help='such as "500=0.05,429=0.03,stall=0.01"')
+    add("--seed", type=int, default=0)
+    add("--retry-after", type=float, default=0.2, help="seconds, sent with 429")
+    add("--stall-seconds", type=float, default=60.0)
+    add("--latency-ms", type=float, default=0.0)
+    add("--max-concurrency", type=int, help="answer so many calls at once, let others wait")
+    add("--model", default="test-model")
+    add("--root", help="listed for the model, as vLLM does")
+    add("--max-model-len", type=int, help="listed for the model, as vLLM does")
+    add("--api-key", help="refuse other keys with 401")
+    add("--context-window", type=int, help="refuse prompts of more words * 1.3 with 400")
+    return parser.parse_args(argv)
+
+
+def make_server(arguments: argparse.Namespace) -> Server:
+    settings = Settings(
+        model=arguments.model,
+        root=arguments.root,
+        max_model_len=arguments.max_model_len,
+        api_key=arguments.api_key,
+        context_window=arguments.context_window,
+        faults=arguments.faults,
+        seed=arguments.seed,
+        retry_after=arguments.retry_after,
+        stall_seconds=arguments.stall_seconds,
+        latency_seconds=arguments.latency_ms / 1000,
+        max_concurrency=arguments.max_concurrency,
+    )
+    reply = make_reply(arguments.reply, reply_chars=arguments.reply_chars)
+    return Server(settings, reply, CallLog(arguments.log))
+
+
+def main(argv: list[str] | None = None) -> None:
+    arguments = parse_arguments(argv)
+    with suppress(KeyboardInterrupt):
+        asyncio.run(serve(make_server(arguments), port=arguments.port))
+
+
+# --- for tests: the server as a process of one's own ----------------------------------------------
+
+
+class Endpoint:
+    """A loopback server process; `running` makes one and ends it."""
+
+    def __init__(self, log: Path | None, arguments: list[str]) -> None:
+        self.log = log
+        self.arguments = arguments
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def root_url(self) -> str:
+        """Without `/v1`: where Azure-shaped clients put their own path."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start the process, on the same port as before if there was one, and wait until it listens."""
+        command = [sys.executable, "-m", "tests.support.loopback", *self.arguments]
+        command += ["--port", str(self.port)]
+        self.process = subprocess.Popen(command, cwd=REPO_ROOT, stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the loopback endpoint did not start: {' '.join(command)}")
+        self.port = json.loads(line)["port"]
+
+    def kill(self) -> None:
+        """End the process at once (SIGKILL): connections break, new ones are refused."""
+        if self.process is None:
+            return
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.process = None
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def num_calls(self) -> int:
+        """Chat calls the server has seen; works without a log."""
+        with urlopen(self.root_url + STATS_PATH) as response:
+            return int(json.load(response)["calls"])
+
+    def records(self) -> list[dict[str, Any]]:
+        """The whole log, model listings included."""
+        assert self.log is not None, "started without a log"
+        return read_log(self.log)
+
+    def calls(self) -> list[dict[str, Any]]:
+        """The chat calls in the log, in the order of their outcome."""
+        return [record for record in self.records() if record["n"] is not None]
+
+
+@contextmanager
+def running(log: Path | str | None = None, **options: object) -> Iterator[Endpoint]:
+    """A loopback endpoint in its own process; options are the flags, such as `latency_ms=5`."""
+    log = None if log is None else Path(log).resolve()
+    arguments = ["--no-log"] if log is None else ["--log", str(log)]
+    for name, value in options.items():
+        if value is not None:
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+    endpoint = Endpoint(log, arguments)
+    try:
+        endpoint.start()
+        yield endpoint
+    finally:
+        endpoint.kill()
+
+
+if __name__ == "__main__":
+    main()
