@@ -140,7 +140,9 @@ class HuggingFaceTokenizer:
         except Exception as error:  # the binding raises bare Exception for a bad file
             raise ConfigError(f"{file} is not a tokenizer: {_one_line(error)}") from None
         backend = _without_limits(backend)
-        return cls(backend, name, ChatTemplate.from_folder(file.parent), _quick_count(file, backend))
+        return cls(
+            backend, name, ChatTemplate.from_folder(file.parent), _quick_count(file, backend)
+        )
 
     @classmethod
     def from_hub(cls, repository: str) -> HuggingFaceTokenizer:
