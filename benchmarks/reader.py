@@ -1,15 +1,18 @@
 """The time our reader adds to a model's own, beside bare loops and other libraries, in one run.
 
-Every contender reads the same sections through the same loopback endpoint, which answers at once
-with a fixed memory of 400 characters; what is left is the reader's own cost per step. Contenders
-are processes of their own and take turns, so that a busy moment of the machine hits all alike.
+Every contender reads the same text through the same loopback endpoint, which answers at once with a
+fixed memory of 400 characters; what is left is the reader's own cost per step. Contenders are
+processes of their own and take turns, so that a busy moment of the machine hits all alike. The
+others get sections of 5,000 tokens that were cut before their clock starts; memagent gets the file,
+and loads, cuts and journals it within the clock.
 
     python -m benchmarks.reader --setup-peers          # once: makes .venv-peers*
     python -m benchmarks.reader --steps 200            # quick
     python -m benchmarks.reader --out reader.json      # all sections, three rounds
 
-Sections are cut before any clock starts. A new contender is a line in `CONTENDERS` and a script
-that takes `--base-url --sections --limit --work-dir` and prints a line as peers/harness.py does.
+A second table tells how memagent's memory use and first call depend on the length of the text. A new
+contender is a line in `CONTENDERS` and a script that takes `--base-url --sections --work-dir` and
+prints a line as peers/harness.py does.
 """
 
 from __future__ import annotations
@@ -25,16 +28,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.tokenizer import smollm2_tokenizer
+from memagent.documents.chunking import split
+from memagent.documents.document import Document
+from memagent.documents.tokenizers import open_tokenizer
 from tests.support.loopback import Endpoint, running
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOKS = ROOT.parent / "shared" / "data" / "books"
-SECTION_CHARS = 19_150
-"""5,000 tokens at 3.83 characters each: 708 sections of the novels. By o200k_base, 4,680 tokens."""
+SECTION_TOKENS = 5_000
 MEMORY_CHARS = 400
+SHARES = (0.1, 1.0)
+"""Parts of the text for the table of memory use."""
 
 OURS = Path(sys.prefix)
 LANGCHAIN = ROOT / ".venv-peers"
@@ -54,7 +63,9 @@ class Contender(NamedTuple):
     """What was paid for survives a kill: a new run goes on where the old one was stopped."""
 
 
+MEMAGENT = Contender(OURS, "memagent_reader.py", True)
 CONTENDERS: dict[str, Contender] = {
+    "memagent": MEMAGENT,
     "bare-httpx": Contender(OURS, "bare_httpx.py", False),
     "bare-openai": Contender(OURS, "bare_openai.py", False),
     "bare-openai-async": Contender(OURS, "bare_openai_async.py", False),
@@ -84,8 +95,23 @@ def find_texts(given: Sequence[Path]) -> list[Path]:
     return paths
 
 
-def cut(text: str, section_chars: int) -> list[str]:
-    return [text[start : start + section_chars] for start in range(0, len(text), section_chars)]
+class Material(NamedTuple):
+    """What is read, as files: the whole text, and the sections it is cut into."""
+
+    text: Path
+    sections: Path
+    num_sections: int
+    tokenizer: str
+
+
+def make_material(text: str, tokenizer: str, work: Path, *, steps: int | None = None) -> Material:
+    """Cut the text as memagent would; keep the first `steps` sections."""
+    cut = split(Document.from_text(text), open_tokenizer(tokenizer), chunk_tokens=SECTION_TOKENS)
+    sections = [chunk.text for chunk in islice(cut, steps)]
+    folder = Path(tempfile.mkdtemp(dir=work))
+    (folder / "text.txt").write_text("".join(sections))
+    (folder / "sections.json").write_text(json.dumps(sections))
+    return Material(folder / "text.txt", folder / "sections.json", len(sections), tokenizer)
 
 
 # --- the peers' environment -----------------------------------------------------------------------
@@ -140,15 +166,17 @@ def contender_environment() -> dict[str, str]:
 
 
 def run_once(
-    contender: Contender, endpoint: Endpoint, *, sections: Path, steps: int, work: Path
+    contender: Contender, endpoint: Endpoint, material: Material, work: Path
 ) -> dict[str, Any]:
     """One contender, once, in a fresh folder: its result line and the calls the server saw."""
     folder = Path(tempfile.mkdtemp(dir=work))
     calls_before = endpoint.num_calls()
+    given = ("--sections", str(material.sections))
+    if contender is MEMAGENT:
+        given = ("--text", str(material.text), "--tokenizer", material.tokenizer)
     command = [
         *(str(python_of(contender.venv)), str(ROOT / "benchmarks/peers" / contender.script)),
-        *("--base-url", endpoint.base_url, "--sections", str(sections)),
-        *("--limit", str(steps), "--work-dir", str(folder)),
+        *("--base-url", endpoint.base_url, "--work-dir", str(folder), *given),
     ]
     done = subprocess.run(
         command, env=contender_environment(), cwd=ROOT, stdout=subprocess.PIPE, check=True
@@ -159,28 +187,29 @@ def run_once(
 
 
 def run_rounds(
-    contenders: dict[str, Contender], sections: list[str], *, repeat: int
+    contenders: dict[str, Contender],
+    endpoint: Endpoint,
+    material: Material,
+    work: Path,
+    *,
+    repeat: int,
 ) -> dict[str, list[dict[str, Any]]]:
     """All results by contender; in every round each contender has one turn."""
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
-    runs = ROOT / "runs"
-    runs.mkdir(exist_ok=True)
-    with (
-        # beside the project, not in /tmp: durable contenders must write to a real disk
-        tempfile.TemporaryDirectory(dir=runs, prefix="benchmark-") as work,
-        running(reply="fixed", reply_chars=MEMORY_CHARS) as endpoint,
-    ):
-        path = Path(work) / "sections.json"
-        path.write_text(json.dumps(sections))
-        for number in range(repeat):
-            for name, contender in contenders.items():
-                result = run_once(
-                    contender, endpoint, sections=path, steps=len(sections), work=Path(work)
-                )
-                results[name].append(result)
-                report = f"round {number + 1}/{repeat} {name}: {result['ms_per_step']:.2f} ms/step"
-                print(report, file=sys.stderr, flush=True)
+    for number in range(repeat):
+        for name, contender in contenders.items():
+            result = run_once(contender, endpoint, material, work)
+            results[name].append(result)
+            report = f"round {number + 1}/{repeat} {name}: {result['ms_per_step']:.2f} ms/step"
+            print(report, file=sys.stderr, flush=True)
     return results
+
+
+def run_lengths(text: str, endpoint: Endpoint, tokenizer: str, work: Path) -> list[dict[str, Any]]:
+    """Our reader alone, over a part of the text and over all of it."""
+    parts = [text[: int(len(text) * share)] for share in SHARES]
+    materials = [make_material(part, tokenizer, work) for part in parts]
+    return [run_once(MEMAGENT, endpoint, material, work) for material in materials]
 
 
 # --- the report -----------------------------------------------------------------------------------
@@ -209,6 +238,7 @@ def summarize(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
 COLUMNS = (
     "contender",
     "ms/step",
+    "ratio",
     "min",
     "cpu",
     "total s",
@@ -220,28 +250,57 @@ COLUMNS = (
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    cells = [COLUMNS]
+    """The contenders, with the time of each as a multiple of the bare openai loop's."""
+    times = {row["contender"]: row["ms_per_step_median"] for row in rows}
+    bare = times.get("bare-openai")
+    cells = [
+        (
+            row["name"],
+            f"{row['ms_per_step_median']:.2f}",
+            f"{row['ms_per_step_median'] / bare:.2f}" if bare else "-",
+            f"{row['ms_per_step_min']:.2f}",
+            f"{row['cpu_ms_per_step_median']:.2f}",
+            f"{row['seconds_median']:.2f}",
+            "/".join(str(calls) for calls in row["calls"]),
+            f"{row['peak_rss_mb']:.0f}",
+            f"{row['import_rss_mb']:.0f}",
+            "yes" if row["is_durable"] else "no",
+        )
+        for row in rows
+    ]
+    return aligned([COLUMNS, *cells])
+
+
+LENGTH_COLUMNS = ("tokens", "calls", "ms/step", "first call s", "MB over import", "text MB", "rest")
+
+
+def length_table(rows: list[dict[str, Any]]) -> str:
+    """Memory use by length: above the process after its imports, with and without the text."""
+    cells = []
     for row in rows:
+        above = row["peak_rss_mb"] - row["import_rss_mb"]
         cells.append(
             (
-                row["name"],
-                f"{row['ms_per_step_median']:.2f}",
-                f"{row['ms_per_step_min']:.2f}",
-                f"{row['cpu_ms_per_step_median']:.2f}",
-                f"{row['seconds_median']:.2f}",
-                "/".join(str(calls) for calls in row["calls"]),
-                f"{row['peak_rss_mb']:.0f}",
-                f"{row['import_rss_mb']:.0f}",
-                "yes" if row["is_durable"] else "no",
+                f"{row['text_tokens']:,}",
+                str(row["calls"]),
+                f"{row['ms_per_step']:.2f}",
+                f"{row['first_call_s']:.2f}",
+                f"{above:.0f}",
+                f"{row['text_mb']:.0f}",
+                f"{above - row['text_mb']:.0f}",
             )
         )
-    widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
+    return aligned([LENGTH_COLUMNS, *cells])
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
             cell.ljust(width) if column == 0 else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         )
-        for line in cells
+        for line in lines
     )
 
 
@@ -255,7 +314,7 @@ def parse_arguments() -> argparse.Namespace:
         help="make the virtual environments of the peers and stop",
     )
     add("--text", type=Path, nargs="+", default=[], help="texts to read instead of the novels")
-    add("--section-chars", type=int, default=SECTION_CHARS)
+    add("--tokenizer", help="folder of a Hugging Face tokenizer; SmolLM2's where absent")
     add("--steps", type=int, help="read the first so many sections; all where absent")
     add("--repeat", type=int, default=3)
     add("--only", help="contenders, separated by commas")
@@ -269,18 +328,29 @@ def main() -> None:
         set_up_peers()
         return
     text = "\n".join(read_text(path) for path in find_texts(arguments.text))
-    sections = cut(text, arguments.section_chars)[: arguments.steps]
     contenders = choose(arguments.only)
-    print(
-        f"{len(sections)} sections of {arguments.section_chars:,} characters, "
-        f"{sum(map(len, sections)):,} in all; {arguments.repeat} rounds, medians"
-    )
-    results = run_rounds(contenders, sections, repeat=arguments.repeat)
+    tokenizer = arguments.tokenizer or str(smollm2_tokenizer())
+    runs = ROOT / "runs"
+    runs.mkdir(exist_ok=True)
+    with (
+        # beside the project, not in /tmp: durable contenders must write to a real disk
+        tempfile.TemporaryDirectory(dir=runs, prefix="benchmark-") as folder,
+        running(reply="fixed", reply_chars=MEMORY_CHARS) as endpoint,
+    ):
+        work = Path(folder)
+        material = make_material(text, tokenizer, work, steps=arguments.steps)
+        print(
+            f"{material.num_sections} sections of at most {SECTION_TOKENS:,} tokens; medians of {arguments.repeat}"
+        )
+        results = run_rounds(contenders, endpoint, material, work, repeat=arguments.repeat)
+        lengths = [] if arguments.steps else run_lengths(text, endpoint, tokenizer, work)
     rows = [summarize(name, results[name]) for name in contenders]
     print(table(rows))
+    if lengths:
+        print(f"\nmemagent by length\n{length_table(lengths)}")
     if arguments.out is not None:
         machine = {"python": platform.python_version(), "cpus": os.cpu_count()}
-        report = {"machine": machine, "rows": rows, "results": results}
+        report = {"machine": machine, "rows": rows, "lengths": lengths, "results": results}
         arguments.out.write_text(json.dumps(report, indent=1))
 
 

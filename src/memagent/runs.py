@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -45,10 +46,21 @@ class Run:
         """What was journalled before this run was opened."""
         self._lock = lock
         self._journal: int | None = None
+        self._created: tuple[str, ...] = ()
+        """Files that this process put there, other than the journal."""
 
     @classmethod
-    def create(cls, path: Path | None, manifest: Mapping[str, Any]) -> Self:
-        """A new run directory at `path`, or under the user's state folder when it is None."""
+    def create(
+        cls,
+        path: Path | None,
+        manifest: Mapping[str, Any],
+        *,
+        files: Mapping[str, bytes] | None = None,
+    ) -> Self:
+        """A new run directory at `path`, or under the user's state folder when it is None.
+
+        `files` are kept beside the manifest; they are on disk before it is.
+        """
         path = path or default_path()
         if (path / MANIFEST).exists():
             raise RunError(
@@ -61,10 +73,15 @@ class Run:
             lock = _locked(path)
             header = {"format": FORMAT, "memagent": __version__, "created": _now()}
             contents = {**header, **manifest}
-            _write_atomically(path / MANIFEST, json.dumps(contents, indent=2, ensure_ascii=False))
+            for name, data in (files or {}).items():
+                _write_atomically(path / name, data)
+            text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
+            _write_atomically(path / MANIFEST, text.encode("utf-8", "backslashreplace"))
         except OSError as error:
             raise RunError(f"cannot write the run to {path}: {error.strerror or error}") from None
-        return cls(path, contents, lock, [])
+        run = cls(path, contents, lock, [])
+        run._created = (MANIFEST, LOCK, *(files or ()))
+        return run
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -79,11 +96,11 @@ class Run:
 
     def append(self, line: bytes) -> None:
         """Put one JSON line on disk. Returns when it is safe from a crash or power loss."""
-        if self._journal is None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            self._journal = os.open(self.path / JOURNAL, flags, 0o600)
-            _sync_folder(self.path)
         try:
+            if self._journal is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                self._journal = os.open(self.path / JOURNAL, flags, 0o600)
+                _sync_folder(self.path)
             _write_all(self._journal, line + b"\n")
             _sync_data(self._journal)
         except OSError as error:
@@ -93,13 +110,14 @@ class Run:
             ) from None
 
     def discard_if_empty(self) -> bool:
-        """Remove the run if nothing was ever journalled in it; whether that was so."""
-        if self._journal is not None or self.records:
+        """Remove the run if it is new and nothing was journalled in it; whether that was so."""
+        if self._journal is not None or not self._created:
             return False
         self.close()
-        for file in self.path.iterdir():
-            file.unlink()
-        self.path.rmdir()
+        for name in self._created:
+            (self.path / name).unlink(missing_ok=True)
+        with suppress(OSError):  # the user may have named a folder that holds other files
+            self.path.rmdir()
         return True
 
     def close(self) -> None:
@@ -183,11 +201,11 @@ def _locked(path: Path) -> FileLock:
     return lock
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def _write_atomically(path: Path, data: bytes) -> None:
     temporary = path.with_suffix(".tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        _write_all(descriptor, text.encode("utf-8", "backslashreplace") + b"\n")
+        _write_all(descriptor, data)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

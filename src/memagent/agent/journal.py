@@ -57,7 +57,7 @@ class Journal:
 
     def __init__(self, run: Run | None) -> None:
         self._run = run
-        self._finished = steps_by_question(run.records) if run else {}
+        self._finished = steps_by_question(run.records, run.path) if run else {}
 
     @classmethod
     def open(

@@ -138,8 +138,10 @@ class Reader:
         journal: Journal,
         on_step: Callable[[int, Step], None] | None,
     ) -> Trace:
-        done = journal.finished(number)
-        async with aclosing(self.steps(question, chunks, finished=tuple(done))) as steps:
+        done = list(journal.finished(number))
+        async with aclosing(
+            self.steps(question, chunks, finished=journal.finished(number))
+        ) as steps:
             async for step in steps:
                 journal.append(number, step)
                 done.append(step)

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from memagent.documents.document import Place
-from memagent.runs import read_manifest, read_records
+from memagent.errors import RunError
+from memagent.runs import JOURNAL, read_manifest, read_records
 from memagent.types import Usage
 
 StepKind = Literal["read", "answer"]
@@ -69,7 +70,7 @@ class Step:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Trace:
     """The ordered steps for one question, and the answer they led to."""
 
@@ -81,6 +82,10 @@ class Trace:
     source: str
     """Name of the document."""
     document_sha256: str
+
+    def __repr__(self) -> str:  # never all steps: there may be thousands
+        parts = f"question={self.question!r}, answer={self.answer!r}, num_steps={len(self.steps)}"
+        return f"Trace({parts}, source={self.source!r})"
 
     @property
     def answer(self) -> str | None:
@@ -134,7 +139,7 @@ class Trace:
         """The traces of a run directory, one per question, finished or not."""
         path = Path(run_dir)
         manifest = read_manifest(path)
-        steps = steps_by_question(read_records(path))
+        steps = steps_by_question(read_records(path), path)
         return [
             cls(
                 question=question,
@@ -158,11 +163,18 @@ def journal_line(question_number: int, step: Step) -> bytes:
     return b'{"question":%d,"step":%b}' % (question_number, step.to_json())
 
 
-def steps_by_question(records: Iterable[dict[str, Any]]) -> dict[int, list[Step]]:
-    """The steps of a run's journal, by question number, in order."""
+def steps_by_question(records: Iterable[dict[str, Any]], path: Path) -> dict[int, list[Step]]:
+    """The steps of the journal at `path`, by question number, in order and without gaps."""
     steps: dict[int, list[Step]] = {}
-    for record in records:
-        steps.setdefault(record["question"], []).append(Step.from_json(record["step"]))
+    for number, record in enumerate(records, start=1):
+        try:
+            step = Step.from_json(record["step"])
+            done = steps.setdefault(record["question"], [])
+        except (KeyError, TypeError, ValueError):
+            step, done = None, []
+        if step is None or step.index != len(done):
+            raise RunError(f"{path / JOURNAL}, line {number}, is damaged; the run cannot go on")
+        done.append(step)
     return steps
 
 

@@ -158,6 +158,7 @@ class Ask:
         self._options = options
         self._console = Console(stderr=True)
         self._is_quiet: bool = options["quiet"]
+        self._stdin_bytes = b""
 
     def run(self) -> int:
         """The whole command; its exit code."""
@@ -209,7 +210,7 @@ class Ask:
         if self._options["resume"]:
             return io.BytesIO((self._options["resume"] / STDIN_COPY).read_bytes())
         if sys.stdin.isatty():
-            self._tell("reading from the terminal; end with Ctrl-D")
+            return None  # the loader says what to do instead
         self._stdin_bytes = sys.stdin.buffer.read()
         return io.BytesIO(self._stdin_bytes)
 
@@ -272,10 +273,9 @@ class Ask:
         if path := self._options["resume"]:
             check_same(read_manifest(path), wanted, path)
             return Journal(Run.open(path))
-        run = Run.create(self._options["run_dir"], {**wanted, "command": _stored(request)})
-        if "-" in request.paths:
-            (run.path / STDIN_COPY).write_bytes(self._stdin_bytes)
-        return Journal(run)
+        files = {STDIN_COPY: self._stdin_bytes} if "-" in request.paths else {}
+        manifest = {**wanted, "command": _stored(request)}
+        return Journal(Run.create(self._options["run_dir"], manifest, files=files))
 
     # --- output --------------------------------------------------------------------------------
 

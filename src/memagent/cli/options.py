@@ -16,30 +16,18 @@ from memagent.config import Settings
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class JsonObject(click.ParamType):
+def json_object(value: str) -> dict[str, Any]:
     """A JSON object on the command line."""
-
-    name = "JSON"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> dict[str, Any]:
-        try:
-            parsed = json.loads(value) if isinstance(value, str) else value
-        except ValueError:
-            parsed = None
-        if not isinstance(parsed, dict):
-            self.fail(f"{value!r} is not a JSON object, such as '{{\"top_k\": 20}}'", param, ctx)
-        return parsed
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise click.BadParameter(f"{value!r} is not a JSON object, such as '{{\"top_k\": 20}}'")
+    return parsed
 
 
-TYPES: dict[type, click.ParamType] = {
-    int: click.INT,
-    float: click.FLOAT,
-    str: click.STRING,
-    SecretStr: click.STRING,
-    dict: JsonObject(),
-}
+TYPES: dict[type, Any] = {int: int, float: float, str: str, SecretStr: str, dict: json_object}
 
 
 class Panel(click.Option):
@@ -57,7 +45,7 @@ class PanelCommand(click.Command):
         panels: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and isinstance(param, click.Option):
                 panels.setdefault(getattr(param, "panel", "Options"), []).append(record)
         for title, records in panels.items():
             with formatter.section(title):
@@ -91,13 +79,13 @@ def given(settings: type[Settings], values: dict[str, Any]) -> dict[str, Any]:
 def _field_option(settings: type[Settings], name: str, panel: str) -> Callable[[F], F]:
     field = settings.model_fields[name]
     help_text = settings.help(name)
-    if field.default is not None and not field.is_required():
+    if field.default not in (None, "") and not field.is_required():
         help_text = f"{help_text} [default: {field.default}]"
     flag = f"--{name.replace('_', '-')}"
     return panel_option(flag, name, panel=panel, type=_type(field), default=None, help=help_text)
 
 
-def _type(field: FieldInfo) -> click.ParamType:
+def _type(field: FieldInfo) -> Any:
     annotation: Any = field.annotation
     if get_origin(annotation) in (Union, UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))

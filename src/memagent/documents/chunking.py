@@ -36,7 +36,10 @@ GOOD_FILL = 0.88
 # From best to worst. Each match ends where a chunk may end.
 NATURAL_ENDS = (
     re.compile(r"\n[ \t]*\n\s*"),
-    re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？][」』”’）]*"),
+    re.compile(
+        r"[.!?\u2026][\"')\]\u201d\u2019]*\s+"  # Western sentence, closing marks, white space
+        r"|[\u3002\uff01\uff1f][\u300d\u300f\u201d\u2019\uff09]*"  # Chinese, Japanese: no space
+    ),
     re.compile(r"\n\s*"),
     re.compile(r"\s+"),
 )

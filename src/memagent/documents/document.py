@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from memagent.errors import DocumentError
+
+BLOCK_CHARS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ class Chunk:
     """The sources this span covers, in order."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Document:
     """A text to read, and the sources it was made from."""
 
@@ -83,13 +85,17 @@ class Document:
     """Sources in order of position, not overlapping. Headings between them belong to no part."""
 
     def __post_init__(self) -> None:
-        try:
-            self.text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise DocumentError(
-                f"{self.source} holds half a character (a lone surrogate) at {error.start}; "
-                "decode it again with errors='replace'"
-            ) from None
+        for start, block in self._blocks():
+            try:
+                block.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise DocumentError(
+                    f"{self.source} holds half a character (a lone surrogate) at "
+                    f"{start + error.start}; decode it again with errors='replace'"
+                ) from None
+
+    def __repr__(self) -> str:  # never the text: it may be millions of characters
+        return f"Document(source={self.source!r}, num_chars={len(self.text)})"
 
     @classmethod
     def from_text(cls, text: str, source: str = "text") -> Document:
@@ -150,7 +156,10 @@ class Document:
     @cached_property
     def sha256(self) -> str:
         """Fingerprint of the text, by which a resumed run knows that it did not change."""
-        return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
+        digest = hashlib.sha256()
+        for _, block in self._blocks():
+            digest.update(block.encode("utf-8"))
+        return digest.hexdigest()
 
     def places(self, start: int, end: int) -> tuple[Place, ...]:
         """The sources that a span of the text covers."""
@@ -163,6 +172,11 @@ class Document:
             if low < high:
                 found.append(_place(part, low, high))
         return tuple(found)
+
+    def _blocks(self) -> Iterator[tuple[int, str]]:
+        """The text in pieces, with their offsets: encoding all of it at once would double its size."""
+        for start in range(0, len(self.text), BLOCK_CHARS):
+            yield start, self.text[start : start + BLOCK_CHARS]
 
     @cached_property
     def _part_starts(self) -> list[int]:

@@ -34,7 +34,7 @@ STDIN = "-"
 
 
 class Loaded(NamedTuple):
-    """A document, and the files of its folders that are missing from it."""
+    """A document, and the files and pages that are missing from it."""
 
     document: Document
     skipped: tuple[Skipped, ...]
@@ -55,7 +55,7 @@ def load_with_report(
     encoding: str | None = None,
     stdin: BinaryIO | None = None,
 ) -> Loaded:
-    """As `load`, and tell which files of folders had to be left out, and why.
+    """As `load`, and tell which files of folders and pages of files had to be left out, and why.
 
     Empty files and what `tree` leaves out on purpose are not reported. `stdin` is what `-` stands
     for; None: the standard input of this process.
@@ -80,7 +80,23 @@ def load_with_report(
             skipped += tree.skipped
         else:
             documents.append(_load_file(path, _shown(path), encoding))
+    skipped += [report for document in documents for report in _blank_pages(document)]
     return Loaded(Document.join(documents), tuple(skipped))
+
+
+def _blank_pages(document: Document) -> Iterator[Skipped]:
+    """Pages without text, which are usually scans, told before anyone takes them for read."""
+    for part in document.parts:
+        ends = [*part.page_starts[1:], part.end]
+        pages = enumerate(zip(part.page_starts, ends, strict=False), start=1)
+        blank = [
+            str(number) for number, (low, high) in pages if not document.text[low:high].strip()
+        ]
+        if blank:
+            shown = ", ".join(blank[:10]) + (", ..." if len(blank) > 10 else "")
+            total = len(part.page_starts)
+            reason = f"{len(blank)} of {total} pages hold no text (scans need OCR): {shown}"
+            yield Skipped(part.source, reason)
 
 
 def load_stdin(stream: BinaryIO, *, encoding: str | None = None) -> Document:

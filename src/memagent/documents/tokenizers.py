@@ -18,10 +18,12 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from memagent.documents.quick_counts import quick_counter
 from memagent.errors import ConfigError
 from memagent.types import Message
 
@@ -33,16 +35,6 @@ UNKNOWN_TEMPLATE_TOKENS = 64
 """Allowance for a chat template we cannot see: role marks and a short default system prompt."""
 OPENAI_TOKENS_PER_MESSAGE = 4
 OPENAI_TOKENS_PER_REPLY = 3
-
-SAMPLES = (
-    "It was 7:45 a.m. on the 3rd of May, 1873; nobody (not even \u201cthe captain\u201d) had slept.\n",
-    "Don't you think we'd better go?\n\nThey're late \u2014 again! Caf\u00e9 na\u00efve \u6f22\u5b57 \u4e00\u884c\u3002",
-    "def f(x: int) -> str:\n    return str(x + 1)  # \u00fcber\n\n\tindented\r\n   spaces   \n",
-    "e-mail: someone@example.org, 100% of $1,234.56; antidisestablishmentarianism \U0001f469\u200d\U0001f680!",
-    " ",
-    "",
-)
-"""Texts on which a quick counter has to agree with the tokenizer it stands in for."""
 
 
 class Measured(Protocol):
@@ -113,36 +105,23 @@ class HuggingFaceTokenizer:
 
     is_exact = True
 
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        name: str,
-        template: ChatTemplate | None = None,
-        quick_count: Callable[[str], int] | None = None,
-    ) -> None:
+    def __init__(self, file: Path, name: str) -> None:
         self.name = name
-        self._backend = backend
-        self._template = template
-        self.knows_template = template is not None
-        self._quick_count = quick_count
-        self.is_quick = quick_count is not None
+        self._file = file
+        self._template = ChatTemplate.from_folder(file.parent)
+        self.knows_template = self._template is not None
+        self._quick_count = quick_counter(file, lambda: self._exact_count)
+        self.is_quick = self._quick_count is not None
+        if not self.is_quick:
+            self._backend  # noqa: B018  opened now, so that a broken file is found now
 
     @classmethod
     def from_path(cls, path: Path, name: str) -> HuggingFaceTokenizer:
         """From a folder, or from a tokenizer.json itself."""
-        import tokenizers
-
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
             raise ConfigError(f"{path} holds no tokenizer.json; name a folder that does")
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the binding raises bare Exception for a bad file
-            raise ConfigError(f"{file} is not a tokenizer: {_one_line(error)}") from None
-        backend = _without_limits(backend)
-        return cls(
-            backend, name, ChatTemplate.from_folder(file.parent), _quick_count(file, backend)
-        )
+        return cls(file, name)
 
     @classmethod
     def from_hub(cls, repository: str) -> HuggingFaceTokenizer:
@@ -151,7 +130,7 @@ class HuggingFaceTokenizer:
         return cls.from_path(folder, repository)
 
     def count(self, text: str) -> int:
-        return self._quick_count(text) if self._quick_count else len(self._encode(text))
+        return (self._quick_count or self._exact_count)(text)
 
     def measure(self, text: str) -> Measured:
         return _HuggingFaceMeasured(self._encode(text), len(text))
@@ -160,6 +139,21 @@ class HuggingFaceTokenizer:
         if self._template is None:
             return _allowance(messages, self.count)
         return self.count(self._template.render(messages))
+
+    def _exact_count(self, text: str) -> int:
+        return len(self._encode(text))
+
+    @cached_property
+    def _backend(self) -> tokenizers.Tokenizer:
+        import tokenizers
+
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(self._file))
+        except Exception as error:  # the binding raises bare Exception for a bad file
+            raise ConfigError(f"{self._file} is not a tokenizer: {_one_line(error)}") from None
+        backend.no_truncation()  # some published files truncate or pad, and a count must not
+        backend.no_padding()
+        return backend
 
     def _encode(self, text: str) -> tokenizers.Encoding:
         # encode_batch, unlike encode, lets other threads run meanwhile
@@ -364,35 +358,20 @@ def _read_json(path: Path) -> dict[str, Any]:
     return contents if isinstance(contents, dict) else {}
 
 
-def _without_limits(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Some published files truncate or pad; a count that does is wrong."""
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
-
-
-def _quick_count(file: Path, backend: tokenizers.Tokenizer) -> Callable[[str], int] | None:
-    """Counting by tokie, 60 times faster, if it is installed and counts as this tokenizer does."""
-    try:
-        import tokie
-    except ImportError:
-        return None
-    try:
-        count: Callable[[str], int] = tokie.Tokenizer.from_json(str(file)).count_tokens
-        agrees = all(
-            count(text) == len(backend.encode(text, add_special_tokens=False)) for text in SAMPLES
-        )
-    except Exception:  # a kind of tokenizer that it cannot load: the library's own will do
-        return None
-    return count if agrees else None
-
-
 def _download_tokenizer(repository: str) -> Path:
     """The folder in the hub's cache that holds the tokenizer's files."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import (
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
     from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
     try:
+        if not isinstance(try_to_load_from_cache(repository, "tokenizer.json"), str):
+            # fails at once where the download would try again for 23 s
+            get_hf_file_metadata(hf_hub_url(repository, "tokenizer.json"), timeout=5)
         file = hf_hub_download(repository, "tokenizer.json", etag_timeout=5)
     except HFValidationError:
         raise ConfigError(
