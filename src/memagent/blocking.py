@@ -7,14 +7,16 @@ connections stay open from one blocking call to the next.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
+_closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -38,6 +40,14 @@ def iterate(items: AsyncIterator[T]) -> Iterator[T]:
             run(close())
 
 
+def when_loop_ends(
+    loop: asyncio.AbstractEventLoop, close: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """If this is our own loop, which nobody else can end, call `close` before the process exits."""
+    if loop is _loop:
+        _closers.append(close)
+
+
 async def _next(items: AsyncIterator[T], end: object) -> T | object:
     return await anext(items, end)
 
@@ -48,4 +58,11 @@ def _background_loop() -> asyncio.AbstractEventLoop:
         if _loop is None or _loop.is_closed():
             _loop = asyncio.new_event_loop()
             threading.Thread(target=_loop.run_forever, name="memagent-loop", daemon=True).start()
+            atexit.register(_end, _loop)
         return _loop
+
+
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    for close in _closers:
+        asyncio.run_coroutine_threadsafe(close(), loop).result(timeout=5)
+    loop.call_soon_threadsafe(loop.stop)

@@ -371,12 +371,18 @@ def _resumed_request(options: dict[str, Any], manifest: Mapping[str, Any]) -> Re
         folder=str(files.get("folder", stored["folder"])),
         questions=new.questions or tuple(manifest["questions"]),
         encoding=new.encoding or stored["encoding"],
-        engine=stored["engine"] if new.engine == "openai:" else new.engine,
+        engine=_stored_engine(manifest) if new.engine == "openai:" else new.engine,
         engine_settings={**stored["engine_settings"], **new.engine_settings},
         agent_settings={**manifest["agent"], **new.agent_settings},
         tokenizer=new.tokenizer or str(manifest["tokenizer"]),
         limits={**stored["limits"], **new.limits},
     )
+
+
+def _stored_engine(manifest: Mapping[str, Any]) -> str:
+    """The engine of a run, with the model it found when none was named."""
+    engine = str(manifest["command"]["engine"])
+    return f"{engine}{manifest['model']}" if engine == "openai:" else engine
 
 
 def _stored(request: Request) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib import import_module
@@ -44,6 +45,8 @@ def app() -> None:
 
 def main() -> None:
     """Entry point: runs a command and turns errors into one line and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # an answer may not fit the terminal
     sys.exit(run(sys.argv[1:]))
 
 
@@ -51,6 +54,7 @@ def run(arguments: list[str]) -> int:
     """Run a command; the exit code."""
     try:
         result = app.main(arguments, prog_name="memagent", standalone_mode=False)
+        sys.stdout.flush()  # a closed pipe shows here, not when Python has shut down
     except MemagentError as error:
         return _fail(str(error), error.exit_code)
     except click.ClickException as error:

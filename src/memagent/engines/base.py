@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
+from memagent import blocking
 from memagent.errors import ConfigError
 from memagent.types import Engine
 
@@ -35,3 +37,36 @@ def split_spec(spec: str) -> tuple[str, str]:
     if colon and kind.isalpha() and "/" not in kind and kind.islower() and not model[:1].isdigit():
         raise ConfigError(f"unknown engine {kind!r}; known: {', '.join(ENGINES)}")
     return "openai", spec
+
+
+class ClosingEngine:
+    """What engines have in common: `async with engine:` and `with engine:` close them at the end."""
+
+    async def aclose(self) -> None:
+        """Free connections, processes and memory."""
+
+    def close(self) -> None:
+        """As `aclose`, for code that is not async."""
+        blocking.run(self.aclose())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
