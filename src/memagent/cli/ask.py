@@ -22,7 +22,7 @@ from memagent.agent.journal import Journal, check_same
 from memagent.agent.limits import Limits
 from memagent.agent.plan import Plan, plan_reading
 from memagent.agent.reader import Reader
-from memagent.agent.trace import Trace, total_usage
+from memagent.agent.trace import Step, Trace, total_usage
 from memagent.cli.options import PanelCommand, given, panel_option, settings_options
 from memagent.cli.progress import ReadingProgress, duration
 from memagent.config import AgentConfig, EngineConfig
@@ -243,11 +243,17 @@ class Ask:
         )
         if isinstance(reader.engine, EndpointEngine):
             reader.engine.on_retry = lambda failure, delay: progress.retry(failure.reason, delay)
+        news = [f"reading {chunks.document.source}; the run is kept in {journal.path}"]
+
+        def on_step(question_number: int, step: Step) -> None:
+            while news:  # not before the first step: a run that is refused at once is not kept
+                self._tell(news.pop())
+            progress.step(question_number, step)
+
         _stop_like_ctrl_c(signal.SIGTERM)
         try:
             with progress:
-                self._tell(f"reading {chunks.document.source}; the run is kept in {journal.path}")
-                traces = await reader.read(request.questions, chunks, journal, progress.step)
+                traces = await reader.read(request.questions, chunks, journal, on_step)
         except asyncio.CancelledError:
             self._tell_kept(journal, "interrupted")
             return INTERRUPTED

@@ -25,14 +25,10 @@ ENDING_SHARE = 0.1
 """The part of a chunk, at its end, in which a natural end is looked for."""
 FIRST_CHARS_PER_TOKEN = 4.5
 """How long a first block is guessed to be; after that the chunk before gives the rate."""
-BLOCK_SPARE = 1.08
+BLOCK_SPARE = 1.05
 """Blocks are measured this much longer than needed, or they would often be measured twice."""
 EDGE_TOKENS = 8
 """Cutting a block can change the tokens at its edge; this close to the limit we count again."""
-MAX_TRIES = 6
-GOOD_FILL = 0.88
-"""A chunk that ends naturally and is at least this full is not tried again."""
-
 # From best to worst. Each match ends where a chunk may end.
 NATURAL_ENDS = (
     re.compile(r"\n[ \t]*\n\s*"),
@@ -145,26 +141,30 @@ def next_span(text: str, last: Span | None, tokenizer: Tokenizer, chunk_tokens: 
     """Where the chunk after `last` lies."""
     start = last.end if last else 0
     rate = (last.end - last.start) / max(last.num_tokens, 1) if last else FIRST_CHARS_PER_TOKEN
-    locate = _span_by_trying if tokenizer.is_quick else _span_by_measuring
+    locate = _span_by_counting if tokenizer.is_quick else _span_by_measuring
     return locate(text, start, rate, tokenizer, chunk_tokens)
 
 
-def _span_by_trying(
+def _span_by_counting(
     text: str, start: int, rate: float, tokenizer: Tokenizer, chunk_tokens: int
 ) -> Span:
-    """The next chunk for a tokenizer that counts quickly: try ends until one nearly fills it."""
+    """The next chunk for a tokenizer that counts quickly: count a little too much, then step back."""
     limit = max(chunk_tokens - EDGE_TOKENS, 1)
-    num_chars = int(limit * rate)
-    for _ in range(MAX_TRIES):
+    num_chars = int(limit * rate * BLOCK_SPARE) + 1
+    while True:
         block = text[start : start + num_chars]
-        is_all = start + num_chars >= len(text)
-        earliest = int(len(block) * (1 - ENDING_SHARE))
-        end = len(block) if is_all else _best_end(block, earliest, len(block))
-        num_tokens = tokenizer.count(block[:end])
-        if num_tokens <= limit and (is_all or num_tokens >= limit * GOOD_FILL):
-            return Span(start, start + end, num_tokens)
-        num_chars = max(int(end * limit / num_tokens), 1)
-    return _span_by_measuring(text, start, rate, tokenizer, chunk_tokens)
+        total = tokenizer.count(block)
+        if total > limit:
+            break
+        if start + num_chars >= len(text):
+            return Span(start, start + len(block), total)
+        num_chars = int(num_chars * limit / max(total, 1) * BLOCK_SPARE) + 1
+    end, num_tokens = len(block), total
+    while num_tokens > limit and end > 1:
+        latest = min(int(end * limit / num_tokens), end - 1)
+        end = _best_end(block, int(latest * (1 - ENDING_SHARE)), latest)
+        num_tokens = total - tokenizer.count(block[end:])
+    return Span(start, start + end, num_tokens)
 
 
 def _span_by_measuring(
