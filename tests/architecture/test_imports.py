@@ -1,0 +1,238 @@
+"""Who may import whom. Rooms stand in rows, and imports point down.
+
+    row 5   cli
+    row 4   rl  viewer  serve
+    row 3   eval
+    row 2   agent  data
+    row 1   documents  engines  rewards
+    row 0   types  errors  config  runs  tracking  blocking  _version
+
+A module may import its own room and rooms of lower rows; row 0 is one room. `memagent/__init__.py`
+is the front door and may name anything, but nothing inside comes in through it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import memagent
+
+PACKAGE = Path(__file__).resolve().parents[2] / "src" / "memagent"
+FRONT_DOOR = "memagent"
+
+ROWS: tuple[tuple[str, ...], ...] = (
+    ("types", "errors", "config", "runs", "tracking", "blocking", "_version"),
+    ("documents", "engines", "rewards"),
+    ("agent", "data"),
+    ("eval",),
+    ("rl", "viewer", "serve"),
+    ("cli",),
+)
+"""From the bottom up. A new room is added here, and in ARCHITECTURE.md."""
+ROW_OF = {room: number for number, rooms in enumerate(ROWS) for room in rooms}
+
+ALSO_ALLOWED: dict[str, str] = {"data": "memagent.agent.prompts"}
+"""A module outside the rules that a room may import all the same: warm-start traces need prompts."""
+ONLY_ALLOWED: dict[tuple[str, str], str] = {("rl", "eval"): "memagent.eval.runner"}
+"""All that a room may import of another: training validates with the evaluation's runner."""
+HOMES: dict[str, tuple[str, ...]] = {
+    "torch": ("memagent.engines.local", "memagent.rl"),
+    "vllm": ("memagent.engines.vllm",),
+    "ray": ("memagent.rl.distributed",),
+    "openai": ("memagent.engines.openai",),
+}
+"""Libraries that appear in these modules and nowhere else."""
+
+HEAVY = ("torch", "transformers", "vllm", "ray", "openai", "tokenizers")
+LIGHT_SECONDS = 1.0
+
+
+# --- the rule -------------------------------------------------------------------------------------
+
+
+def imported(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """Full names of all that a module imports, wherever in it: `from a import b` gives `a.b`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = module.split(".") if is_package else module.split(".")[:-1]
+                base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [base])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def room_of(module: str) -> str:
+    """`memagent.agent.reader` is in `agent`, `memagent.types` in `types`."""
+    return module.split(".")[1]
+
+
+def violation(module: str, name: str) -> str | None:
+    """What is wrong with a module's import of `name`; None if nothing is."""
+    library = name.split(".")[0]
+    if library != FRONT_DOOR:
+        homes = HOMES.get(library, (module,))
+        return None if is_inside(module, homes) else f"{library} belongs in {' and '.join(homes)}"
+    if module == FRONT_DOOR:
+        return None
+    room = room_of(module)
+    other = room_of(name) if "." in name else ""
+    if other not in ROW_OF:
+        return f"{name} is the front door; import from the module it lives in"
+    if other == room or ROW_OF[other] == ROW_OF[room] == 0:
+        return None
+    if is_inside(name, (ALSO_ALLOWED.get(room, "-"),)):
+        return None
+    if ROW_OF[other] >= ROW_OF[room]:
+        return f"{other} is in row {ROW_OF[other]}, {room} in row {ROW_OF[room]}"
+    only = ONLY_ALLOWED.get((room, other))
+    return None if only is None or is_inside(name, (only,)) else f"of {other}, only {only}"
+
+
+def is_inside(module: str, homes: tuple[str, ...]) -> bool:
+    return any(module == home or module.startswith(f"{home}.") for home in homes)
+
+
+def violations(module: str, source: str, *, is_package: bool = False) -> list[str]:
+    """All wrong imports of a module, as `module imports name: reason`."""
+    found = []
+    for name in imported(source, module, is_package=is_package):
+        if reason := violation(module, name):
+            found.append(f"{module} imports {name}: {reason}")
+    return found
+
+
+def unknown_rooms(package: Path) -> list[str]:
+    names = {
+        path.stem
+        for path in package.iterdir()
+        if path.suffix == ".py" or (path.is_dir() and any(path.glob("*.py")))
+    }
+    return sorted(names - set(ROW_OF) - {"__init__", "__main__"})
+
+
+# --- the package keeps it -------------------------------------------------------------------------
+
+
+def test_every_room_has_a_row() -> None:
+    unknown = unknown_rooms(PACKAGE)
+    assert not unknown, f"add {', '.join(unknown)} to ROWS in {Path(__file__).name}"
+
+
+def test_imports_point_down() -> None:
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        module = ".".join(parts[:-1] if is_package else parts)
+        found += violations(module, path.read_text(encoding="utf-8"), is_package=is_package)
+    assert not found, "\n".join(found)
+
+
+# --- the rule can fail ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("memagent.documents.document", "from memagent.agent.reader import Reader"),
+        ("memagent.documents.document", "def f():\n    import memagent.agent.reader"),
+        ("memagent.documents.document", "from memagent.engines.base import open_engine"),
+        ("memagent.documents.document", "from ..engines import base"),
+        ("memagent.documents.document", "from memagent import engines"),
+        ("memagent.runs", "from memagent.documents import document"),
+        ("memagent.runs", "from .documents import document"),
+        ("memagent.agent.reader", "import memagent.cli.main"),
+        ("memagent.agent.reader", "from memagent import Document"),
+        ("memagent.agent.reader", "import memagent"),
+        ("memagent.agent.prompts", "from memagent.data import example"),
+        ("memagent.data.build", "from memagent.agent.reader import Reader"),
+        ("memagent.rl.trainer", "from memagent.eval.report import table"),
+        ("memagent.viewer.app", "from memagent.serve import app"),
+        ("memagent.agent.reader", "import torch"),
+        ("memagent.engines.localized", "import torch"),
+        ("memagent.engines.scripted", "from openai import AsyncOpenAI"),
+        ("memagent.rl.trainer", "if True:\n    import ray.data"),
+        ("memagent.engines.local.engine", "from vllm import LLM"),
+    ],
+)
+def test_a_wrong_import_is_found(module: str, source: str) -> None:
+    assert len(violations(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("memagent.agent.reader", "from memagent.documents.document import Document"),
+        ("memagent.agent.reader", "from memagent import blocking"),
+        ("memagent.agent.reader", "from . import memory\nfrom .prompts import PromptSet"),
+        ("memagent.agent.reader", "from ..documents.document import Document"),
+        ("memagent.runs", "from memagent.errors import RunError"),
+        ("memagent.data.traces", "from memagent.agent.prompts import PROMPT_SETS"),
+        ("memagent.data.traces", "from memagent.agent import prompts"),
+        ("memagent.rl.trainer", "from memagent.eval.runner import evaluate\nimport torch.nn"),
+        ("memagent.engines.local.model", "from torch import nn"),
+        ("memagent.engines.openai", "import openai"),
+        ("memagent.rl.distributed.launch", "import ray"),
+        ("memagent.cli.ask", "from memagent.rl.trainer import train\nimport click"),
+        ("memagent", "from memagent.agent.reader import Reader"),
+    ],
+)
+def test_a_right_import_is_not(module: str, source: str) -> None:
+    assert violations(module, source) == []
+
+
+def test_relative_imports_of_a_package_start_at_the_package() -> None:
+    source = "from .base import open_engine\nfrom ..agent import reader"
+    names = list(imported(source, "memagent.engines", is_package=True))
+    assert names == ["memagent.engines.base.open_engine", "memagent.agent.reader"]
+
+
+def test_a_room_without_a_row_is_named(tmp_path: Path) -> None:
+    (tmp_path / "types.py").touch()
+    (tmp_path / "attic").mkdir()
+    (tmp_path / "attic" / "__init__.py").touch()
+    (tmp_path / "__pycache__").mkdir()
+    assert unknown_rooms(tmp_path) == ["attic"]
+
+
+# --- light to start, and public names -------------------------------------------------------------
+
+LOADED = "import json, sys; print(json.dumps(sorted(sys.modules)))"
+HELP = "from memagent.cli.main import run; assert run(['--help']) == 0"
+
+
+def seconds_and_modules(code: str) -> tuple[float, list[str]]:
+    """The best of three runs in new processes: others may be using the machine."""
+    times, output = [], ""
+    for _ in range(3):
+        started = time.perf_counter()
+        command = [sys.executable, "-c", f"{code}\n{LOADED}"]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        times.append(time.perf_counter() - started)
+    return min(times), json.loads(output.splitlines()[-1])
+
+
+@pytest.mark.parametrize("code", ["import memagent", HELP], ids=["import", "help"])
+def test_starting_is_quick_and_loads_nothing_heavy(code: str) -> None:
+    seconds, modules = seconds_and_modules(code)
+    assert "memagent" in modules
+    assert [name for name in HEAVY if name in modules] == []
+    assert seconds < LIGHT_SECONDS
+
+
+def test_public_names_are_there_and_listed() -> None:
+    for name in memagent.__all__:
+        assert getattr(memagent, name) is not None
+    with pytest.raises(AttributeError, match="nosuch"):
+        import_module("memagent").nosuch  # noqa: B018

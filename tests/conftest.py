@@ -1,0 +1,91 @@
+"""What all tests share: a home of their own, and tokenizers small enough to make on the spot."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from memagent.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+
+QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's own folders, endpoint settings or the network's hub."""
+    base = tmp_path_factory.getbasetemp()
+    monkeypatch.setenv("XDG_STATE_HOME", str(base / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(base / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for prefix in ("MEMAGENT_", "OPENAI_", ""):
+        for name in ("BASE_URL", "API_KEY", "URL"):
+            monkeypatch.delenv(prefix + name, raising=False)
+
+
+def prose(num_sentences: int, seed: int = 0) -> str:
+    """Invented English sentences in paragraphs, the same for the same seed."""
+    rng = random.Random(seed)
+    people = ["the miller", "Anna Bergström", "a clerk", "Mr. Okafor", "the captain's wife"]
+    verbs = ["sold", "found", "didn't mention", "remembered", "carried home", "wrote about"]
+    things = ["a red ledger", "12 barrels of salt", "the north gate", "an old map", "café chairs"]
+    sentences = [
+        f"In {rng.randint(1800, 1999)} {rng.choice(people)} {rng.choice(verbs)} {rng.choice(things)}"
+        f"{rng.choice(['.', '!', '; nobody knows why.'])}"
+        for _ in range(num_sentences)
+    ]
+    ends = [rng.choice([" ", " ", " ", "\n", "\n\n"]) for _ in sentences]
+    return "".join(sentence + end for sentence, end in zip(sentences, ends, strict=True))
+
+
+def make_tokenizer(folder: Path, *, pattern: str | None, chat_template: str | None = None) -> Path:
+    """A small byte-level tokenizer trained on invented prose, as a Hugging Face folder."""
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    split = [] if pattern is None else [pre_tokenizers.Split(Regex(pattern), "isolated")]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500,
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([prose(400, seed) for seed in range(5)], trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    if chat_template is not None:
+        (folder / "chat_template.jinja").write_text(chat_template)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2-like tokenizer with a chat template."""
+    folder = tmp_path_factory.mktemp("tokenizers") / "gpt2-like"
+    return make_tokenizer(folder, pattern=None, chat_template=CHAT_TEMPLATE)
+
+
+@pytest.fixture(scope="session")
+def qwen_like_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen-like tokenizer without a chat template."""
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizers") / "qwen-like", pattern=QWEN_PATTERN)
+
+
+@pytest.fixture
+def small_tokenizer(tokenizer_folder: Path) -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer.from_path(tokenizer_folder, "small")
+
+
+@pytest.fixture
+def byte_tokenizer() -> ByteTokenizer:
+    return ByteTokenizer()

@@ -1,0 +1,77 @@
+"""The examples run as their pages say, against an endpoint and without one."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.loopback import running
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+KEY = "sk-only-for-this-test"
+
+
+def quickstart(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    ours = {"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / "quickstart.py"), *arguments],
+        env={**ours, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_quickstart_answers_from_the_endpoint_in_the_environment(tmp_path: Path) -> None:
+    with running(tmp_path / "calls.jsonl", api_key=KEY) as endpoint:
+        question = 'Where is the "spare key to the clock tower" kept?'
+        done = quickstart(
+            "--model", "test-model", "--question", question, URL=endpoint.base_url, API_KEY=KEY
+        )
+        calls = endpoint.calls()
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == r"answer: \boxed{kept behind the loose brick beside the bakery oven}"
+    assert [line.split(",")[0] for line in lines if line.startswith("section")] == [
+        "section 1",
+        "section 2",
+        "section 3",
+    ]
+    assert len(calls) == 4
+    assert KEY not in done.stdout + done.stderr
+
+
+def test_quickstart_needs_no_model_with_the_scripted_engine() -> None:
+    done = quickstart("--engine", "scripted")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == (
+        "answer: The spare key to the clock tower is kept behind the loose brick beside the "
+        "bakery oven."
+    )
+
+
+def test_quickstart_reads_a_file_of_the_user(tmp_path: Path) -> None:
+    file = tmp_path / "will.txt"
+    file.write_text("It rained. Hedda inherits the house.")
+    question = "Who inherits the house?"
+    done = quickstart("--engine", "scripted", "--file", str(file), "--question", question)
+    assert done.stdout.splitlines()[-1] == "answer: Hedda inherits the house."
+
+
+def test_quickstart_without_an_endpoint_says_so_in_one_line() -> None:
+    done = quickstart("--model", "test-model")
+    assert done.returncode == 1
+    assert done.stderr.startswith("quickstart: no endpoint is set")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_sample_is_always_the_same_and_holds_each_hidden_sentence_once() -> None:
+    sample = runpy.run_path(str(EXAMPLES / "sample.py"))
+    text = sample["town_archive"]()
+    assert text == sample["town_archive"]()
+    assert [text.count(hidden) for hidden in sample["HIDDEN_SENTENCES"].values()] == [1, 1, 1, 1]
+    assert 40_000 < len(text) < 50_000
+    assert len(sample["QUESTIONS"]) == 2

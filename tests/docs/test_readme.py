@@ -1,0 +1,272 @@
+"""Every bash and python block of the documentation runs, and does what the page says it does.
+
+Blocks of a page run in order, in one folder that holds the files the pages speak of. Python blocks
+stand alone; what a bash block exports holds for the bash blocks after it. How a page says more:
+
+    <!-- exit code 4 -->     before a bash block: it is meant to end so
+    <!-- prints -->          before a text block: what the block before printed, numbers aside;
+                             `...` stands for anything
+    # name.toml              as the first line of a toml block: the block is also that file
+
+A page names `http://localhost:8000/v1` and a model; a loopback endpoint stands in for them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import docx
+import pytest
+from fpdf import FPDF
+
+from memagent.agent.prompts import parse_prompts
+from tests.support.loopback import Endpoint, running
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+DOCUMENTED_URL = "http://localhost:8000/v1"
+DOCUMENTED_MODEL = "Qwen/Qwen2.5-7B-Instruct"
+
+_fence = re.compile(
+    r"(?:<!-- (?P<note>[^\n]*?) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S
+)
+_link = re.compile(r"\]\((?!https?://|mailto:|#)([^)#\s]+)")
+_requirement = re.compile(r"memagent(?:\[(?P<extras>[\w,-]+)\])?")
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    language: str
+    text: str
+    note: str
+    line: int
+
+
+class Outcome(NamedTuple):
+    exit_code: int
+    output: str
+
+
+def blocks_of(page: str) -> list[Block]:
+    return [
+        Block(
+            language=match["language"],
+            text=match["text"],
+            note=match["note"] or "",
+            line=page.count("\n", 0, match.start("language")) + 1,
+        )
+        for match in _fence.finditer(page)
+    ]
+
+
+class Shell:
+    """Runs the blocks of one page in one folder."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.environment = environment
+        self.exports = folder / ".exports"
+
+    def run(self, block: Block) -> Outcome:
+        if block.language == "python":
+            return self._outcome([sys.executable, "-W", "error", "-c", block.text])
+        commands = "\n".join(self._checked(line) for line in logical_lines(block.text))
+        script = (
+            f"[ ! -f {self.exports} ] || . {self.exports}\n{commands}\nexport -p > {self.exports}"
+        )
+        return self._outcome(["bash", "-euo", "pipefail", "-c", script])
+
+    def _outcome(self, command: list[str]) -> Outcome:
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=120,
+        )
+        return Outcome(done.returncode, done.stdout.decode())
+
+    def _checked(self, line: str) -> str:
+        """The line, or nothing for installations and make, which are checked and not run."""
+        words = line.split()
+        if "pip" in words and "install" in words:
+            check_requirements(line)
+            return ""
+        if words[:1] == ["make"]:
+            check_targets(words[1:])
+            return ""
+        return line
+
+
+def logical_lines(script: str) -> list[str]:
+    return script.replace("\\\n", " ").splitlines()
+
+
+def check_requirements(line: str) -> None:
+    """A `pip install` of ours must name extras that exist."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found = _requirement.search(line.replace('".[', "memagent["))
+    named = found["extras"].split(",") if found and found["extras"] else []
+    assert set(named) <= set(known), f"{line!r} names an extra that is not in pyproject.toml"
+
+
+def check_targets(words: list[str]) -> None:
+    """`make` must name targets that exist."""
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
+    for word in words:
+        assert word in targets, f"make {word}: the Makefile has no such target"
+
+
+def matches(expected: str, output: str) -> bool:
+    """Whether an output is as a page shows it: `...` stands for anything, any number for any other."""
+    pattern = r".*?".join(re.escape(part) for part in _bare(expected).split("..."))
+    return re.fullmatch(pattern, _bare(output), re.S) is not None
+
+
+def _bare(text: str) -> str:
+    """Without what may differ from machine to machine and from version to version."""
+    numbers_aside = re.sub(r"\d[\d,.]*(?<=\d)", "0", text)
+    return "\n".join(" ".join(line.split()) for line in numbers_aside.strip().splitlines())
+
+
+# --- the folder the pages speak of ----------------------------------------------------------------
+
+
+def make_samples(folder: Path) -> None:
+    """The files that pages name, and the repository's own that they read or run."""
+    sample = runpy.run_path(str(ROOT / "examples" / "sample.py"))
+    archive: str = sample["town_archive"]()
+    (folder / "book.txt").write_text(archive)
+    (folder / "log.txt.gz").write_bytes(gzip.compress(archive[:2000].encode()))
+    turns = [
+        {"role": "user", "content": "Who wrote it?"},
+        {"role": "assistant", "content": "Brita."},
+    ]
+    (folder / "chat.jsonl").write_text("\n".join(json.dumps(turn) for turn in turns))
+    (folder / "notes").mkdir()
+    (folder / "notes" / "plan.md").write_text("# Plan\n\nMend the lower bridge before harvest.\n")
+    (folder / "notes" / "retry.py").write_text('"""Retries are handled here."""\n')
+    pages = FPDF()
+    pages.set_font("helvetica", size=12)
+    for text in ("The house stands by the quay.", "Hedda Sunde inherits the house."):
+        pages.add_page()
+        pages.cell(text=text)
+    pages.output(str(folder / "report.pdf"))
+    contract = docx.Document()
+    contract.add_paragraph("Either side may give notice within 30 days.")
+    contract.save(str(folder / "contract.docx"))
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    for name in ("README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    with running(model=DOCUMENTED_MODEL) as loopback:
+        yield loopback
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    make_samples(folder)
+    kept = {name: os.environ[name] for name in ("LANG", "TMPDIR") if name in os.environ}
+    environment = {
+        **kept,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    return Shell(folder, environment)
+
+
+# --- the pages ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+def test_every_block_of_a_page_runs(path: Path, shell: Shell, endpoint: Endpoint) -> None:
+    page = path.read_text().replace(DOCUMENTED_URL, endpoint.base_url)
+    last = Outcome(0, "")
+    for block in blocks_of(page):
+        where = f"{path.name}:{block.line}"
+        if block.language in ("bash", "python"):
+            expected = int(block.note.rpartition(" ")[2]) if "exit code" in block.note else 0
+            last = shell.run(block)
+            shown = f"{where}\n{block.text}\n--- printed:\n{last.output}"
+            assert last.exit_code == expected, shown
+        elif block.language == "toml":
+            values = tomllib.loads(block.text)
+            if name := re.match(r"# (\S+\.toml)\n", block.text):
+                (shell.folder / name[1]).write_text(block.text)
+            if "read" in values:
+                parse_prompts(values, source=where)
+        elif block.language == "json":
+            json.loads(block.text)
+        elif block.note == "prints":
+            assert matches(block.text, last.output), f"{where} shows not this:\n{last.output}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+def test_links_between_pages_lead_somewhere(path: Path) -> None:
+    text = _fence.sub("", path.read_text())
+    dead = [link for link in _link.findall(text) if not (path.parent / link).exists()]
+    assert dead == []
+
+
+def test_the_page_of_the_command_line_is_what_the_help_says() -> None:
+    generated = runpy.run_path(str(ROOT / "docs" / "generate_cli.py"))["cli_page"]()
+    assert (ROOT / "docs" / "cli.md").read_text() == generated, "run `make docs`"
+
+
+# --- the checks themselves can fail ---------------------------------------------------------------
+
+
+def test_blocks_are_found_with_their_notes_and_lines() -> None:
+    page = "Text\n\n<!-- exit code 4 -->\n```bash\nfalse\n```\n\n```python\nprint(1)\n```\n"
+    assert blocks_of(page) == [
+        Block("bash", "false\n", "exit code 4", 4),
+        Block("python", "print(1)\n", "", 8),
+    ]
+
+
+def test_a_command_that_fails_fails_its_block_even_if_more_follow(shell: Shell) -> None:
+    assert shell.run(Block("bash", "exit 3\necho on\n", "", 1)) == (3, "")
+    assert shell.run(Block("bash", "false\necho on\n", "", 1)) == (1, "")
+    assert shell.run(Block("bash", "false | cat\necho on\n", "", 1)) == (1, "")
+    assert shell.run(Block("python", "raise SystemExit(5)", "", 1)) == (5, "")
+
+
+def test_exports_last_from_one_block_to_the_next(shell: Shell) -> None:
+    shell.run(Block("bash", "export ANSWER=42\n", "", 1))
+    assert shell.run(Block("bash", 'echo "$ANSWER"\n', "", 5)) == (0, "42\n")
+
+
+@pytest.mark.parametrize("line", ['pip install "memagent[nosuch]"', "make nosuch"])
+def test_extras_and_targets_must_exist(shell: Shell, line: str) -> None:
+    with pytest.raises(AssertionError, match="nosuch"):
+        shell.run(Block("bash", f"{line}\n", "", 1))
+
+
+def test_shown_output_is_compared_but_for_numbers_and_dots() -> None:
+    assert matches("run: ...\nend\n", "run: here  \nend")
+    assert matches("cost   0.25 and 1,024.", "cost 1.5 and 7.\n")
+    assert not matches("cost 0.25 and 1,024.", "cost 1.5 or 7.\n")
+    assert not matches("run: ...\nend\n", "run: here\nother end, though\nmore")

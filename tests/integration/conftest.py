@@ -1,0 +1,171 @@
+"""The command as a process of its own, and texts with something to find in them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import pytest
+
+from memagent.cli.main import run
+
+MEMAGENT = Path(sys.executable).parent / "memagent"
+QUESTION = 'What is the code of "amber-17"?'
+FACT = 'The code of "amber-17" is 48213.'
+CODE = "48213"
+SMALL_SECTIONS = (
+    *("--tokenizer", "bytes", "--window", "4096", "--chunk-tokens", "400"),
+    *("--memory-tokens", "400", "--answer-tokens", "200"),
+)
+"""Sections of at most 400 bytes: what a prompt holds can be counted by hand."""
+
+WORDS = (
+    *("harbour", "lantern", "winter", "ledger", "orchard", "captain", "letter", "market", "silver"),
+    *("bridge", "garden", "evening", "window", "journey", "village", "morning", "paper", "river"),
+)
+
+
+class Outcome(NamedTuple):
+    """How a call of the command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+class Cli:
+    """Calls `memagent` with its runs in a folder of its own and no settings from outside."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+
+    @property
+    def runs(self) -> list[Path]:
+        """Runs that were kept in the state folder."""
+        return sorted(self.state.glob("memagent/runs/*"))
+
+    def __call__(
+        self,
+        *arguments: str | Path,
+        stdin: bytes = b"",
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Outcome:
+        done = subprocess.run(
+            [MEMAGENT, *arguments],
+            input=stdin,
+            capture_output=True,
+            timeout=120,
+            env=self.environment(env),
+            cwd=cwd or self.state,
+        )
+        return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    @contextmanager
+    def started(
+        self, *arguments: str | Path, via: Sequence[str] = (), stdin: int | IO[bytes] | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """The command while it runs; killed at the end if it still does.
+
+        `via` is a command that becomes ours.
+        """
+        process = subprocess.Popen(
+            [*via, MEMAGENT, *arguments],
+            stdin=stdin or subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment(),
+            cwd=self.state,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def environment(self, extra: dict[str, str] | None = None) -> dict[str, str]:
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("MEMAGENT_", "OPENAI_", "PYTHON"))
+            and name not in ("URL", "API_KEY")
+        }
+        own = {"XDG_STATE_HOME": str(self.state), "HF_HUB_OFFLINE": "1"}
+        return {**inherited, **own, **(extra or {})}
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    state = tmp_path / "state"
+    state.mkdir()
+    return Cli(state)
+
+
+@pytest.fixture
+def here(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """The command inside this process, for many cases that end soon: no second to start each."""
+
+    def call(
+        *arguments: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None
+    ) -> Outcome:
+        environment = cli.environment(env)
+        for name in os.environ.keys() - environment.keys():
+            monkeypatch.delenv(name)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(cwd or cli.state)
+        code = run([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return Outcome(code, printed.out, printed.err)
+
+    return call
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    """A text of five sections (with SMALL_SECTIONS) that states FACT once."""
+    path = tmp_path / "book.txt"
+    path.write_text(story(1800, seed=4, fact=FACT))
+    return path
+
+
+def story(num_chars: int, *, seed: int, fact: str | None = None) -> str:
+    """Sentences about nothing, of so many characters or a few more; `fact` somewhere among them."""
+    rng = random.Random(seed)
+    sentences: list[str] = []
+    while sum(len(sentence) + 1 for sentence in sentences) < num_chars:
+        words = " ".join(rng.choices(WORDS, k=rng.randint(6, 12)))
+        sentences.append(f"The {words} {rng.randint(1, 99)}.")
+    if fact is not None:
+        sentences.insert(rng.randint(0, len(sentences)), fact)
+    return " ".join(sentences) + "\n"
+
+
+def wait_until(is_true: Callable[[], object], *, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, f"still not true after {seconds} s: {is_true}"
+        time.sleep(0.003)
+
+
+def num_lines(path: Path) -> int:
+    """Whole lines in a file; 0 while it does not exist."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def finish(process: subprocess.Popen[bytes], *, number: signal.Signals | None = None) -> Outcome:
+    """Wait for a process to end, after a signal if one is given."""
+    if number is not None:
+        process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=120)
+    return Outcome(process.returncode, stdout.decode(), stderr.decode())

@@ -1,0 +1,467 @@
+"""`memagent ask` from outside: what it prints, what it calls, what it keeps to itself."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from memagent.agent.trace import Trace
+from tests.integration.conftest import (
+    CODE,
+    FACT,
+    MEMAGENT,
+    QUESTION,
+    SMALL_SECTIONS,
+    Cli,
+    Outcome,
+    num_lines,
+    story,
+    wait_until,
+)
+from tests.support.loopback import NOTHING_FOUND, Endpoint, messages_sha, running
+
+Call = Callable[..., Outcome]
+UNANSWERABLE = 'What is the code of "opal-1"?'
+NO_ENDPOINT = "http://127.0.0.1:9/v1"
+KEY = "sk-a-very-distinctive-secret-4711"
+TEMPLATE_TOKENS = 64
+"""What is allowed for a chat template that the tokenizer does not know."""
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """An endpoint for all tests here that need no other; reads by keyword."""
+    with running(log=tmp_path_factory.mktemp("endpoint") / "calls.jsonl") as running_endpoint:
+        yield running_endpoint
+
+
+@pytest.fixture
+def ask(endpoint: Endpoint) -> tuple[str, ...]:
+    """The beginning of a command that reads in small sections; the model is left to the endpoint."""
+    return ("ask", "--base-url", endpoint.base_url, *SMALL_SECTIONS)
+
+
+# --- what is printed ------------------------------------------------------------------------------
+
+
+def test_the_answer_is_alone_on_standard_output_and_the_rest_on_standard_error(
+    cli: Cli, ask: tuple[str, ...], book: Path
+) -> None:
+    outcome = cli(*ask, book, "-q", QUESTION)
+
+    assert (outcome.code, outcome.stdout) == (0, f"\\boxed{{{CODE}}}\n")
+    [run] = cli.runs
+    reading, usage, where = outcome.stderr.splitlines()
+    assert reading == f"reading {book}; the run is kept in {run}"
+    assert usage.startswith("6 calls, ")
+    assert where == f"run: {run}"
+
+
+def test_quiet_leaves_standard_error_empty(cli: Cli, ask: tuple[str, ...], book: Path) -> None:
+    outcome = cli(*ask, book, "-q", QUESTION, "--quiet")
+
+    assert outcome == (0, f"\\boxed{{{CODE}}}\n", "")
+
+
+def test_json_has_the_answer_the_question_the_usage_and_the_trace(
+    cli: Cli, ask: tuple[str, ...], book: Path, endpoint: Endpoint
+) -> None:
+    num_before = endpoint.num_calls()
+    outcome = cli(*ask, book, "-q", QUESTION, "--json")
+    calls = endpoint.calls()[num_before:]
+
+    result = json.loads(outcome.stdout)
+    assert set(result) == {"answer", "question", "trace", "usage", "num_chunks"}
+    assert result["answer"] == f"\\boxed{{{CODE}}}"
+    assert result["question"] == QUESTION
+    assert result["num_chunks"] == 5
+    assert result["usage"]["calls"] == len(calls) == 6
+    assert result["usage"]["prompt_tokens"] == sum(call["prompt_chars"] // 4 for call in calls)
+    trace = Trace.from_json(json.dumps(result["trace"]))
+    assert [trace] == Trace.load(cli.runs[0])
+    assert "".join(section_texts(trace, book.read_text())) == book.read_text()
+    assert trace.memory == FACT
+
+
+def test_json_of_several_questions_is_a_list_in_their_order(
+    cli: Cli, ask: tuple[str, ...], book: Path
+) -> None:
+    outcome = cli(*ask, book, "-q", UNANSWERABLE, "-q", QUESTION, "--json")
+
+    results = json.loads(outcome.stdout)
+    assert [result["question"] for result in results] == [UNANSWERABLE, QUESTION]
+    assert [result["answer"] for result in results] == [r"\boxed{unknown}", f"\\boxed{{{CODE}}}"]
+
+
+def test_several_answers_stand_under_their_questions(
+    cli: Cli, ask: tuple[str, ...], book: Path
+) -> None:
+    outcome = cli(*ask, book, "-q", UNANSWERABLE, "-q", QUESTION)
+
+    expected = f"{UNANSWERABLE}\n\\boxed{{unknown}}\n\n{QUESTION}\n\\boxed{{{CODE}}}\n\n"
+    assert outcome.stdout == expected
+
+
+def test_show_memory_shows_each_change_on_standard_error(
+    cli: Cli, ask: tuple[str, ...], book: Path
+) -> None:
+    outcome = cli(*ask, book, "-q", QUESTION, "--show-memory")
+
+    assert outcome.stdout == f"\\boxed{{{CODE}}}\n"
+    lines = outcome.stderr.splitlines()
+    headings = [line for line in lines if line.startswith("memory after section ")]
+    assert [heading.split()[3] for heading in headings] == ["1", "2", "3", "4", "5"]
+    assert headings[0].startswith(f"memory after section 1 ({book} [0:")
+    assert lines.count(f"+ {FACT}") == 1
+    assert lines.count(f"- {NOTHING_FOUND}") == (1 if f"+ {NOTHING_FOUND}" in lines else 0)
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--dry-run",)], ids=str)
+def test_a_reader_that_leaves_early_causes_no_traceback(
+    cli: Cli, ask: tuple[str, ...], book: Path, options: tuple[str, ...]
+) -> None:
+    readable, writable = os.pipe()
+    os.close(readable)
+    try:
+        done = subprocess.run(
+            [MEMAGENT, *ask, book, "-q", QUESTION, "--quiet", *options],
+            stdout=writable,
+            stderr=subprocess.PIPE,
+            env=cli.environment(),
+            timeout=60,
+        )
+    finally:
+        os.close(writable)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_answer_is_printed_where_the_terminal_lacks_its_letters(
+    cli: Cli, ask: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "book.txt").write_text('The code of "amber-17" is 漢.')
+    command = (*ask, tmp_path / "book.txt", "-q", QUESTION)
+
+    outcome = cli(*command, env={"PYTHONIOENCODING": "ascii"})
+
+    assert (outcome.code, outcome.stdout) == (0, "\\boxed{\\u6f22}\n")
+
+
+# --- what it will cost, and limits ----------------------------------------------------------------
+
+
+def test_a_dry_run_calls_nothing_and_counts_what_the_real_run_sends(
+    cli: Cli, book: Path, tmp_path: Path
+) -> None:
+    # a memory of 7 bytes takes the place of "(empty)", so that all prompts keep their planned size
+    with running(log=tmp_path / "calls.jsonl", reply="fixed", reply_chars=7) as endpoint:
+        command = ("ask", book, "-q", QUESTION, "-q", "Who?", *SMALL_SECTIONS)
+        command = (*command, "--base-url", endpoint.base_url, "--json")
+        prices = ("--price-in", "2", "--price-out", "10")
+        dry = cli(*command, "--dry-run", *prices)
+        num_dry_calls = endpoint.num_calls()
+        real = cli(*command)
+        calls = endpoint.calls()
+
+    assert num_dry_calls == 0
+    assert len(json.loads(real.stdout)) == 2
+    plan = json.loads(dry.stdout)
+    prompt_tokens = sum(call["prompt_chars"] + TEMPLATE_TOKENS for call in calls)
+    assert plan == {
+        "num_questions": 2,
+        "num_chunks": 5,
+        "num_calls": len(calls),
+        "prompt_tokens": prompt_tokens,
+        "max_memory_tokens": 2 * 5 * 400,
+        "max_completion_tokens": 2 * (5 * 400 + 200),
+        "is_exact": False,
+        "min_cost": pytest.approx(2e-6 * prompt_tokens),
+        "max_cost": pytest.approx(2e-6 * (prompt_tokens + 4000) + 10e-6 * 4400),
+    }
+
+
+def test_a_dry_run_prints_its_numbers_and_keeps_no_run(
+    cli: Cli, ask: tuple[str, ...], book: Path, endpoint: Endpoint
+) -> None:
+    num_before = endpoint.num_calls()
+    outcome = cli(*ask, book, "-q", QUESTION, "--dry-run")
+
+    numbers = dict(line.rsplit(maxsplit=1) for line in outcome.stdout.splitlines()[:2])
+    assert numbers == {"sections": "5", "calls": "6"}
+    assert outcome.stderr == ""
+    assert cli.runs == []
+    assert endpoint.num_calls() == num_before
+
+
+def test_a_limit_on_calls_stops_there_and_a_higher_one_finishes(
+    cli: Cli, ask: tuple[str, ...], book: Path, endpoint: Endpoint
+) -> None:
+    num_before = endpoint.num_calls()
+    stopped = cli(*ask, book, "-q", QUESTION, "--max-calls", "3")
+    num_first = endpoint.num_calls() - num_before
+    [run] = cli.runs
+    still = cli("ask", "--resume", run)
+    finished = cli("ask", "--resume", run, "--max-calls", "6")
+    num_all = endpoint.num_calls() - num_before
+
+    assert (stopped.code, stopped.stdout) == (4, "")
+    assert "memagent: stopped after 3 calls: --max-calls 3" in stopped.stderr
+    assert f"raise the limit and go on with: memagent ask --resume {run}" in stopped.stderr
+    assert num_first == 3
+    assert still.code == 4, "the limit holds over resumptions"
+    assert (finished.code, finished.stdout) == (0, f"\\boxed{{{CODE}}}\n")
+    assert num_all == 6
+
+
+def test_a_limit_on_cost_is_not_passed_even_by_the_longest_reply(
+    cli: Cli, ask: tuple[str, ...], book: Path, endpoint: Endpoint
+) -> None:
+    # one unit per completion token; a reply is NOTHING_FOUND (4 tokens) and could be 400
+    prices = ("--price-in", "0", "--price-out", "1000000")
+    num_before = endpoint.num_calls()
+    stopped = cli(*ask, book, "-q", UNANSWERABLE, "--max-cost", "410", *prices)
+    num_first = endpoint.num_calls() - num_before
+    finished = cli("ask", "--resume", cli.runs[0], "--max-cost", "500")
+
+    assert (stopped.code, stopped.stdout) == (4, "")
+    assert num_first == 3  # 0 + 400, 4 + 400 and 8 + 400 are within 410; 12 + 400 is not
+    assert "stopped at a cost of 12.0000" in stopped.stderr
+    assert "--max-cost 410" in stopped.stderr
+    assert (finished.code, finished.stdout) == (0, "\\boxed{unknown}\n")
+    assert "cost 23.0000" in finished.stderr  # five times 4, and 3 for the answer
+
+
+# --- what is read ---------------------------------------------------------------------------------
+
+
+def test_a_text_from_standard_input_is_kept_for_resuming(
+    cli: Cli, book: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with running(log=tmp_path / "calls.jsonl", latency_ms=60) as endpoint:
+        begin = ("ask", "-", "-q", QUESTION, "--base-url", endpoint.base_url, *SMALL_SECTIONS)
+        with (
+            book.open("rb") as stdin,
+            cli.started(*begin, "--run-dir", run, stdin=stdin) as process,
+        ):
+            wait_until(lambda: num_lines(run / "steps.jsonl") >= 2)
+            process.kill()
+            process.wait()
+        num_done = num_lines(run / "steps.jsonl")
+        outcome = cli("ask", "--resume", run)
+        num_calls = endpoint.num_calls()
+
+    assert num_done < 6
+    assert (outcome.code, outcome.stdout) == (0, f"\\boxed{{{CODE}}}\n")
+    assert num_calls <= 6 + 1
+    assert (run / "stdin").read_bytes() == book.read_bytes()
+    private = [path.name for path in run.iterdir() if path.stat().st_mode & 0o077]
+    assert private == [], "others may not read what was piped in"
+
+
+def test_several_files_a_folder_and_a_gzipped_file_are_read_as_one_text(
+    cli: Cli, ask: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.txt").write_text(story(300, seed=1))
+    (folder / "b.md").write_text(story(300, seed=2, fact='The code of "opal-1" is 7.'))
+    (folder / "c.bin").write_bytes(b"\0\1\2\3" * 50)
+    (tmp_path / "d.txt.gz").write_bytes(gzip.compress(story(300, seed=3, fact=FACT).encode()))
+    (tmp_path / "e.txt").write_text(story(300, seed=4))
+
+    command = (*ask, "folder", "d.txt.gz", "e.txt", "-q", QUESTION, "-q", UNANSWERABLE, "--json")
+    outcome = cli(*command, cwd=tmp_path)
+
+    first, second = json.loads(outcome.stdout)
+    assert (first["answer"], second["answer"]) == (f"\\boxed{{{CODE}}}", r"\boxed{7}")
+    steps = first["trace"]["steps"][:-1]
+    sources = [place["source"] for step in steps for place in step["section"]["places"]]
+    assert list(dict.fromkeys(sources)) == ["folder/a.txt", "folder/b.md", "d.txt.gz", "e.txt"]
+    assert "skipped folder/c.bin: is binary" in outcome.stderr
+
+
+def test_own_templates_are_sent_as_they_are_written(
+    cli: Cli, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "note.txt").write_text(FACT)
+    (tmp_path / "own.toml").write_text(
+        """
+        system = "Be {brief}."
+        empty_memory = "none"
+        read = "<question>{question}</question> {{section}} <section>{section}</section> <memory>{memory}</memory>"
+        answer = "<memory>{memory}</memory> \\\\boxed{} <question>{question}</question> {num_sections}"
+        """
+    )
+    num_before = endpoint.num_calls()
+    command = ("ask", "note.txt", "-q", QUESTION, "--prompts", "own.toml", *SMALL_SECTIONS)
+    outcome = cli(*command, "--base-url", endpoint.base_url, cwd=tmp_path)
+    calls = endpoint.calls()[num_before:]
+
+    assert outcome.stdout == f"\\boxed{{{CODE}}}\n"
+    asked = f"<question>{QUESTION}</question>"
+    read = f"{asked} {{section}} <section>{FACT}</section> <memory>none</memory>"
+    answer = f"<memory>none\n{FACT}</memory> \\boxed{{}} {asked} 1"
+    assert [call["sha"] for call in calls] == [
+        messages_sha(conversation(text)) for text in (read, answer)
+    ]
+
+
+def conversation(user: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": "Be {brief}."}, {"role": "user", "content": user}]
+
+
+# --- where it is sent, and with which key ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """An endpoint that wants KEY."""
+    log = tmp_path_factory.mktemp("guarded") / "calls.jsonl"
+    with running(log=log, api_key=KEY) as running_endpoint:
+        yield running_endpoint
+
+
+@pytest.fixture
+def note(tmp_path: Path) -> Path:
+    """A text of one section."""
+    path = tmp_path / "note.txt"
+    path.write_text(FACT)
+    return path
+
+
+def test_an_azure_deployment_is_called_with_its_own_header_and_version(
+    cli: Cli, guarded: Endpoint, note: Path
+) -> None:
+    num_before = len(guarded.records())
+    address = ("--base-url", f"{guarded.root_url}/openai/deployments/test-model")
+    outcome = cli(
+        *("ask", note, "-q", QUESTION, "--model", "test-model", *SMALL_SECTIONS, *address),
+        *("--api-version", "2025-01-01"),
+        env={"MEMAGENT_API_KEY": KEY},
+    )
+    calls = [record for record in guarded.records()[num_before:] if record["n"] is not None]
+
+    assert outcome.stdout == f"\\boxed{{{CODE}}}\n"
+    path = "/openai/deployments/test-model/chat/completions?api-version=2025-01-01"
+    assert [(call["path"], call["auth"], call["outcome"]) for call in calls] == [
+        (path, "api-key", "ok"),
+        (path, "api-key", "ok"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (("--base-url", "LIVE", "--api-key", KEY), {"MEMAGENT_BASE_URL": "DEAD", "API_KEY": "no"}),
+        (
+            (),
+            {
+                **{"MEMAGENT_BASE_URL": "LIVE", "OPENAI_BASE_URL": "DEAD", "URL": "DEAD"},
+                **{"MEMAGENT_API_KEY": KEY, "OPENAI_API_KEY": "no", "API_KEY": "no"},
+            },
+        ),
+        (
+            (),
+            {
+                **{"OPENAI_BASE_URL": "LIVE", "URL": "DEAD"},
+                **{"OPENAI_API_KEY": KEY, "API_KEY": "no"},
+            },
+        ),
+        ((), {"URL": "LIVE", "API_KEY": KEY, "OPENAI_API_KEY": "no"}),
+        ((), {"MEMAGENT_BASE_URL": "LIVE", "OPENAI_API_KEY": KEY}),
+    ],
+    ids=["options", "memagent", "openai", "bare", "key of another pair"],
+)
+def test_address_and_key_come_from_the_options_then_memagent_then_openai_then_bare_names(
+    here: Call, guarded: Endpoint, note: Path, options: tuple[str, ...], names: dict[str, str]
+) -> None:
+    addresses = {"LIVE": guarded.base_url, "DEAD": NO_ENDPOINT}
+    outcome = here(
+        *("ask", note, "-q", QUESTION, *SMALL_SECTIONS, "--patience", "0", "--quiet"),
+        *(addresses.get(option, option) for option in options),
+        env={name: addresses.get(value, value) for name, value in names.items()},
+    )
+
+    assert outcome == (0, f"\\boxed{{{CODE}}}\n", "")
+
+
+def test_the_key_is_nowhere_in_what_is_printed_or_kept(
+    cli: Cli, guarded: Endpoint, note: Path
+) -> None:
+    command = ("ask", note, "-q", QUESTION, *SMALL_SECTIONS, "--base-url", guarded.base_url)
+    outcome = cli(*command, "--api-key", KEY, "--json", "--show-memory")
+
+    assert json.loads(outcome.stdout)["answer"] == f"\\boxed{{{CODE}}}"
+    [run] = cli.runs
+    kept = "".join(path.read_text() for path in run.iterdir())
+    assert {path.name for path in run.iterdir()} >= {"run.json", "steps.jsonl"}
+    assert KEY not in outcome.stdout + outcome.stderr + kept
+    assert guarded.base_url in kept
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (401, 2, "refused the key (HTTP 401: bad key Bearer ***)"),
+        (400, 2, "refused the request (HTTP 400: bad key Bearer ***)"),
+        (500, 3, "HTTP 500: bad key Bearer ***"),
+    ],
+)
+def test_an_endpoint_that_repeats_the_key_in_its_errors_does_not_make_us_print_it(
+    here: Call, cli: Cli, note: Path, status: int, code: int, words: str
+) -> None:
+    with echoing_endpoint(status) as base_url:
+        command = ("ask", note, "-q", QUESTION, *SMALL_SECTIONS, "--patience", "1.5")
+        outcome = here(*command, "--base-url", base_url, "--api-key", KEY, "--model", "any")
+        unnamed = here(*command, "--base-url", base_url, "--api-key", KEY)
+
+    assert (outcome.code, outcome.stdout) == (code, "")
+    assert words in outcome.stderr
+    assert (unnamed.code, unnamed.stdout) == (2, "")
+    assert f"lists none (HTTP {status}: bad key Bearer ***)" in unnamed.stderr
+    kept = "".join(path.read_text() for run in cli.runs for path in run.iterdir())
+    assert KEY not in outcome.stderr + unnamed.stderr + kept
+
+
+@contextmanager
+def echoing_endpoint(status: int) -> Iterator[str]:
+    """An endpoint that fails every call and tells the caller its own key."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            message = f"bad key {self.headers['Authorization']}"
+            body = json.dumps({"error": {"message": message}}).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def section_texts(trace: Trace, text: str) -> list[str]:
+    sections = [step.section for step in trace.steps if step.section is not None]
+    return [text[section.start : section.end] for section in sections]

@@ -1,0 +1,336 @@
+"""Bad input ends with code 2 and one line that tells what to change."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import fpdf
+import pypdf
+import pytest
+
+from tests.integration.conftest import FACT, QUESTION, SMALL_SECTIONS, Cli, Outcome, story
+from tests.support.loopback import running
+
+ASKED = ("-q", QUESTION)
+Call = Callable[..., Outcome]
+READ_SLOTS = "{question} {section} {memory}"
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What stands for LIVE, GUARDED, ... in the cases below: endpoints of several tempers."""
+    folder = tmp_path_factory.mktemp("logs")
+    tempers: dict[str, dict[str, object]] = {
+        "LIVE": {},
+        "GUARDED": {"api_key": "the-right-key"},
+        "NARROW": {"max_model_len": 2048},
+        "STERN": {"context_window": 100},
+    }
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(running(log=folder / name, **temper)).base_url
+            for name, temper in tempers.items()
+        }
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """Files of all sorts of badness, and a good one."""
+    folder = tmp_path / "inputs"
+    folder.mkdir()
+    (folder / "good.txt").write_text(story(600, seed=1, fact=FACT))
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "blank.txt").write_bytes(b" \n\n ")
+    (folder / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0\0\x10JFIF" + bytes(range(256)) * 8)
+    (folder / "latin.txt").write_bytes("Ein Café in Köln".encode("latin-1"))
+    (folder / "binaries").mkdir()
+    (folder / "binaries" / "a.bin").write_bytes(bytes(range(256)))
+    (folder / "nothing").mkdir()
+    (folder / "scanned.pdf").write_bytes(pdf_bytes(None))
+    (folder / "locked.pdf").write_bytes(locked(pdf_bytes("A secret.")))
+    (folder / "broken.pdf").write_bytes(pdf_bytes("Some text.")[:300])
+    (folder / "broken.gz").write_bytes(b"\x1f\x8b\x08\0 and no more")
+    (folder / "slot.toml").write_text(f'read = "{READ_SLOTS} {{sektion}}"\nanswer = "{{memory}}"')
+    (folder / "lacks.toml").write_text('read = "{question} {section}"\nanswer = "{memory}"')
+    (folder / "half.toml").write_text(f'read = "{READ_SLOTS}"')
+    (folder / "key.toml").write_text(f'read = "{READ_SLOTS}"\nanswre = "{{memory}} {{question}}"')
+    (folder / "broken.toml").write_text("read = ")
+    (folder / "run").mkdir()
+    (folder / "run" / "run.json").write_text(json.dumps({"format": 1}))
+    (folder / "damaged_run").mkdir()
+    (folder / "damaged_run" / "run.json").write_text('{"format": 1')
+    (folder / "old_run").mkdir()
+    (folder / "old_run" / "run.json").write_text('{"format": 0}')
+    return folder
+
+
+def pdf_bytes(text: str | None) -> bytes:
+    """A page with a text, or with a line drawn on it."""
+    document = fpdf.FPDF()
+    document.add_page()
+    document.set_font("Helvetica", size=12)
+    if text is None:
+        document.line(10, 10, 100, 100)
+    else:
+        document.cell(text=text)
+    return bytes(document.output())
+
+
+def locked(pdf: bytes) -> bytes:
+    writer = pypdf.PdfWriter(clone_from=io.BytesIO(pdf))
+    writer.encrypt("open sesame", algorithm="RC4-128")
+    out = io.BytesIO()
+    writer.write(out)
+    return out.getvalue()
+
+
+# Each case: what is typed after `memagent ask`, and words that the line on standard error must have.
+# Relative paths start in `inputs`; small sections and the endpoint LIVE are given where a case does
+# not say otherwise.
+
+TEXTS = {
+    "no file": (["bok.txt", *ASKED], "bok.txt does not exist in "),
+    "nearly a file": (["goood.txt", *ASKED], "did you mean good.txt?"),
+    "web address": (["http://example.org/a.txt", *ASKED], "is a web address; download it"),
+    "empty file": (["empty.txt", *ASKED], "empty.txt is empty"),
+    "blank file": (["blank.txt", *ASKED], "blank.txt holds no text"),
+    "binary file": (["photo.jpg", *ASKED], "photo.jpg is binary, not text"),
+    "folder of binaries": (["binaries", *ASKED], "binaries has no readable text files (1 skipped"),
+    "empty folder": (["nothing", *ASKED], "nothing has no readable text files (none)"),
+    "wrong encoding": (
+        ["latin.txt", *ASKED, "--encoding", "utf-8"],
+        "latin.txt is not utf-8: byte 7",
+    ),
+    "no encoding": (["good.txt", *ASKED, "--encoding", "utf-9"], "no text encoding named 'utf-9'"),
+    "scanned pdf": (["scanned.pdf", *ASKED], "scanned.pdf has 1 pages and no text"),
+    "locked pdf": (["locked.pdf", *ASKED], "locked.pdf is protected by a password"),
+    "broken pdf": (["broken.pdf", *ASKED], "broken.pdf is not a readable pdf file"),
+    "broken gzip": (["broken.gz", *ASKED], "broken.gz is not a readable gzip file"),
+    "no file named": ([*ASKED], "name at least one file or folder"),
+}
+QUESTIONS = {
+    "no question": (["good.txt"], "ask something: -q QUESTION"),
+    "empty question": (["good.txt", "-q", "  "], "the question is empty"),
+    "empty question, dry run": (["good.txt", "-q", "", "--dry-run"], "the question is empty"),
+    "one empty question": (["good.txt", *ASKED, "-q", ""], "the question is empty"),
+    "question not Unicode": (
+        ["good.txt", "-q", "Who is \udce9?"],
+        "the question is not valid Unicode",
+    ),
+    "question too long": (
+        ["good.txt", "-q", "why " * 1000],
+        "the question has 3999 tokens and 1976 fit a window of 4096",
+    ),
+}
+SIZES = {
+    "window too small": (
+        ["good.txt", *ASKED, "--window", "2048"],
+        "do not fit a window of 2048; lower chunk_tokens to 296, or raise window to 2152",
+    ),
+    "chunk too large": (
+        ["good.txt", *ASKED, "--chunk-tokens", "3000"],
+        "do not fit a window of 4096; lower chunk_tokens to ",
+    ),
+    "memory over window": (
+        ["good.txt", *ASKED, "--memory-tokens", "5000"],
+        "memory_tokens=5000 does not fit a window of 4096 tokens; lower memory_tokens or raise window",
+    ),
+    "chunk over window": (
+        ["good.txt", *ASKED, "--chunk-tokens", "5000"],
+        "chunk_tokens=5000 does not fit a window of 4096 tokens",
+    ),
+    "window of no size": (["good.txt", *ASKED, "--window", "0"], "window: "),
+    "endpoint serves less": (
+        ["good.txt", *ASKED, "--base-url", "NARROW"],
+        "test-model is served with a window of 2048 tokens, less than window 4096; give --window 2048",
+    ),
+    "endpoint says too long": (
+        ["good.txt", *ASKED, "--base-url", "STERN"],
+        "the prompt is too long for test-model (HTTP 400: This model's maximum context length is 100",
+    ),
+}
+ENDPOINTS = {
+    "no endpoint": (
+        ["good.txt", *ASKED, "--base-url", "NONE"],
+        "no endpoint is set; give --base-url",
+    ),
+    "no scheme": (
+        ["good.txt", *ASKED, "--base-url", "localhost:8000/v1"],
+        "'localhost:8000/v1' is no endpoint address; it looks like http://localhost:8000/v1",
+    ),
+    "no host": (["good.txt", *ASKED, "--base-url", "http://"], "'http://' is no endpoint address"),
+    "no port": (
+        ["good.txt", *ASKED, "--base-url", "http://localhost:port/v1"],
+        "the address of the endpoint is not valid: Port could not be cast to integer value as 'port'",
+    ),
+    "password in address": (
+        ["good.txt", *ASKED, "--base-url", "http://me:hidden@localhost/v1"],
+        "leave user and password out of the address http://localhost/v1",
+    ),
+    "unknown model": (
+        ["good.txt", *ASKED, "--model", "tset-model"],
+        "has no model 'tset-model'; use --model with one of: test-model",
+    ),
+    "refused key": (
+        [
+            "good.txt",
+            *ASKED,
+            "--base-url",
+            "GUARDED",
+            "--model",
+            "test-model",
+            "--api-key",
+            "wrong",
+        ],
+        "refused the key (HTTP 401: Incorrect API key provided.); set --api-key or MEMAGENT_API_KEY",
+    ),
+    "no key and no model": (
+        ["good.txt", *ASKED, "--base-url", "GUARDED"],
+        "say which model: --model NAME; ",
+    ),
+    "wrong path": (
+        ["good.txt", *ASKED, "--base-url", "LIVE/nowhere", "--model", "other"],
+        "/v1/nowhere has no model 'other'",
+    ),
+    "unknown engine": (["good.txt", *ASKED, "--engine", "opanai:x"], "unknown engine 'opanai'"),
+    "engine and model": (
+        ["good.txt", *ASKED, "--engine", "openai:a", "--model", "b"],
+        "give either --engine KIND:MODEL or --model, not both",
+    ),
+}
+OPTIONS = {
+    "unknown option": (["good.txt", *ASKED, "--windwo", "9"], "No such option '--windwo'"),
+    "no number": (["good.txt", *ASKED, "--window", "many"], "'many' is not a valid int"),
+    "no JSON": (
+        ["good.txt", *ASKED, "--extra-body", "{top_k: 20}"],
+        "is not a JSON object, such as",
+    ),
+    "JSON list": (["good.txt", *ASKED, "--extra-body", "[1]"], "'[1]' is not a JSON object"),
+    "negative temperature": (["good.txt", *ASKED, "--temperature", "-1"], "temperature: "),
+    "no calls": (
+        ["good.txt", *ASKED, "--max-calls", "0"],
+        "'--max-calls': 0 is not in the range x>=1",
+    ),
+    "cost without prices": (
+        ["good.txt", *ASKED, "--max-cost", "1"],
+        "a limit on cost needs prices; give --price-in and --price-out",
+    ),
+    "no tokenizer": (["good.txt", *ASKED, "--tokenizer", "./none/here"], "./none/here"),
+    "folder without tokenizer": (
+        ["good.txt", *ASKED, "--tokenizer", "./nothing"],
+        "nothing holds no tokenizer.json; name a folder that does",
+    ),
+    "no encoding of tiktoken": (
+        ["good.txt", *ASKED, "--tokenizer", "tiktoken:none"],
+        "tiktoken knows no encoding or model 'none'; encodings: ",
+    ),
+    "no prompts": (
+        ["good.txt", *ASKED, "--prompts", "none.toml"],
+        "no prompt set or template file",
+    ),
+    "unknown slot": (
+        ["good.txt", *ASKED, "--prompts", "slot.toml"],
+        "read has an unknown slot {sektion}; did you mean section?",
+    ),
+    "lacking slot": (
+        ["good.txt", *ASKED, "--prompts", "lacks.toml"],
+        "read lacks the slot {memory}",
+    ),
+    "lacking template": (
+        ["good.txt", *ASKED, "--prompts", "half.toml"],
+        "the template 'answer' is missing",
+    ),
+    "unknown key": (
+        ["good.txt", *ASKED, "--prompts", "key.toml"],
+        "unknown key 'answre'; did you mean answer?",
+    ),
+    "broken prompts": (
+        ["good.txt", *ASKED, "--prompts", "broken.toml"],
+        "cannot read the prompts in",
+    ),
+}
+RUNS = {
+    "resume nothing": (["--resume", "none"], "none holds no run: there is no run.json in it"),
+    "resume a folder": (
+        ["--resume", "nothing"],
+        "nothing holds no run: there is no run.json in it",
+    ),
+    "resume a file": (["--resume", "good.txt"], "good.txt is not a run directory"),
+    "resume damage": (["--resume", "damaged_run"], "cannot read damaged_run/run.json"),
+    "resume old format": (
+        ["--resume", "old_run"],
+        "a format this version of memagent does not know",
+    ),
+    "resume a run from Python": (["--resume", "run"], "this run was begun from Python"),
+    "begin and resume": (
+        ["--resume", "run", "--run-dir", "b"],
+        "give --resume to go on with a run or",
+    ),
+    "run folder taken": (
+        ["good.txt", *ASKED, "--run-dir", "run"],
+        "run already holds a run; continue it with --resume, or name another",
+    ),
+    "run folder is a file": (["good.txt", *ASKED, "--run-dir", "blank.txt"], "blank.txt is a file"),
+}
+STDIN_CASES = {
+    "empty": (["-", *ASKED], "standard input is empty"),
+    "twice": (["-", "-", *ASKED], "standard input (-) can be read only once"),
+    "a missing file, for comparison": (["none.txt", *ASKED], "none.txt does not exist in "),
+}
+CASES = {**TEXTS, **QUESTIONS, **SIZES, **ENDPOINTS, **OPTIONS, **RUNS}
+
+
+@pytest.mark.parametrize(("typed", "remedy"), CASES.values(), ids=CASES.keys())
+def test_bad_input_gives_code_2_and_one_line_that_tells_what_to_change(
+    here: Call, cli: Cli, inputs: Path, words: dict[str, str], typed: list[str], remedy: str
+) -> None:
+    defaults = () if "--resume" in typed else SMALL_SECTIONS
+    address = () if "NONE" in typed else ("--base-url", words["LIVE"])
+    own = [argument for argument in typed if argument != "NONE"]
+    if "NONE" in typed:
+        own.remove("--base-url")
+    outcome = here("ask", *defaults, *address, *(in_words(part, words) for part in own), cwd=inputs)
+
+    assert_one_line(outcome, remedy)
+    assert "hidden" not in outcome.stderr
+    assert cli.runs == [], "nothing was read, so there is nothing to keep"
+
+
+@pytest.mark.parametrize(("typed", "remedy"), STDIN_CASES.values(), ids=STDIN_CASES.keys())
+def test_bad_standard_input_gives_code_2_and_one_line_that_tells_what_to_change(
+    cli: Cli, inputs: Path, words: dict[str, str], typed: list[str], remedy: str
+) -> None:
+    assert_one_line(cli("ask", *typed, "--base-url", words["LIVE"], cwd=inputs), remedy)
+
+
+def assert_one_line(outcome: Outcome, remedy: str) -> None:
+    assert remedy in outcome.stderr
+    assert outcome.stderr.startswith("memagent: ")
+    assert len(outcome.stderr.splitlines()) == 1, outcome.stderr
+    assert (outcome.code, outcome.stdout) == (2, "")
+
+
+def in_words(argument: str, words: dict[str, str]) -> str:
+    name, slash, rest = argument.partition("/")
+    return words.get(name, name) + slash + rest
+
+
+def test_a_refused_first_call_leaves_a_folder_of_the_user_as_it_was(
+    here: Call, inputs: Path, words: dict[str, str]
+) -> None:
+    before = {path: path.read_bytes() for path in inputs.rglob("*") if path.is_file()}
+    command = ("ask", "good.txt", *ASKED, *SMALL_SECTIONS, "--model", "none", "--run-dir", ".")
+    outcome = here(*command, "--base-url", words["LIVE"], cwd=inputs)
+
+    assert outcome.code == 2
+    assert {path: path.read_bytes() for path in inputs.rglob("*") if path.is_file()} == before
+
+
+def test_an_unknown_command_is_named_in_one_line(cli: Cli) -> None:
+    outcome = cli("aks", "book.txt")
+
+    assert outcome == (2, "", "memagent: No such command 'aks'; see `memagent --help`\n")

@@ -1,0 +1,177 @@
+"""An endpoint that goes away and comes back costs the time it was away, and no answered call."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import socket
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memagent.agent.reader import Reader
+from memagent.agent.trace import Trace
+from memagent.engines import retry
+from memagent.engines.openai import EndpointEngine, open_endpoint
+from memagent.errors import EngineError
+from memagent.types import Completion, Sampling
+from tests.integration.conftest import (
+    CODE,
+    FACT,
+    QUESTION,
+    SMALL_SECTIONS,
+    Cli,
+    finish,
+    num_lines,
+    story,
+    wait_until,
+)
+from tests.support.loopback import Endpoint, running
+
+LATENCY_MS = 20
+TEXT = story(8000, seed=3, fact=FACT)
+
+
+@pytest.mark.parametrize(
+    ("outage", "spare"), [(6.0, 3.0), pytest.param(60.0, 4.0, marks=pytest.mark.slow)]
+)
+async def test_an_outage_costs_no_more_than_its_length_and_a_moment(
+    tmp_path: Path, outage: float, spare: float
+) -> None:
+    with running(log=tmp_path / "whole.jsonl", latency_ms=LATENCY_MS) as endpoint:
+        whole = await read(endpoint, tmp_path / "whole")
+    with running(log=tmp_path / "calls.jsonl", latency_ms=LATENCY_MS) as endpoint:
+        reading = asyncio.create_task(read(endpoint, tmp_path / "struck"))
+        while num_lines(tmp_path / "struck" / "steps.jsonl") < 8:
+            await asyncio.sleep(0.01)
+        endpoint.kill()
+        num_done = num_lines(tmp_path / "struck" / "steps.jsonl")
+        await asyncio.sleep(outage)
+        await asyncio.to_thread(endpoint.start)
+        struck = await reading
+        calls = endpoint.calls()
+
+    assert CODE in str(struck.answer)
+    assert replies(struck) == replies(whole)
+    assert 8 <= num_done < len(whole.steps) - 3
+    assert outage <= span(struck) - span(whole) <= outage + spare
+    assert [step.num_attempts > 1 for step in struck.steps].count(True) == 1
+    answered = Counter(call["sha"] for call in calls if call["outcome"] == "ok")
+    assert answered.total() == len(answered) == len(whole.steps)
+
+
+def test_without_patience_the_reading_stops_with_code_3_and_goes_on_later(
+    cli: Cli, tmp_path: Path
+) -> None:
+    text, run = tmp_path / "book.txt", tmp_path / "run"
+    text.write_text(TEXT)
+    with running(log=tmp_path / "calls.jsonl", latency_ms=LATENCY_MS) as endpoint:
+        address = ("--base-url", endpoint.base_url, "--patience", "2")
+        begin = ("ask", text, "-q", QUESTION, *SMALL_SECTIONS, *address, "--run-dir", run)
+        with cli.started(*begin) as process:
+            wait_until(lambda: num_lines(run / "steps.jsonl") >= 5)
+            endpoint.kill()
+            killed = time.monotonic()
+            stopped = finish(process)
+            seconds = time.monotonic() - killed
+        num_done = num_lines(run / "steps.jsonl")
+        endpoint.start()
+        command = stopped.stderr.splitlines()[-1].partition("go on with: ")[2]
+        going_on = cli(*shlex.split(command)[1:])
+        calls = endpoint.calls()
+
+    assert (stopped.code, stopped.stdout) == (3, "")
+    assert f"memagent: {endpoint.base_url} failed for " in stopped.stderr
+    assert command == f"memagent ask --resume {run}"
+    assert 0.5 < seconds < 4
+    trace = Trace.load(run)[0]
+    assert 5 <= num_done < len(trace.steps)
+    assert (going_on.code, going_on.stdout) == (0, f"{trace.answer}\n")
+    assert CODE in going_on.stdout
+    answered = Counter(call["sha"] for call in calls if call["outcome"] == "ok")
+    assert answered.total() == len(answered) == len(trace.steps)
+
+
+def test_an_address_where_nothing_listens_ends_with_code_3(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text(TEXT)
+    begin = ("ask", tmp_path / "book.txt", "-q", QUESTION, *SMALL_SECTIONS, "--model", "any")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    started = time.monotonic()
+    outcome = cli(*begin, "--base-url", f"http://127.0.0.1:{port}/v1", "--patience", "1")
+
+    assert (outcome.code, outcome.stdout) == (3, "")
+    assert f"memagent: http://127.0.0.1:{port}/v1 failed for " in outcome.stderr
+    assert "Connect call failed" in outcome.stderr
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("listens", [False, True], ids=["nobody listens", "nobody answers"])
+async def test_an_address_that_never_answered_is_given_up_before_patience_ends(
+    monkeypatch: pytest.MonkeyPatch, listens: bool
+) -> None:
+    assert retry.FIRST_CONTACT_PATIENCE == 20.0
+    monkeypatch.setattr(retry, "FIRST_CONTACT_PATIENCE", 1.0)  # only to be quick
+    started = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if not listens:
+            server.close()
+        with pytest.raises(EngineError, match=r"failed for [01] s"):
+            await complete(f"http://127.0.0.1:{port}/v1", timeout=0.3, patience=600)
+
+    assert 0.3 < time.monotonic() - started < 3
+
+
+async def test_an_endpoint_that_has_answered_is_waited_for_with_full_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_CONTACT_PATIENCE", 0.5)
+    with running() as endpoint:
+        engine = open_endpoint("test-model", base_url=endpoint.base_url, patience=600)
+        try:
+            await ask(engine)
+            endpoint.kill()
+            second = asyncio.create_task(ask(engine))
+            await asyncio.sleep(2)
+            assert not second.done()
+            await asyncio.to_thread(endpoint.start)
+            completion = await asyncio.wait_for(second, timeout=4)
+        finally:
+            await engine.aclose()
+
+    assert completion.num_attempts >= 3
+
+
+async def read(endpoint: Endpoint, run: Path) -> Trace:
+    engine = open_endpoint("test-model", base_url=endpoint.base_url, patience=120)
+    settings = {"window": 4096, "chunk_tokens": 400, "memory_tokens": 400, "answer_tokens": 200}
+    try:
+        return await Reader(engine, tokenizer="bytes", **settings).aask(QUESTION, TEXT, run_dir=run)
+    finally:
+        await engine.aclose()
+
+
+async def complete(base_url: str, **settings: Any) -> Completion:
+    engine = open_endpoint("test-model", base_url=base_url, **settings)
+    try:
+        return await ask(engine)
+    finally:
+        await engine.aclose()
+
+
+async def ask(engine: EndpointEngine) -> Completion:
+    return await engine.complete([{"role": "user", "content": "hello"}], Sampling(max_tokens=9))
+
+
+def replies(trace: Trace) -> list[tuple[str, str]]:
+    return [(step.reply, step.memory) for step in trace.steps]
+
+
+def span(trace: Trace) -> float:
+    """Seconds from the first call to the answer."""
+    last = trace.steps[-1]
+    return last.started + last.seconds - trace.steps[0].started

@@ -1,0 +1,120 @@
+"""Prompts: order of the parts, slots, and a user's own templates."""
+
+from pathlib import Path
+
+import pytest
+
+from memagent.agent.prompts import PROMPT_SETS, fill, open_prompts
+from memagent.errors import ConfigError
+
+
+def read_prompt(name: str, **values: object) -> str:
+    given = {
+        "question": "QQ",
+        "section": "SS",
+        "memory": "MM",
+        "section_number": 7,
+        "memory_tokens": 1024,
+        **values,
+    }
+    (message,) = PROMPT_SETS[name].read_messages(**given)  # type: ignore[arg-type]
+    return message["content"]
+
+
+def test_the_default_order_is_question_section_memory() -> None:
+    text = read_prompt("default")
+    assert text.index("QQ") < text.index("SS") < text.index("MM")
+
+
+def test_prompts_with_different_memories_share_everything_up_to_the_section() -> None:
+    first, second = read_prompt("default", memory="MM"), read_prompt("default", memory="NN")
+    assert first[: first.index("MM")] == second[: second.index("NN")]
+    assert "SS" in first[: first.index("MM")]
+
+
+def test_the_paper_order_is_question_memory_section() -> None:
+    text = read_prompt("paper")
+    assert text.index("QQ") < text.index("MM") < text.index("SS")
+
+
+def test_the_model_is_told_the_section_number_and_its_budget() -> None:
+    text = read_prompt("default")
+    assert 'number="7"' in text
+    assert "1024 tokens" in text
+    assert "768 words" in text
+
+
+def test_an_empty_memory_is_marked() -> None:
+    assert "(empty)" in read_prompt("default", memory="")
+
+
+def test_boxed_and_paper_answers_ask_for_a_box_without_doubled_braces() -> None:
+    for name in ("boxed", "paper"):
+        (message,) = PROMPT_SETS[name].answer_messages(
+            question="QQ", memory="MM", num_sections=3, answer_tokens=100
+        )
+        assert "\\boxed{}" in message["content"]
+        assert "{{" not in message["content"]
+
+
+def test_boxed_reads_with_the_default_words() -> None:
+    assert PROMPT_SETS["boxed"].read == PROMPT_SETS["default"].read
+
+
+def test_slots_are_filled_in_one_pass() -> None:
+    values = {"question": "{memory}", "memory": "{question}"}
+    assert fill("{question} {memory} {{question}} {}", values) == (
+        "{memory} {question} {question} {}"
+    )
+
+
+OWN = """
+system = "You are terse."
+empty_memory = "nothing"
+read = "{question}|{section}|{memory}|\\\\boxed{}"
+answer = "{question}|{memory}"
+"""
+
+
+def test_a_users_own_template_file_is_used(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(OWN)
+    prompts = open_prompts(str(file))
+    assert prompts.name == "mine"
+    messages = prompts.read_messages(
+        question="q", section="s", memory="", section_number=1, memory_tokens=8
+    )
+    assert messages == [
+        {"role": "system", "content": "You are terse."},
+        {"role": "user", "content": "q|s|nothing|\\boxed{}"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('read = "{question}{section}"\nanswer = "{question}{memory}"', r"read lacks .*\{memory\}"),
+        ('read = "{question}{section}{memory}"', "template 'answer' is missing"),
+        (OWN.replace("{section}", "{secton}"), r"unknown slot \{secton\}; did you mean section\?"),
+        (OWN + 'reed = "x"', "unknown key 'reed'; did you mean read?"),
+        (OWN.replace('"nothing"', "3"), "empty_memory must be a string"),
+        ("read = ", "cannot read the prompts"),
+    ],
+)
+def test_a_wrong_template_file_is_explained(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "mine.toml").write_text(content)
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?").replace(r"\\?", r"\?")):
+        open_prompts(str(tmp_path / "mine.toml"))
+
+
+def test_an_unknown_set_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="default, boxed, paper"):
+        open_prompts("papper")
+
+
+def test_the_fingerprint_follows_the_wording_not_the_name(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(OWN)
+    (tmp_path / "b.toml").write_text(OWN)
+    (tmp_path / "c.toml").write_text(OWN.replace("terse", "brief"))
+    a, b, c = (open_prompts(str(tmp_path / f"{name}.toml")) for name in "abc")
+    assert a.sha256 == b.sha256 != c.sha256

@@ -1,0 +1,271 @@
+"""The loop: which calls are made with what, and what becomes of the replies."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from memagent import Document, Reader, Step, Trace
+from memagent.agent.limits import Limits
+from memagent.agent.plan import plan_reading
+from memagent.engines.scripted import ScriptedEngine
+from memagent.errors import BudgetError, ConfigError, EngineError, LimitReached, RunError
+from memagent.types import Completion, Message, Sampling, Usage
+from tests.conftest import prose
+
+SETTINGS = {"window": 3000, "chunk_tokens": 200, "memory_tokens": 100, "answer_tokens": 60}
+TEXT = "one two three four\n" * 30  # 570 bytes: three sections
+
+
+def reader_of(script: object, **settings: object) -> Reader:
+    engine = ScriptedEngine(script)  # type: ignore[arg-type]
+    return Reader(engine, tokenizer="bytes", **{**SETTINGS, **settings})
+
+
+def prompts_of(reader: Reader) -> list[str]:
+    assert isinstance(reader.engine, ScriptedEngine)
+    return [messages[-1]["content"] for messages in reader.engine.prompts]
+
+
+def test_each_section_is_read_once_and_the_answer_comes_last() -> None:
+    reader = reader_of(["m1", "m2", "m3", "the answer"])
+    trace = reader.ask("what?", TEXT)
+    assert trace.answer == "the answer"
+    assert [(step.kind, step.index) for step in trace.steps] == [
+        ("read", 0),
+        ("read", 1),
+        ("read", 2),
+        ("answer", 3),
+    ]
+    assert "".join(TEXT[s.section.start : s.section.end] for s in trace.steps if s.section) == TEXT
+    assert trace.num_chunks == 3
+
+
+def test_each_memory_replaces_the_one_before() -> None:
+    reader = reader_of(["first memory", "second memory", "third memory", "done"])
+    trace = reader.ask("what?", TEXT)
+    first, second, third, answer = prompts_of(reader)
+    assert "(empty)" in first
+    assert "first memory" in second
+    assert "second memory" in third
+    assert "first memory" not in third
+    assert "third memory" in answer
+    assert [step.memory for step in trace.steps] == [
+        "first memory",
+        "second memory",
+        "third memory",
+        "third memory",
+    ]
+
+
+def test_prompts_hold_the_question_the_section_and_its_number() -> None:
+    reader = reader_of(["m"] * 3 + ["a"])
+    reader.ask("what is it?", TEXT)
+    for number, prompt in enumerate(prompts_of(reader)[:3], start=1):
+        assert "what is it?" in prompt
+        assert f'number="{number}"' in prompt
+        assert "one two three four" in prompt
+    assert "one two three four" not in prompts_of(reader)[3]
+
+
+def test_memory_and_answer_have_limits_of_their_own() -> None:
+    limits: list[int] = []
+
+    def script(messages: Sequence[Message], sampling: Sampling) -> str:
+        limits.append(sampling.max_tokens)
+        return "m"
+
+    reader_of(script, reasoning_tokens=7).ask("what?", TEXT)
+    assert limits == [107, 107, 107, 67]
+
+
+def test_reasoning_is_kept_in_the_trace_and_out_of_the_memory() -> None:
+    reader = reader_of(["<think>hm, hm</think>fact", "m2", "m3", "<think>so</think>answer"])
+    trace = reader.ask("what?", TEXT)
+    assert trace.steps[0].memory == "fact"
+    assert trace.steps[0].reasoning == "<think>hm, hm</think>fact"
+    assert trace.answer == "answer"
+    assert not any("hm, hm" in prompt for prompt in prompts_of(reader))
+
+
+def test_a_reply_that_is_all_reasoning_keeps_the_memory() -> None:
+    reader = reader_of(["fact", "<think>too long", "fact again", "answer"])
+    trace = reader.ask("what?", TEXT)
+    assert [step.memory for step in trace.steps[:3]] == ["fact", "fact", "fact again"]
+    assert trace.steps[1].flags == ("memory_kept",)
+
+
+def test_a_reply_longer_than_the_memory_is_cut_and_flagged() -> None:
+    trace = reader_of(["x" * 500, "m2", "m3", "answer"]).ask("what?", TEXT)
+    assert trace.steps[0].memory == "x" * 100
+    assert trace.steps[0].reply == "x" * 500
+    assert trace.steps[0].flags == ("memory_cut",)
+
+
+class CutEngine(ScriptedEngine):
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        return Completion(text="half a sent", finish_reason="length")
+
+
+def test_replies_cut_by_the_limit_are_flagged_and_unreported_usage_is_estimated() -> None:
+    reader = Reader(CutEngine([]), tokenizer="bytes", **SETTINGS)
+    trace = reader.ask("what?", TEXT)
+    assert {step.flags for step in trace.steps} == {("reply_cut",)}
+    assert trace.usage.is_estimated
+    assert trace.usage.completion_tokens == 4 * len("half a sent")
+
+
+def test_an_empty_answer_is_a_failure_not_an_answer() -> None:
+    with pytest.raises(EngineError, match="empty answer"):
+        reader_of(["m1", "m2", "m3", ""]).ask("what?", TEXT)
+
+
+def test_an_empty_question_is_refused() -> None:
+    with pytest.raises(ConfigError, match="question is empty"):
+        reader_of([]).ask("  ", TEXT)
+
+
+def test_a_budget_that_cannot_be_met_is_found_before_the_first_call() -> None:
+    reader = reader_of(["m"], window=900, chunk_tokens=800)
+    with pytest.raises(BudgetError):
+        reader.ask("what?", TEXT)
+    assert prompts_of(reader) == []
+
+
+def test_limits_stop_before_they_are_passed() -> None:
+    engine = ScriptedEngine(["m1", "m2", "m3", "a"])
+    reader = Reader(engine, tokenizer="bytes", limits=Limits(max_calls=2), **SETTINGS)
+    with pytest.raises(LimitReached):
+        reader.ask("what?", TEXT)
+    assert len(engine.prompts) == 2
+
+
+def test_steps_can_be_watched_as_they_happen() -> None:
+    reader = reader_of(["m1", "m2", "m3", "a"])
+    seen = []
+    for step in reader.iter_steps("what?", TEXT):
+        seen.append((step.index, len(prompts_of(reader))))
+    assert seen == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+
+async def test_the_next_call_waits_until_the_step_is_taken() -> None:
+    reader = reader_of(["m1", "m2", "m3", "a"])
+    steps = reader.steps("what?", TEXT)
+    await anext(steps)
+    await asyncio.sleep(0.05)
+    assert len(prompts_of(reader)) == 1
+    await steps.aclose()
+
+
+async def test_finished_steps_are_not_made_again() -> None:
+    whole = await reader_of(["m1", "m2", "m3", "a"]).aask("what?", TEXT)
+    reader = reader_of(["m3", "a"])
+    rest = [step async for step in reader.steps("what?", TEXT, finished=whole.steps[:2])]
+    assert [step.index for step in rest] == [2, 3]
+    assert [step.section for step in rest] == [step.section for step in whole.steps[2:]]
+    assert "m2" in prompts_of(reader)[0]
+    assert [step async for step in reader_of([]).steps("what?", TEXT, finished=whole.steps)] == []
+
+
+def test_the_blocking_calls_work_inside_a_running_loop() -> None:
+    async def notebook() -> str | None:
+        return reader_of(["m1", "m2", "m3", "a"]).ask("what?", TEXT).answer
+
+    assert asyncio.run(notebook()) == "a"
+
+
+def test_several_questions_share_the_cut_and_keep_their_order() -> None:
+    def script(messages: Sequence[Message], sampling: Sampling) -> str:
+        return "yes" if "first?" in messages[-1]["content"] else "no"
+
+    traces = reader_of(script).ask_many(["first?", "second?"], TEXT)
+    assert [(trace.question, trace.answer) for trace in traces] == [
+        ("first?", "yes"),
+        ("second?", "no"),
+    ]
+
+
+class TestRunDirectory:
+    def test_a_reading_goes_on_where_it_stopped(self, tmp_path: Path) -> None:
+        with pytest.raises(EngineError, match="only 2 replies"):
+            reader_of(["m1", "m2"]).ask("what?", TEXT, run_dir=tmp_path / "run")
+        trace = reader_of(["m3", "a"]).ask("what?", TEXT, run_dir=tmp_path / "run")
+        assert [step.memory for step in trace.steps] == ["m1", "m2", "m3", "m3"]
+        assert Trace.load(tmp_path / "run") == [trace]
+
+    def test_asking_again_costs_nothing(self, tmp_path: Path) -> None:
+        first = reader_of(["m1", "m2", "m3", "a"]).ask("what?", TEXT, run_dir=tmp_path / "run")
+        assert reader_of([]).ask("what?", TEXT, run_dir=tmp_path / "run") == first
+
+    @pytest.mark.parametrize(
+        ("question", "text", "settings", "reason"),
+        [
+            ("who?", TEXT, {}, "questions was 'what?', now 'who?'"),
+            ("what?", TEXT + "!", {}, "the text has changed since"),
+            ("what?", TEXT, {"chunk_tokens": 150}, "chunk_tokens was 200, now 150"),
+            ("what?", TEXT, {"prompts": "boxed"}, "wording of the prompts has changed"),
+            ("what?", TEXT, {"temperature": 0.5}, "temperature was None, now 0.5"),
+        ],
+    )
+    def test_another_reading_is_refused_with_the_reason(
+        self,
+        tmp_path: Path,
+        question: str,
+        text: str,
+        settings: dict[str, object],
+        reason: str,
+    ) -> None:
+        reader_of(["m1", "m2", "m3", "a"]).ask("what?", TEXT, run_dir=tmp_path / "run")
+        with pytest.raises(RunError, match=reason.replace("?", r"\?")):
+            reader_of([], **settings).ask(question, text, run_dir=tmp_path / "run")
+
+    def test_another_model_is_refused(self, tmp_path: Path) -> None:
+        reader_of(["m1", "m2", "m3", "a"]).ask("what?", TEXT, run_dir=tmp_path / "run")
+        other = Reader(ScriptedEngine([], model="other"), tokenizer="bytes", **SETTINGS)
+        with pytest.raises(RunError, match="model was 'scripted', now 'other'"):
+            other.ask("what?", TEXT, run_dir=tmp_path / "run")
+
+
+def test_a_plan_is_what_a_reading_with_an_empty_memory_sends() -> None:
+    reader = reader_of(lambda messages, sampling: "<think>nothing</think>", answer_tokens=60)
+    chunks = reader.chunks(Document.from_text(prose(60)))
+    plan = plan_reading(reader, ["what?", "who?"], chunks)
+    sent: list[int] = []
+    for question in ("what?", "who?"):
+        with pytest.raises(EngineError):
+            reader.ask(question, chunks.document)
+    assert isinstance(reader.engine, ScriptedEngine)
+    sent = [reader.tokenizer.count_messages(messages) for messages in reader.engine.prompts]
+    assert plan.num_calls == len(sent) == 2 * (plan.num_chunks + 1)
+    assert plan.prompt_tokens == sum(sent)
+    assert plan.max_completion_tokens == 2 * (plan.num_chunks * 100 + 60)
+    assert plan.max_memory_tokens == 2 * plan.num_chunks * 100
+
+
+def test_a_trace_survives_json() -> None:
+    trace = reader_of(["<think>x</think>m1", "m2", "m3", "ä\u2028\n"]).ask("what?", TEXT)
+    assert Trace.from_json(trace.to_json()) == trace
+    for step in trace.steps:
+        assert Step.from_json(step.to_json()) == step
+
+
+def test_a_trace_is_short_when_printed() -> None:
+    trace = reader_of(["m" * 90, "m2", "m3", "a"]).ask("what?", TEXT)
+    assert repr(trace) == "Trace(question='what?', answer='a', num_steps=4, source='text')"
+
+
+def test_config_and_single_settings_exclude_each_other() -> None:
+    from memagent.config import AgentConfig
+
+    with pytest.raises(ConfigError, match="not both"):
+        Reader(ScriptedEngine([]), tokenizer="bytes", config=AgentConfig(), window=9000)
+
+
+def test_usage_adds_up() -> None:
+    total = Usage(calls=1, prompt_tokens=5, completion_tokens=2) + Usage(
+        calls=2, prompt_tokens=1, cached_tokens=1, is_estimated=True
+    )
+    assert total == Usage(
+        calls=3, prompt_tokens=6, completion_tokens=2, cached_tokens=1, is_estimated=True
+    )

@@ -1,0 +1,168 @@
+"""Chunks: within the limit, at natural ends, lazy, and the same again on resuming."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from memagent.documents.chunking import Chunks, Span, split
+from memagent.documents.document import Document
+from memagent.documents.tokenizers import (
+    ByteTokenizer,
+    EstimatingTokenizer,
+    HuggingFaceTokenizer,
+    Tokenizer,
+)
+from memagent.types import Message
+from tests.conftest import prose
+
+
+def exact_only(folder: Path) -> HuggingFaceTokenizer:
+    """The tokenizer as it is without the quick counter."""
+    tokenizer = HuggingFaceTokenizer.from_path(folder, "exact")
+    tokenizer._quick_count = None
+    tokenizer.is_quick = False
+    return tokenizer
+
+
+@pytest.fixture(params=["quick", "exact", "qwen", "bytes", "estimate"])
+def tokenizer(
+    request: pytest.FixtureRequest, tokenizer_folder: Path, qwen_like_folder: Path
+) -> Tokenizer:
+    made: dict[str, Tokenizer] = {
+        "quick": HuggingFaceTokenizer.from_path(tokenizer_folder, "quick"),
+        "exact": exact_only(tokenizer_folder),
+        "qwen": HuggingFaceTokenizer.from_path(qwen_like_folder, "qwen"),
+        "bytes": ByteTokenizer(),
+        "estimate": EstimatingTokenizer(),
+    }
+    return made[request.param]
+
+
+def test_the_quick_counter_is_in_use_where_it_should_be(tokenizer_folder: Path) -> None:
+    assert HuggingFaceTokenizer.from_path(tokenizer_folder, "x").is_quick
+
+
+def test_chunks_join_back_and_keep_the_limit(tokenizer: Tokenizer) -> None:
+    text = prose(600)
+    chunks = list(split(Document.from_text(text), tokenizer, chunk_tokens=300))
+    assert "".join(chunk.text for chunk in chunks) == text
+    assert len(chunks) > 5
+    assert max(tokenizer.count(chunk.text) for chunk in chunks) <= 300
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    for chunk in chunks:
+        assert text[chunk.start : chunk.end] == chunk.text
+        assert abs(tokenizer.count(chunk.text) - chunk.num_tokens) <= 2
+
+
+def test_chunks_are_nearly_full(tokenizer: Tokenizer) -> None:
+    text = prose(2000)
+    chunks = list(split(Document.from_text(text), tokenizer, chunk_tokens=500))
+    sizes = [tokenizer.count(chunk.text) for chunk in chunks[:-1]]
+    assert min(sizes) >= 0.85 * 500
+
+
+@pytest.mark.parametrize(
+    ("separator", "expected"),
+    [("\n\n", "\n\n"), (". ", ". "), ("\n", "\n"), (" ", " ")],
+    ids=["paragraph", "sentence", "line", "word"],
+)
+def test_chunks_end_at_the_best_natural_end(
+    separator: str, expected: str, byte_tokenizer: ByteTokenizer
+) -> None:
+    text = separator.join("abcdefgh" for _ in range(200))
+    chunks = list(split(Document.from_text(text), byte_tokenizer, chunk_tokens=150))
+    assert all(chunk.text.endswith(expected) for chunk in chunks[:-1])
+
+
+def test_a_paragraph_in_the_last_tenth_is_preferred_to_a_later_line(
+    byte_tokenizer: ByteTokenizer,
+) -> None:
+    text = "x" * 93 + "\n\n" + "yy\nzz" * 100
+    first = next(split(Document.from_text(text), byte_tokenizer, chunk_tokens=100))
+    assert first.text == "x" * 93 + "\n\n"
+
+
+def test_a_paragraph_before_the_last_tenth_is_not_worth_a_short_chunk(
+    byte_tokenizer: ByteTokenizer,
+) -> None:
+    text = "x" * 50 + "\n\n" + "y" * 500
+    first = next(split(Document.from_text(text), byte_tokenizer, chunk_tokens=100))
+    assert len(first.text) == 100
+
+
+def test_text_without_spaces_or_newlines_is_cut_to_size(tokenizer: Tokenizer) -> None:
+    text = "".join(chr(ord("a") + (i * 7) % 26) for i in range(5000))
+    chunks = list(split(Document.from_text(text), tokenizer, chunk_tokens=200))
+    assert "".join(chunk.text for chunk in chunks) == text
+    assert max(tokenizer.count(chunk.text) for chunk in chunks) <= 200
+
+
+def test_chinese_ends_at_its_own_full_stop(byte_tokenizer: ByteTokenizer) -> None:
+    text = "今天下雨了。" * 100
+    chunks = list(split(Document.from_text(text), byte_tokenizer, chunk_tokens=400))
+    assert all(chunk.text.endswith("。") for chunk in chunks)
+
+
+def test_no_character_is_torn_apart(byte_tokenizer: ByteTokenizer) -> None:
+    family = "👩\u200d👩\u200d👧\u200d👦"
+    text = family * 40
+    chunks = list(split(Document.from_text(text), byte_tokenizer, chunk_tokens=64))
+    assert {chunk.text for chunk in chunks} <= {family, family * 2}
+    accents = "e\u0301" * 100
+    chunks = list(split(Document.from_text(accents), byte_tokenizer, chunk_tokens=16))
+    assert all(not chunk.text.startswith("\u0301") for chunk in chunks)
+
+
+def test_a_resumed_cut_continues_as_the_first_one_would_have(tokenizer: Tokenizer) -> None:
+    document = Document.from_text(prose(900, seed=3))
+    whole = [(c.start, c.end, c.num_tokens) for c in Chunks(document, tokenizer, 300)]
+    known = [Span(*span) for span in whole[:7]]
+    resumed = Chunks(document, tokenizer, 300)
+    resumed.learn(known)
+    assert [(c.start, c.end, c.num_tokens) for c in resumed] == whole
+
+
+def test_an_empty_document_has_no_chunks(byte_tokenizer: ByteTokenizer) -> None:
+    assert list(split(Document.from_text(""), byte_tokenizer, chunk_tokens=100)) == []
+
+
+def test_the_total_is_estimated_until_the_end_is_known(byte_tokenizer: ByteTokenizer) -> None:
+    chunks = Chunks(Document.from_text("word " * 1000), byte_tokenizer, 100)
+    chunks.get(0)
+    assert chunks.estimated_total() == (50, False)
+    assert chunks.total() == 50
+    assert chunks.estimated_total() == (50, True)
+
+
+class CountingTokenizer(ByteTokenizer):
+    """Remembers how many characters it was asked to tokenise."""
+
+    def __init__(self) -> None:
+        self.num_chars = 0
+
+    def measure(self, text: str):  # type: ignore[no-untyped-def]
+        self.num_chars += len(text)
+        return super().measure(text)
+
+    def count_messages(self, messages: Sequence[Message]) -> int:
+        raise NotImplementedError
+
+
+def test_the_first_chunk_of_a_large_text_needs_only_the_beginning() -> None:
+    tokenizer = CountingTokenizer()
+    chunks = Chunks(Document.from_text("a line of text\n" * 1_000_000), tokenizer, 5000)
+    started = time.perf_counter()
+    first = chunks.get(0)
+    assert first is not None
+    assert len(first.text) <= 5000
+    assert tokenizer.num_chars < 50_000
+    assert time.perf_counter() - started < 0.5
+
+
+def test_chunks_of_joined_documents_know_their_sources(byte_tokenizer: ByteTokenizer) -> None:
+    documents = [Document.from_text("one two three", f"{name}.txt") for name in "ab"]
+    (chunk,) = split(Document.join(documents), byte_tokenizer, chunk_tokens=1000)
+    assert [place.source for place in chunk.places] == ["a.txt", "b.txt"]
+    assert [(place.start, place.end) for place in chunk.places] == [(0, 13), (0, 13)]

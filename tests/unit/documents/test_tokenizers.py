@@ -1,0 +1,273 @@
+"""Tokenizers: exact where they can be had, an honest estimate elsewhere, never a crash."""
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from memagent.documents import quick_counts
+from memagent.documents.tokenizers import (
+    ByteTokenizer,
+    EstimatingTokenizer,
+    HuggingFaceTokenizer,
+    open_tokenizer,
+    tokenizer_for_model,
+)
+from memagent.errors import ConfigError
+from tests.conftest import prose
+
+MESSAGES = [{"role": "user", "content": "Where is the red ledger?"}]
+
+
+def test_a_folder_is_opened_and_counts_as_the_library_does(tokenizer_folder: Path) -> None:
+    tokenizer = open_tokenizer(str(tokenizer_folder))
+    reference = tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    for text in (prose(50), "naïve café 漢字", "x" * 100, "", "  \n\n "):
+        assert tokenizer.count(text) == len(reference.encode(text, add_special_tokens=False))
+    assert tokenizer.is_exact
+
+
+def test_a_prompt_is_counted_with_the_models_chat_template(tokenizer_folder: Path) -> None:
+    tokenizer = open_tokenizer(str(tokenizer_folder))
+    rendered = "<|im_start|>user\nWhere is the red ledger?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.knows_template
+    assert tokenizer.count_messages(MESSAGES) == tokenizer.count(rendered)
+
+
+def test_without_a_template_there_is_an_allowance(qwen_like_folder: Path) -> None:
+    tokenizer = open_tokenizer(str(qwen_like_folder))
+    assert not tokenizer.knows_template
+    assert tokenizer.count_messages(MESSAGES) == tokenizer.count(MESSAGES[0]["content"]) + 64
+
+
+def test_truncation_in_a_published_file_is_switched_off(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    cut = tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    cut.enable_truncation(5)
+    cut.save(str(tmp_path / "tokenizer.json"))
+    assert open_tokenizer(str(tmp_path)).count(prose(20)) > 100
+
+
+def test_a_chat_template_that_refuses_is_a_clear_error(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no system role') }}")
+    with pytest.raises(ConfigError, match="no system role"):
+        open_tokenizer(str(tmp_path)).count_messages(MESSAGES)
+
+
+def test_named_templates_and_special_tokens_come_from_the_config(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes())
+    config = {
+        "chat_template": [
+            {"name": "default", "template": "{{ bos_token }}{{ messages[0].content }}"},
+            {"name": "tool_use", "template": "unused"},
+        ],
+        "bos_token": {"content": "<|im_start|>"},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = open_tokenizer(str(tmp_path))
+    assert tokenizer.count_messages(MESSAGES) == 1 + tokenizer.count(MESSAGES[0]["content"])
+
+
+@pytest.mark.parametrize("content", ["not json", "{}", '{"model": {"type": "nonsense"}}'])
+def test_a_broken_tokenizer_file_is_a_one_line_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigError, match="is not a tokenizer") as caught:
+        open_tokenizer(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
+        open_tokenizer(str(tmp_path))
+
+
+def test_an_unknown_model_gets_an_estimate_and_the_reason() -> None:
+    tokenizer, reason = tokenizer_for_model("someone/some-model")
+    assert isinstance(tokenizer, EstimatingTokenizer)
+    assert not tokenizer.is_exact
+    assert reason is not None
+    assert "someone/some-model" in reason
+
+
+def test_a_model_name_that_no_hub_would_take_gets_an_estimate_too() -> None:
+    tokenizer, reason = tokenizer_for_model("my served model!")
+    assert isinstance(tokenizer, EstimatingTokenizer)
+    assert reason is not None
+    assert "--tokenizer" in reason
+
+
+def test_an_unknown_tiktoken_name_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="o200k_base"):
+        open_tokenizer("tiktoken:nonsense")
+
+
+KNOWN_COUNTS = {
+    "prose": (prose(200), 3520, 2966),
+    "code": ("def f(x):\n    return x + 1  # comment\n" * 50, 750, 700),
+    "japanese": ("漢字とひらがなの文章です。" * 60, 1320, 780),
+    "russian": ("Привет, как дела сегодня утром? " * 60, 1441, 961),
+    "arabic": ("مرحبا كيف حالك اليوم؟ " * 60, 1141, 1021),
+    "digits": ("12345 67890 " * 100, 1200, 600),
+    "emoji": ("🙂🚀" * 100, 500, 500),
+    "table": ("| 12.5 | 0.003 | n/a |\n" * 80, 1520, 1120),
+}
+"""Texts and their tokens by SmolLM2's tokenizer and by tiktoken's cl100k_base."""
+
+
+@pytest.mark.parametrize("kind", KNOWN_COUNTS)
+def test_the_estimate_is_above_real_tokenizers_but_not_by_far(kind: str) -> None:
+    text, *known = KNOWN_COUNTS[kind]
+    estimate = EstimatingTokenizer().count(text)
+    assert estimate >= max(known)
+    assert estimate <= 2 * max(known)
+
+
+def test_long_compound_words_are_not_underestimated() -> None:
+    text = (
+        "Die Donaudampfschifffahrtsgesellschaft veröffentlichte überraschend ihre Jahresberichte. "
+    )
+    assert EstimatingTokenizer().count(text * 40) >= 1081  # cl100k_base
+
+
+def test_bytes_are_counted_by_hand() -> None:
+    tokenizer = ByteTokenizer()
+    assert tokenizer.count("é漢a") == 6
+    measured = tokenizer.measure("é漢a")
+    assert measured.num_tokens == 6
+    assert [measured.end_of(n) for n in range(7)] == [0, 0, 1, 1, 1, 2, 3]
+    assert [measured.tokens_before(n) for n in range(4)] == [0, 2, 5, 6]
+
+
+def test_a_measured_prefix_never_splits_a_character(tokenizer_folder: Path) -> None:
+    tokenizer = open_tokenizer(str(tokenizer_folder))
+    text = "漢字🙂" * 20
+    measured = tokenizer.measure(text)
+    for limit in range(measured.num_tokens):
+        end = measured.end_of(limit)
+        assert tokenizer.count(text[:end]) <= limit
+
+
+class TestQuickCounts:
+    def test_the_converted_tokenizer_is_kept_and_used_again(
+        self, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        first = HuggingFaceTokenizer.from_path(tokenizer_folder, "x")
+        (kept,) = (tmp_path / "memagent" / "tokenizers").iterdir()
+        assert kept.stat().st_size > 1000
+        again = HuggingFaceTokenizer.from_path(tokenizer_folder, "x")
+        assert again.is_quick
+        assert "_backend" not in again.__dict__, "the slow tokenizer was loaded for nothing"
+        assert again.count(prose(30)) == first.count(prose(30))
+
+    def test_a_damaged_cache_file_is_made_again(
+        self, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        expected = HuggingFaceTokenizer.from_path(tokenizer_folder, "x").count(prose(30))
+        (kept,) = (tmp_path / "memagent" / "tokenizers").iterdir()
+        kept.write_bytes(b"damaged")
+        assert HuggingFaceTokenizer.from_path(tokenizer_folder, "x").count(prose(30)) == expected
+        assert kept.stat().st_size > 1000
+
+    def test_a_counter_that_disagrees_is_not_used(
+        self, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        file = tokenizer_folder / "tokenizer.json"
+        assert quick_counts.quick_counter(file, lambda: lambda text: len(text) + 1) is None
+        assert not (tmp_path / "memagent").exists()
+
+    def test_without_the_library_the_tokenizer_counts_itself(
+        self, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        quick = HuggingFaceTokenizer.from_path(tokenizer_folder, "x").count(prose(30))
+        monkeypatch.setitem(sys.modules, "tokie", None)
+        slow = HuggingFaceTokenizer.from_path(tokenizer_folder, "x")
+        assert not slow.is_quick
+        assert slow.count(prose(30)) == quick
+
+    def test_a_cache_that_cannot_be_written_does_not_matter(
+        self, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "file").write_text("in the way")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        assert HuggingFaceTokenizer.from_path(tokenizer_folder, "x").is_quick
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Enough of the Hugging Face hub to download files of one repository."""
+
+    folder: Path
+
+    def do_HEAD(self) -> None:
+        self._send(with_body=False)
+
+    def do_GET(self) -> None:
+        self._send(with_body=True)
+
+    def _send(self, *, with_body: bool) -> None:
+        prefix = "/someone/some-model/resolve/main/"
+        file = self.folder / self.path.removeprefix(prefix)
+        if not self.path.startswith(prefix) or not file.is_file():
+            self.send_response(404)
+            self.send_header("X-Error-Code", "EntryNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        data = file.read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", f'"{len(data):040x}"')
+        self.send_header("X-Repo-Commit", "a" * 40)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def hub(tokenizer_folder: Path) -> Iterator[str]:
+    handler = type("HubOf", (Hub,), {"folder": tokenizer_folder})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_tokenizer_is_downloaded_from_a_hub_and_kept(
+    hub: str, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """In a process of its own: the hub's library reads its settings when it is imported."""
+    import os
+    import subprocess
+
+    code = (
+        "from memagent.documents.tokenizers import open_tokenizer\n"
+        "t = open_tokenizer('someone/some-model')\n"
+        "print(t.name, t.knows_template, t.count('Where is the red ledger?'))"
+    )
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": hub}
+    online = {**environment, "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-c", code]
+    first = subprocess.run(command, env=online, capture_output=True, text=True, check=True)
+    expected = open_tokenizer(str(tokenizer_folder)).count("Where is the red ledger?")
+    assert first.stdout == f"someone/some-model True {expected}\n"
+    offline = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert offline.stdout == first.stdout

@@ -1,0 +1,117 @@
+"""Run directories: what is written stays, what is torn is dropped, what is damaged is refused."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from memagent.errors import RunError
+from memagent.runs import Run, read_manifest, read_records
+
+
+def new_run(path: Path) -> Run:
+    return Run.create(path, {"kind": "test", "value": 1})
+
+
+def test_records_come_back_in_order(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as run:
+        for number in range(3):
+            run.append(json.dumps({"n": number}).encode())
+    with Run.open(tmp_path / "run") as run:
+        assert run.records == [{"n": 0}, {"n": 1}, {"n": 2}]
+        assert run.manifest["value"] == 1
+
+
+def test_each_record_is_on_disk_when_append_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(
+        "memagent.runs._sync_data", lambda descriptor: synced.append(os.fstat(descriptor).st_size)
+    )
+    with new_run(tmp_path / "run") as run:
+        run.append(b'{"n":0}')
+        run.append(b'{"n":1}')
+    assert synced == [8, 16]
+
+
+@pytest.mark.parametrize("torn", [b'{"n":', b'{"n":1', b"\x00\x00\x00", b"{"])
+def test_a_torn_last_line_is_dropped_and_the_next_append_is_clean(
+    tmp_path: Path, torn: bytes
+) -> None:
+    with new_run(tmp_path / "run") as run:
+        run.append(b'{"n":0}')
+    with (tmp_path / "run" / "steps.jsonl").open("ab") as file:
+        file.write(torn)
+    assert read_records(tmp_path / "run") == [{"n": 0}]
+    with Run.open(tmp_path / "run") as run:
+        assert run.records == [{"n": 0}]
+        run.append(b'{"n":1}')
+    assert read_records(tmp_path / "run") == [{"n": 0}, {"n": 1}]
+
+
+def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path) -> None:
+    new_run(tmp_path / "run").close()
+    (tmp_path / "run" / "steps.jsonl").write_bytes(b'{"n":0}\n{broken\n{"n":2}\n')
+    with pytest.raises(RunError, match="line 2, is damaged"):
+        Run.open(tmp_path / "run")
+
+
+def test_a_run_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run")
+    with pytest.raises(RunError, match="in use"):
+        Run.open(tmp_path / "run")
+    run.close()
+    Run.open(tmp_path / "run").close()
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    new_run(tmp_path / "run").close()
+    with pytest.raises(RunError, match="--resume"):
+        new_run(tmp_path / "run")
+
+
+def test_files_are_kept_beside_the_manifest(tmp_path: Path) -> None:
+    Run.create(tmp_path / "run", {}, files={"stdin": b"text"}).close()
+    assert (tmp_path / "run" / "stdin").read_bytes() == b"text"
+
+
+def test_a_new_run_without_records_can_be_discarded(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {}, files={"stdin": b"text"})
+    assert run.discard_if_empty()
+    assert not (tmp_path / "run").exists()
+
+
+def test_discarding_leaves_other_files_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep me")
+    assert Run.create(tmp_path, {}).discard_if_empty()
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_run_with_records_is_not_discarded(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as run:
+        run.append(b"{}")
+        assert not run.discard_if_empty()
+    assert read_records(tmp_path / "run") == [{}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "holds no run"), ("{", "cannot read"), ('{"format": 99}', "format"), ("[]", "format")],
+)
+def test_a_folder_that_is_no_run_says_why(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(RunError, match=message):
+        read_manifest(tmp_path)
+
+
+def test_only_the_user_can_read_a_run(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as run:
+        run.append(b"{}")
+    modes = {file.name: file.stat().st_mode & 0o077 for file in (tmp_path / "run").iterdir()}
+    assert modes["run.json"] == modes["steps.jsonl"] == 0
+    assert (tmp_path / "run").stat().st_mode & 0o077 == 0
