@@ -123,7 +123,7 @@ QUESTIONS = {
     ),
     "question too long": (
         ["good.txt", "-q", "why " * 1000],
-        "the question has 3999 tokens and 1976 fit a window of 4096",
+        "the question has 3999 tokens and 1975 fit a window of 4096",
     ),
 }
 SIZES = {

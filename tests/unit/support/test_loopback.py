@@ -264,6 +264,7 @@ def test_killed_endpoint_comes_back_on_its_port_and_goes_on_counting(
     with running(tmp_path / "log") as endpoint:
         port = endpoint.port
         send(connect(endpoint))
+        assert endpoint.num_calls() == 1  # by now its line is in the log
         endpoint.kill()
         with pytest.raises(ConnectionRefusedError):
             send(connect(endpoint))

@@ -1,0 +1,303 @@
+"""The endpoint engine: where it is, what it sends, what it does when things go wrong."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from memagent.config import EngineConfig
+from memagent.engines.openai import (
+    EndpointEngine,
+    endpoint_from,
+    open_endpoint,
+    parse_completion,
+    public_url,
+)
+from memagent.engines.retry import Failure
+from memagent.errors import ConfigError, EngineError, EngineRefused
+from memagent.types import Sampling, Usage
+from tests.support.loopback import Endpoint, running
+
+MESSAGES = [{"role": "user", "content": 'What is the code of "amber"?'}]
+SAMPLING = Sampling(max_tokens=50)
+
+
+def engine_at(base_url: str, **settings: Any) -> EndpointEngine:
+    given = {"model": "test-model", "base_url": base_url, "patience": 5, **settings}
+    return EndpointEngine(EngineConfig.parse(given))
+
+
+async def complete(engine: EndpointEngine, **sampling: Any):  # type: ignore[no-untyped-def]
+    async with engine:
+        return await engine.complete(MESSAGES, Sampling(**{"max_tokens": 50, **sampling}))
+
+
+class TestAddress:
+    PAIRS: ClassVar = {
+        "MEMAGENT_BASE_URL": "http://m",
+        "MEMAGENT_API_KEY": "key-m",
+        "OPENAI_BASE_URL": "http://o",
+        "OPENAI_API_KEY": "key-o",
+        "URL": "http://u",
+        "API_KEY": "key-u",
+    }
+
+    def test_memagents_own_variables_come_first(self) -> None:
+        assert endpoint_from(self.PAIRS) == ("http://m", "key-m")
+
+    def test_then_openais_then_the_short_ones(self) -> None:
+        openai = {name: value for name, value in self.PAIRS.items() if "MEMAGENT" not in name}
+        assert endpoint_from(openai) == ("http://o", "key-o")
+        assert endpoint_from({"URL": "http://u", "API_KEY": "key-u"}) == ("http://u", "key-u")
+
+    def test_what_is_given_wins(self) -> None:
+        assert endpoint_from(self.PAIRS, "http://x", "key-x") == ("http://x", "key-x")
+        assert endpoint_from(self.PAIRS, "http://x") == ("http://x", "key-m")
+
+    def test_an_address_brings_its_own_key(self) -> None:
+        environment = {"MEMAGENT_API_KEY": "key-m", "URL": "http://u", "API_KEY": "key-u"}
+        assert endpoint_from(environment) == ("http://u", "key-u")
+
+    def test_without_address_and_key_the_error_says_what_to_set(self) -> None:
+        with pytest.raises(ConfigError, match="MEMAGENT_BASE_URL"):
+            open_endpoint("m")
+
+    @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x/v1", "http://", "v1"])
+    def test_what_is_no_address_is_refused(self, url: str) -> None:
+        with pytest.raises(ConfigError, match="no endpoint address"):
+            open_endpoint("m", base_url=url)
+
+    def test_a_shown_address_holds_no_credentials(self) -> None:
+        shown = public_url("https://user:secret@host:8443/v1?key=secret")
+        assert shown == "https://host:8443/v1"
+
+
+class TestParsing:
+    def test_a_usual_reply(self) -> None:
+        data = {
+            "choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}],
+            "usage": {
+                "prompt_tokens": 7,
+                "completion_tokens": 2,
+                "prompt_tokens_details": {"cached_tokens": 4},
+            },
+        }
+        completion = parse_completion(data)
+        assert completion.text == "hi"
+        assert completion.finish_reason == "stop"
+        assert completion.usage == Usage(
+            calls=1, prompt_tokens=7, completion_tokens=2, cached_tokens=4
+        )
+
+    def test_reasoning_apart_from_the_text_is_kept(self) -> None:
+        message = {"content": None, "reasoning_content": "hm"}
+        completion = parse_completion({"choices": [{"message": message}]})
+        assert (completion.text, completion.reasoning, completion.usage) == ("", "hm", None)
+
+    def test_content_in_parts_is_joined(self) -> None:
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        assert parse_completion({"choices": [{"message": {"content": parts}}]}).text == "ab"
+
+    def test_halves_of_characters_are_replaced(self) -> None:
+        data = json.loads('{"choices": [{"message": {"content": "x\\ud83d"}}]}')
+        assert parse_completion(data).text == "x?"
+
+    @pytest.mark.parametrize(
+        "data", ["<html>", None, [], {}, {"choices": []}, {"choices": [{}]}, {"choices": None}]
+    )
+    def test_what_holds_no_message_is_invalid(self, data: Any) -> None:
+        with pytest.raises(ValueError, match=r"broken JSON|no message"):
+            parse_completion(data)
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with running(tmp_path_factory.mktemp("loopback") / "log", reply="echo") as endpoint:
+        yield endpoint
+
+
+class TestCalls:
+    async def test_a_reply_comes_with_its_usage(self, endpoint: Endpoint) -> None:
+        completion = await complete(engine_at(endpoint.base_url))
+        assert len(completion.text) > 50
+        assert completion.usage is not None
+        assert completion.usage.calls == 1
+        assert completion.num_attempts == 1
+
+    def test_an_engine_serves_one_event_loop_after_the_other(self, endpoint: Endpoint) -> None:
+        engine = engine_at(endpoint.base_url)
+        first = asyncio.run(complete(engine))
+        assert asyncio.run(complete(engine)).text == first.text
+
+    async def test_no_more_requests_are_under_way_than_allowed(self, tmp_path: Path) -> None:
+        with running(tmp_path / "log", latency_ms=20) as slow:
+            async with engine_at(slow.base_url, concurrency=3) as engine:
+                await asyncio.gather(*(engine.complete(MESSAGES, SAMPLING) for _ in range(12)))
+            assert max(call["inflight"] for call in slow.calls()) == 3
+
+    async def test_an_azure_deployment_gets_its_path_version_and_header(
+        self, endpoint: Endpoint
+    ) -> None:
+        url = f"{endpoint.root_url}/openai/deployments/test-model"
+        engine = engine_at(url, model="", api_key="secret-key", api_version="2024-06-01")
+        assert engine.model == "test-model"  # the deployment's name stands in the address
+        await complete(engine)
+        call = endpoint.calls()[-1]
+        assert call["path"] == (
+            "/openai/deployments/test-model/chat/completions?api-version=2024-06-01"
+        )
+        assert call["auth"] == "api-key"
+
+    async def test_an_unknown_model_names_the_served_ones(self, endpoint: Endpoint) -> None:
+        with pytest.raises(EngineRefused, match="--model with one of: test-model"):
+            await complete(engine_at(endpoint.base_url, model="nope"))
+
+    async def test_inspecting_finds_the_only_model_its_tokenizer_and_window(
+        self, tmp_path: Path
+    ) -> None:
+        with running(tmp_path / "log", root="org/base", max_model_len=4096) as served:
+            async with engine_at(served.base_url, model="") as engine:
+                await engine.inspect()
+        assert (engine.model, engine.tokenizer, engine.served_window) == (
+            "test-model",
+            "org/base",
+            4096,
+        )
+
+    async def test_without_a_model_no_call_leaves(self, endpoint: Endpoint) -> None:
+        with pytest.raises(ConfigError, match="no model is chosen"):
+            await complete(engine_at(endpoint.base_url, model=""))
+
+    async def test_a_refused_key_is_not_repeated_in_the_error(self, tmp_path: Path) -> None:
+        with running(tmp_path / "log", api_key="right") as guarded:
+            with pytest.raises(EngineRefused, match="refused the key") as caught:
+                await complete(engine_at(guarded.base_url, api_key="sk-wrong-key"))
+            assert "sk-wrong-key" not in str(caught.value)
+            assert len(guarded.calls()) == 1
+
+    async def test_a_prompt_too_long_says_to_lower_the_window(self, tmp_path: Path) -> None:
+        with (
+            running(tmp_path / "log", context_window=2) as small,
+            pytest.raises(EngineRefused, match="lower --window"),
+        ):
+            await complete(engine_at(small.base_url))
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("fault", "reason"),
+        [
+            ("500", "HTTP 500"),
+            ("429", "HTTP 429"),
+            ("malformed", "not valid"),
+            ("empty", "empty reply"),
+            ("reset", ""),
+            ("cut", ""),
+        ],
+    )
+    async def test_what_may_pass_is_tried_again(
+        self, tmp_path: Path, fault: str, reason: str
+    ) -> None:
+        heard: list[Failure] = []
+        with running(tmp_path / "log", faults=f"{fault}=0.5", seed=1, retry_after=0.05) as faulty:
+            async with engine_at(faulty.base_url) as engine:
+                engine.on_retry = lambda failure, delay: heard.append(failure)
+                for _ in range(6):
+                    assert (await engine.complete(MESSAGES, SAMPLING)).text
+            outcomes = [call["outcome"] for call in faulty.calls()]
+        assert outcomes.count("ok") == 6
+        assert outcomes.count(fault) == len(heard) > 0
+        assert all(reason in failure.reason for failure in heard)
+
+    async def test_a_stall_ends_at_the_timeout(self, tmp_path: Path) -> None:
+        with running(tmp_path / "log", faults="stall=0.5", seed=3, stall_seconds=30) as faulty:
+            engine = engine_at(faulty.base_url, timeout=0.2)
+            completions = [await complete(engine) for _ in range(4)]
+            outcomes = [call["outcome"] for call in faulty.calls()]
+        assert outcomes.count("stall") == sum(c.num_attempts - 1 for c in completions) > 0
+
+    async def test_patience_ends(self, tmp_path: Path) -> None:
+        with (
+            running(tmp_path / "log", faults="500=1.0") as broken,
+            pytest.raises(EngineError, match=r"failed for .* s \(\d+ attempts\): HTTP 500"),
+        ):
+            await complete(engine_at(broken.base_url, patience=0.5))
+
+    async def test_no_patience_is_one_attempt(self, tmp_path: Path) -> None:
+        with running(tmp_path / "log", faults="500=1.0") as broken:
+            with pytest.raises(EngineError, match="1 attempt"):
+                await complete(engine_at(broken.base_url, patience=0))
+            assert len(broken.calls()) == 1
+
+    async def test_a_wait_longer_than_patience_is_not_begun(self, tmp_path: Path) -> None:
+        with (
+            running(tmp_path / "log", faults="429=1.0", retry_after=3600) as busy,
+            pytest.raises(EngineError, match="asks to wait 3600 s"),
+        ):
+            await complete(engine_at(busy.base_url))
+
+    async def test_an_always_empty_reply_is_believed_in_the_end(self, tmp_path: Path) -> None:
+        with running(tmp_path / "log", faults="empty=1.0") as silent:
+            completion = await complete(engine_at(silent.base_url))
+            assert completion.text == ""
+            assert len(silent.calls()) == 4
+
+
+class NewerModel(BaseHTTPRequestHandler):
+    """Takes `max_completion_tokens` only, as newer OpenAI models do."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.asked.append(body)
+        if "max_tokens" in body:
+            message = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+            self._reply(400, {"error": {"message": message, "code": "unsupported_parameter"}})
+        else:
+            self._reply(200, {"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]})
+
+    def _reply(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+async def test_a_model_that_wants_the_newer_limit_gets_it_and_what_else_is_set() -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), NewerModel)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        engine = engine_at(url, extra_body={"top_k": 20})
+        async with engine:
+            for _ in range(2):
+                sampling = Sampling(max_tokens=50, temperature=0.0, top_p=0.9, seed=0)
+                assert (await engine.complete(MESSAGES, sampling)).text == "hi"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    refused, *accepted = NewerModel.asked
+    assert refused["max_tokens"] == 50
+    expected = {
+        "model": "test-model",
+        "messages": MESSAGES,
+        "max_completion_tokens": 50,
+        "temperature": 0.0,
+        "top_p": 0.9,
+        "seed": 0,
+        "top_k": 20,
+    }
+    assert accepted == [expected, expected]
