@@ -36,7 +36,8 @@ def iterate(items: AsyncIterator[T]) -> Iterator[T]:
         while (item := run(_next(items, end))) is not end:
             yield item  # type: ignore[misc]  # not the sentinel, hence a T
     finally:
-        if close := getattr(items, "aclose", None):
+        close = getattr(items, "aclose", None)
+        if close and _loop and not _loop.is_closed():  # when the process ends, `_end` has done it
             run(close())
 
 
@@ -57,12 +58,17 @@ def _background_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _loop is None or _loop.is_closed():
             _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="memagent-loop", daemon=True).start()
-            atexit.register(_end, _loop)
+            thread = threading.Thread(target=_loop.run_forever, name="memagent-loop", daemon=True)
+            thread.start()
+            atexit.register(_end, _loop, thread)
         return _loop
 
 
-def _end(loop: asyncio.AbstractEventLoop) -> None:
-    for close in _closers:
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """Close iterators, connections and the loop itself. What hangs is left as it is."""
+    for close in (loop.shutdown_asyncgens, *_closers):
         asyncio.run_coroutine_threadsafe(close(), loop).result(timeout=5)
     loop.call_soon_threadsafe(loop.stop)
+    thread.join(timeout=5)
+    if not thread.is_alive():
+        loop.close()

@@ -21,7 +21,7 @@ from rich.console import Console
 from memagent.agent.journal import Journal, check_same
 from memagent.agent.limits import Limits
 from memagent.agent.plan import Plan, plan_reading
-from memagent.agent.reader import Reader
+from memagent.agent.reader import Reader, checked_question
 from memagent.agent.trace import Step, Trace, total_usage
 from memagent.cli.options import PanelCommand, given, panel_option, settings_options
 from memagent.cli.progress import ReadingProgress, duration
@@ -355,7 +355,7 @@ def _new_request(options: dict[str, Any]) -> Request:
     return Request(
         paths=tuple(options["files"]),
         folder=os.getcwd(),
-        questions=tuple(options["questions"]),
+        questions=tuple(checked_question(question) for question in options["questions"]),
         encoding=options["encoding"],
         engine=engine,
         engine_settings=engine_settings,

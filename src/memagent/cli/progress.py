@@ -19,6 +19,7 @@ from memagent.agent.trace import Step
 from memagent.documents.chunking import Chunks
 
 SECONDS_BETWEEN_LINES = 10.0
+CHANGE_STYLES = {"+ ": "green", "- ": "red"}
 
 
 class ReadingProgress:
@@ -128,16 +129,19 @@ class ReadingProgress:
         return f"{self._num_tokens / elapsed:,.0f} tokens/s, {duration(seconds_left)} left"
 
     def _print_memory(self, question_number: int, step: Step) -> None:
+        """The lines of the memory that are new, and those that are gone."""
         before, self._memories[question_number] = self._memories[question_number], step.memory
         places = ", ".join(str(place) for place in step.section.places) if step.section else ""
         number = f"question {question_number + 1}, " if len(self._num_finished) > 1 else ""
-        self._print(
-            f"[bold]{number}memory after section {step.index + 1}[/bold] ({escape(places)})"
-        )
-        styles = {"+ ": "green", "- ": "red", "  ": "dim"}
-        for line in ndiff(before.splitlines(), step.memory.splitlines()):
-            if line[:2] in styles:
-                self._print(f"[{styles[line[:2]]}]{escape(line)}[/]")
+        changes = [
+            line
+            for line in ndiff(before.splitlines(), step.memory.splitlines())
+            if line[:2] in CHANGE_STYLES
+        ]
+        told = "memory after" if changes else "memory unchanged by"
+        self._print(f"[bold]{number}{told} section {step.index + 1}[/bold] ({escape(places)})")
+        for line in changes:
+            self._print(f"[{CHANGE_STYLES[line[:2]]}]{escape(line)}[/]")
 
     def _print(self, text: str) -> None:
         self._bar.console.print(text, highlight=False, soft_wrap=True)

@@ -250,7 +250,8 @@ class EstimatingTokenizer:
     is_quick = False
 
     MARGIN = 1.15
-    CHARS_PER_WORD_TOKEN = 5
+    COMMON_WORD_CHARS = 6
+    """Words up to this length, space included, are taken for one token; longer ones are rarer."""
     # A word with its space, a digit, a run of spaces, a newline, any other single character.
     _piece = re.compile(r"[ ]?[A-Za-z]+|[0-9]|[ \t]+|.", re.DOTALL)
 
@@ -272,7 +273,7 @@ class EstimatingTokenizer:
         if not piece.isascii():
             return max(1.0, len(_utf8(piece)) * 0.6)
         if piece[-1].isalpha():
-            return 1 + (len(piece) - 1) // self.CHARS_PER_WORD_TOKEN * 0.5
+            return 1 + max(len(piece) - self.COMMON_WORD_CHARS, 0) / 3
         if piece.isspace():
             return 1 + (len(piece) - 1) / 8
         return 1.0

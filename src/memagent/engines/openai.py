@@ -11,7 +11,6 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 from weakref import WeakKeyDictionary
@@ -41,7 +40,7 @@ PASSING_STATUSES = frozenset({408, 409, 425, 429})
 NO_KEY = "none"
 """Sent where no key is set: local servers take anything, and the header must not be empty."""
 
-_azure_path = re.compile(r"/openai/deployments/[^/]+/?$")
+_azure_path = re.compile(r"/openai/deployments/([^/]+)/?$")
 _window_words = re.compile(
     r"context.?length|context window|maximum context|too long|too many tokens|max_model_len", re.I
 )
@@ -83,8 +82,8 @@ class EndpointEngine(ClosingEngine):
     def __init__(self, config: EngineConfig, on_retry: RetryListener | None = None) -> None:
         _check_address(config)
         self.config = config
-        self.model = config.model
-        self.tokenizer = config.model
+        self.model = config.model or _azure_deployment(config)
+        self.tokenizer = self.model
         self.served_window: int | None = None
         """The window the endpoint serves the model with, where it says so; see `inspect`."""
         self.on_retry = on_retry
@@ -186,7 +185,9 @@ class EndpointEngine(ClosingEngine):
             return parse_completion(reply)
         except openai.APIStatusError as error:
             return await self._classify(client, error)
-        except openai.APITimeoutError:
+        except openai.APITimeoutError as error:
+            if type(error.__cause__).__name__ == "ConnectTimeout":  # aiohttp: also when refused
+                return Failure(kind="unreachable", reason=self._clean(_cause(error)))
             reason = f"no reply within {self.config.timeout:g} s"
             return Failure(kind="failed" if self._has_answered else "unreachable", reason=reason)
         except openai.APIConnectionError as error:
@@ -303,19 +304,42 @@ def _check_address(config: EngineConfig) -> None:
                 "no endpoint is set; give --base-url (and --api-key), or set MEMAGENT_BASE_URL"
             )
         return
-    parts = urlsplit(config.base_url)
+    try:
+        parts = urlsplit(config.base_url)
+        _ = parts.port
+    except ValueError as error:
+        raise ConfigError(f"the address of the endpoint is not valid: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         shown = public_url(config.base_url)
         raise ConfigError(
             f"{shown!r} is no endpoint address; it looks like http://localhost:8000/v1"
         )
+    if parts.username or parts.password:  # the client library cannot send them beside a key
+        raise ConfigError(
+            f"leave user and password out of the address {public_url(config.base_url)}; "
+            "a key goes into --api-key or MEMAGENT_API_KEY"
+        )
+
+
+def _azure_deployment(config: EngineConfig) -> str:
+    """The name of the Azure deployment that the address stands for, or nothing."""
+    match = _azure_path.search(urlsplit(config.base_url or "").path)
+    return match.group(1) if match else ""
+
+
+def _quick_transport() -> openai.DefaultAioHttpClient | None:
+    """aiohttp under the client, which takes a third less time per call, where it is installed."""
+    try:
+        return openai.DefaultAioHttpClient()
+    except RuntimeError:  # it is not
+        return None
 
 
 def _open_client(config: EngineConfig) -> openai.AsyncOpenAI:
     key = config.api_key.get_secret_value() if config.api_key else NO_KEY
     timeout = openai.Timeout(config.timeout, connect=min(CONNECT_SECONDS, config.timeout))
-    transport = openai.DefaultAioHttpClient() if find_spec("aiohttp") else None  # a third quicker
-    if config.base_url and _azure_path.search(urlsplit(config.base_url).path):
+    transport = _quick_transport()
+    if config.base_url and _azure_deployment(config):
         return openai.AsyncAzureOpenAI(
             base_url=config.base_url,
             api_key=key,
