@@ -31,13 +31,11 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 def iterate(items: AsyncIterator[T]) -> Iterator[T]:
     """An async iterator as an ordinary one."""
-    end = object()
     try:
-        while (item := run(_next(items, end))) is not end:
-            yield item  # type: ignore[misc]  # not the sentinel, hence a T
+        while (found := run(_next(items))) is not None:
+            yield found[0]
     finally:
-        close = getattr(items, "aclose", None)
-        if close and _loop and not _loop.is_closed():  # when the process ends, `_end` has done it
+        if close := getattr(items, "aclose", None):
             run(close())
 
 
@@ -49,8 +47,12 @@ def when_loop_ends(
         _closers.append(close)
 
 
-async def _next(items: AsyncIterator[T], end: object) -> T | object:
-    return await anext(items, end)
+async def _next(items: AsyncIterator[T]) -> tuple[T] | None:
+    """The next item, wrapped, because an item may itself be None; None at the end."""
+    try:
+        return (await anext(items),)
+    except StopAsyncIteration:
+        return None
 
 
 def _background_loop() -> asyncio.AbstractEventLoop:

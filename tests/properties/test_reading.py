@@ -93,7 +93,7 @@ class CheckingEngine(ScriptedEngine):
 
 @quickly
 @given(
-    text=texts,
+    text=texts.filter(bool),
     question=st.text(min_size=1, max_size=60).filter(lambda text: text.strip()),
     replies=st.lists(st.one_of(texts, words), min_size=1, max_size=5),
     chunk_tokens=st.integers(16, 300),

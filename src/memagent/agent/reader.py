@@ -35,7 +35,7 @@ from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks, Span
 from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
-from memagent.errors import ConfigError, EngineError
+from memagent.errors import ConfigError, DocumentError, EngineError
 from memagent.types import Completion, Engine, Message, Sampling, Usage
 
 
@@ -121,7 +121,7 @@ class Reader:
         is raised. `on_step` is told each new step and the number of its question.
         """
         readings = [
-            self._read_one(number, question, chunks, journal, on_step)
+            self._read_one(number, checked_question(question), chunks, journal, on_step)
             for number, question in enumerate(questions)
         ]
         results = await asyncio.gather(*readings, return_exceptions=True)
@@ -175,6 +175,8 @@ class Reader:
         question = checked_question(question)
         budget = self.check(question)
         chunks = self.chunks(document)
+        if not chunks.document.text:
+            raise DocumentError("the text is empty; there is nothing to read")
         chunks.learn(_spans(finished))
         state = _State.after(finished, self.tokenizer)
         if finished and finished[-1].kind == "answer":

@@ -31,7 +31,14 @@ from memagent.documents.document import Document
 from memagent.documents.loaders import load_with_report
 from memagent.engines.base import open_engine
 from memagent.engines.openai import EndpointEngine, public_url
-from memagent.errors import ConfigError, EngineRefused, LimitReached, MemagentError
+from memagent.errors import (
+    ConfigError,
+    DocumentError,
+    EngineRefused,
+    LimitReached,
+    MemagentError,
+    RunError,
+)
 from memagent.runs import Run, read_manifest
 from memagent.types import Engine, Prices
 
@@ -195,6 +202,10 @@ class Ask:
         return _checked(_resumed_request(options, read_manifest(options["resume"])))
 
     def _load(self, request: Request) -> Document:
+        if not os.path.isdir(request.folder):
+            raise DocumentError(
+                f"the folder {request.folder}, where the run was begun, is gone; name its files anew"
+            )
         with chdir(request.folder):
             loaded = load_with_report(
                 request.paths, encoding=request.encoding, stdin=self._stdin(request)
@@ -208,7 +219,7 @@ class Ask:
         if "-" not in request.paths:
             return None
         if self._options["resume"]:
-            return io.BytesIO((self._options["resume"] / STDIN_COPY).read_bytes())
+            return _kept_stdin(self._options["resume"] / STDIN_COPY)
         if sys.stdin.isatty():
             return None  # the loader says what to do instead
         self._stdin_bytes = sys.stdin.buffer.read()
@@ -360,7 +371,7 @@ def _new_request(options: dict[str, Any]) -> Request:
         engine=engine,
         engine_settings=engine_settings,
         agent_settings=_with_absolute_prompts(given(AgentConfig, options)),
-        tokenizer=options["tokenizer"],
+        tokenizer=_with_absolute_path(options["tokenizer"]),
         limits=_given_limits(options),
     )
 
@@ -421,6 +432,23 @@ def _with_absolute_prompts(settings: dict[str, Any]) -> dict[str, Any]:
     if prompts and Path(prompts).is_file():
         settings["prompts"] = str(Path(prompts).resolve())
     return settings
+
+
+def _with_absolute_path(tokenizer: str | None) -> str | None:
+    """A tokenizer's folder is found again on resuming, wherever that happens."""
+    if tokenizer in (None, "bytes", "estimate") or not Path(tokenizer).expanduser().exists():
+        return tokenizer
+    return str(Path(tokenizer).expanduser().resolve())
+
+
+def _kept_stdin(path: Path) -> io.BytesIO:
+    try:
+        return io.BytesIO(path.read_bytes())
+    except OSError as error:
+        raise RunError(
+            f"{path}, the text that came in on standard input, cannot be read ({error.strerror}); "
+            "start a new run"
+        ) from None
 
 
 def _check_served_window(engine: EndpointEngine, config: AgentConfig) -> None:

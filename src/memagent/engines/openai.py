@@ -21,7 +21,7 @@ from pydantic import SecretStr
 from memagent import blocking
 from memagent.config import EngineConfig
 from memagent.engines.base import ClosingEngine
-from memagent.engines.retry import Failure, Patience, retry_after
+from memagent.engines.retry import Failure, FailureKind, Patience, retry_after
 from memagent.errors import ConfigError, EngineError, EngineRefused
 from memagent.types import Completion, Message, Sampling, Usage
 
@@ -214,9 +214,9 @@ class EndpointEngine(ClosingEngine):
         if status == 429 and code == "insufficient_quota":
             raise EngineRefused(f"the endpoint says the quota of this key is spent ({reason})")
         if status in PASSING_STATUSES or status >= 500:
-            kind = "busy" if status in (429, 503) else "failed"
+            kind: FailureKind = "busy" if status in (429, 503) else "failed"
             wait = retry_after(error.response.headers)
-            return Failure(kind=kind, reason=reason, retry_after=wait)  # type: ignore[arg-type]
+            return Failure(kind=kind, reason=reason, retry_after=wait)
         if "max_completion_tokens" in reason and self._limit_name == "max_tokens":
             self._limit_name = "max_completion_tokens"  # newer OpenAI models take only this name
             return Failure(kind="failed", reason=reason, retry_after=0.0)

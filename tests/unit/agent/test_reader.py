@@ -10,7 +10,14 @@ from memagent import Document, Reader, Step, Trace
 from memagent.agent.limits import Limits
 from memagent.agent.plan import plan_reading
 from memagent.engines.scripted import ScriptedEngine
-from memagent.errors import BudgetError, ConfigError, EngineError, LimitReached, RunError
+from memagent.errors import (
+    BudgetError,
+    ConfigError,
+    DocumentError,
+    EngineError,
+    LimitReached,
+    RunError,
+)
 from memagent.types import Completion, Message, Sampling, Usage
 from tests.conftest import prose
 
@@ -124,6 +131,16 @@ def test_an_empty_answer_is_a_failure_not_an_answer() -> None:
 def test_an_empty_question_is_refused() -> None:
     with pytest.raises(ConfigError, match="question is empty"):
         reader_of([]).ask("  ", TEXT)
+
+
+def test_an_empty_text_is_refused() -> None:
+    with pytest.raises(DocumentError, match="nothing to read"):
+        reader_of([]).ask("what?", "")
+
+
+def test_white_space_around_a_question_does_not_make_it_another(tmp_path: Path) -> None:
+    first = reader_of(["m1", "m2", "m3", "a"]).ask(" what?\n", TEXT, run_dir=tmp_path / "run")
+    assert reader_of([]).ask("what?", TEXT, run_dir=tmp_path / "run") == first
 
 
 def test_a_budget_that_cannot_be_met_is_found_before_the_first_call() -> None:
