@@ -35,7 +35,8 @@ def iterate(items: AsyncIterator[T]) -> Iterator[T]:
         while (found := run(_next(items))) is not None:
             yield found[0]
     finally:
-        if close := getattr(items, "aclose", None):
+        close = getattr(items, "aclose", None)
+        if close and _loop and not _loop.is_closed():  # when the process ends, `_end` has done it
             run(close())
 
 

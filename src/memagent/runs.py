@@ -10,6 +10,7 @@ is opened again; anything else that cannot be read is an error, never skipped.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -68,6 +69,10 @@ class Run:
             )
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file; name a folder for the run")
+        if (path / JOURNAL).exists():
+            raise RunError(
+                f"{path} holds steps of a run whose {MANIFEST} is gone; name another folder"
+            )
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = _locked(path)
@@ -78,7 +83,7 @@ class Run:
             text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
             _write_atomically(path / MANIFEST, text.encode("utf-8", "backslashreplace"))
         except OSError as error:
-            raise RunError(f"cannot write the run to {path}: {error.strerror or error}") from None
+            raise RunError(f"cannot write the run to {path}: {_reason(error)}") from None
         run = cls(path, contents, lock, [])
         run._created = (MANIFEST, LOCK, *(files or ()))
         return run
@@ -90,6 +95,9 @@ class Run:
         lock = _locked(path)
         try:
             return cls(path, manifest, lock, _repaired_records(path / JOURNAL))
+        except OSError as error:
+            lock.release()
+            raise RunError(f"cannot read {path / JOURNAL}: {_reason(error)}") from None
         except BaseException:
             lock.release()
             raise
@@ -101,12 +109,11 @@ class Run:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
                 self._journal = os.open(self.path / JOURNAL, flags, 0o600)
                 _sync_folder(self.path)
-            _write_all(self._journal, line + b"\n")
-            _sync_data(self._journal)
+            _write_line(self._journal, line)
         except OSError as error:
             raise RunError(
-                f"cannot write to {self.path / JOURNAL}: {error.strerror}; "
-                "what was written before is kept, free some space and resume"
+                f"cannot write to {self.path / JOURNAL}: {_reason(error)}; "
+                "what was written before is kept"
             ) from None
 
     def discard_if_empty(self) -> bool:
@@ -197,7 +204,7 @@ def _locked(path: Path) -> FileLock:
     except Timeout:
         raise RunError(f"{path} is in use by another memagent process") from None
     except OSError as error:
-        raise RunError(f"cannot lock {path}: {error.strerror or error}") from None
+        raise RunError(f"cannot lock {path}: {_reason(error)}") from None
     return lock
 
 
@@ -213,6 +220,17 @@ def _write_atomically(path: Path, data: bytes) -> None:
     _sync_folder(path.parent)
 
 
+def _write_line(descriptor: int, line: bytes) -> None:
+    """All of the line, or, if the disk is full, nothing of it."""
+    size = os.fstat(descriptor).st_size
+    try:
+        _write_all(descriptor, line + b"\n")
+        _sync_data(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+
+
 def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
@@ -225,6 +243,13 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _reason(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    if error.errno == errno.EMFILE:
+        return f"{reason}; read fewer texts at once, or raise the limit with `ulimit -n`"
+    return reason
 
 
 def _now() -> str:

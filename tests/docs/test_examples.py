@@ -32,7 +32,7 @@ def test_quickstart_answers_from_the_endpoint_in_the_environment(tmp_path: Path)
             "--model", "test-model", "--question", question, URL=endpoint.base_url, API_KEY=KEY
         )
         calls = endpoint.calls()
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[-1] == r"answer: \boxed{kept behind the loose brick beside the bakery oven}"
     assert [line.split(",")[0] for line in lines if line.startswith("section")] == [
@@ -41,12 +41,12 @@ def test_quickstart_answers_from_the_endpoint_in_the_environment(tmp_path: Path)
         "section 3",
     ]
     assert len(calls) == 4
-    assert KEY not in done.stdout + done.stderr
+    assert KEY not in done.stdout
 
 
 def test_quickstart_needs_no_model_with_the_scripted_engine() -> None:
     done = quickstart("--engine", "scripted")
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == (
         "answer: The spare key to the clock tower is kept behind the loose brick beside the "
         "bakery oven."

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import tokenizers
 
 from memagent.agent.prompts import open_prompts
 from memagent.agent.reader import Reader
@@ -273,6 +274,59 @@ def test_a_run_goes_on_at_another_address_and_from_another_folder(
 
     assert outcome.stdout == f"{base.whole.answer}\n"
     assert num_calls == len(base.whole.steps) - base.num_done
+
+
+def test_a_tokenizer_named_by_a_relative_path_is_found_from_another_folder(
+    here: Call, base: Base, tmp_path: Path
+) -> None:
+    (tmp_path / "tok").mkdir()
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tok" / "tokenizer.json"))
+    begin = (
+        "ask",
+        base.text,
+        "-q",
+        QUESTION,
+        "--tokenizer",
+        "./tok",
+        "--run-dir",
+        tmp_path / "run",
+    )
+    sizes = ("--window", "2048", "--chunk-tokens", "100", "--memory-tokens", "400")
+    address = ("--base-url", base.endpoint.base_url)
+    stopped = here(*begin, *sizes, *address, "--max-calls", "2", cwd=tmp_path)
+    finished = here("ask", "--resume", tmp_path / "run", "--max-calls", "99", cwd=Path("/"))
+
+    assert stopped.code == 4
+    assert (finished.code, len(finished.stdout.split())) == (0, 24)
+    sections = [step.section for step in Trace.load(tmp_path / "run")[0].steps if step.section]
+    assert max(section.num_tokens for section in sections) <= 100
+
+
+@pytest.mark.parametrize("lost", ["stdin", "folder"])
+def test_a_run_whose_text_is_lost_is_refused_in_one_line(
+    here: Call, base: Base, tmp_path: Path, lost: str
+) -> None:
+    folder, run = tmp_path / "begun here", tmp_path / "run"
+    folder.mkdir()
+    (folder / "book.txt").write_text("Some text.")
+    begin = ("ask", "book.txt", "-q", QUESTION, *SMALL_SECTIONS, "--run-dir", run)
+    assert here(*begin, "--base-url", base.endpoint.base_url, cwd=folder).code == 0
+    if lost == "folder":
+        shutil.rmtree(folder)
+    else:
+        manifest = json.loads((run / "run.json").read_text())
+        manifest["command"]["paths"] = ["-"]
+        (run / "run.json").write_text(json.dumps(manifest))
+
+    outcome = here("ask", "--resume", run)
+
+    remedy = {
+        "stdin": f"{run / 'stdin'}, the text that came in on standard input, cannot be read",
+        "folder": f"the folder {folder}, where the run was begun, is gone; name its files anew",
+    }
+    assert_refused(outcome, remedy[lost])
 
 
 def test_resuming_a_finished_run_prints_its_answer_again_without_a_call(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import chdir, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +17,19 @@ import click
 from rich.console import Console
 
 from memagent.agent.journal import Journal, check_same
-from memagent.agent.limits import Limits
-from memagent.agent.plan import Plan, plan_reading
-from memagent.agent.reader import Reader, checked_question
+from memagent.agent.plan import plan_reading
+from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace, total_usage
-from memagent.cli.options import PanelCommand, given, panel_option, settings_options
+from memagent.cli.options import PanelCommand, panel_option, settings_options
+from memagent.cli.output import print_answers, print_plan
 from memagent.cli.progress import ReadingProgress, duration
+from memagent.cli.request import Request, make_request
 from memagent.config import AgentConfig, EngineConfig
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.loaders import load_with_report
 from memagent.engines.base import open_engine
-from memagent.engines.openai import EndpointEngine, public_url
+from memagent.engines.openai import EndpointEngine
 from memagent.errors import (
     ConfigError,
     DocumentError,
@@ -40,12 +39,11 @@ from memagent.errors import (
     RunError,
 )
 from memagent.runs import Run, read_manifest
-from memagent.types import Engine, Prices
+from memagent.types import Engine
 
 INTERRUPTED = 130
 STDIN_COPY = "stdin"
 """File in a run directory that keeps what came in on standard input, for resuming."""
-STORED_ENGINE_SETTINGS = ("api_version", "timeout", "patience", "concurrency", "extra_body")
 
 
 @click.command("ask", cls=PanelCommand)
@@ -142,22 +140,6 @@ def command(**options: Any) -> int:
     return Ask(options).run()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What is asked, from the command line and, on resuming, from the run's manifest."""
-
-    paths: tuple[str, ...]
-    folder: str
-    """Where relative paths start."""
-    questions: tuple[str, ...]
-    encoding: str | None
-    engine: str
-    engine_settings: dict[str, Any]
-    agent_settings: dict[str, Any]
-    tokenizer: str | None
-    limits: dict[str, Any]
-
-
 class Ask:
     """One call of the command."""
 
@@ -165,11 +147,12 @@ class Ask:
         self._options = options
         self._console = Console(stderr=True)
         self._is_quiet: bool = options["quiet"]
+        self._resume: Path | None = options["resume"]
         self._stdin_bytes = b""
 
     def run(self) -> int:
         """The whole command; its exit code."""
-        request = self._request()
+        request = make_request(self._options)
         document = self._load(request)
         engine = open_engine(request.engine, **request.engine_settings)
         return asyncio.run(self._run(request, document, engine))
@@ -183,23 +166,13 @@ class Ask:
             if self._options["dry_run"]:
                 with self._console.status("counting"):
                     plan = plan_reading(reader, request.questions, chunks)
-                self._print_plan(request, plan)
+                print_plan(plan, request.prices, as_json=self._options["as_json"])
                 return 0
             return await self._read(request, reader, chunks)
         finally:
             await engine.aclose()
 
-    # --- what is asked -------------------------------------------------------------------------
-
-    def _request(self) -> Request:
-        options = self._options
-        if options["resume"] is None:
-            return _checked(_new_request(options))
-        if options["run_dir"] is not None:
-            raise ConfigError(
-                "give --resume to go on with a run or --run-dir to begin one, not both"
-            )
-        return _checked(_resumed_request(options, read_manifest(options["resume"])))
+    # --- the text, the reader, the run ---------------------------------------------------------
 
     def _load(self, request: Request) -> Document:
         if not os.path.isdir(request.folder):
@@ -218,8 +191,8 @@ class Ask:
         """What came in on standard input, from the run when it is resumed."""
         if "-" not in request.paths:
             return None
-        if self._options["resume"]:
-            return _kept_stdin(self._options["resume"] / STDIN_COPY)
+        if self._resume:
+            return _kept_stdin(self._resume / STDIN_COPY)
         if sys.stdin.isatty():
             return None  # the loader says what to do instead
         self._stdin_bytes = sys.stdin.buffer.read()
@@ -230,7 +203,7 @@ class Ask:
         if isinstance(engine, EndpointEngine):
             await engine.inspect()
             _check_served_window(engine, config)
-        reader = Reader(engine, tokenizer=request.tokenizer, config=config, limits=_limits(request))
+        reader = Reader(engine, tokenizer=request.tokenizer, config=config, limits=request.limits())
         if reader.tokenizer_note:
             self._tell(
                 f"token counts are estimated with a margin: {reader.tokenizer_note}; "
@@ -238,10 +211,41 @@ class Ask:
             )
         return reader
 
+    def _journal(self, request: Request, reader: Reader, document: Document) -> Journal:
+        wanted = reader.identity(request.questions, document)
+        if self._resume:
+            check_same(read_manifest(self._resume), wanted, self._resume)
+            return Journal(Run.open(self._resume))
+        files = {STDIN_COPY: self._stdin_bytes} if "-" in request.paths else {}
+        manifest = {**wanted, "command": request.kept(reader.engine)}
+        return Journal(Run.create(self._options["run_dir"], manifest, files=files))
+
     # --- reading -------------------------------------------------------------------------------
 
     async def _read(self, request: Request, reader: Reader, chunks: Chunks) -> int:
         journal = self._journal(request, reader, chunks.document)
+        _stop_like_ctrl_c(signal.SIGTERM)
+        try:
+            traces = await self._watched(request, reader, chunks, journal)
+        except asyncio.CancelledError:
+            self._tell_kept(journal, "interrupted")
+            return INTERRUPTED
+        except MemagentError as error:
+            if isinstance(error, EngineRefused) and journal.discard_if_empty():
+                raise
+            advice = "raise the limit and " if isinstance(error, LimitReached) else ""
+            self._tell_kept(journal, str(error), advice)
+            return error.exit_code
+        finally:
+            journal.close()
+        print_answers(traces, as_json=self._options["as_json"])
+        self._tell_summary(traces, journal, reader)
+        return 0
+
+    async def _watched(
+        self, request: Request, reader: Reader, chunks: Chunks, journal: Journal
+    ) -> list[Trace]:
+        """Read with the progress shown, what was finished before counted in."""
         finished = [journal.finished(number) for number in range(len(request.questions))]
         for steps in finished:
             reader.limits.count(total_usage(steps))
@@ -261,54 +265,12 @@ class Ask:
                 self._tell(news.pop())
             progress.step(question_number, step)
 
-        _stop_like_ctrl_c(signal.SIGTERM)
-        try:
-            with progress:
-                traces = await reader.read(request.questions, chunks, journal, on_step)
-        except asyncio.CancelledError:
-            self._tell_kept(journal, "interrupted")
-            return INTERRUPTED
-        except LimitReached as error:
-            self._tell_kept(journal, str(error), "raise the limit and ")
-            return error.exit_code
-        except EngineRefused as error:
-            if journal.discard_if_empty():
-                raise
-            self._tell_kept(journal, str(error))
-            return error.exit_code
-        except MemagentError as error:
-            self._tell_kept(journal, str(error))
-            return error.exit_code
-        finally:
-            journal.close()
-        self._print_answers(traces)
-        self._print_summary(traces, journal, reader)
-        return 0
+        with progress:
+            return await reader.read(request.questions, chunks, journal, on_step)
 
-    def _journal(self, request: Request, reader: Reader, document: Document) -> Journal:
-        wanted = reader.identity(request.questions, document)
-        if path := self._options["resume"]:
-            check_same(read_manifest(path), wanted, path)
-            return Journal(Run.open(path))
-        files = {STDIN_COPY: self._stdin_bytes} if "-" in request.paths else {}
-        manifest = {**wanted, "command": _stored(request)}
-        return Journal(Run.create(self._options["run_dir"], manifest, files=files))
+    # --- what is told on the side --------------------------------------------------------------
 
-    # --- output --------------------------------------------------------------------------------
-
-    def _print_answers(self, traces: Sequence[Trace]) -> None:
-        if self._options["as_json"]:
-            results = [_result(trace) for trace in traces]
-            print(json.dumps(results[0] if len(results) == 1 else results, ensure_ascii=False))
-            return
-        for trace in traces:
-            if len(traces) > 1:
-                print(f"{trace.question}")
-            print(trace.answer)
-            if len(traces) > 1:
-                print()
-
-    def _print_summary(self, traces: Sequence[Trace], journal: Journal, reader: Reader) -> None:
+    def _tell_summary(self, traces: Sequence[Trace], journal: Journal, reader: Reader) -> None:
         steps = [step for trace in traces for step in trace.steps]
         usage = total_usage(steps)
         cost = f", cost {reader.limits.cost:.4f}" if reader.limits.has_prices else ""
@@ -324,121 +286,17 @@ class Ask:
             )
         self._tell(f"run: {journal.path}")
 
-    def _print_plan(self, request: Request, plan: Plan) -> None:
-        prices = _prices(request.limits)
-        if self._options["as_json"]:
-            values = asdict(plan)
-            if prices:
-                values["min_cost"], values["max_cost"] = plan.cost(prices)
-            print(json.dumps(values))
-            return
-        about = "" if plan.is_exact else " (estimated)"
-        print(f"sections            {plan.num_chunks:>14,}")
-        print(f"calls               {plan.num_calls:>14,}")
-        print(f"prompt tokens       {plan.prompt_tokens:>14,}{about}")
-        print(f"  with memory up to {plan.prompt_tokens + plan.max_memory_tokens:>14,}{about}")
-        print(f"completion up to    {plan.max_completion_tokens:>14,}")
-        if prices:
-            low, high = plan.cost(prices)
-            print(f"cost between        {low:>14,.4f} and {high:,.4f}")
-
     def _tell_kept(self, journal: Journal, reason: str, advice: str = "") -> None:
         path = shlex.quote(str(journal.path))
-        self._console.print(
-            f"memagent: {reason}\nwhat was read is kept; {advice}go on with: "
-            f"memagent ask --resume {path}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        self._print(f"memagent: {reason}")
+        self._print(f"what was read is kept; {advice}go on with: memagent ask --resume {path}")
 
     def _tell(self, text: str) -> None:
         if not self._is_quiet:
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True, style="dim")
+            self._print(text, style="dim")
 
-
-def _new_request(options: dict[str, Any]) -> Request:
-    engine_settings = given(EngineConfig, options)
-    model = engine_settings.pop("model", None)
-    engine = options["engine"] or (f"openai:{model}" if model else "openai:")
-    if options["engine"] and model:
-        raise ConfigError("give either --engine KIND:MODEL or --model, not both")
-    return Request(
-        paths=tuple(options["files"]),
-        folder=os.getcwd(),
-        questions=tuple(checked_question(question) for question in options["questions"]),
-        encoding=options["encoding"],
-        engine=engine,
-        engine_settings=engine_settings,
-        agent_settings=_with_absolute_prompts(given(AgentConfig, options)),
-        tokenizer=_with_absolute_path(options["tokenizer"]),
-        limits=_given_limits(options),
-    )
-
-
-def _resumed_request(options: dict[str, Any], manifest: Mapping[str, Any]) -> Request:
-    """The stored request, with what was given anew; the run refuses what would change its trace."""
-    stored = manifest.get("command")
-    if stored is None:
-        raise ConfigError("this run was begun from Python; continue it there with run_dir")
-    new = _new_request(options)
-    files = {"paths": new.paths, "folder": new.folder} if new.paths else {}
-    return Request(
-        paths=tuple(files.get("paths", stored["paths"])),
-        folder=str(files.get("folder", stored["folder"])),
-        questions=new.questions or tuple(manifest["questions"]),
-        encoding=new.encoding or stored["encoding"],
-        engine=_stored_engine(manifest) if new.engine == "openai:" else new.engine,
-        engine_settings={**stored["engine_settings"], **new.engine_settings},
-        agent_settings={**manifest["agent"], **new.agent_settings},
-        tokenizer=new.tokenizer or str(manifest["tokenizer"]),
-        limits={**stored["limits"], **new.limits},
-    )
-
-
-def _stored_engine(manifest: Mapping[str, Any]) -> str:
-    """The engine of a run, with the model it found when none was named."""
-    engine = str(manifest["command"]["engine"])
-    return f"{engine}{manifest['model']}" if engine == "openai:" else engine
-
-
-def _stored(request: Request) -> dict[str, Any]:
-    """What a manifest keeps of a request: no key, no credentials in the address."""
-    settings = request.engine_settings
-    kept = {name: settings[name] for name in STORED_ENGINE_SETTINGS if name in settings}
-    if base_url := settings.get("base_url"):
-        kept["base_url"] = public_url(base_url)
-    return {
-        "paths": list(request.paths),
-        "folder": request.folder,
-        "encoding": request.encoding,
-        "engine": request.engine,
-        "engine_settings": kept,
-        "limits": request.limits,
-    }
-
-
-def _checked(request: Request) -> Request:
-    if not request.paths:
-        raise ConfigError("name at least one file or folder to read, or - for standard input")
-    if not request.questions:
-        raise ConfigError("ask something: -q QUESTION")
-    return request
-
-
-def _with_absolute_prompts(settings: dict[str, Any]) -> dict[str, Any]:
-    """A template file is found again on resuming, wherever that happens."""
-    prompts = settings.get("prompts")
-    if prompts and Path(prompts).is_file():
-        settings["prompts"] = str(Path(prompts).resolve())
-    return settings
-
-
-def _with_absolute_path(tokenizer: str | None) -> str | None:
-    """A tokenizer's folder is found again on resuming, wherever that happens."""
-    if tokenizer in (None, "bytes", "estimate") or not Path(tokenizer).expanduser().exists():
-        return tokenizer
-    return str(Path(tokenizer).expanduser().resolve())
+    def _print(self, text: str, style: str | None = None) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True, style=style)
 
 
 def _kept_stdin(path: Path) -> io.BytesIO:
@@ -458,35 +316,6 @@ def _check_served_window(engine: EndpointEngine, config: AgentConfig) -> None:
             f"{engine.model} is served with a window of {served} tokens, less than window "
             f"{config.window}; give --window {served} and, if needed, a lower --chunk-tokens"
         )
-
-
-def _given_limits(options: dict[str, Any]) -> dict[str, Any]:
-    names = ("max_calls", "max_cost", "price_in", "price_out")
-    return {name: options[name] for name in names if options[name] is not None}
-
-
-def _limits(request: Request) -> Limits:
-    return Limits(
-        max_calls=request.limits.get("max_calls"),
-        max_cost=request.limits.get("max_cost"),
-        prices=_prices(request.limits),
-    )
-
-
-def _prices(limits: Mapping[str, Any]) -> Prices | None:
-    if "price_in" not in limits and "price_out" not in limits:
-        return None
-    return Prices(prompt=limits.get("price_in", 0.0), completion=limits.get("price_out", 0.0))
-
-
-def _result(trace: Trace) -> dict[str, Any]:
-    return {
-        "answer": trace.answer,
-        "question": trace.question,
-        "num_chunks": trace.num_chunks,
-        "usage": asdict(trace.usage),
-        "trace": trace.to_dict(),
-    }
 
 
 def _stop_like_ctrl_c(number: int) -> None:

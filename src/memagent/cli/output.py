@@ -1,0 +1,59 @@
+"""What `memagent ask` prints: answers and plans on standard output, everything else on the side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from memagent.agent.plan import Plan
+from memagent.agent.trace import Trace
+from memagent.types import Prices
+
+
+def print_answers(traces: Sequence[Trace], *, as_json: bool) -> None:
+    """The answers; with their questions if there are several."""
+    if as_json:
+        results = [_result(trace) for trace in traces]
+        _print_json(results[0] if len(results) == 1 else results)
+    elif len(traces) == 1:
+        print(traces[0].answer)
+    else:
+        print("\n\n".join(f"{trace.question}\n{trace.answer}" for trace in traces))
+
+
+def print_plan(plan: Plan, prices: Prices | None, *, as_json: bool) -> None:
+    """What a reading will cost."""
+    if as_json:
+        values = asdict(plan)
+        if prices:
+            values["min_cost"], values["max_cost"] = plan.cost(prices)
+        _print_json(values)
+        return
+    about = "" if plan.is_exact else " (estimated)"
+    print(f"sections            {plan.num_chunks:>14,}")
+    print(f"calls               {plan.num_calls:>14,}")
+    print(f"prompt tokens       {plan.prompt_tokens:>14,}{about}")
+    print(f"  with memory up to {plan.prompt_tokens + plan.max_memory_tokens:>14,}{about}")
+    print(f"completion up to    {plan.max_completion_tokens:>14,}")
+    if prices:
+        low, high = plan.cost(prices)
+        print(f"cost between        {low:>14,.4f} and {high:,.4f}")
+
+
+def _result(trace: Trace) -> dict[str, Any]:
+    return {
+        "answer": trace.answer,
+        "question": trace.question,
+        "num_chunks": trace.num_chunks,
+        "usage": asdict(trace.usage),
+        "trace": trace.to_dict(),
+    }
+
+
+def _print_json(value: Any) -> None:
+    """JSON that any terminal can take: plain ASCII where it does not speak UTF-8."""
+    speaks_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(value, ensure_ascii=not speaks_utf8))

@@ -1,0 +1,144 @@
+"""What `memagent ask` is asked: from the command line and, on resuming, from the run's manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memagent.agent.limits import Limits
+from memagent.agent.reader import checked_question
+from memagent.cli.options import given
+from memagent.config import AgentConfig, EngineConfig
+from memagent.engines.openai import EndpointEngine, public_url
+from memagent.errors import ConfigError
+from memagent.runs import read_manifest
+from memagent.types import Engine, Prices
+
+ANY_ENDPOINT = "openai:"
+"""The engine when neither --engine nor --model is given: the model is asked of the endpoint."""
+KEPT_ENGINE_SETTINGS = ("api_version", "timeout", "patience", "concurrency", "extra_body")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Everything that one call of the command needs to know."""
+
+    paths: tuple[str, ...]
+    folder: str
+    """Where relative paths start."""
+    questions: tuple[str, ...]
+    encoding: str | None
+    engine: str
+    engine_settings: dict[str, Any]
+    agent_settings: dict[str, Any]
+    tokenizer: str | None
+    limit_settings: dict[str, Any]
+
+    @property
+    def prices(self) -> Prices | None:
+        """What the endpoint charges, if the user said so."""
+        limits = self.limit_settings
+        if "price_in" not in limits and "price_out" not in limits:
+            return None
+        return Prices(prompt=limits.get("price_in", 0.0), completion=limits.get("price_out", 0.0))
+
+    def limits(self) -> Limits:
+        """The limits the user set."""
+        return Limits(
+            max_calls=self.limit_settings.get("max_calls"),
+            max_cost=self.limit_settings.get("max_cost"),
+            prices=self.prices,
+        )
+
+    def kept(self, engine: Engine) -> dict[str, Any]:
+        """What a manifest keeps, to resume by: no key, no credentials in the address."""
+        settings = self.engine_settings
+        engine_settings = {
+            name: settings[name] for name in KEPT_ENGINE_SETTINGS if name in settings
+        }
+        if isinstance(engine, EndpointEngine) and engine.config.base_url:
+            engine_settings["base_url"] = public_url(engine.config.base_url)
+        return {
+            "paths": list(self.paths),
+            "folder": self.folder,
+            "encoding": self.encoding,
+            "engine": self.engine,
+            "engine_settings": engine_settings,
+            "limits": self.limit_settings,
+        }
+
+
+def make_request(options: dict[str, Any]) -> Request:
+    """What is asked with these options, checked."""
+    resume: Path | None = options["resume"]
+    if resume is not None and options["run_dir"] is not None:
+        raise ConfigError("give --resume to go on with a run or --run-dir to begin one, not both")
+    new = _new_request(options)
+    request = new if resume is None else _resumed(new, read_manifest(resume))
+    if not request.paths:
+        raise ConfigError("name at least one file or folder to read, or - for standard input")
+    if not request.questions:
+        raise ConfigError("ask something: -q QUESTION")
+    return request
+
+
+def _new_request(options: dict[str, Any]) -> Request:
+    engine_settings = given(EngineConfig, options)
+    model = engine_settings.pop("model", "")
+    if options["engine"] and model:
+        raise ConfigError("give either --engine KIND:MODEL or --model, not both")
+    agent_settings = given(AgentConfig, options)
+    if "prompts" in agent_settings:
+        agent_settings["prompts"] = _found_anywhere(agent_settings["prompts"])
+    limits = ("max_calls", "max_cost", "price_in", "price_out")
+    return Request(
+        paths=tuple(options["files"]),
+        folder=_current_folder(),
+        questions=tuple(checked_question(question) for question in options["questions"]),
+        encoding=options["encoding"],
+        engine=options["engine"] or f"{ANY_ENDPOINT}{model}",
+        engine_settings=engine_settings,
+        agent_settings=agent_settings,
+        tokenizer=_found_anywhere(options["tokenizer"]) if options["tokenizer"] else None,
+        limit_settings={name: options[name] for name in limits if options[name] is not None},
+    )
+
+
+def _resumed(new: Request, manifest: Mapping[str, Any]) -> Request:
+    """The stored request, with what was given anew; the run refuses what would change its trace."""
+    stored = manifest.get("command")
+    if stored is None:
+        raise ConfigError("this run was begun from Python; continue it there with run_dir")
+    return Request(
+        paths=new.paths or tuple(stored["paths"]),
+        folder=new.folder if new.paths else stored["folder"],
+        questions=new.questions or tuple(manifest["questions"]),
+        encoding=new.encoding or stored["encoding"],
+        engine=_stored_engine(manifest) if new.engine == ANY_ENDPOINT else new.engine,
+        engine_settings={**stored["engine_settings"], **new.engine_settings},
+        agent_settings={**manifest["agent"], **new.agent_settings},
+        tokenizer=new.tokenizer or str(manifest["tokenizer"]),
+        limit_settings={**stored["limits"], **new.limit_settings},
+    )
+
+
+def _stored_engine(manifest: Mapping[str, Any]) -> str:
+    """The engine of a run, with the model it found when none was named."""
+    engine = str(manifest["command"]["engine"])
+    return f"{engine}{manifest['model']}" if engine == ANY_ENDPOINT else engine
+
+
+def _found_anywhere(name: str) -> str:
+    """A name, or a path in its absolute form, so that resuming finds it from any folder."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() and name not in ("bytes", "estimate") else name
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder no longer exists; change to another one") from None
