@@ -107,7 +107,7 @@ def test_several_answers_stand_under_their_questions(
 ) -> None:
     outcome = cli(*ask, book, "-q", UNANSWERABLE, "-q", QUESTION)
 
-    expected = f"{UNANSWERABLE}\n\\boxed{{unknown}}\n\n{QUESTION}\n\\boxed{{{CODE}}}\n\n"
+    expected = f"{UNANSWERABLE}\n\\boxed{{unknown}}\n\n{QUESTION}\n\\boxed{{{CODE}}}\n"
     assert outcome.stdout == expected
 
 

@@ -1,5 +1,6 @@
 """Run directories: what is written stays, what is torn is dropped, what is damaged is refused."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -70,6 +71,29 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     new_run(tmp_path / "run").close()
     with pytest.raises(RunError, match="--resume"):
         new_run(tmp_path / "run")
+
+
+def test_a_folder_with_steps_but_no_manifest_is_not_taken_for_a_new_run(tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_text('{"n":0}\n')
+    with pytest.raises(RunError, match=r"run\.json is gone"):
+        new_run(tmp_path)
+
+
+def test_a_line_that_does_not_fit_the_disk_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(descriptor: int, data: bytes) -> None:
+        os.write(descriptor, data[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with new_run(tmp_path / "run") as run:
+        run.append(b'{"n":0}')
+        with monkeypatch.context() as patched:
+            patched.setattr("memagent.runs._write_all", full_disk)
+            with pytest.raises(RunError, match="No space left on device"):
+                run.append(b'{"n":1}')
+        run.append(b'{"n":2}')
+    assert read_records(tmp_path / "run") == [{"n": 0}, {"n": 2}]
 
 
 def test_files_are_kept_beside_the_manifest(tmp_path: Path) -> None:

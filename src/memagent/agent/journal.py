@@ -18,6 +18,9 @@ from memagent.errors import RunError
 from memagent.runs import MANIFEST, Run, read_manifest
 
 KIND = "ask"
+FREE_SETTINGS = ("prompts", "answer_tokens")
+"""Settings that may change on resuming: the wording counts, not its name, and no memory depends on
+the length of the answer."""
 
 
 def identity(
@@ -117,7 +120,7 @@ def _difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
         then, now = stored["prompts"]["name"], wanted["prompts"]["name"]
         return f"the wording of the prompts has changed (then {then!r}, now {now!r})"
     for name, value in wanted["agent"].items():
-        if name != "prompts" and stored["agent"].get(name) != value:
+        if name not in FREE_SETTINGS and stored["agent"].get(name) != value:
             return f"{name} was {stored['agent'].get(name)}, now {value}"
     return None
 

@@ -30,7 +30,7 @@ from memagent.agent.journal import Journal, identity
 from memagent.agent.limits import Limits
 from memagent.agent.memory import rewrite, split_reasoning
 from memagent.agent.prompts import PromptSet, open_prompts
-from memagent.agent.trace import Section, Step, StepFlag, Trace
+from memagent.agent.trace import Section, Step, StepFlag, Trace, total_usage
 from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks, Span
 from memagent.documents.document import Chunk, Document
@@ -118,8 +118,11 @@ class Reader:
         """Answer questions concurrently, journalling each step before the next call leaves.
 
         When one question fails the others are still read as far as they get, then the first error
-        is raised. `on_step` is told each new step and the number of its question.
+        is raised. `on_step` is told each new step and the number of its question. What the journal
+        holds already counts towards the limits.
         """
+        for number in range(len(questions)):
+            self.limits.count(total_usage(journal.finished(number)))
         readings = [
             self._read_one(number, checked_question(question), chunks, journal, on_step)
             for number, question in enumerate(questions)
@@ -376,8 +379,5 @@ def _spans(steps: Sequence[Step]) -> list[Span]:
 
 def _no_answer(was_cut: bool) -> str:
     if was_cut:
-        return (
-            "the model spent its whole answer on reasoning; raise --answer-tokens or "
-            "--reasoning-tokens and ask again"
-        )
+        return "the model spent its whole answer on reasoning; raise --answer-tokens and resume"
     return "the model gave an empty answer"

@@ -247,8 +247,6 @@ class Ask:
     ) -> list[Trace]:
         """Read with the progress shown, what was finished before counted in."""
         finished = [journal.finished(number) for number in range(len(request.questions))]
-        for steps in finished:
-            reader.limits.count(total_usage(steps))
         progress = ReadingProgress(
             chunks,
             [len(steps) for steps in finished],

@@ -1,14 +1,16 @@
-"""Open an engine by name: `openai:MODEL`, `scripted`, later `local:MODEL` and `vllm:MODEL`."""
+"""Open an engine by name: `openai:MODEL` or `scripted`."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
 
 from memagent import blocking
 from memagent.errors import ConfigError
-from memagent.types import Engine
+from memagent.types import Completion, Message, Sampling
 
 ENGINES: dict[str, str] = {
     "openai": "memagent.engines.openai:open_endpoint",
@@ -17,31 +19,17 @@ ENGINES: dict[str, str] = {
 """Kind to `module:function`; imported when used, because engines bring heavy libraries."""
 
 
-def open_engine(spec: str, **settings: Any) -> Engine:
-    """An engine from `KIND:MODEL`; a plain model name means an OpenAI-compatible endpoint.
+class BaseEngine(ABC):
+    """What our engines have in common: `with engine:` and `async with engine:` close them."""
 
-    open_engine("openai:qwen2.5-7b", base_url="http://localhost:8000/v1")
-    open_engine("scripted")
-    """
-    kind, model = split_spec(spec)
-    module, function = ENGINES[kind].split(":")
-    engine: Engine = getattr(import_module(module), function)(model, **settings)
-    return engine
+    model: str
+    tokenizer: str
 
+    @abstractmethod
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """One reply. Raises EngineError when the engine fails for good."""
 
-def split_spec(spec: str) -> tuple[str, str]:
-    """The kind and the model that an engine's name means."""
-    kind, colon, model = spec.partition(":")
-    if kind in ENGINES:
-        return kind, model
-    if colon and kind.isalpha() and "/" not in kind and kind.islower() and not model[:1].isdigit():
-        raise ConfigError(f"unknown engine {kind!r}; known: {', '.join(ENGINES)}")
-    return "openai", spec
-
-
-class ClosingEngine:
-    """What engines have in common: `async with engine:` and `with engine:` close them at the end."""
-
+    @abstractmethod
     async def aclose(self) -> None:
         """Free connections, processes and memory."""
 
@@ -70,3 +58,25 @@ class ClosingEngine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def open_engine(spec: str, **settings: Any) -> BaseEngine:
+    """An engine from `KIND:MODEL`; a plain model name means an OpenAI-compatible endpoint.
+
+    open_engine("openai:qwen2.5-7b", base_url="http://localhost:8000/v1")
+    open_engine("scripted")
+    """
+    kind, model = split_spec(spec)
+    module, function = ENGINES[kind].split(":")
+    engine: BaseEngine = getattr(import_module(module), function)(model, **settings)
+    return engine
+
+
+def split_spec(spec: str) -> tuple[str, str]:
+    """The kind and the model that an engine's name means."""
+    kind, colon, model = spec.partition(":")
+    if kind in ENGINES:
+        return kind, model
+    if colon and kind.isalpha() and "/" not in kind and kind.islower() and not model[:1].isdigit():
+        raise ConfigError(f"unknown engine {kind!r}; known: {', '.join(ENGINES)}")
+    return "openai", spec

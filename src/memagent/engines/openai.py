@@ -20,7 +20,7 @@ from pydantic import SecretStr
 
 from memagent import blocking
 from memagent.config import EngineConfig
-from memagent.engines.base import ClosingEngine
+from memagent.engines.base import BaseEngine
 from memagent.engines.retry import Failure, FailureKind, Patience, retry_after
 from memagent.errors import ConfigError, EngineError, EngineRefused
 from memagent.types import Completion, Message, Sampling, Usage
@@ -67,16 +67,15 @@ def endpoint_from(
     base_url: str | None = None,
     api_key: str | SecretStr | None = None,
 ) -> Address:
-    """Address and key as given, else from the environment; a pair's own key comes first."""
+    """Address and key as given, else from the environment; an address's own key comes first."""
     pairs = [(environment.get(url), environment.get(key)) for url, key in ENVIRONMENT]
-    if base_url is None:
-        chosen = next((pair for pair in pairs if pair[0]), (None, None))
-        base_url = chosen[0]
-        api_key = api_key or chosen[1]
-    return Address(base_url, api_key or next((key for _, key in pairs if key), None))
+    base_url = base_url or next((url for url, _ in pairs if url), None)
+    keys = [key for url, key in pairs if key and url == base_url]
+    keys += [key for _, key in pairs if key]
+    return Address(base_url, api_key or next(iter(keys), None))
 
 
-class EndpointEngine(ClosingEngine):
+class EndpointEngine(BaseEngine):
     """An OpenAI-compatible endpoint."""
 
     def __init__(self, config: EngineConfig, on_retry: RetryListener | None = None) -> None:

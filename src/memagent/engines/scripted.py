@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from memagent.engines.base import ClosingEngine
+from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, EngineError
 from memagent.types import Completion, Message, Sampling, Usage
 
@@ -29,7 +29,7 @@ _COMMON = """
 _common_words = frozenset(_COMMON.split())
 
 
-class ScriptedEngine(ClosingEngine):
+class ScriptedEngine(BaseEngine):
     """Replies from a script: a list of replies in order, or a function of the prompt."""
 
     def __init__(self, script: Script | Sequence[str], *, model: str = "scripted") -> None:

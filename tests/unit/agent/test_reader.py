@@ -237,6 +237,20 @@ class TestRunDirectory:
         with pytest.raises(RunError, match=reason.replace("?", r"\?")):
             reader_of([], **settings).ask(question, text, run_dir=tmp_path / "run")
 
+    def test_a_longer_answer_may_be_asked_for_on_resuming(self, tmp_path: Path) -> None:
+        with pytest.raises(EngineError):
+            reader_of(["m1", "m2", "m3", ""]).ask("what?", TEXT, run_dir=tmp_path / "run")
+        reader = reader_of(["a"], answer_tokens=90)
+        assert reader.ask("what?", TEXT, run_dir=tmp_path / "run").answer == "a"
+
+    def test_what_the_run_used_before_counts_towards_the_limits(self, tmp_path: Path) -> None:
+        with pytest.raises(EngineError):
+            reader_of(["m1", "m2"]).ask("what?", TEXT, run_dir=tmp_path / "run")
+        engine = ScriptedEngine(["m3", "a"])
+        limited = Reader(engine, tokenizer="bytes", limits=Limits(max_calls=3), **SETTINGS)
+        with pytest.raises(LimitReached, match="stopped after 3 calls"):
+            limited.ask("what?", TEXT, run_dir=tmp_path / "run")
+
     def test_another_model_is_refused(self, tmp_path: Path) -> None:
         reader_of(["m1", "m2", "m3", "a"]).ask("what?", TEXT, run_dir=tmp_path / "run")
         other = Reader(ScriptedEngine([], model="other"), tokenizer="bytes", **SETTINGS)

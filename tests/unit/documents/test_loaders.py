@@ -216,13 +216,16 @@ def test_a_folder_without_permission_says_so(guarded: Path) -> None:
 
 
 def test_permissions_inside_a_folder_are_reported(guarded: Path) -> None:
-    (guarded / "a.txt").write_text("read")
-    (guarded / "b.txt").write_text("x")
-    (guarded / "b.txt").chmod(0)
-    (guarded / "secret").mkdir(mode=0)
-    (guarded / "c.txt").symlink_to("/root/nothing/here.txt")
+    tree = guarded / "tree"
+    tree.mkdir()
+    (tree / "a.txt").write_text("read")
+    (tree / "b.txt").write_text("x")
+    (tree / "b.txt").chmod(0)
+    (tree / "secret").mkdir(mode=0)
+    (guarded / "locked").mkdir(mode=0)
+    (tree / "c.txt").symlink_to(guarded / "locked" / "here.txt")
     with as_nobody():
-        loaded = load_with_report([guarded])
+        loaded = load_with_report([tree])
     assert loaded.document.text == "read"
     assert {Path(item.source).name for item in loaded.skipped} == {"secret", "b.txt", "c.txt"}
 

@@ -63,6 +63,9 @@ class TestAddress:
         environment = {"MEMAGENT_API_KEY": "key-m", "URL": "http://u", "API_KEY": "key-u"}
         assert endpoint_from(environment) == ("http://u", "key-u")
 
+    def test_an_address_given_again_finds_the_key_that_belongs_to_it(self) -> None:
+        assert endpoint_from(self.PAIRS, "http://u") == ("http://u", "key-u")
+
     def test_without_address_and_key_the_error_says_what_to_set(self) -> None:
         with pytest.raises(ConfigError, match="MEMAGENT_BASE_URL"):
             open_endpoint("m")
