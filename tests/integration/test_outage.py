@@ -36,7 +36,7 @@ TEXT = story(8000, seed=3, fact=FACT)
 
 
 @pytest.mark.parametrize(
-    ("outage", "spare"), [(6.0, 3.0), pytest.param(60.0, 4.0, marks=pytest.mark.slow)]
+    ("outage", "spare"), [(6.0, 6.0), pytest.param(60.0, 6.0, marks=pytest.mark.slow)]
 )
 async def test_an_outage_costs_no_more_than_its_length_and_a_moment(
     tmp_path: Path, outage: float, spare: float

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from difflib import ndiff
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -63,12 +62,7 @@ class ReadingProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
     def step(self, question_number: int, step: Step) -> None:
