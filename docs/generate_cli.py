@@ -5,11 +5,12 @@ python docs/generate_cli.py
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from memagent.cli.main import COMMANDS, app
+from memagent.cli.main import app
 
 PAGE = Path(__file__).with_name("cli.md")
 WIDTH = 88
@@ -24,18 +25,20 @@ run `make docs`.
 def cli_page() -> str:
     """The page: the help of `memagent` and of each of its commands."""
     context = click.Context(app, info_name="memagent", terminal_width=WIDTH, **app.context_settings)
-    sections = [_section("memagent", context)]
-    for name in COMMANDS:
-        command = app.get_command(context, name)
-        assert command is not None, f"{name} is listed but cannot be loaded"
-        inner = click.Context(command, info_name=name, parent=context, terminal_width=WIDTH)
-        sections.append(_section(f"memagent {name}", inner))
-    return "\n".join([HEAD, *sections])
+    return "\n".join([HEAD, *_sections(context)])
 
 
-def _section(title: str, context: click.Context) -> str:
+def _sections(context: click.Context) -> Iterator[str]:
+    """The help of a command, then that of the commands inside it."""
     lines = (line.rstrip() for line in context.get_help().splitlines())
-    return "\n".join([f"## {title}", "", "```text", *lines, "```", ""])
+    yield "\n".join([f"## {context.command_path}", "", "```text", *lines, "```", ""])
+    group = context.command
+    for name in group.list_commands(context) if isinstance(group, click.Group) else []:
+        command = group.get_command(context, name)
+        assert command is not None, f"{name} is listed but cannot be loaded"
+        yield from _sections(
+            click.Context(command, info_name=name, parent=context, terminal_width=WIDTH)
+        )
 
 
 if __name__ == "__main__":

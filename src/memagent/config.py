@@ -93,6 +93,21 @@ class EngineConfig(Settings):
     """Further fields for every request, as JSON, such as {"top_k": 20}."""
 
 
+class LocalConfig(Settings):
+    """How a model runs inside this process."""
+
+    adapter: str | None = None
+    """Folder of a LoRA adapter (peft) to put on the local model."""
+    device: str | None = None
+    """Where a local model runs, such as cpu or cuda:0; the first GPU, else the CPU, when not given."""
+    cache_gb: float = Field(default=2.0, gt=0)
+    """Memory for the keys and values of a local model, in gigabytes."""
+    max_batch_tokens: int = Field(default=512, ge=16)
+    """Tokens that a local model computes in one step, at most."""
+    max_running: int = Field(default=64, ge=1)
+    """Requests that a local model works on at once, at most."""
+
+
 def _explain(error: ValidationError, cls: type[Settings]) -> str:
     problem = error.errors(include_url=False, include_input=False)[0]
     name = ".".join(str(part) for part in problem["loc"])

@@ -26,7 +26,10 @@ class Sampling:
     """Upper limit of new tokens in the reply, reasoning included."""
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
     seed: int | None = None
+    stop: tuple[str, ...] = ()
+    """Texts that end the reply; they are not part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,14 @@ class Completion:
     """Reasoning that the engine returned apart from the text."""
     num_attempts: int = 1
     """Requests it took, the successful one included."""
+    prompt_ids: tuple[int, ...] | None = None
+    """The tokens the model was given; None when the engine does not tell, as for the three below."""
+    completion_ids: tuple[int, ...] | None = None
+    """The tokens the model sampled, the one that ended the reply included."""
+    logprobs: tuple[float, ...] | None = None
+    """Log-probability of each sampled token under the distribution it was sampled from."""
+    policy_version: int | None = None
+    """Which weights sampled it: the number of updates since the engine was opened."""
 
 
 class Engine(Protocol):

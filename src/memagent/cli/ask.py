@@ -24,11 +24,11 @@ from memagent.cli.options import PanelCommand, panel_option, settings_options
 from memagent.cli.output import print_answers, print_plan
 from memagent.cli.progress import ReadingProgress, duration
 from memagent.cli.request import Request, make_request
-from memagent.config import AgentConfig, EngineConfig
+from memagent.config import AgentConfig, EngineConfig, LocalConfig
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.loaders import load_with_report
-from memagent.engines.base import open_engine
+from memagent.engines.base import BaseEngine, open_engine
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import (
     ConfigError,
@@ -39,7 +39,6 @@ from memagent.errors import (
     RunError,
 )
 from memagent.runs import Run, read_manifest
-from memagent.types import Engine
 
 INTERRUPTED = 130
 STDIN_COPY = "stdin"
@@ -111,9 +110,11 @@ STDIN_COPY = "stdin"
 @panel_option(
     "--engine",
     panel="Engine",
-    help="Engine as KIND:MODEL: openai:MODEL for an endpoint, scripted for none at all.",
+    help="Engine as KIND:MODEL: openai:MODEL for an endpoint, local:MODEL for a model in this "
+    "process, scripted for none at all.",
 )
 @settings_options(EngineConfig, panel="Engine")
+@settings_options(LocalConfig, panel="Local model")
 @panel_option(
     "--tokenizer",
     panel="Reading",
@@ -157,7 +158,7 @@ class Ask:
         engine = open_engine(request.engine, **request.engine_settings)
         return asyncio.run(self._run(request, document, engine))
 
-    async def _run(self, request: Request, document: Document, engine: Engine) -> int:
+    async def _run(self, request: Request, document: Document, engine: BaseEngine) -> int:
         try:
             reader = await self._reader(request, engine)
             chunks = reader.chunks(document)
@@ -198,11 +199,11 @@ class Ask:
         self._stdin_bytes = sys.stdin.buffer.read()
         return io.BytesIO(self._stdin_bytes)
 
-    async def _reader(self, request: Request, engine: Engine) -> Reader:
+    async def _reader(self, request: Request, engine: BaseEngine) -> Reader:
         config = AgentConfig.parse(request.agent_settings)
         if isinstance(engine, EndpointEngine):
             await engine.inspect()
-            _check_served_window(engine, config)
+        _check_served_window(engine, config)
         reader = Reader(engine, tokenizer=request.tokenizer, config=config, limits=request.limits())
         if reader.tokenizer_note:
             self._tell(
@@ -307,12 +308,12 @@ def _kept_stdin(path: Path) -> io.BytesIO:
         ) from None
 
 
-def _check_served_window(engine: EndpointEngine, config: AgentConfig) -> None:
+def _check_served_window(engine: BaseEngine, config: AgentConfig) -> None:
     served = engine.served_window
     if served is not None and served < config.window:
         raise ConfigError(
-            f"{engine.model} is served with a window of {served} tokens, less than window "
-            f"{config.window}; give --window {served} and, if needed, a lower --chunk-tokens"
+            f"{engine.model} has a window of {served} tokens, less than window {config.window}; "
+            f"give --window {served} and, if needed, a lower --chunk-tokens"
         )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from memagent.agent.limits import Limits
 from memagent.agent.reader import checked_question
 from memagent.cli.options import given
-from memagent.config import AgentConfig, EngineConfig
+from memagent.config import AgentConfig, EngineConfig, LocalConfig
+from memagent.engines.base import split_spec
 from memagent.engines.openai import EndpointEngine, public_url
 from memagent.errors import ConfigError
 from memagent.runs import read_manifest
@@ -19,7 +20,8 @@ from memagent.types import Engine, Prices
 
 ANY_ENDPOINT = "openai:"
 """The engine when neither --engine nor --model is given: the model is asked of the endpoint."""
-KEPT_ENGINE_SETTINGS = ("api_version", "timeout", "patience", "concurrency", "extra_body")
+SECRET_SETTINGS = ("api_key", "base_url")
+"""Never kept as given: one is a key, the other may hold one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +57,10 @@ class Request:
 
     def kept(self, engine: Engine) -> dict[str, Any]:
         """What a manifest keeps, to resume by: no key, no credentials in the address."""
-        settings = self.engine_settings
         engine_settings = {
-            name: settings[name] for name in KEPT_ENGINE_SETTINGS if name in settings
+            name: value
+            for name, value in self.engine_settings.items()
+            if name not in SECRET_SETTINGS
         }
         if isinstance(engine, EndpointEngine) and engine.config.base_url:
             engine_settings["base_url"] = public_url(engine.config.base_url)
@@ -86,10 +89,7 @@ def make_request(options: dict[str, Any]) -> Request:
 
 
 def _new_request(options: dict[str, Any]) -> Request:
-    engine_settings = given(EngineConfig, options)
-    model = engine_settings.pop("model", "")
-    if options["engine"] and model:
-        raise ConfigError("give either --engine KIND:MODEL or --model, not both")
+    engine, engine_settings = _engine(options)
     agent_settings = given(AgentConfig, options)
     if "prompts" in agent_settings:
         agent_settings["prompts"] = _found_anywhere(agent_settings["prompts"])
@@ -99,12 +99,26 @@ def _new_request(options: dict[str, Any]) -> Request:
         folder=_current_folder(),
         questions=tuple(checked_question(question) for question in options["questions"]),
         encoding=options["encoding"],
-        engine=options["engine"] or f"{ANY_ENDPOINT}{model}",
+        engine=engine,
         engine_settings=engine_settings,
         agent_settings=agent_settings,
         tokenizer=_found_anywhere(options["tokenizer"]) if options["tokenizer"] else None,
         limit_settings={name: options[name] for name in limits if options[name] is not None},
     )
+
+
+def _engine(options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The engine's name and its settings; settings of another kind of engine are refused."""
+    endpoint, local = given(EngineConfig, options), given(LocalConfig, options)
+    model = endpoint.pop("model", "")
+    if options["engine"] and model:
+        raise ConfigError("give either --engine KIND:MODEL or --model, not both")
+    engine = options["engine"] or f"{ANY_ENDPOINT}{model}"
+    is_local = split_spec(engine)[0] == "local"
+    if foreign := endpoint if is_local else local:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
+        raise ConfigError(f"{names} does not go with the engine {engine!r}")
+    return engine, local if is_local else endpoint
 
 
 def _resumed(new: Request, manifest: Mapping[str, Any]) -> Request:

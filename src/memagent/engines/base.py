@@ -1,4 +1,4 @@
-"""Open an engine by name: `openai:MODEL` or `scripted`."""
+"""Open an engine by name: `local:MODEL`, `openai:MODEL` or `scripted`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from memagent.errors import ConfigError
 from memagent.types import Completion, Message, Sampling
 
 ENGINES: dict[str, str] = {
+    "local": "memagent.engines.local.engine:open_local",
     "openai": "memagent.engines.openai:open_endpoint",
     "scripted": "memagent.engines.scripted:open_scripted",
 }
@@ -23,6 +24,8 @@ class BaseEngine(ABC):
 
     model: str
     tokenizer: str
+    served_window: int | None = None
+    """Tokens the model can see at once, where the engine knows."""
 
     @abstractmethod
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:

@@ -11,6 +11,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 from weakref import WeakKeyDictionary
@@ -83,8 +84,7 @@ class EndpointEngine(BaseEngine):
         self.config = config
         self.model = config.model or _azure_deployment(config)
         self.tokenizer = self.model
-        self.served_window: int | None = None
-        """The window the endpoint serves the model with, where it says so; see `inspect`."""
+        self.served_window: int | None = None  # until `inspect` has asked
         self.on_retry = on_retry
         """Told of each failed attempt and the wait before the next, for progress displays."""
         self._has_answered = False
@@ -113,7 +113,7 @@ class EndpointEngine(BaseEngine):
                 is_empty = not result.text.strip() and result.finish_reason != "length"
                 num_empty += is_empty
                 if not is_empty or num_empty == NUM_EMPTY_TRIES:
-                    return _with_attempts(result, patience.num_failures + 1)
+                    return replace(result, num_attempts=patience.num_failures + 1)
                 result = Failure(kind="failed", reason="an empty reply")
             elif result.kind != "unreachable":
                 self._has_answered = True
@@ -201,7 +201,9 @@ class EndpointEngine(BaseEngine):
             self._limit_name: sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
             "seed": sampling.seed,
+            "stop": list(sampling.stop) or None,
             **(self.config.extra_body or {}),
         }
         return {name: value for name, value in fields.items() if value is not None}
@@ -353,16 +355,6 @@ def _open_client(config: EngineConfig) -> openai.AsyncOpenAI:
         timeout=timeout,
         max_retries=0,
         http_client=transport,
-    )
-
-
-def _with_attempts(completion: Completion, num_attempts: int) -> Completion:
-    return Completion(
-        text=completion.text,
-        finish_reason=completion.finish_reason,
-        usage=completion.usage,
-        reasoning=completion.reasoning,
-        num_attempts=num_attempts,
     )
 
 

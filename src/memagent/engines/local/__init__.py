@@ -1,0 +1,1 @@
+"""The embedded engine: a language model in this process, on torch."""

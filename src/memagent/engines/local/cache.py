@@ -1,0 +1,204 @@
+"""Where keys and values live: a pool of token slots, and a tree of prompts that share them.
+
+A slot holds the keys and values of one token in all layers. Tokens that follow each other in a prompt
+stand in slots that follow each other, so attention reads plain slices, never a gathered copy. Prompts
+that begin alike share the slots of their common beginning:
+
+    question + section ── memory of rollout 1        Node = a run of tokens and its slots
+                       ├─ memory of rollout 2
+                       └─ memory of rollout 3
+
+Nothing here knows tensors: a slot is a number.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import insort
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+
+class SlotPool:
+    """Hands out runs of slots that follow each other, and takes them back whole or in parts."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.num_free = num_slots
+        self._free: list[tuple[int, int]] = [(0, num_slots)] if num_slots else []
+        """Free runs as (start, end), in order, never touching each other."""
+
+    def take(self, count: int) -> int | None:
+        """The start of a run of `count` slots, or None if there is no such run."""
+        for index, (start, end) in enumerate(self._free):
+            if end - start >= count:
+                self._free[index : index + 1] = (
+                    [(start + count, end)] if end - start > count else []
+                )
+                self.num_free -= count
+                return start
+        return None
+
+    def give_back(self, start: int, count: int) -> None:
+        """Free a run; neighbouring free runs become one."""
+        if not count:
+            return
+        insort(self._free, (start, start + count))
+        merged: list[tuple[int, int]] = []
+        for low, high in self._free:
+            assert not merged or merged[-1][1] <= low, "a slot was given back twice"
+            if merged and merged[-1][1] == low:
+                merged[-1] = (merged[-1][0], high)
+            else:
+                merged.append((low, high))
+        self._free = merged
+        self.num_free += count
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A run of tokens in the prefix tree."""
+
+    tokens: list[int]
+    start: int
+    """The slot of its first token; the others follow."""
+    parent: Node | None
+    children: dict[int, Node] = field(default_factory=dict)
+    """By first token."""
+    users: list[Hashable] = field(default_factory=list)
+    """Requests that read these slots now; a node with users is never evicted."""
+    num_computed: int = 0
+    """Tokens whose keys and values are in their slots."""
+    writer: Hashable | None = None
+    """The request that computes it now; others wait for it instead of computing it again."""
+    last_used: int = 0
+
+    @property
+    def is_computed(self) -> bool:
+        return self.num_computed == len(self.tokens)
+
+
+class PrefixTree:
+    """Prompts by their tokens, for one version of the weights."""
+
+    def __init__(self, pool: SlotPool) -> None:
+        self._pool = pool
+        self._root = Node(tokens=[], start=0, parent=None)
+        self._clock = itertools.count(1)
+
+    def match(self, tokens: Sequence[int]) -> list[Node]:
+        """The nodes that hold the longest known beginning of `tokens`; a node is split to fit."""
+        nodes: list[Node] = []
+        node, position = self._root, 0
+        while position < len(tokens) and (child := node.children.get(tokens[position])):
+            length = _common_length(child.tokens, tokens, position)
+            if length < len(child.tokens):
+                child = self._split(child, length)
+            nodes.append(child)
+            node, position = child, position + length
+        return nodes
+
+    def add(self, parent: Node | None, tokens: list[int], start: int) -> Node:
+        """A new node below `parent` (None: at the top), whose slots begin at `start`.
+
+        Where its tokens are known already (a prompt is asked again, and its last token is computed
+        anew for its logits) the node stays out of the tree: it is dropped after use.
+        """
+        parent = parent or self._root
+        node = Node(tokens=tokens, start=start, parent=parent)
+        parent.children.setdefault(tokens[0], node)
+        return node
+
+    def use(self, node: Node, user: Hashable) -> None:
+        """Keep a node from being evicted."""
+        node.users.append(user)
+        node.last_used = next(self._clock)
+
+    def release(self, node: Node, user: Hashable) -> None:
+        """The user does not read the node any more. What was never computed is dropped."""
+        node.users.remove(user)
+        node.last_used = next(self._clock)
+        if node.writer == user:
+            node.writer = None
+        is_worth_keeping = node.is_computed and self._is_in_tree(node)
+        if not node.users and not node.children and not is_worth_keeping:
+            self._drop(node)
+
+    def evict(self, num_slots: int) -> bool:
+        """Free the least recently used nodes until so many slots have come back; whether they did."""
+        freed = 0
+        while freed < num_slots:
+            unused = [node for node in self.nodes() if not node.users and not node.children]
+            if not unused:
+                return False
+            oldest = min(unused, key=lambda node: node.last_used)
+            freed += len(oldest.tokens)
+            self._drop(oldest)
+        return True
+
+    def clear(self) -> None:
+        """Free everything; nothing may be in use."""
+        for node in list(self.nodes()):
+            assert not node.users, "the cache is cleared while requests read it"
+            self._pool.give_back(node.start, len(node.tokens))
+        self._root.children.clear()
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes."""
+        stack = list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            yield node
+
+    def _split(self, node: Node, length: int) -> Node:
+        """Cut a node in two; the first part, which takes its place. Its users read both parts."""
+        assert node.parent is not None
+        first = Node(
+            tokens=node.tokens[:length],
+            start=node.start,
+            parent=node.parent,
+            users=list(node.users),
+            num_computed=min(node.num_computed, length),
+            last_used=node.last_used,
+        )
+        first.writer = node.writer if not first.is_computed else None
+        node.parent.children[node.tokens[0]] = first
+        node.tokens = node.tokens[length:]
+        node.start += length
+        node.num_computed = max(node.num_computed - length, 0)
+        node.parent = first
+        first.children[node.tokens[0]] = node
+        return first
+
+    def _is_in_tree(self, node: Node) -> bool:
+        return node.parent is not None and node.parent.children.get(node.tokens[0]) is node
+
+    def _drop(self, node: Node) -> None:
+        if self._is_in_tree(node):
+            assert node.parent is not None
+            del node.parent.children[node.tokens[0]]
+        self._pool.give_back(node.start, len(node.tokens))
+        node.parent = None
+
+
+def path_to(node: Node) -> list[Node]:
+    """The nodes from the top of the tree down to a node."""
+    path: list[Node] = []
+    current: Node | None = node
+    while current is not None and current.tokens:
+        path.append(current)
+        current = current.parent
+    return path[::-1]
+
+
+def _common_length(known: list[int], tokens: Sequence[int], position: int) -> int:
+    """How many tokens of `known` stand in `tokens` at `position`: by halving, since slices compare fast."""
+    low, high = 0, min(len(known), len(tokens) - position)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if known[low:middle] == tokens[position + low : position + middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,109 @@
+"""Scheduler, model and sampling put together: tokens in, tokens out, one step at a time.
+
+    generator = Generator(model, num_slots=16384, eos_ids=(2,))
+    request = generator.submit([1, 5, 7], Sampling(max_tokens=20), seed=0)
+    while not request.finish_reason:
+        generator.step()
+
+Synchronous and single-threaded; `engine.py` runs it in a thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from memagent.engines.local.model import CachedModel
+from memagent.engines.local.sampling import draw
+from memagent.engines.local.scheduler import Request, Scheduler
+from memagent.errors import ConfigError
+from memagent.types import Sampling
+
+EndsText = Callable[[Request], bool]
+"""Whether a reply has come to one of its stop texts."""
+
+
+class Generator:
+    """Generates replies to many requests at once."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        num_slots: int,
+        eos_ids: Sequence[int],
+        max_batch_tokens: int = 512,
+        max_running: int = 64,
+        ends_text: EndsText = lambda request: False,
+    ) -> None:
+        self.policy_version = 0
+        self._model = CachedModel(model, num_slots)
+        self._eos_ids = frozenset(eos_ids)
+        self._ends_text = ends_text
+        self.scheduler = Scheduler(
+            num_slots, max_batch_tokens=max_batch_tokens, max_running=max_running
+        )
+        self.num_computed_tokens = 0
+        """Tokens that went through the model, for measuring what sharing saves."""
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request waits or runs."""
+        return bool(self.scheduler.waiting or self.scheduler.running)
+
+    def submit(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int) -> Request:
+        """Put a prompt in line."""
+        request = self.request(prompt_ids, sampling, seed=seed)
+        self.scheduler.submit(request)
+        return request
+
+    def request(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int) -> Request:
+        """A request, checked but not yet in line; safe to call while a step is under way."""
+        if not prompt_ids:
+            raise ConfigError("the prompt is empty")
+        self.scheduler.check(len(prompt_ids) + sampling.max_tokens)
+        return Request(prompt_ids=list(prompt_ids), sampling=sampling, seed=seed)
+
+    def step(self) -> list[Request]:
+        """One step of all requests; those that finished in it."""
+        pieces = self.scheduler.next_pieces()
+        if not pieces:
+            return []
+        logits = self._model.step(pieces)
+        self.num_computed_tokens += sum(piece.length for piece in pieces)
+        for piece in pieces:
+            self.scheduler.computed(piece)
+        finals = [piece.request for piece in pieces if piece.is_last]
+        drawn = draw(
+            logits,
+            [(request.sampling, request.seed, len(request.completion_ids)) for request in finals],
+        )
+        for request, token, logprob in zip(finals, drawn.tokens, drawn.logprobs, strict=True):
+            request.completion_ids.append(token)
+            request.logprobs.append(logprob)
+        return [request for request in finals if self._finished(request)]
+
+    def weights_changed(self) -> None:
+        """Forget what was computed with the old weights. No request may be running."""
+        if self.has_work:
+            raise ConfigError("the weights can only change while no request is running")
+        self.scheduler.forget()
+        self.policy_version += 1
+
+    def abort(self) -> list[Request]:
+        """Give up everything that waits or runs, as after a failure; what was given up."""
+        given_up = [*self.scheduler.running, *self.scheduler.waiting]
+        for request in given_up:
+            request.is_cancelled = True
+        self.scheduler.next_pieces()
+        return given_up
+
+    def _finished(self, request: Request) -> bool:
+        if request.completion_ids[-1] in self._eos_ids or self._ends_text(request):
+            request.finish_reason = "stop"
+        elif len(request.completion_ids) >= request.sampling.max_tokens:
+            request.finish_reason = "length"
+        else:
+            return False
+        self.scheduler.finish(request)
+        return True

@@ -1,0 +1,337 @@
+"""Load a model into this process: a name, a Hugging Face folder, or a GGUF file.
+
+    load("smollm2-135m")                        pulled before with `memagent models pull`
+    load("./my-model", adapter="./my-lora")     a folder, with a LoRA adapter on it
+    load("./model.gguf")                        dequantised
+
+Only safetensors and GGUF are read and no code of a model is ever run: loading a stranger's model is
+as safe as reading a file. Nothing is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memagent.engines import store
+from memagent.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+ARCHITECTURES: tuple[str, ...] = ("llama", "qwen2", "qwen3")
+"""As `model_type` in config.json and `general.architecture` in GGUF files have it."""
+MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""Their classes in transformers."""
+ADAPTER_PREFIX = "base_model.model."
+"""What peft puts before the names of weights in an adapter's file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model in memory, with its tokenizer."""
+
+    model: PreTrainedModel
+    """In evaluation mode. With an adapter it is the base model, LoRA layers in place and unmerged."""
+    tokenizer: PreTrainedTokenizerFast
+    """Has a chat template."""
+    name: str
+    """The source as it was given."""
+    window: int
+    """Tokens it can see at once."""
+    eos_ids: tuple[int, ...]
+    """Tokens that end a reply."""
+    tokenizer_folder: Path
+    """Where `documents.tokenizers.open_tokenizer` finds the tokenizer and the chat template."""
+
+
+def load(
+    source: str,
+    *,
+    adapter: str | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> LoadedModel:
+    """The model that `source` names: in the store, a folder, or a .gguf file.
+
+    `adapter` is a LoRA folder as peft saves it. Without `dtype` it is float32 on the CPU, which is
+    faster there than bfloat16, and elsewhere as stored (bfloat16 for a GGUF file).
+    """
+    _require("torch", "transformers")
+    path = _locate(source)
+    with _quietly(), _memory_errors(source, device):
+        target = _device(device)
+        folder, model = _load_model(path, _dtype(dtype, target))
+        tokenizer = _load_tokenizer(folder)
+        if adapter is not None:
+            _put_on(model, Path(adapter).expanduser())
+        model.to(target)  # type: ignore[arg-type]
+        model.eval()
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        name=source,
+        window=model.config.max_position_embeddings,
+        eos_ids=_eos_ids(model, tokenizer),
+        tokenizer_folder=folder,
+    )
+
+
+def _locate(source: str) -> Path:
+    path = store.find(source)
+    if path is not None:
+        return path
+    if source not in store.KNOWN and Path(source).expanduser().exists():
+        raise ConfigError(f"{source} is no model; name a Hugging Face folder or a .gguf file")
+    store.check_name(source)
+    raise ConfigError(f"{source} is not on this machine; run `memagent models pull {source}`")
+
+
+def _require(*libraries: str) -> None:
+    for library in libraries:
+        try:
+            import_module(library)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != library:
+                raise
+            raise ConfigError(
+                f'the local engine needs {library}; pip install "memagent[local]"'
+            ) from None
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise ConfigError(f"device {name!r} cannot be used here ({reason}); try cpu") from None
+    return device
+
+
+def _dtype(dtype: torch.dtype | None, device: torch.device) -> torch.dtype | None:
+    import torch
+
+    return torch.float32 if dtype is None and device.type == "cpu" else dtype
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def _load_model(path: Path, dtype: torch.dtype | None) -> tuple[Path, PreTrainedModel]:
+    """The folder with its tokenizer, and the model. `dtype` None: as stored."""
+    if path.is_file():
+        return _load_gguf(path, dtype)
+    architecture = _check_folder(path)
+    try:
+        model, report = _model_class(architecture).from_pretrained(
+            path,
+            dtype=dtype or "auto",
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # files of any content: many types
+        if _is_out_of_memory(error):
+            raise
+        raise ConfigError(f"{path} cannot be loaded: {_one_line(error)}") from None
+    _check_report(path, report)
+    return path, model
+
+
+def _load_gguf(path: Path, dtype: torch.dtype | None) -> tuple[Path, PreTrainedModel]:
+    import torch
+    from transformers import AutoConfig, GenerationConfig
+
+    _require("gguf")
+    from memagent.engines.local import gguf_files
+
+    dtype = dtype or torch.bfloat16
+    header = gguf_files.open_header(path, architectures=ARCHITECTURES)
+    weights = {
+        name: torch.from_numpy(array).to(dtype, copy=True)
+        for name, array in gguf_files.weights(path, header)
+    }
+    config = AutoConfig.from_pretrained(header.folder, local_files_only=True)
+    model, report = _model_class(header.architecture).from_pretrained(
+        None,
+        config=config,
+        state_dict=weights,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        output_loading_info=True,
+    )
+    _check_report(path, report)
+    model.generation_config = GenerationConfig.from_pretrained(header.folder, local_files_only=True)
+    return header.folder, model
+
+
+def _model_class(architecture: str) -> Any:
+    """A subclass of PreTrainedModel. Any, because its `from_pretrained` returns more than it says."""
+    import transformers
+
+    return getattr(transformers, MODEL_CLASSES[ARCHITECTURES.index(architecture)])
+
+
+def _check_folder(folder: Path) -> str:
+    """The architecture of the model in a folder that has all that a model needs."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        architecture = config["model_type"]
+    except FileNotFoundError:
+        raise ConfigError(f"{folder} holds no config.json, so it is no model folder") from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{folder}/config.json cannot be read: {_one_line(error)}") from None
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(
+            f"{folder} is a {architecture} model; the local engine runs {', '.join(ARCHITECTURES)}"
+        )
+    if not (folder / "tokenizer.json").is_file():
+        raise ConfigError(f"{folder} holds no tokenizer.json; put the model's own there")
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(f"{folder} holds no .safetensors weights")
+    return str(architecture)
+
+
+def _check_report(path: Path, report: dict[str, Any]) -> None:
+    """transformers fills weights that are missing at random, which nobody wants."""
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ConfigError(f"{path} lacks {len(missing)} of its weights, such as {missing[0]}")
+
+
+# --- tokenizer --------------------------------------------------------------------------------------
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer as tokenizer.json has it: classes for single models build their own instead."""
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+            folder, local_files_only=True, clean_up_tokenization_spaces=False
+        )
+    except Exception as error:  # the binding raises bare Exception for a bad file
+        raise ConfigError(f"the tokenizer in {folder} is broken: {_one_line(error)}") from None
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"{folder} has no chat template, so it cannot be given messages; take the instruct "
+            "version of the model, or put a chat_template.jinja there"
+        )
+    return tokenizer
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+    generation = model.generation_config
+    assert generation is not None, "causal models have a generation config"
+    ids = [*_as_ids(generation.eos_token_id), *_as_ids(tokenizer.eos_token_id)]
+    return tuple(dict.fromkeys(ids))
+
+
+def _as_ids(value: int | list[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list) else [value]
+
+
+# --- adapters ---------------------------------------------------------------------------------------
+
+
+def _put_on(model: PreTrainedModel, adapter: Path) -> None:
+    """Add LoRA layers to the model in place; its parameters then include the adapter's."""
+    _require("peft")
+    from peft import PeftConfig
+
+    if not (adapter / "adapter_config.json").is_file():
+        raise ConfigError(f"{adapter} holds no adapter_config.json; name a LoRA folder of peft")
+    if not (adapter / "adapter_model.safetensors").is_file():
+        raise ConfigError(f"{adapter} holds no adapter_model.safetensors")
+    try:
+        config = PeftConfig.from_pretrained(str(adapter))
+    except Exception as error:  # a file of any content: many types
+        raise ConfigError(f"{adapter} is no adapter: {_one_line(error)}") from None
+    if config.peft_type != "LORA":
+        raise ConfigError(f"{adapter} is a {config.peft_type} adapter; the local engine takes LoRA")
+    try:
+        _inject(model, adapter, config)
+    except ConfigError:
+        raise
+    except Exception as error:
+        if _is_out_of_memory(error):
+            raise
+        raise ConfigError(f"{adapter} does not fit this model: {_one_line(error)}") from None
+
+
+def _inject(model: PreTrainedModel, adapter: Path, config: Any) -> None:
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    config.inference_mode = False
+    model.add_adapter(config)
+    stored = load_file(adapter / "adapter_model.safetensors")
+    weights = {name.removeprefix(ADAPTER_PREFIX): weight for name, weight in stored.items()}
+    report: Any = set_peft_model_state_dict(model, weights)
+    missing = [name for name in report.missing_keys if "lora_" in name]
+    if report.unexpected_keys or missing:
+        wrong = [*report.unexpected_keys, *missing][0]
+        raise ConfigError(f"{adapter} was made for another model: {wrong} has no counterpart")
+
+
+# --- manners ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the progress bars, notes and warnings of the libraries."""
+    from transformers.utils import logging as transformers_logging
+
+    verbosity = transformers_logging.get_verbosity()
+    has_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if has_bars:
+            transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def _memory_errors(source: str, device: str) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"{source} does not fit the memory of {device}; take a smaller model or another device"
+        ) from None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    import torch
+
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

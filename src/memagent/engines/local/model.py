@@ -1,0 +1,216 @@
+"""One step of a transformers causal model over packed tokens and our own cache.
+
+The model's own modules and parameters are used as they are, adapters included, so weights exist once
+and a trainer that changes them changes what is generated. Only the loop over layers and the attention
+are ours: tokens of all requests are packed into one row, and attention reads slices of the cache.
+
+    tokens of all pieces ──▶ embed ──▶ [ norm, q k v, rope, write to slots, attend, mlp ] x L ──▶ logits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from memagent.engines.local.scheduler import Piece, Run
+
+
+class Batch(NamedTuple):
+    """The pieces of one step as tensors."""
+
+    pieces: Sequence[Piece]
+    ids_N: torch.Tensor
+    positions_N: torch.Tensor
+    slots_N: torch.Tensor
+    """Where each token's keys and values go."""
+    rows: list[tuple[int, int]]
+    """The rows of each piece."""
+    replies: dict[Run, list[int]]
+    """Runs of slots that single-token pieces read, and the rows that read them."""
+    final_rows: list[int]
+    """Rows whose logits are needed."""
+
+
+def make_batch(pieces: Sequence[Piece], device: torch.device) -> Batch:
+    """Pack the pieces of a step."""
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    rows: list[tuple[int, int]] = []
+    replies: dict[Run, list[int]] = {}
+    final_rows: list[int] = []
+    for piece in pieces:
+        first = len(ids)
+        ids += piece.request.tokens(piece.start, piece.end)
+        positions += range(piece.start, piece.end)
+        runs = piece.request.runs(piece.end)
+        slots += [slot for run in runs for slot in range(run.start, run.start + run.length)][
+            piece.start :
+        ]
+        rows.append((first, len(ids)))
+        if piece.length == 1:
+            for run in runs:
+                replies.setdefault(run, []).append(first)
+        if piece.is_last:
+            final_rows.append(len(ids) - 1)
+    return Batch(
+        pieces=pieces,
+        ids_N=torch.tensor(ids, device=device),
+        positions_N=torch.tensor(positions, device=device),
+        slots_N=torch.tensor(slots, device=device),
+        rows=rows,
+        replies=replies,
+        final_rows=final_rows,
+    )
+
+
+class CachedModel:
+    """A transformers Llama, Qwen2 or Qwen3 that reads and writes a cache of slots."""
+
+    def __init__(self, model: Any, num_slots: int) -> None:
+        config = model.config
+        self._backbone = model.get_decoder()
+        self._head = model.get_output_embeddings()
+        self._num_kv_heads: int = config.num_key_value_heads
+        self._num_heads: int = config.num_attention_heads
+        self._head_dim: int = getattr(config, "head_dim", None) or (
+            config.hidden_size // config.num_attention_heads
+        )
+        parameter = next(model.parameters())
+        self.device: torch.device = parameter.device
+        shape = (config.num_hidden_layers, 2, self._num_kv_heads, num_slots, self._head_dim)
+        self._cache = torch.zeros(shape, dtype=parameter.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def step(self, pieces: Sequence[Piece]) -> torch.Tensor:
+        """Compute the pieces; the logits of the last token of those that end in a new token."""
+        batch = make_batch(pieces, self.device)
+        backbone = self._backbone
+        hidden_ND = backbone.embed_tokens(batch.ids_N)
+        cosine, sine = backbone.rotary_emb(hidden_ND[None], batch.positions_N[None])
+        rotation = (cosine[0][:, None], sine[0][:, None])
+        for number, layer in enumerate(backbone.layers):
+            attended = self._attention(number, layer, hidden_ND, rotation, batch)
+            hidden_ND = hidden_ND + attended
+            hidden_ND = hidden_ND + layer.mlp(layer.post_attention_layernorm(hidden_ND))
+        final = backbone.norm(hidden_ND[batch.final_rows])
+        logits: torch.Tensor = self._head(final)
+        return logits
+
+    def _attention(
+        self,
+        number: int,
+        layer: Any,
+        hidden_ND: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        batch: Batch,
+    ) -> torch.Tensor:
+        attention = layer.self_attn
+        x = layer.input_layernorm(hidden_ND)
+        queries = attention.q_proj(x).view(-1, self._num_heads, self._head_dim)
+        keys = attention.k_proj(x).view(-1, self._num_kv_heads, self._head_dim)
+        values = attention.v_proj(x).view(-1, self._num_kv_heads, self._head_dim)
+        if hasattr(attention, "q_norm"):  # Qwen3
+            queries, keys = attention.q_norm(queries), attention.k_norm(keys)
+        queries, keys = _rotated(queries, rotation), _rotated(keys, rotation)
+        cache_k, cache_v = self._cache[number]
+        cache_k.index_copy_(1, batch.slots_N, keys.transpose(0, 1))
+        cache_v.index_copy_(1, batch.slots_N, values.transpose(0, 1))
+        out = torch.empty_like(queries)
+        for piece, (first, end) in zip(batch.pieces, batch.rows, strict=True):
+            if piece.length > 1:
+                runs = piece.request.runs(piece.end)
+                out[first:end] = self._read_prompt(
+                    queries[first:end], _joined(cache_k, runs), _joined(cache_v, runs), piece.start
+                )
+        if batch.replies:
+            self._read_replies(out, queries * attention.scaling, cache_k, cache_v, batch.replies)
+        result: torch.Tensor = attention.o_proj(out.flatten(1))
+        return result
+
+    def _read_prompt(
+        self, queries_THD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int
+    ) -> torch.Tensor:
+        """Causal attention of tokens that begin at position `start` over all before and among them."""
+        queries = queries_THD.transpose(0, 1)[None]
+        num_queries, num_keys = queries.shape[2], keys.shape[1]
+        mask = None
+        if start > 0:
+            position = torch.arange(start, start + num_queries, device=keys.device)
+            mask = torch.arange(num_keys, device=keys.device)[None] <= position[:, None]
+        out = F.scaled_dot_product_attention(
+            queries,
+            keys[None],
+            values[None],
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=True,
+        )
+        return out[0].transpose(0, 1)
+
+    def _read_replies(
+        self,
+        out_NHD: torch.Tensor,
+        queries_NHD: torch.Tensor,
+        cache_k: torch.Tensor,
+        cache_v: torch.Tensor,
+        replies: dict[Run, list[int]],
+    ) -> None:
+        """Attention of single tokens. A run that several rows read is read from memory once.
+
+        Each run gives a part of the softmax; parts are put together by their maxima and sums.
+        """
+        rows = sorted({row for readers in replies.values() for row in readers})
+        place = {row: index for index, row in enumerate(rows)}
+        group = self._num_heads // self._num_kv_heads
+        shape = (len(rows), self._num_kv_heads, group)
+        device = out_NHD.device
+        peak = torch.full(shape, float("-inf"), dtype=torch.float32, device=device)
+        total = torch.zeros(shape, dtype=torch.float32, device=device)
+        summed = torch.zeros((*shape, self._head_dim), dtype=torch.float32, device=device)
+        for run, readers in replies.items():
+            index = torch.tensor([place[row] for row in readers], device=device)
+            queries = queries_NHD[readers].view(len(readers), self._num_kv_heads, group, -1)
+            queries = queries.transpose(0, 1).flatten(1, 2)  # (kv heads, readers x group, dim)
+            keys = cache_k[:, run.start : run.start + run.length]
+            values = cache_v[:, run.start : run.start + run.length]
+            scores = torch.bmm(queries, keys.transpose(1, 2)).float()
+            high = scores.amax(dim=-1)
+            weights = (scores - high[..., None]).exp()
+            part = torch.bmm(weights.to(values.dtype), values).float()
+            high, size = _by_reader(high, len(readers)), _by_reader(weights.sum(-1), len(readers))
+            part = part.view(self._num_kv_heads, len(readers), group, -1).transpose(0, 1)
+            new_peak = torch.maximum(peak[index], high)
+            old, new = (peak[index] - new_peak).exp(), (high - new_peak).exp()
+            summed[index] = summed[index] * old[..., None] + part * new[..., None]
+            total[index] = total[index] * old + size * new
+            peak[index] = new_peak
+        mixed = (summed / total[..., None]).view(len(rows), self._num_heads, self._head_dim)
+        out_NHD[rows] = mixed.to(out_NHD.dtype)
+
+
+def _by_reader(values: torch.Tensor, num_readers: int) -> torch.Tensor:
+    """(kv heads, readers x group) as (readers, kv heads, group)."""
+    return values.view(values.shape[0], num_readers, -1).transpose(0, 1)
+
+
+def _joined(cache: torch.Tensor, runs: Sequence[Run]) -> torch.Tensor:
+    """The slots of runs, in order: a view where they follow each other, else a copy."""
+    merged: list[Run] = []
+    for run in runs:
+        if merged and merged[-1].start + merged[-1].length == run.start:
+            merged[-1] = Run(merged[-1].start, merged[-1].length + run.length)
+        else:
+            merged.append(run)
+    parts = [cache[:, run.start : run.start + run.length] for run in merged]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _rotated(x_NHD: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Rotary position embedding, in the half-and-half order of Llama and Qwen."""
+    cosine, sine = rotation
+    low, high = x_NHD.chunk(2, dim=-1)
+    return x_NHD * cosine + torch.cat((-high, low), dim=-1) * sine

@@ -1,0 +1,268 @@
+"""Who computes what in the next step: continuous batching over a pool of slots.
+
+    submit ─▶ waiting ──admit──▶ running ──▶ finished
+                 ▲                  │
+                 └─────preempt──────┘   when the pool is full: the youngest gives its slots back
+
+Every step takes one token of each request that is generating, and fills what is left of the batch
+with pieces of prompts, oldest first. Pure bookkeeping: the same scheduler runs without a model.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from memagent.engines.local.cache import Node, PrefixTree, SlotPool, path_to
+from memagent.errors import ConfigError
+from memagent.types import Sampling
+
+GROW_SLOTS = 64
+"""Slots that a reply gets at a time; it asks for more as it grows."""
+
+
+class Run(NamedTuple):
+    """Slots that follow each other and hold tokens that follow each other."""
+
+    start: int
+    length: int
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One prompt on its way to a reply."""
+
+    prompt_ids: list[int]
+    sampling: Sampling
+    seed: int
+    stop_ids: frozenset[int] = frozenset()
+    completion_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    is_cancelled: bool = False
+    # --- kept by the scheduler ---
+    leaf: Node | None = None
+    """The node of the prefix tree that ends the admitted tokens; None while waiting."""
+    num_admitted: int = 0
+    """Tokens that the nodes hold; what was generated since stands in `tails`."""
+    tails: list[Run] = field(default_factory=list)
+    num_computed: int = 0
+    """Tokens whose keys and values are in the cache."""
+    num_preemptions: int = 0
+    num_reused: int = 0
+    """Prompt tokens that another request had computed before."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Tokens of prompt and reply, by position."""
+        num_prompt = len(self.prompt_ids)
+        if start >= num_prompt:
+            return self.completion_ids[start - num_prompt : end - num_prompt]
+        return (self.prompt_ids + self.completion_ids)[start:end]
+
+    def runs(self, end: int) -> list[Run]:
+        """Where the tokens before position `end` stand, in order."""
+        found: list[Run] = []
+        left = end
+        nodes = path_to(self.leaf) if self.leaf else []
+        for run in [*(Run(node.start, len(node.tokens)) for node in nodes), *self.tails]:
+            if left <= 0:
+                break
+            found.append(Run(run.start, min(run.length, left)))
+            left -= run.length
+        assert left <= 0, "a token has no slot"
+        return found
+
+
+class Piece(NamedTuple):
+    """Tokens of one request that are computed in this step."""
+
+    request: Request
+    start: int
+    """Position of the first one."""
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def is_last(self) -> bool:
+        """True when its last token's logits give the next token of the reply."""
+        return self.end == self.request.num_tokens
+
+
+class Scheduler:
+    """Decides, step by step, which tokens are computed."""
+
+    def __init__(self, num_slots: int, *, max_batch_tokens: int, max_running: int) -> None:
+        self.pool = SlotPool(num_slots)
+        self.tree = PrefixTree(self.pool)
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._max_batch_tokens = max_batch_tokens
+        self._max_running = max_running
+
+    def check(self, num_tokens: int) -> None:
+        """Raise ConfigError when a prompt and reply of so many tokens could never be served."""
+        if num_tokens > self.pool.num_slots:
+            raise ConfigError(
+                f"the prompt and its reply need {num_tokens} tokens of cache and there are "
+                f"{self.pool.num_slots}; shorten the prompt, lower max_tokens or give the engine more"
+            )
+
+    def submit(self, request: Request) -> None:
+        """Put a request in line, if it passed `check`."""
+        self.waiting.append(request)
+
+    def next_pieces(self) -> list[Piece]:
+        """The work of the next step; empty when there is none."""
+        self._drop_cancelled()
+        pieces = self._replies()
+        budget = self._max_batch_tokens - len(pieces)
+        for request in self.running:
+            if budget > 0 and (piece := self._prompt_piece(request, budget)):
+                pieces.append(piece)
+                budget -= piece.length
+        while budget > 0 and self.waiting and len(self.running) < self._max_running:
+            if not self._admit(self.waiting[0]):
+                break
+            request = self.waiting.popleft()
+            self.running.append(request)
+            if piece := self._prompt_piece(request, budget):
+                pieces.append(piece)
+                budget -= piece.length
+        return pieces
+
+    def computed(self, piece: Piece) -> None:
+        """Note that a piece's keys and values are in the cache."""
+        request = piece.request
+        request.num_computed = piece.end
+        position = 0
+        for node in path_to(request.leaf) if request.leaf else []:
+            inside = min(max(piece.end - position, 0), len(node.tokens))
+            if piece.start < position + len(node.tokens) and inside > node.num_computed:
+                node.num_computed = inside
+                if node.is_computed:
+                    node.writer = None
+            position += len(node.tokens)
+
+    def finish(self, request: Request) -> None:
+        """A running request is done: its slots are free, its prompt stays known until evicted."""
+        self.running.remove(request)
+        self._release(request)
+
+    def forget(self) -> None:
+        """Drop all that is cached, because the weights have changed. Nothing may be running."""
+        assert not self.running, "weights change while requests run"
+        self.tree.clear()
+
+    # --- replies -------------------------------------------------------------------------------
+
+    def _replies(self) -> list[Piece]:
+        pieces: list[Piece] = []
+        for request in list(self.running):
+            if request not in self.running:  # preempted for one before it
+                continue
+            last = request.num_tokens - 1
+            if last < request.num_admitted or request.num_computed != last:
+                continue  # still busy with what it was admitted with
+            if self._has_slot(request, last) or self._grow(request):
+                pieces.append(Piece(request, last, 1))
+        # a request whose piece was taken first may have given way to a later one
+        return [piece for piece in pieces if piece.request in self.running]
+
+    def _has_slot(self, request: Request, position: int) -> bool:
+        return position < request.num_admitted + sum(run.length for run in request.tails)
+
+    def _grow(self, request: Request) -> bool:
+        """More slots for a reply; others give way. False when it was preempted itself."""
+        left = len(request.prompt_ids) + request.sampling.max_tokens - request.num_tokens + 1
+        count = max(min(GROW_SLOTS, left), 1)
+        while (start := self._take(count)) is None:
+            if count > 1:
+                count //= 2
+                continue
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is request:
+                return False
+        request.tails.append(Run(start, count))
+        return True
+
+    def _take(self, count: int) -> int | None:
+        """Slots, at the cost of prompts that nobody reads now."""
+        while (start := self.pool.take(count)) is None:
+            if not self.tree.evict(1):
+                return None
+        return start
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._release(request)
+        request.num_preemptions += 1
+        self.waiting.appendleft(request)
+
+    # --- prompts -------------------------------------------------------------------------------
+
+    def _admit(self, request: Request) -> bool:
+        """Give a request slots for its tokens, shared with others as far as they begin alike."""
+        tokens = request.prompt_ids + request.completion_ids
+        shared = self.tree.match(tokens[:-1])  # the last token is computed anew, for its logits
+        num_shared = sum(len(node.tokens) for node in shared)
+        for node in shared:
+            self.tree.use(node, request)
+        start = self._take(len(tokens) - num_shared)
+        if start is None:
+            for node in shared:
+                self.tree.release(node, request)
+            if self.running:
+                return False
+            # alone, and still no run is long enough: what it shares lies in the way, so begin anew
+            self.tree.clear()
+            shared, num_shared = [], 0
+            start = self._take(len(tokens))
+            assert start is not None, "submit refuses what does not fit the whole pool"
+        leaf = self.tree.add(shared[-1] if shared else None, tokens[num_shared:], start)
+        self.tree.use(leaf, request)
+        request.leaf = leaf
+        request.num_admitted = len(tokens)
+        request.num_computed = 0
+        request.num_reused = num_shared
+        return True
+
+    def _prompt_piece(self, request: Request, budget: int) -> Piece | None:
+        """The next piece of a prompt; None if it is done, or another request computes it now."""
+        if request.num_computed >= request.num_admitted:
+            return None
+        position = 0
+        for node in path_to(request.leaf) if request.leaf else []:
+            if not node.is_computed:
+                if node.writer not in (None, request):
+                    return None
+                node.writer = request
+                start = position + node.num_computed
+                count = min(budget, len(node.tokens) - node.num_computed)
+                return Piece(request, start, count)
+            position += len(node.tokens)
+        raise AssertionError("a prompt is computed but its request does not know")
+
+    # --- giving back ---------------------------------------------------------------------------
+
+    def _release(self, request: Request) -> None:
+        for node in reversed(path_to(request.leaf) if request.leaf else []):
+            self.tree.release(node, request)
+        for run in request.tails:
+            self.pool.give_back(run.start, run.length)
+        request.leaf = None
+        request.tails = []
+        request.num_admitted = request.num_computed = 0
+
+    def _drop_cancelled(self) -> None:
+        for request in [request for request in self.running if request.is_cancelled]:
+            self.finish(request)
+        self.waiting = deque(request for request in self.waiting if not request.is_cancelled)

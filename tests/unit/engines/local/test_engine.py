@@ -1,0 +1,207 @@
+"""The embedded engine from outside: conversations in, completions with tokens and logprobs out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from memagent import Reader, open_engine
+from memagent.config import LocalConfig
+from memagent.engines.local.engine import LocalEngine
+from memagent.engines.local.loading import load
+from memagent.errors import ConfigError, EngineError, EngineRefused
+from memagent.types import Sampling
+from tests.support.tiny_models import WINDOW, make_tiny_adapter, make_tiny_model
+
+MESSAGES = [{"role": "user", "content": "Where is the red ledger?"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "llama", "llama")
+
+
+@pytest.fixture
+async def engine(folder: Path) -> AsyncIterator[LocalEngine]:
+    async with LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01)) as engine:
+        yield engine
+
+
+def reference(engine: LocalEngine, ids: tuple[int, ...], max_tokens: int) -> list[int]:
+    model = engine._loaded.model
+    given = torch.tensor([ids])
+    out = model.generate(
+        given, attention_mask=torch.ones_like(given), max_new_tokens=max_tokens, do_sample=False
+    )
+    return list(out[0, len(ids) :].tolist())
+
+
+async def test_a_conversation_is_answered_in_the_models_own_template(engine: LocalEngine) -> None:
+    completion = await engine.complete(MESSAGES, Sampling(max_tokens=12))
+    prompt = "<|im_start|>user\nWhere is the red ledger?<|im_end|>\n<|im_start|>assistant\n"
+    assert completion.prompt_ids is not None
+    assert engine._loaded.tokenizer.decode(list(completion.prompt_ids)) == prompt
+    assert list(completion.completion_ids or ()) == reference(engine, completion.prompt_ids, 12)
+    assert completion.usage is not None
+    assert completion.usage.prompt_tokens == len(completion.prompt_ids)
+    assert len(completion.logprobs or ()) == len(completion.completion_ids or ())
+    assert completion.policy_version == 0
+
+
+async def test_many_conversations_at_once_get_their_own_answers(engine: LocalEngine) -> None:
+    conversations = [[{"role": "user", "content": f"Question {n}? " * n}] for n in range(1, 9)]
+    sampling = Sampling(max_tokens=10)
+    together = await asyncio.gather(*(engine.complete(c, sampling) for c in conversations))
+    for completion in together:
+        assert completion.prompt_ids is not None
+        assert list(completion.completion_ids or ()) == reference(engine, completion.prompt_ids, 10)
+
+
+async def test_what_was_computed_before_is_reported_as_cached(engine: LocalEngine) -> None:
+    first = await engine.complete(MESSAGES, Sampling(max_tokens=3))
+    again = await engine.complete(MESSAGES, Sampling(max_tokens=3))
+    assert first.usage is not None
+    assert again.usage is not None
+    assert first.usage.cached_tokens == 0
+    assert again.usage.cached_tokens == again.usage.prompt_tokens - 1
+    assert again.completion_ids == first.completion_ids
+
+
+async def test_a_stop_text_ends_the_reply_and_is_not_part_of_it(engine: LocalEngine) -> None:
+    whole = await engine.complete(MESSAGES, Sampling(max_tokens=20))
+    stop = whole.text[6:9]
+    cut = await engine.complete(MESSAGES, Sampling(max_tokens=20, stop=(stop,)))
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.finish_reason == "stop"
+    assert len(cut.completion_ids or ()) <= len(whole.completion_ids or ())
+
+
+async def test_seeds_decide_samples(engine: LocalEngine) -> None:
+    async def sample(seed: int | None) -> tuple[int, ...] | None:
+        sampling = Sampling(max_tokens=12, temperature=1.0, seed=seed)
+        return (await engine.complete(MESSAGES, sampling)).completion_ids
+
+    assert await sample(7) == await sample(7)
+    assert len({await sample(None) for _ in range(5)}) > 1
+
+
+async def test_a_cancelled_call_frees_what_it_held(engine: LocalEngine) -> None:
+    tasks = [
+        asyncio.ensure_future(
+            engine.complete(MESSAGES, Sampling(max_tokens=400, seed=n, temperature=1))
+        )
+        for n in range(4)
+    ]
+    await asyncio.sleep(0.05)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(task.cancelled() for task in tasks)
+    completion = await engine.complete(MESSAGES, Sampling(max_tokens=5))
+    assert len(completion.completion_ids or ()) == 5
+    assert not engine._listeners
+    scheduler = engine._generator.scheduler
+    scheduler.tree.clear()
+    assert scheduler.pool.num_free == scheduler.pool.num_slots
+
+
+async def test_a_prompt_past_the_window_is_refused(engine: LocalEngine) -> None:
+    long = [{"role": "user", "content": "word " * 2000}]
+    with pytest.raises(EngineRefused, match=f"more than the {WINDOW} that"):
+        await engine.complete(long, Sampling(max_tokens=5))
+    with pytest.raises(EngineRefused, match="at least 1"):
+        await engine.complete(MESSAGES, Sampling(max_tokens=0))
+
+
+async def test_new_weights_make_a_new_version(engine: LocalEngine) -> None:
+    before = await engine.complete(MESSAGES, Sampling(max_tokens=8))
+    with torch.no_grad():
+        engine._loaded.model.get_input_embeddings().weight.mul_(-1.7)
+    engine.weights_changed()
+    after = await engine.complete(MESSAGES, Sampling(max_tokens=8))
+    assert after.policy_version == 1
+    assert after.completion_ids != before.completion_ids
+    assert after.prompt_ids is not None
+    assert list(after.completion_ids or ()) == reference(engine, after.prompt_ids, 8)
+
+
+async def test_weights_do_not_change_under_a_running_request(engine: LocalEngine) -> None:
+    task = asyncio.ensure_future(engine.complete(MESSAGES, Sampling(max_tokens=300)))
+    await asyncio.sleep(0.02)
+    with pytest.raises(ConfigError, match="while no request is running"):
+        engine.weights_changed()
+    await task
+
+
+async def test_a_failing_model_fails_its_requests_and_the_engine_goes_on(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("the model is broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._generator._model, "step", broken)
+        with pytest.raises(EngineError, match="the model is broken"):
+            await engine.complete(MESSAGES, Sampling(max_tokens=5))
+    assert (await engine.complete(MESSAGES, Sampling(max_tokens=5))).completion_ids
+
+
+async def test_closing_ends_what_is_running(folder: Path) -> None:
+    engine = LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01))
+    task = asyncio.ensure_future(engine.complete(MESSAGES, Sampling(max_tokens=450)))
+    await asyncio.sleep(0.02)
+    await engine.aclose()
+    with pytest.raises(EngineError, match="closed"):
+        await task
+    with pytest.raises(EngineError, match="closed"):
+        await engine.complete(MESSAGES, Sampling(max_tokens=5))
+
+
+def test_an_adapter_changes_what_is_said(folder: Path, tmp_path: Path) -> None:
+    adapter = make_tiny_adapter(folder, tmp_path / "adapter")
+    replies = []
+    for settings in ({}, {"adapter": str(adapter)}):
+        with open_engine(f"local:{folder}", cache_gb=0.01, device="cpu", **settings) as engine:
+            assert isinstance(engine, LocalEngine)
+            completion = asyncio.run(_once(engine))
+            assert list(completion) == reference(engine, _prompt(engine), 8)
+            replies.append(completion)
+    assert replies[0] != replies[1]
+
+
+async def _once(engine: LocalEngine) -> tuple[int, ...]:
+    completion = await engine.complete(MESSAGES, Sampling(max_tokens=8))
+    await engine.aclose()
+    return completion.completion_ids or ()
+
+
+def _prompt(engine: LocalEngine) -> tuple[int, ...]:
+    return tuple(engine._prompt_ids(MESSAGES))
+
+
+def test_the_reader_reads_with_a_local_model(folder: Path) -> None:
+    with open_engine(f"local:{folder}", cache_gb=0.02) as engine:
+        reader = Reader(
+            engine,
+            window=WINDOW,
+            chunk_tokens=60,
+            memory_tokens=20,
+            answer_tokens=20,
+            prompts=str(_tiny_prompts(folder)),
+        )
+        trace = reader.ask("Where?", "The miller sold a red ledger. " * 30)
+    assert trace.num_chunks > 2
+    assert trace.answer
+    assert reader.tokenizer.is_exact
+    assert not trace.usage.is_estimated
+
+
+def _tiny_prompts(folder: Path) -> Path:
+    file = folder / "tiny.toml"
+    file.write_text('read = "{question} {section} {memory}"\nanswer = "{question} {memory}"\n')
+    return file

