@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from memagent.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+
+# Tests run side by side; torch with a thread per core in each of them would slow all of them down.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -26,6 +30,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     base = tmp_path_factory.getbasetemp()
     monkeypatch.setenv("XDG_STATE_HOME", str(base / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(base / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(base / "data"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for prefix in ("MEMAGENT_", "OPENAI_", ""):
         for name in ("BASE_URL", "API_KEY", "URL"):

@@ -49,10 +49,13 @@ HOMES: dict[str, tuple[str, ...]] = {
     "vllm": ("memagent.engines.vllm",),
     "ray": ("memagent.rl.distributed",),
     "openai": ("memagent.engines.openai",),
+    "fastapi": ("memagent.serve",),
+    "starlette": ("memagent.serve",),
+    "uvicorn": ("memagent.serve",),
 }
 """Libraries that appear in these modules and nowhere else."""
 
-HEAVY = ("torch", "transformers", "vllm", "ray", "openai", "tokenizers")
+HEAVY = ("torch", "transformers", "vllm", "ray", "openai", "tokenizers", "fastapi")
 LIGHT_SECONDS = 1.0
 
 

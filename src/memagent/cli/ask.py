@@ -20,6 +20,7 @@ from memagent.agent.journal import Journal, check_same
 from memagent.agent.plan import plan_reading
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace, total_usage
+from memagent.cli.models import pull_if_known
 from memagent.cli.options import PanelCommand, panel_option, settings_options
 from memagent.cli.output import print_answers, print_plan
 from memagent.cli.progress import ReadingProgress, duration
@@ -28,7 +29,7 @@ from memagent.config import AgentConfig, EngineConfig, LocalConfig
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.loaders import load_with_report
-from memagent.engines.base import BaseEngine, open_engine
+from memagent.engines.base import BaseEngine, check_engine, open_engine, split_spec
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import (
     ConfigError,
@@ -131,7 +132,7 @@ def command(**options: Any) -> int:
       memagent ask src/ README.md -q "Where are retries handled?" --model NAME --show-memory
       memagent ask --resume RUN
 
-    Address and key may be set as MEMAGENT_BASE_URL and MEMAGENT_API_KEY (or OPENAI_BASE_URL and
+    Without an endpoint, --engine local:smollm2-135m reads with a small model in this process. Address and key may be set as MEMAGENT_BASE_URL and MEMAGENT_API_KEY (or OPENAI_BASE_URL and
     OPENAI_API_KEY, or URL and API_KEY).
 
     Exit codes: 0 answered, 2 something to correct in the input, 3 the endpoint failed for longer than
@@ -155,7 +156,7 @@ class Ask:
         """The whole command; its exit code."""
         request = make_request(self._options)
         document = self._load(request)
-        engine = open_engine(request.engine, **request.engine_settings)
+        engine = self._open(request)
         return asyncio.run(self._run(request, document, engine))
 
     async def _run(self, request: Request, document: Document, engine: BaseEngine) -> int:
@@ -198,6 +199,14 @@ class Ask:
             return None  # the loader says what to do instead
         self._stdin_bytes = sys.stdin.buffer.read()
         return io.BytesIO(self._stdin_bytes)
+
+    def _open(self, request: Request) -> BaseEngine:
+        """The engine; a local model with a short name is pulled when it is first used."""
+        kind, model = split_spec(request.engine)
+        if kind == "local":
+            check_engine(kind)  # before a download that would be for nothing
+            pull_if_known(model)
+        return open_engine(request.engine, **request.engine_settings)
 
     async def _reader(self, request: Request, engine: BaseEngine) -> Reader:
         config = AgentConfig.parse(request.agent_settings)

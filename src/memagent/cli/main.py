@@ -15,6 +15,7 @@ from memagent.errors import MemagentError
 COMMANDS: dict[str, str] = {
     "ask": "Ask questions of texts of any length.",
     "models": "List, fetch and delete models for the local engine.",
+    "serve": "Serve a local model over HTTP, as OpenAI does it.",
 }
 """Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`."""
 

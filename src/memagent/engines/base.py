@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Self
 
@@ -59,9 +59,27 @@ def open_engine(spec: str, **settings: Any) -> BaseEngine:
     open_engine("scripted")
     """
     kind, model = split_spec(spec)
-    module, function = ENGINES[kind].split(":")
-    engine: BaseEngine = getattr(import_module(module), function)(model, **settings)
+    engine: BaseEngine = _opener(kind)(model, **settings)
     return engine
+
+
+def check_engine(kind: str) -> None:
+    """Raise ConfigError when what a kind of engine needs is not installed."""
+    _opener(kind)
+
+
+def _opener(kind: str) -> Callable[..., Any]:
+    module, function = ENGINES[kind].split(":")
+    try:
+        opener: Callable[..., Any] = getattr(import_module(module), function)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("memagent"):
+            raise
+        raise ConfigError(
+            f'the {kind} engine needs {error.name}; install it with pip install "memagent[{kind}]", '
+            "or name an endpoint with --base-url"
+        ) from None
+    return opener
 
 
 def split_spec(spec: str) -> tuple[str, str]:

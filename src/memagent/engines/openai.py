@@ -302,7 +302,8 @@ def _check_address(config: EngineConfig) -> None:
     if config.base_url is None:
         if config.api_key is None:
             raise ConfigError(
-                "no endpoint is set; give --base-url (and --api-key), or set MEMAGENT_BASE_URL"
+                "no endpoint is set; give --base-url (and --api-key), set MEMAGENT_BASE_URL, or "
+                "use --engine local:smollm2-135m for a small model on this machine"
             )
         return
     try:

@@ -6,7 +6,7 @@
     find("./my-model")                a folder or a .gguf file of your own needs no pulling
 
 They lie in the user's data folder, one folder each. A model is pulled under another name and renamed
-when it is complete, so a half-pulled one is never found; pulling again goes on where it stopped.
+when it is complete, so a half-pulled one is never found; pulling again keeps the files that arrived.
 Nothing here needs the network once a model is there.
 
     ~/.local/share/memagent/models/
@@ -347,6 +347,8 @@ def _pull_hub(name: str, repository: str, files: _HubFiles, progress: Progress) 
 
     partial = _partial_folder() / f"{_entry(name)}@{files.commit[:12]}"
     partial.mkdir(parents=True, exist_ok=True)
+    for torn in partial.rglob("*.incomplete"):  # the library begins such a file again
+        torn.unlink()
     total = sum(files.sizes.values())
     _check_room(total - _size(partial))
     try:
@@ -362,8 +364,8 @@ def _pull_hub(name: str, repository: str, files: _HubFiles, progress: Progress) 
         if isinstance(error, OSError) and error.errno in DISK_FULL + DISK_REFUSES:
             raise
         raise ConfigError(
-            f"pulling {repository} stopped ({type(error).__name__}); what arrived is kept, pull "
-            "again to go on"
+            f"pulling {repository} stopped ({type(error).__name__}); pull again to go on, "
+            "the files that arrived are kept"
         ) from None
     _check_complete(partial, files, repository)
     shutil.rmtree(partial / ".cache", ignore_errors=True)  # the library's notes for resuming

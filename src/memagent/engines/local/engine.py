@@ -7,6 +7,9 @@ running, and calls `weights_changed`.
     async with open_engine("local:./my-model") as engine:
         completion = await engine.complete(messages, Sampling(max_tokens=100))
         completion.completion_ids, completion.logprobs, completion.policy_version
+
+        async for item in engine.stream(engine.prompt_ids(messages), Sampling(max_tokens=100)):
+            item    # a StreamedToken for each token, then the Completion
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -24,12 +29,36 @@ from memagent.engines.base import BaseEngine
 from memagent.engines.local.generator import Generator
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.engines.local.scheduler import Request
+from memagent.engines.local.streaming import TextStream
 from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError
 from memagent.types import Completion, Message, Sampling, Usage
 
 SEED_BITS = 63
 STOP_MARGIN_TOKENS = 8
-"""A stop text is looked for in the last tokens: at most one per character, and a few more."""
+"""A stop text is looked for in the last tokens: at most one per byte, and a few more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedToken:
+    """One token of a reply, as soon as it was sampled."""
+
+    token_id: int
+    logprob: float
+    text: str
+    """Text that is certain now; empty while a character or a stop text may still be completed.
+    The texts of all tokens make up the text of the completion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """How busy an engine is at the moment."""
+
+    num_running: int
+    num_waiting: int
+    num_slots: int
+    """Tokens whose keys and values the cache can hold."""
+    num_used_slots: int
+    """Those that hold something: of running requests, or kept for prompts that begin alike."""
 
 
 def open_local(model: str, **settings: Any) -> LocalEngine:
@@ -57,8 +86,9 @@ class LocalEngine(BaseEngine):
             max_batch_tokens=config.max_batch_tokens,
             max_running=config.max_running,
             ends_text=self._ends_text,
+            on_token=self._pass_on,
         )
-        self._listeners: dict[Request, _Listener] = {}
+        self._listeners: dict[Request, _Hears] = {}
         self._inbox: list[Request] = []
         """Requests that came in during a step; the thread takes them before the next."""
         self._changed = threading.Condition()
@@ -71,22 +101,48 @@ class LocalEngine(BaseEngine):
         """How often the weights have changed since the engine was opened."""
         return self._generator.policy_version
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids of prompts are below this."""
+        return int(self._loaded.model.config.vocab_size)
+
+    @property
+    def load(self) -> EngineLoad:
+        """How busy the engine is; may be asked from any thread."""
+        scheduler = self._generator.scheduler
+        return EngineLoad(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting) + len(self._inbox),
+            num_slots=scheduler.pool.num_slots,
+            num_used_slots=scheduler.pool.num_slots - scheduler.pool.num_free,
+        )
+
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """One reply to a conversation, in the model's own chat template."""
-        return await self.generate(self._prompt_ids(messages), sampling)
+        return await self.generate(self.prompt_ids(messages), sampling)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         """One reply to a prompt of tokens. Cancelling the call frees what it holds."""
-        self._check(prompt_ids, sampling)
+        request = self._request(prompt_ids, sampling)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Request] = loop.create_future()
-        request = self._submit(prompt_ids, sampling, _Listener(loop, done))
+        self._submit(request, _Listener(loop, done))
         try:
             await done
         except asyncio.CancelledError:
             self._cancel(request)
             raise
         return self._completion(request)
+
+    def stream(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[StreamedToken | Completion, None]:
+        """The tokens of one reply as they are sampled, and last the completion.
+
+        What is wrong with the request is raised here, before the first token. Closing the iterator
+        (`contextlib.aclosing`), or cancelling who waits for it, frees what the request holds.
+        """
+        return self._stream(self._request(prompt_ids, sampling))
 
     def weights_changed(self) -> None:
         """Say that the model's parameters have changed; nothing may be running."""
@@ -106,34 +162,44 @@ class LocalEngine(BaseEngine):
 
     # --- requests ------------------------------------------------------------------------------
 
-    def _prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        given = [{"role": message["role"], "content": message["content"]} for message in messages]
-        try:
-            text = self._loaded.tokenizer.apply_chat_template(
-                given, tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # whatever the template raises: it is the model's own program
-            raise EngineRefused(
-                f"the model's chat template refuses these messages: {error}"
-            ) from None
-        ids: list[int] = self._loaded.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+    def _request(self, prompt_ids: Sequence[int], sampling: Sampling) -> Request:
+        """A request that passed all checks."""
+        self._check(prompt_ids, sampling)
+        seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
+        return self._generator.request(prompt_ids, sampling, seed=seed)
 
     def _check(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
-        if sampling.max_tokens < 1:
-            raise EngineRefused("max_tokens must be at least 1")
+        _check_sampling(sampling)
         needed = len(prompt_ids) + sampling.max_tokens
         if needed > self.served_window:
             raise EngineRefused(
                 f"the prompt has {len(prompt_ids)} tokens and the reply up to {sampling.max_tokens}, "
                 f"more than the {self.served_window} that {self.model} can see; lower --window to its own"
             )
+        if prompt_ids and not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
+            raise EngineRefused(
+                f"token ids of {self.model} lie between 0 and {self.vocab_size - 1}"
+            )
 
-    def _submit(
-        self, prompt_ids: Sequence[int], sampling: Sampling, listener: _Listener
-    ) -> Request:
-        seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
-        request = self._generator.request(prompt_ids, sampling, seed=seed)
+    async def _stream(self, request: Request) -> AsyncGenerator[StreamedToken | Completion, None]:
+        items: asyncio.Queue[_Sampled | MemagentError] = asyncio.Queue()
+        text = TextStream(self._decode, request.sampling.stop)
+        self._submit(request, _StreamListener(asyncio.get_running_loop(), items))
+        try:
+            is_last = False
+            while not is_last:
+                item = await items.get()
+                if isinstance(item, MemagentError):
+                    raise item
+                token_id, logprob, is_last = item
+                certain = text.rest(self._text(request)) if is_last else text.add(token_id)
+                yield StreamedToken(token_id=token_id, logprob=logprob, text=certain)
+            yield self._completion(request)
+        finally:
+            if not request.finish_reason:
+                self._cancel(request)
+
+    def _submit(self, request: Request, listener: _Hears) -> None:
         with self._changed:
             if self._is_closed:
                 raise EngineError("the engine is closed")
@@ -145,7 +211,6 @@ class LocalEngine(BaseEngine):
                 )
                 self._thread.start()
             self._changed.notify_all()
-        return request
 
     def _cancel(self, request: Request) -> None:
         request.is_cancelled = True  # the thread drops it before its next step
@@ -170,6 +235,29 @@ class LocalEngine(BaseEngine):
 
     # --- texts ---------------------------------------------------------------------------------
 
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation in the model's own chat template, ready for the reply."""
+        given = [{"role": message["role"], "content": message["content"]} for message in messages]
+        try:
+            text = self._loaded.tokenizer.apply_chat_template(
+                given, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # whatever the template raises: it is the model's own program
+            raise EngineRefused(
+                f"the model's chat template refuses these messages: {error}"
+            ) from None
+        ids: list[int] = self._loaded.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def text_ids(self, text: str) -> list[int]:
+        """The tokens of a plain text, with what the tokenizer puts at its beginning."""
+        ids: list[int] = self._loaded.tokenizer.encode(text)
+        return ids
+
+    def token_text(self, token_id: int) -> str:
+        """A token by itself, special ones as they are written; U+FFFD for parts of a character."""
+        return str(self._loaded.tokenizer.decode([token_id], skip_special_tokens=False))
+
     def _text(self, request: Request) -> str:
         text = self._decode(request.completion_ids)
         ends = [text.find(stop) for stop in request.sampling.stop if stop in text]
@@ -179,7 +267,7 @@ class LocalEngine(BaseEngine):
         stops = request.sampling.stop
         if not stops:
             return False
-        num_tokens = max(map(len, stops)) + STOP_MARGIN_TOKENS
+        num_tokens = max(len(stop.encode()) for stop in stops) + STOP_MARGIN_TOKENS
         recent = self._decode(request.completion_ids[-num_tokens:])
         return any(stop in recent for stop in stops)
 
@@ -212,18 +300,40 @@ class LocalEngine(BaseEngine):
             self._generator.scheduler.submit(request)
         return not is_closed
 
+    def _pass_on(self, request: Request) -> None:
+        """Tell who streams a request of its newest token."""
+        if listener := self._listeners.get(request):
+            listener.sampled(request)
+
     def _fail(self, error: MemagentError) -> None:
         for request in self._generator.abort():
             if listener := self._listeners.pop(request, None):
                 listener.fail(error)
 
 
+_Sampled = tuple[int, float, bool]
+"""Token, its log-probability, and whether the reply ends with it."""
+
+
+class _Hears(Protocol):
+    """Who waits for a request. Called in the engine's thread."""
+
+    def sampled(self, request: Request) -> None: ...
+
+    def succeed(self, request: Request) -> None: ...
+
+    def fail(self, error: MemagentError) -> None: ...
+
+
 class _Listener:
-    """Who waits for a request, in which event loop."""
+    """Waits for the whole reply, in its event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[Request]) -> None:
         self._loop = loop
         self._done = done
+
+    def sampled(self, request: Request) -> None:
+        """Single tokens do not matter here."""
 
     def succeed(self, request: Request) -> None:
         self._tell(lambda: self._done.set_result(request))
@@ -236,8 +346,50 @@ class _Listener:
             if not self._done.done():
                 act()
 
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(if_still_waiting)
+        _call(self._loop, if_still_waiting)
+
+
+class _StreamListener:
+    """Waits for each token, in its event loop."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, items: asyncio.Queue[_Sampled | MemagentError]
+    ) -> None:
+        self._loop = loop
+        self._items = items
+
+    def sampled(self, request: Request) -> None:
+        is_last = request.finish_reason is not None
+        self._put((request.completion_ids[-1], request.logprobs[-1], is_last))
+
+    def succeed(self, request: Request) -> None:
+        """Its last token has said so."""
+
+    def fail(self, error: MemagentError) -> None:
+        self._put(error)
+
+    def _put(self, item: _Sampled | MemagentError) -> None:
+        _call(self._loop, lambda: self._items.put_nowait(item))
+
+
+def _call(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
+    """Have a loop of another thread do something; nothing if it has ended meanwhile."""
+    with suppress(RuntimeError):  # it may close between any check and the call
+        loop.call_soon_threadsafe(act)
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    """Refuse values that mean nothing, naming the one to change. NaN passes no comparison."""
+    if sampling.max_tokens < 1:
+        raise EngineRefused("max_tokens must be at least 1")
+    if sampling.temperature is not None and not 0 <= sampling.temperature < float("inf"):
+        raise EngineRefused(f"temperature must be 0 or more, not {sampling.temperature}")
+    if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
+        raise EngineRefused(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
+    if sampling.top_k is not None and sampling.top_k < 1:
+        raise EngineRefused(f"top_k must be at least 1, not {sampling.top_k}")
+    if "" in sampling.stop:
+        raise EngineRefused("a stop text must not be empty")
 
 
 def _num_slots(loaded: LoadedModel, cache_gb: float) -> int:

@@ -21,6 +21,8 @@ from memagent.types import Sampling
 
 EndsText = Callable[[Request], bool]
 """Whether a reply has come to one of its stop texts."""
+OnToken = Callable[[Request], None]
+"""Told of every token of a reply, right after it was drawn and `finish_reason` was decided."""
 
 
 class Generator:
@@ -35,11 +37,13 @@ class Generator:
         max_batch_tokens: int = 512,
         max_running: int = 64,
         ends_text: EndsText = lambda request: False,
+        on_token: OnToken = lambda request: None,
     ) -> None:
         self.policy_version = 0
         self._model = CachedModel(model, num_slots)
         self._eos_ids = frozenset(eos_ids)
         self._ends_text = ends_text
+        self._on_token = on_token
         self.scheduler = Scheduler(
             num_slots, max_batch_tokens=max_batch_tokens, max_running=max_running
         )
@@ -81,7 +85,10 @@ class Generator:
         for request, token, logprob in zip(finals, drawn.tokens, drawn.logprobs, strict=True):
             request.completion_ids.append(token)
             request.logprobs.append(logprob)
-        return [request for request in finals if self._finished(request)]
+        finished = [request for request in finals if self._finished(request)]
+        for request in finals:
+            self._on_token(request)
+        return finished
 
     def weights_changed(self) -> None:
         """Forget what was computed with the old weights. No request may be running."""

@@ -135,8 +135,11 @@ def weights(path: Path, header: Header) -> Iterator[tuple[str, np.ndarray[Any, A
 
 def _kept_folder(path: Path) -> Path:
     digest = hashlib.sha256(str(path.stat().st_size).encode())
-    with path.open("rb") as stream:
-        digest.update(stream.read(HEADER_BYTES))
+    try:
+        with path.open("rb") as stream:
+            digest.update(stream.read(HEADER_BYTES))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     cache = user_cache_path("memagent", appauthor=False) / "gguf"
     return cache / f"{digest.hexdigest()[:32]}-{FORMAT}"
 
@@ -178,6 +181,8 @@ def _convert(path: Path, folder: Path, architectures: tuple[str, ...]) -> Header
 def _read(path: Path) -> GGUFReader:
     try:
         return GGUFReader(path)
+    except OSError:  # no memory to map it
+        raise
     except Exception as error:  # a damaged file makes the library and numpy raise all kinds
         reason = " ".join(str(error).split())[:120]
         raise ConfigError(

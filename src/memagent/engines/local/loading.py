@@ -143,8 +143,6 @@ def _load_model(path: Path, dtype: torch.dtype | None) -> tuple[Path, PreTrained
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except MemoryError:
-        raise
     except Exception as error:  # files of any content: many types
         if _is_out_of_memory(error):
             raise
@@ -317,7 +315,7 @@ def _quietly() -> Iterator[None]:
 def _memory_errors(source: str, device: str) -> Iterator[None]:
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, OSError) as error:
         if not _is_out_of_memory(error):
             raise
         raise ConfigError(
@@ -330,7 +328,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    # torch on the CPU and the mapping of files say it only in words
+    return isinstance(error, (RuntimeError, OSError)) and "allocate memory" in str(error)
 
 
 def _one_line(error: BaseException) -> str:

@@ -32,25 +32,21 @@ def draw(logits_RV: torch.Tensor, requests: Sequence[tuple[Sampling, int, int]])
     The log-probability is that of the distribution sampled from: after temperature, top-k and top-p.
     For greedy it is that of the model's own distribution.
     """
-    rows = [
-        _draw_row(logits, *request)
-        for logits, request in zip(logits_RV.float(), requests, strict=True)
-    ]
-    return Drawn([token for token, _ in rows], [logprob for _, logprob in rows])
-
-
-def _draw_row(
-    logits_V: torch.Tensor, sampling: Sampling, seed: int, position: int
-) -> tuple[int, float]:
-    temperature = DEFAULT_TEMPERATURE if sampling.temperature is None else sampling.temperature
-    if temperature < GREEDY_BELOW:
-        token = int(logits_V.argmax())
-        return token, float(torch.log_softmax(logits_V, dim=-1)[token])
-    logprobs_V = torch.log_softmax(filtered(logits_V / temperature, sampling), dim=-1)
-    cumulative_V = logprobs_V.exp().cumsum(dim=-1)
-    threshold = uniform(seed, position) * float(cumulative_V[-1])
-    token = min(int(torch.searchsorted(cumulative_V, threshold, right=True)), len(logits_V) - 1)
-    return token, float(logprobs_V[token])
+    temperatures = [_temperature(sampling) for sampling, _, _ in requests]
+    is_greedy = torch.tensor([value < GREEDY_BELOW for value in temperatures])
+    scales = [1.0 if value < GREEDY_BELOW else value for value in temperatures]
+    logits_RV = logits_RV.float() / torch.tensor(scales, device=logits_RV.device)[:, None]
+    for row, (sampling, _, _) in enumerate(requests):
+        if not is_greedy[row]:
+            logits_RV[row] = filtered(logits_RV[row], sampling)
+    logprobs_RV = logits_RV.log_softmax(dim=-1)
+    tokens_R = logits_RV.argmax(dim=-1)
+    if not is_greedy.all():
+        uniforms = [uniform(seed, position) for _, seed, position in requests]
+        sampled_R = _inverse(logprobs_RV, torch.tensor(uniforms, device=logits_RV.device))
+        tokens_R = torch.where(is_greedy.to(tokens_R.device), tokens_R, sampled_R)
+    chosen_R = logprobs_RV.gather(1, tokens_R[:, None])[:, 0]
+    return Drawn(tokens_R.tolist(), chosen_R.tolist())
 
 
 def filtered(logits_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -60,10 +56,27 @@ def filtered(logits_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         logits_V = logits_V.masked_fill(logits_V < lowest, float("-inf"))
     if sampling.top_p is not None and sampling.top_p < 1:
         ordered_V, order_V = logits_V.sort(descending=True)
-        before_V = ordered_V.softmax(dim=-1).cumsum(dim=-1) - ordered_V.softmax(dim=-1)
-        outside = order_V[before_V >= sampling.top_p]
+        shares_V = ordered_V.softmax(dim=-1)
+        outside = order_V[shares_V.cumsum(dim=-1) - shares_V >= sampling.top_p]
         logits_V = logits_V.index_fill(0, outside, float("-inf"))
     return logits_V
+
+
+def _inverse(logprobs_RV: torch.Tensor, uniforms_R: torch.Tensor) -> torch.Tensor:
+    """The token at which the cumulative probability passes a uniform number.
+
+    Summed in double precision: over tens of thousands of tokens single precision loses the rare ones.
+    """
+    cumulative_RV = logprobs_RV.double().exp().cumsum(dim=-1)
+    thresholds_R = uniforms_R.double() * cumulative_RV[:, -1]
+    tokens_R = torch.searchsorted(cumulative_RV, thresholds_R[:, None], right=True)[:, 0]
+    # rounding may point just past the end, where the last token with any probability is meant
+    last_R = logprobs_RV.shape[1] - 1 - (logprobs_RV > float("-inf")).flip(-1).int().argmax(dim=-1)
+    return torch.minimum(tokens_R, last_R)
+
+
+def _temperature(sampling: Sampling) -> float:
+    return DEFAULT_TEMPERATURE if sampling.temperature is None else sampling.temperature
 
 
 def uniform(seed: int, position: int) -> float:

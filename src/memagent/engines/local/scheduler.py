@@ -42,6 +42,7 @@ class Request:
     finish_reason: str | None = None
     is_cancelled: bool = False
     # --- kept by the scheduler ---
+    is_running: bool = False
     leaf: Node | None = None
     """The node of the prefix tree that ends the admitted tokens; None while waiting."""
     num_admitted: int = 0
@@ -132,6 +133,7 @@ class Scheduler:
             if not self._admit(self.waiting[0]):
                 break
             request = self.waiting.popleft()
+            request.is_running = True
             self.running.append(request)
             if piece := self._prompt_piece(request, budget):
                 pieces.append(piece)
@@ -142,6 +144,8 @@ class Scheduler:
         """Note that a piece's keys and values are in the cache."""
         request = piece.request
         request.num_computed = piece.end
+        if piece.start >= request.num_admitted:
+            return  # a token of the reply, which stands in no node
         position = 0
         for node in path_to(request.leaf) if request.leaf else []:
             inside = min(max(piece.end - position, 0), len(node.tokens))
@@ -166,7 +170,7 @@ class Scheduler:
     def _replies(self) -> list[Piece]:
         pieces: list[Piece] = []
         for request in list(self.running):
-            if request not in self.running:  # preempted for one before it
+            if not request.is_running:  # preempted for one before it
                 continue
             last = request.num_tokens - 1
             if last < request.num_admitted or request.num_computed != last:
@@ -174,7 +178,7 @@ class Scheduler:
             if self._has_slot(request, last) or self._grow(request):
                 pieces.append(Piece(request, last, 1))
         # a request whose piece was taken first may have given way to a later one
-        return [piece for piece in pieces if piece.request in self.running]
+        return [piece for piece in pieces if piece.request.is_running]
 
     def _has_slot(self, request: Request, position: int) -> bool:
         return position < request.num_admitted + sum(run.length for run in request.tails)
@@ -254,6 +258,7 @@ class Scheduler:
     # --- giving back ---------------------------------------------------------------------------
 
     def _release(self, request: Request) -> None:
+        request.is_running = False
         for node in reversed(path_to(request.leaf) if request.leaf else []):
             self.tree.release(node, request)
         for run in request.tails:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import torch
 
 from memagent import Reader, open_engine
 from memagent.config import LocalConfig
-from memagent.engines.local.engine import LocalEngine
+from memagent.engines.local.engine import LocalEngine, StreamedToken
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError, EngineError, EngineRefused
-from memagent.types import Sampling
+from memagent.types import Completion, Sampling
 from tests.support.tiny_models import WINDOW, make_tiny_adapter, make_tiny_model
 
 MESSAGES = [{"role": "user", "content": "Where is the red ledger?"}]
@@ -181,7 +182,7 @@ async def _once(engine: LocalEngine) -> tuple[int, ...]:
 
 
 def _prompt(engine: LocalEngine) -> tuple[int, ...]:
-    return tuple(engine._prompt_ids(MESSAGES))
+    return tuple(engine.prompt_ids(MESSAGES))
 
 
 def test_the_reader_reads_with_a_local_model(folder: Path) -> None:
@@ -205,3 +206,88 @@ def _tiny_prompts(folder: Path) -> Path:
     file = folder / "tiny.toml"
     file.write_text('read = "{question} {section} {memory}"\nanswer = "{question} {memory}"\n')
     return file
+
+
+# --- streaming ------------------------------------------------------------------------------------
+
+
+async def streamed(
+    engine: LocalEngine, sampling: Sampling
+) -> tuple[list[StreamedToken], Completion]:
+    *tokens, last = [item async for item in engine.stream(_prompt(engine), sampling)]
+    assert isinstance(last, Completion)
+    return [token for token in tokens if isinstance(token, StreamedToken)], last
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+async def test_a_stream_gives_the_tokens_of_the_completion(
+    engine: LocalEngine, seed: int | None
+) -> None:
+    sampling = Sampling(max_tokens=40, temperature=0 if seed is None else 1, seed=seed)
+    tokens, last = await streamed(engine, sampling)
+    whole = await engine.complete(MESSAGES, sampling)
+    assert last.completion_ids == whole.completion_ids
+    assert last.text == whole.text == "".join(token.text for token in tokens)
+    assert tuple(token.token_id for token in tokens) == whole.completion_ids
+    assert tuple(token.logprob for token in tokens) == last.logprobs
+    assert last.finish_reason == whole.finish_reason
+
+
+async def test_a_stream_ends_before_its_stop_text(engine: LocalEngine) -> None:
+    whole = await engine.complete(MESSAGES, Sampling(max_tokens=30))
+    stop = whole.text[9:14]
+    tokens, last = await streamed(engine, Sampling(max_tokens=30, stop=(stop,)))
+    assert last.finish_reason == "stop"
+    assert "".join(token.text for token in tokens) == whole.text[: whole.text.index(stop)]
+
+
+async def test_a_closed_stream_frees_what_it_held(engine: LocalEngine) -> None:
+    async with aclosing(engine.stream(_prompt(engine), Sampling(max_tokens=400))) as items:
+        async for _ in items:
+            break
+    await engine.complete(MESSAGES, Sampling(max_tokens=2))
+    assert not engine._listeners
+    engine.weights_changed()  # fails if anything is in use
+    assert engine.load.num_used_slots == 0
+
+
+async def test_a_stream_fails_with_the_model(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("the model is broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._generator._model, "step", broken)
+        with pytest.raises(EngineError, match="the model is broken"):
+            await streamed(engine, Sampling(max_tokens=5))
+    assert (await streamed(engine, Sampling(max_tokens=5)))[1].completion_ids
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": WINDOW}, "more than the 512"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": 0}, "top_k"),
+        ({"stop": ("",)}, "stop"),
+    ],
+)
+async def test_wrong_values_are_refused_before_the_first_token(
+    engine: LocalEngine, values: dict[str, Any], message: str
+) -> None:
+    sampling = Sampling(**{"max_tokens": 5, **values})
+    with pytest.raises(EngineRefused, match=message):
+        engine.stream(_prompt(engine), sampling)
+    with pytest.raises(EngineRefused, match=message):
+        await engine.generate(_prompt(engine), sampling)
+
+
+@pytest.mark.parametrize("ids", [[-1, 3], [3, 10**6]])
+async def test_tokens_that_do_not_exist_are_refused(engine: LocalEngine, ids: list[int]) -> None:
+    with pytest.raises(EngineRefused, match="token ids"):
+        await engine.generate(ids, Sampling(max_tokens=5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -308,7 +309,7 @@ def test_an_adapter_of_another_model_is_refused(tiny: dict[Kind, Path], tmp_path
 
 
 def test_a_folder_that_is_no_adapter_is_refused(tiny: dict[Kind, Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no adapter_config.json"):
+    with pytest.raises(ConfigError, match=r"no adapter_config\.json"):
         load(str(tiny["llama"]), adapter=str(tmp_path))
     adapter = make_tiny_adapter(tiny["llama"], tmp_path / "lora")
     (adapter / "adapter_model.safetensors").write_bytes(b"not weights")
@@ -374,6 +375,41 @@ def test_broken_folders_are_one_line_errors(tiny: dict[Kind, Path], tmp_path: Pa
 def test_an_unknown_device_is_named(device: str, tiny: dict[Kind, Path]) -> None:
     with pytest.raises(ConfigError, match=f"device '{device}' cannot be used here"):
         load(str(tiny["llama"]), device=device)
+
+
+LOAD_WITH_LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+from memagent.engines.local.loading import load
+from memagent.errors import ConfigError
+small, large = sys.argv[1:]
+load(small)  # so that only the large model needs more
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 50_000_000,) * 2)
+try:
+    load(large)
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits its own memory as Linux does")
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_a_model_that_does_not_fit_the_memory_says_so(
+    form: str, tiny: dict[Kind, Path], tmp_path: Path
+) -> None:
+    large = make_tiny_model(tmp_path / "large", "llama", intermediate_size=100_000)
+    if form == "gguf":
+        large = write_gguf(large, tmp_path / "large.gguf")
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_WITH_LITTLE_MEMORY, str(tiny["llama"]), str(large)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == (
+        f"{large} does not fit the memory of cpu; take a smaller model or another device"
+    )
 
 
 @pytest.mark.parametrize("library", ["torch", "transformers", "gguf", "peft"])

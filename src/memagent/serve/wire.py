@@ -1,0 +1,264 @@
+"""Requests as they come over the wire, checked.
+
+Fields that nobody here knows are ignored, because clients send many. Fields that are known are
+checked, and a known wish that cannot be fulfilled is refused instead of forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from memagent.serve.errors import ApiError, from_validation
+from memagent.types import Message, Sampling
+
+MAX_CHOICES = 16
+MAX_STOPS = 16
+MAX_PROMPTS = 256
+DEFAULT_COMPLETION_TOKENS = 16
+"""What `/v1/completions` generates when it is not told, as OpenAI has it."""
+
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "tools": (None, []),
+    "functions": (None, []),
+    "response_format": (None, {"type": "text"}),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "min_p": (None, 0),
+    "repetition_penalty": (None, 1),
+    "prompt_logprobs": (None, 0),
+}
+"""Fields of OpenAI and vLLM that would change the reply, and the values that ask for nothing."""
+
+W = TypeVar("W", bound="GenerationRequest")
+
+
+def parse(kind: type[W], body: bytes) -> W:
+    """The request in a body. Raises ApiError 400 that names the field."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise from_validation(error) from None
+
+
+class Wire(BaseModel):
+    """Base of what comes in: unknown fields are ignored, types are not guessed."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="ignore",
+        strict=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class StreamOptions(Wire):
+    """What a stream holds beside the text."""
+
+    include_usage: bool | None = None
+    """A last chunk with the usage and no choice."""
+
+
+def _texts(value: Any) -> Any:
+    """One text as a list of one."""
+    texts = [value] if isinstance(value, str) else value
+    if texts is None:
+        return ()
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("must be a text or a list of texts")
+    if len(texts) > MAX_STOPS:
+        raise ValueError(f"at most {MAX_STOPS} stop texts")
+    if "" in texts:
+        raise ValueError("a stop text must not be empty")
+    return tuple(texts)
+
+
+class GenerationRequest(Wire):
+    """What both endpoints take."""
+
+    model: str | None = None
+    """Must be the served model, if given."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0)
+    """Greedy when not given."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    """0 and -1 mean all, as for vLLM."""
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    """Choice number i is sampled with `seed + i`."""
+    stop: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    """As vLLM: the token ids of prompt and completion are part of the response."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            raise ValueError("the body must be a JSON object")
+        for name, harmless in UNSUPPORTED.items():
+            if values.get(name) not in harmless:
+                raise ApiError(
+                    400,
+                    f"{name} is not supported by this server; leave it out",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+        return values
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options goes with stream=true only")
+        return self
+
+    @property
+    def num_choices(self) -> int:
+        """Replies per prompt."""
+        return self.n or 1
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens of a reply, at most; None: as many as the window has room for."""
+        return self.max_tokens
+
+    @property
+    def wants_logprobs(self) -> bool:
+        raise NotImplementedError
+
+    def sampling(self, *, max_tokens: int, choice: int) -> Sampling:
+        """How choice number `choice` is sampled."""
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k if self.top_k is not None and self.top_k > 0 else None,
+            seed=None if self.seed is None else self.seed + choice,
+            stop=self.stop,
+        )
+
+
+def _joined(value: Any) -> Any:
+    """The content of a message: a text, or parts that are all texts."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list):
+        raise ValueError("must be a text or a list of text parts")
+    for part in value:
+        is_text = isinstance(part, dict) and part.get("type") == "text"
+        if not is_text or not isinstance(part.get("text"), str):
+            raise ValueError(
+                'parts must be {"type": "text", "text": ...}; this model reads text only'
+            )
+    return "".join(part["text"] for part in value)
+
+
+class ChatMessage(Wire):
+    """One message of a conversation."""
+
+    role: str
+    content: Annotated[str, BeforeValidator(_joined)] = ""
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0)
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _no_alternatives(cls, value: int | None) -> int | None:
+        if value:
+            raise ValueError("only the sampled token's logprob is given; ask for 0")
+        return value
+
+    @property
+    def token_limit(self) -> int | None:
+        given = [n for n in (self.max_tokens, self.max_completion_tokens) if n is not None]
+        return min(given, default=None)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.logprobs)
+
+    @property
+    def conversation(self) -> list[Message]:
+        """The messages as the engine takes them; the newer role `developer` means `system`."""
+        return [
+            Message(
+                role="system" if message.role == "developer" else message.role,
+                content=message.content,
+            )
+            for message in self.messages
+        ]
+
+
+Prompt = str | tuple[int, ...]
+"""A text, or its tokens."""
+
+
+def _prompts(value: Any) -> Any:
+    """All that OpenAI takes as prompt, as a list of prompts."""
+    if isinstance(value, str) or (isinstance(value, list) and value and _are_ids(value)):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a text, a list of texts, or token ids")
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"at most {MAX_PROMPTS} prompts in one request")
+    for prompt in value:
+        if not isinstance(prompt, str) and not (isinstance(prompt, list) and _are_ids(prompt)):
+            raise ValueError("must be a text, a list of texts, or token ids")
+        if not prompt:
+            raise ValueError("a prompt must not be empty")
+    return tuple(prompt if isinstance(prompt, str) else tuple(prompt) for prompt in value)
+
+
+def _are_ids(value: list[Any]) -> bool:
+    return all(type(part) is int for part in value)
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: Annotated[tuple[Prompt, ...], BeforeValidator(_prompts)]
+    logprobs: int | None = Field(default=None, ge=0)
+
+    @field_validator("logprobs")
+    @classmethod
+    def _no_alternatives(cls, value: int | None) -> int | None:
+        if value:
+            raise ValueError("only the sampled token's logprob is given; ask for 0")
+        return value
+
+    @property
+    def token_limit(self) -> int | None:
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None

@@ -1,0 +1,495 @@
+"""The server, asked by OpenAI's own client, by the reader, and by people who ask for nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+
+from benchmarks.serve_stress import StressPlan, stress
+from memagent import Reader, blocking, open_engine
+from memagent.engines.openai import EndpointEngine
+from memagent.types import Sampling
+from tests.support.tiny_models import WINDOW, make_tiny_model
+from tests.support.tiny_server import TinyServer, num_lost_slots, serving_tiny, wait_until_idle
+
+MESSAGES: Any = [{"role": "user", "content": "Where is the red ledger?"}]
+MEMAGENT = Path(sys.executable).parent / "memagent"
+TEXT = "The miller sold a red ledger. Anna Bergström found an old map of the north gate. "
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "llama", "llama")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[TinyServer]:
+    with serving_tiny(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: TinyServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def direct(server: TinyServer, max_tokens: int, **sampling: Any) -> Any:
+    """What the engine says without the server."""
+    return blocking.run(
+        server.engine.complete(MESSAGES, Sampling(max_tokens=max_tokens, **sampling))
+    )
+
+
+def send(
+    server: TinyServer,
+    body: Any,
+    *,
+    path: str = "/v1/chat/completions",
+    method: str = "POST",
+    headers: dict[str, str] | None = None,
+) -> tuple[int, Any, dict[str, str]]:
+    """Status, JSON and headers of a plain request."""
+    address = urlsplit(server.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request(method, path, data, {"Content-Type": "application/json", **(headers or {})})
+    response = connection.getresponse()
+    content = json.loads(response.read())
+    connection.close()
+    return response.status, content, {name.lower(): value for name, value in response.getheaders()}
+
+
+# --- OpenAI's client ------------------------------------------------------------------------------
+
+
+def test_a_chat_is_answered_as_the_engine_does(server: TinyServer, client: openai.OpenAI) -> None:
+    expected = direct(server, 12)
+    reply = client.chat.completions.create(
+        model=server.engine.model,
+        messages=MESSAGES,
+        max_tokens=12,
+        logprobs=True,
+        top_logprobs=0,
+        extra_body={"return_token_ids": True},
+    )
+    choice = reply.choices[0]
+    assert choice.message.content == expected.text
+    assert choice.finish_reason == "length"
+    assert choice.token_ids == list(expected.completion_ids)  # type: ignore[attr-defined]
+    assert reply.prompt_token_ids == list(expected.prompt_ids)  # type: ignore[attr-defined]
+    assert choice.logprobs is not None
+    logprobs = [entry.logprob for entry in choice.logprobs.content or ()]
+    assert logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens == len(expected.prompt_ids)
+    assert reply.usage.completion_tokens == 12
+    assert reply.usage.prompt_tokens_details is not None
+    assert reply.usage.prompt_tokens_details.cached_tokens == len(expected.prompt_ids) - 1
+
+
+def test_a_stream_joins_to_the_whole_reply(server: TinyServer, client: openai.OpenAI) -> None:
+    expected = direct(server, 30)
+    chunks = list(
+        client.chat.completions.create(
+            model=server.engine.model,
+            messages=MESSAGES,
+            max_tokens=30,
+            stream=True,
+            logprobs=True,
+            stream_options={"include_usage": True},
+            extra_body={"return_token_ids": True},
+        )
+    )
+    *parts, last = chunks
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in parts)
+    ids = [i for c in parts for i in getattr(c.choices[0], "token_ids", None) or ()]
+    entries = [
+        e for c in parts if c.choices[0].logprobs for e in c.choices[0].logprobs.content or ()
+    ]
+    assert text == expected.text
+    assert ids == list(expected.completion_ids)
+    assert [e.logprob for e in entries] == pytest.approx(expected.logprobs, abs=1e-4)
+    assert parts[0].prompt_token_ids == list(expected.prompt_ids)  # type: ignore[attr-defined]
+    assert parts[-1].choices[0].finish_reason == "length"
+    assert len(parts) > 5
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 30
+
+
+def test_stop_and_seed_are_heard(server: TinyServer, client: openai.OpenAI) -> None:
+    whole = direct(server, 20).text
+    stop = whole[6:9]
+
+    def ask(**options: Any) -> Any:
+        reply = client.chat.completions.create(
+            model=server.engine.model, messages=MESSAGES, max_tokens=20, **options
+        )
+        return reply.choices[0]
+
+    cut = ask(stop=[stop, "never said"])
+    assert (cut.message.content, cut.finish_reason) == (whole[: whole.index(stop)], "stop")
+    sampled = [ask(seed=seed, temperature=1.0, top_p=0.9).message.content for seed in (1, 1, 2)]
+    assert sampled[0] == sampled[1] != sampled[2]
+    assert sampled[0] == direct(server, 20, seed=1, temperature=1.0, top_p=0.9).text
+
+
+def test_choices_are_sampled_with_seeds_of_their_own(
+    server: TinyServer, client: openai.OpenAI
+) -> None:
+    options: Any = {"model": server.engine.model, "messages": MESSAGES, "max_tokens": 8}
+    options |= {"n": 3, "seed": 5, "temperature": 1.0}
+    reply = client.chat.completions.create(**options)
+    texts = [choice.message.content for choice in reply.choices]
+    assert texts == [direct(server, 8, seed=5 + i, temperature=1.0).text for i in range(3)]
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 24
+    assert reply.usage.prompt_tokens == len(server.engine.prompt_ids(MESSAGES))
+    streamed = ["", "", ""]
+    for chunk in client.chat.completions.create(**options, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == texts
+
+
+def test_plain_completions_take_texts_and_tokens(server: TinyServer, client: openai.OpenAI) -> None:
+    ids = server.engine.text_ids(TEXT)
+    model = server.engine.model
+    one = client.completions.create(model=model, prompt=TEXT, max_tokens=6, logprobs=0)
+    two = client.completions.create(model=model, prompt=[TEXT, TEXT], max_tokens=6)
+    three = client.completions.create(model=model, prompt=ids, max_tokens=6)
+    streamed = client.completions.create(model=model, prompt=TEXT, max_tokens=6, stream=True)
+    text = one.choices[0].text
+    assert [choice.text for choice in two.choices] == [text, text]
+    assert three.choices[0].text == text
+    assert "".join(chunk.choices[0].text for chunk in streamed) == text
+    assert one.choices[0].logprobs is not None
+    assert len(one.choices[0].logprobs.token_logprobs or ()) == 6
+    assert one.usage is not None
+    assert one.usage.prompt_tokens == len(ids)
+
+
+async def test_the_async_client_asks_many_things_at_once(server: TinyServer) -> None:
+    async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
+
+        async def ask(number: int) -> tuple[str, str]:
+            messages: Any = [{"role": "user", "content": f"Question {number}?"}]
+            options: Any = {"model": server.engine.model, "messages": messages, "max_tokens": 10}
+            stream = await client.chat.completions.create(**options, stream=True)
+            text = "".join([c.choices[0].delta.content or "" async for c in stream])
+            whole = await client.chat.completions.create(**options)
+            return text, whole.choices[0].message.content or ""
+
+        pairs = await asyncio.gather(*(ask(number) for number in range(10)))
+    assert all(text == whole for text, whole in pairs)
+    assert len({text for text, _ in pairs}) > 1
+
+
+def test_the_model_is_listed_with_its_window(server: TinyServer, client: openai.OpenAI) -> None:
+    (card,) = client.models.list().data
+    assert card.id == server.engine.model
+    assert card.max_model_len == WINDOW  # type: ignore[attr-defined]
+    assert card.root == server.engine.tokenizer  # type: ignore[attr-defined]
+    assert client.models.retrieve(card.id).id == card.id
+
+
+# --- the reader -----------------------------------------------------------------------------------
+
+
+def test_the_reader_gets_the_same_answer_with_and_without_the_server(
+    server: TinyServer, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "tiny.toml"
+    prompts.write_text('read = "{question} {section} {memory}"\nanswer = "{question} {memory}"\n')
+
+    def ask(engine: Any) -> Any:
+        budget = {"window": WINDOW, "chunk_tokens": 60, "memory_tokens": 20, "answer_tokens": 20}
+        return Reader(engine, prompts=str(prompts), **budget).ask("Where?", TEXT * 12)
+
+    with open_engine("openai:", base_url=server.base_url, api_key="none") as engine:
+        assert isinstance(engine, EndpointEngine)
+        blocking.run(engine.inspect())
+        assert engine.served_window == WINDOW
+        through_the_server = ask(engine)
+    directly = ask(server.engine)
+    assert through_the_server.num_chunks > 2
+    assert through_the_server.answer == directly.answer
+    assert [s.memory for s in through_the_server.steps] == [s.memory for s in directly.steps]
+    assert through_the_server.usage.prompt_tokens == directly.usage.prompt_tokens
+
+
+# --- errors, one by one ---------------------------------------------------------------------------
+
+HELLO: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "code"),
+    [
+        (b"{nonsense", 400, None, "invalid_json"),
+        ([1], 400, None, "invalid_value"),
+        ({}, 400, "messages", "missing_required_parameter"),
+        ({**HELLO, "temperature": -1}, 400, "temperature", "invalid_value"),
+        ({**HELLO, "top_p": 2}, 400, "top_p", "invalid_value"),
+        ({**HELLO, "stop": [1]}, 400, "stop", "invalid_value"),
+        ({**HELLO, "max_tokens": 0}, 400, "max_tokens", "invalid_value"),
+        ({**HELLO, "top_logprobs": 5}, 400, "top_logprobs", "invalid_value"),
+        ({**HELLO, "tools": [{}]}, 400, "tools", "unsupported_parameter"),
+        ({**HELLO, "max_tokens": WINDOW}, 400, "messages", "context_length_exceeded"),
+        (
+            {"messages": [{"role": "user", "content": "word " * 2000}]},
+            400,
+            "messages",
+            "context_length_exceeded",
+        ),
+        (
+            {**HELLO, "max_tokens": WINDOW, "stream": True},
+            400,
+            "messages",
+            "context_length_exceeded",
+        ),
+        ({**HELLO, "model": "gpt-nosuch"}, 404, "model", "model_not_found"),
+        (b'"' + b"x" * 16_000_001, 413, None, "request_too_large"),
+    ],
+)
+def test_a_wrong_request_is_refused_and_the_server_goes_on(
+    server: TinyServer, body: Any, status: int, param: str | None, code: str
+) -> None:
+    got, content, _ = send(server, body)
+    assert got == status
+    assert content["error"]["type"] == "invalid_request_error"
+    assert (content["error"]["param"], content["error"]["code"]) == (param, code)
+    assert content["error"]["message"]
+    assert send(server, HELLO)[0] == 200
+
+
+def test_token_ids_that_do_not_exist_are_refused(server: TinyServer) -> None:
+    for stream in (False, True):
+        body = {"prompt": [5, 10**6], "stream": stream}
+        status, content, _ = send(server, body, path="/v1/completions")
+        assert (status, content["error"]["code"]) == (400, "invalid_value")
+
+
+def test_other_addresses_methods_and_types_are_refused_in_the_same_shape(
+    server: TinyServer,
+) -> None:
+    assert send(server, HELLO, path="/v1/nosuch")[:1] == (404,)
+    status, content, _ = send(server, b"", method="GET")
+    assert (status, content["error"]["type"]) == (405, "invalid_request_error")
+    status, content, _ = send(server, HELLO, headers={"Content-Type": "text/plain"})
+    assert (status, content["error"]["code"]) == (400, "invalid_content_type")
+
+
+def test_a_wrong_key_is_refused(folder: Path) -> None:
+    with serving_tiny(folder, api_key="secret") as server:
+        for key in ("", "Bearer", "Bearer wrong", "Basic secret", "Bearer sécret"):
+            headers = {"Authorization": key}
+            status, content, _ = send(server, HELLO, headers=headers)
+            assert (status, content["error"]["code"]) == (401, "invalid_api_key")
+        assert send(server, HELLO, headers={"Authorization": "Bearer secret"})[0] == 200
+        assert urllib.request.urlopen(f"{server.url}/health").status == 200
+        with (
+            openai.OpenAI(base_url=server.base_url, api_key="wrong") as client,
+            pytest.raises(openai.AuthenticationError, match="key is missing or wrong"),
+        ):
+            client.models.list()
+
+
+def test_one_request_too_many_is_told_to_come_back(folder: Path) -> None:
+    with serving_tiny(folder, max_concurrency=1) as server:
+        with openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client:
+            stream = client.chat.completions.create(
+                model=server.engine.model, messages=MESSAGES, max_tokens=400, stream=True
+            )
+            next(iter(stream))
+            status, content, headers = send(server, HELLO)
+            assert (status, headers["retry-after"]) == (429, "1")
+            assert content["error"]["type"] == "rate_limit_error"
+            stream.close()
+        wait_until_idle(server.engine)
+        assert _eventually(lambda: send(server, HELLO)[0] == 200)
+
+
+def test_a_failing_model_is_told_and_the_server_goes_on(
+    server: TinyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("the model is broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server.engine._generator._model, "step", broken)
+        status, content, _ = send(server, HELLO)
+        assert (status, content["error"]["code"]) == (503, "engine_error")
+        with openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client:
+            stream = client.chat.completions.create(
+                model=server.engine.model, messages=MESSAGES, stream=True
+            )
+            with pytest.raises(openai.APIError, match="the model is broken"):
+                list(stream)
+    assert send(server, HELLO)[0] == 200
+
+
+def test_a_bug_is_answered_without_its_traceback(
+    server: TinyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def buggy(messages: Any) -> Any:
+        raise KeyError("private detail")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server.engine, "prompt_ids", buggy)
+        status, content, _ = send(server, HELLO)
+    assert (status, content["error"]["code"]) == (500, "internal_error")
+    assert "private" not in json.dumps(content)
+    assert send(server, HELLO)[0] == 200
+
+
+# --- clients that leave, and many at once ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_leaves_frees_what_it_held(server: TinyServer, is_stream: bool) -> None:
+    address = urlsplit(server.url)
+    body = json.dumps({**HELLO, "max_tokens": 480, "n": 4, "stream": is_stream, "temperature": 1})
+    connection = http.client.HTTPConnection(address.hostname or "", address.port)
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    assert _eventually(lambda: server.engine.load.num_running == 4)
+    connection.close()
+    started = time.monotonic()
+    wait_until_idle(server.engine)
+    assert time.monotonic() - started < 15
+    assert num_lost_slots(server.engine) == 0
+
+
+@pytest.mark.slow
+def test_many_requests_of_all_sizes_some_given_up(folder: Path) -> None:
+    with serving_tiny(folder, cache_gb=0.002) as server:
+        report = asyncio.run(stress(server, StressPlan(num_requests=300, num_clients=24)))
+        assert report.num_finished + report.num_cancelled == 300
+        assert report.num_cancelled > 20
+        assert report.num_wrong == 0
+        wait_until_idle(server.engine)
+        assert num_lost_slots(server.engine) == 0
+
+
+def test_metrics_tell_what_happened(server: TinyServer) -> None:
+    send(server, HELLO)
+    page = urllib.request.urlopen(f"{server.url}/metrics").read().decode()
+    assert 'memagent_requests_total{path="/v1/chat/completions",status="200"}' in page
+    assert "memagent_requests_running 0\n" in page
+    assert "memagent_prefix_cache_hit_tokens_total" in page
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+class Process:
+    """`memagent serve` as a process; ended by its id."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [MEMAGENT, "serve", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        )
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+    def address(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> tuple[int, str]:
+        errors = self.process.communicate(timeout=60)[1]
+        return self.process.returncode, errors
+
+
+def test_a_signal_lets_running_requests_finish_and_refuses_new_ones(folder: Path) -> None:
+    arguments = ("--engine", f"local:{folder}", "--port", "0", "--cache-gb", "0.01")
+    with Process(*arguments, MEMAGENT_API_KEY="secret") as served:
+        base_url = served.address()
+        assert base_url.startswith("http://127.0.0.1:")
+        with openai.OpenAI(base_url=base_url, api_key="secret", max_retries=0) as client:
+            stream = client.chat.completions.create(
+                model=str(folder), messages=MESSAGES, max_tokens=470, stream=True
+            )
+            first = next(iter(stream))
+            served.process.send_signal(signal.SIGTERM)
+            assert _eventually(lambda: _is_refused(base_url))
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                urllib.request.urlopen(base_url.replace("/v1", "/health"))
+            chunks = [first, *stream]
+        assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+        code, errors = served.end()
+    assert code == 0
+    assert "memagent ask FILE -q QUESTION --base-url" in errors
+    assert "secret" not in errors
+    assert "Traceback" not in errors
+
+
+def _is_refused(base_url: str) -> bool:
+    with openai.OpenAI(base_url=base_url, api_key="secret", max_retries=0) as client:
+        try:
+            client.completions.create(model="", prompt="a", max_tokens=1)
+        except openai.APIStatusError as error:  # 404 before the signal has arrived
+            return (error.status_code, error.code) == (503, "shutting_down")
+    return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--engine", "openai:gpt"), "give --engine local:MODEL"),
+        (("--engine", "local:nosuch-model"), "nosuch-model"),
+        (("--engine", "local:x", "--port", "99999"), "port"),
+        ((), "--engine"),
+    ],
+)
+def test_wrong_options_are_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    with Process(*arguments) as served:
+        code, errors = served.end()
+    assert code == 2
+    assert message in errors
+    assert len(errors.strip().splitlines()) == 1
+
+
+def test_a_port_that_is_taken_is_named(server: TinyServer, folder: Path) -> None:
+    port = str(urlsplit(server.url).port)
+    with Process("--engine", f"local:{folder}", "--port", port) as served:
+        code, errors = served.end()
+    assert code == 2
+    assert f"port {port}" in errors
+
+
+def _eventually(is_true: Any, *, seconds: float = 20.0) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if is_true():
+            return True
+        threading.Event().wait(0.02)
+    return False

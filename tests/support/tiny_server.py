@@ -1,0 +1,53 @@
+"""A server over a tiny random model, in a thread of this process.
+
+with serving_tiny(folder) as server:
+    openai.OpenAI(base_url=server.base_url, api_key="none")
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memagent.config import LocalConfig
+from memagent.engines.local.engine import LocalEngine
+from memagent.engines.local.loading import load
+from memagent.serve.run import serving
+from memagent.serve.settings import ServeConfig
+
+
+class TinyServer(NamedTuple):
+    engine: LocalEngine
+    url: str
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.url}/v1"
+
+
+@contextmanager
+def serving_tiny(folder: Path, *, cache_gb: float = 0.01, **settings: Any) -> Iterator[TinyServer]:
+    """Serve the model in `folder` while the block runs."""
+    config = ServeConfig.parse({"port": 0, "drain_seconds": 5.0, **settings})
+    with (
+        LocalEngine(load(str(folder)), LocalConfig(cache_gb=cache_gb)) as engine,
+        serving(engine, config) as url,
+    ):
+        yield TinyServer(engine, url)
+
+
+def wait_until_idle(engine: LocalEngine, *, seconds: float = 20.0) -> None:
+    """Wait until nothing runs or waits; fail when that takes too long."""
+    until = time.monotonic() + seconds
+    while engine.load.num_running or engine.load.num_waiting:
+        assert time.monotonic() < until, f"still busy: {engine.load}"
+        time.sleep(0.01)
+
+
+def num_lost_slots(engine: LocalEngine) -> int:
+    """Slots of an idle engine that nobody gave back; prompts that are kept for later do not count."""
+    engine.weights_changed()  # drops what is kept, and fails while anything is in use
+    return engine.load.num_used_slots
