@@ -146,7 +146,7 @@ SIZES = {
     "window of no size": (["good.txt", *ASKED, "--window", "0"], "window: "),
     "endpoint serves less": (
         ["good.txt", *ASKED, "--base-url", "NARROW"],
-        "test-model is served with a window of 2048 tokens, less than window 4096; give --window 2048",
+        "test-model has a window of 2048 tokens, less than window 4096; give --window 2048",
     ),
     "endpoint says too long": (
         ["good.txt", *ASKED, "--base-url", "STERN"],

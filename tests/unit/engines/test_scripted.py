@@ -60,7 +60,7 @@ def test_a_spec_is_kind_and_model(spec: str, expected: tuple[str, str]) -> None:
 
 
 def test_an_unknown_kind_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="unknown engine 'vlllm'; known: openai, scripted"):
+    with pytest.raises(ConfigError, match="unknown engine 'vlllm'; known: local, openai, scripted"):
         split_spec("vlllm:model")
 
 
