@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -182,20 +182,23 @@ class ChatMessage(Wire):
     content: Annotated[str, BeforeValidator(_joined)] = ""
 
 
+def _none_wanted(value: int | None) -> int | None:
+    if value:
+        raise ValueError("only the sampled token's logprob is given; ask for 0")
+    return value
+
+
+NumAlternatives = Annotated[int | None, Field(ge=0), AfterValidator(_none_wanted)]
+"""How many likely tokens to list beside the sampled one."""
+
+
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0)
-
-    @field_validator("top_logprobs")
-    @classmethod
-    def _no_alternatives(cls, value: int | None) -> int | None:
-        if value:
-            raise ValueError("only the sampled token's logprob is given; ask for 0")
-        return value
+    top_logprobs: NumAlternatives = None
 
     @property
     def token_limit(self) -> int | None:
@@ -246,14 +249,7 @@ class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
     prompt: Annotated[tuple[Prompt, ...], BeforeValidator(_prompts)]
-    logprobs: int | None = Field(default=None, ge=0)
-
-    @field_validator("logprobs")
-    @classmethod
-    def _no_alternatives(cls, value: int | None) -> int | None:
-        if value:
-            raise ValueError("only the sampled token's logprob is given; ask for 0")
-        return value
+    logprobs: NumAlternatives = None
 
     @property
     def token_limit(self) -> int | None:

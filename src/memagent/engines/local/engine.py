@@ -230,7 +230,7 @@ class LocalEngine(BaseEngine):
             prompt_ids=tuple(request.prompt_ids),
             completion_ids=tuple(request.completion_ids),
             logprobs=tuple(request.logprobs),
-            policy_version=self.policy_version,
+            policy_version=request.policy_version,
         )
 
     # --- texts ---------------------------------------------------------------------------------

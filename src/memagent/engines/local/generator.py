@@ -112,5 +112,6 @@ class Generator:
             request.finish_reason = "length"
         else:
             return False
+        request.policy_version = self.policy_version
         self.scheduler.finish(request)
         return True

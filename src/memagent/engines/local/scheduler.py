@@ -40,6 +40,8 @@ class Request:
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
+    policy_version: int = 0
+    """Which weights the reply was sampled from."""
     is_cancelled: bool = False
     # --- kept by the scheduler ---
     is_running: bool = False

@@ -42,6 +42,11 @@ def reference(engine: LocalEngine, ids: tuple[int, ...], max_tokens: int) -> lis
     return list(out[0, len(ids) :].tolist())
 
 
+def broken(*args: Any) -> Any:
+    """A model's step that fails."""
+    raise RuntimeError("the model is broken")
+
+
 async def test_a_conversation_is_answered_in_the_models_own_template(engine: LocalEngine) -> None:
     completion = await engine.complete(MESSAGES, Sampling(max_tokens=12))
     prompt = "<|im_start|>user\nWhere is the red ledger?<|im_end|>\n<|im_start|>assistant\n"
@@ -142,9 +147,6 @@ async def test_weights_do_not_change_under_a_running_request(engine: LocalEngine
 async def test_a_failing_model_fails_its_requests_and_the_engine_goes_on(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*args: Any) -> Any:
-        raise RuntimeError("the model is broken")
-
     with monkeypatch.context() as patched:
         patched.setattr(engine._generator._model, "step", broken)
         with pytest.raises(EngineError, match="the model is broken"):
@@ -254,9 +256,6 @@ async def test_a_closed_stream_frees_what_it_held(engine: LocalEngine) -> None:
 async def test_a_stream_fails_with_the_model(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*args: Any) -> Any:
-        raise RuntimeError("the model is broken")
-
     with monkeypatch.context() as patched:
         patched.setattr(engine._generator._model, "step", broken)
         with pytest.raises(EngineError, match="the model is broken"):
