@@ -7,7 +7,8 @@ Anything else that escapes is a bug in memagent and keeps its traceback.
     │   ├── ConfigError      a setting is wrong or settings contradict each other
     │   ├── BudgetError      the parts of a prompt do not fit the window
     │   ├── DocumentError    a text cannot be read
-    │   └── RunError         a run directory cannot be used
+    │   ├── RunError         a run directory cannot be used
+    │   └── DataError        a dataset or a source of one is not as it should be
     ├── EngineError          the endpoint failed after retries: exit code 3
     └── LimitReached         a limit on calls or cost stopped the run: exit code 4
 """
@@ -41,6 +42,10 @@ class DocumentError(UserError):
 
 class RunError(UserError):
     """A run directory cannot be created, continued or read."""
+
+
+class DataError(UserError):
+    """A dataset or a source of one cannot be read, or does not hold what was asked of it."""
 
 
 class EngineRefused(UserError):

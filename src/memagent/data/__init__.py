@@ -1,0 +1,1 @@
+"""Data: examples with known answers and known places of their evidence, made from sources."""

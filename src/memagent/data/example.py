@@ -1,0 +1,146 @@
+"""Example: a question, the text that answers it, and where in the text the answer stands.
+
+    Example ── documents ── text()  ──▶ the one text that is read
+       │           ▲
+       ├─ evidence ┘  (document number, character offsets)
+       ├─ answers     (any of them, or all of them)
+       └─ origin      (task, settings, index: enough to make the documents again)
+
+Texts of millions of tokens are not kept in files: such an example has an `origin` instead of
+documents, and `memagent.data.tasks.rebuild` makes them again, byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from memagent.errors import DataError
+
+Match = Literal["any", "all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """One document of an example.
+
+    Example: Passage(title="Arthur's Magazine", text="Arthur's Magazine (1844-1846) was ...")
+    """
+
+    text: str
+    title: str = ""
+    """Heads the text where several documents are joined; empty for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """A span of a document that the answer rests on.
+
+    Example: Evidence(document=3, start=0, end=41, text="One of the magic numbers for fox is 512.")
+    """
+
+    document: int
+    """Index of the passage."""
+    start: int
+    """Character offset into the passage's text; `passage.text[start:end] == text`."""
+    end: int
+    text: str
+    note: str = ""
+    """What a reader should remember of it, where that is not the text itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """How an example was made; the same origin makes the same example.
+
+    Example: Origin(task="ruler/niah_single_1", settings={"tokens": 8192, "seed": 7, ...}, index=12)
+    """
+
+    task: str
+    settings: dict[str, Any]
+    """All settings of the task, as `open_task` takes them."""
+    index: int
+    sources: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of each source file that was read, by the source's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A question over a text, with its accepted answers."""
+
+    id: str
+    """Unique within a dataset, and the same whenever it is made again."""
+    task: str
+    question: str
+    answers: tuple[str, ...]
+    match: Match = "any"
+    """Whether one of the answers is enough, or all are asked for."""
+    grader: str = "lenient"
+    """Name of the grader in `memagent.rewards` that evaluation uses unless told otherwise."""
+    documents: tuple[Passage, ...] | None
+    """The text, in reading order; None when it must be made again from `origin`."""
+    evidence: tuple[Evidence, ...] = ()
+    origin: Origin | None = None
+    target_tokens: int | None = None
+    """How long the text was asked to be, in tokens; None when it was not."""
+    num_tokens: int | None = None
+    """How long it is, by the tokenizer it was made with."""
+    seed: int = 0
+    text_sha256: str = ""
+    """Fingerprint of `text()`, checked when the text is made again; empty when not known."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The text that is read."""
+        return join(self.passages)
+
+    @property
+    def passages(self) -> tuple[Passage, ...]:
+        """The documents; an error if they have to be made again first."""
+        if self.documents is None:
+            raise DataError(f"the text of {self.id} is not in the file; rebuild it from its origin")
+        return self.documents
+
+    def evidence_offsets(self) -> list[tuple[int, int]]:
+        """Where the evidence stands in `text()`, in the order of `evidence`."""
+        starts = body_starts(self.passages)
+        return [
+            (starts[item.document] + item.start, starts[item.document] + item.end)
+            for item in self.evidence
+        ]
+
+
+def join(passages: tuple[Passage, ...]) -> str:
+    """The passages as one text: a single one without title as it is, several numbered and headed."""
+    if _is_bare(passages):
+        return passages[0].text
+    return "\n\n".join(
+        heading(number, passage) + passage.text for number, passage in enumerate(passages, start=1)
+    )
+
+
+def heading(number: int, passage: Passage) -> str:
+    """What stands above a passage, counted from 1."""
+    return f"Document {number}:\n{passage.title}\n" if passage.title else f"Document {number}:\n"
+
+
+def body_starts(passages: tuple[Passage, ...]) -> list[int]:
+    """Where each passage's own text begins in the joined text."""
+    if _is_bare(passages):
+        return [0]
+    starts, position = [], 0
+    for number, passage in enumerate(passages, start=1):
+        position += len(heading(number, passage))
+        starts.append(position)
+        position += len(passage.text) + 2
+    return starts
+
+
+def fingerprint(text: str) -> str:
+    """SHA-256 of a text."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _is_bare(passages: tuple[Passage, ...]) -> bool:
+    return len(passages) == 1 and not passages[0].title

@@ -1,0 +1,1 @@
+"""Graders: one verdict on an answer, for training, evaluation and the command line."""
