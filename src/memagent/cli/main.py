@@ -5,15 +5,16 @@ from __future__ import annotations
 import io
 import os
 import sys
-from importlib import import_module
 
 import click
 
 from memagent._version import __version__
+from memagent.cli.lazy import LazyGroup
 from memagent.errors import MemagentError
 
 COMMANDS: dict[str, str] = {
     "ask": "Ask questions of texts of any length.",
+    "data": "Make, look at and convert datasets with known answers and evidence.",
     "models": "List, fetch and delete models for the local engine.",
     "serve": "Serve a local model over HTTP, as OpenAI does it.",
 }
@@ -22,24 +23,12 @@ COMMANDS: dict[str, str] = {
 INTERRUPTED = 130
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"memagent.cli.{cmd_name}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    lazy=COMMANDS,
+    prefix="memagent.cli.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="memagent")
 def app() -> None:
     """Read text of any length with a language model whose window is small and fixed."""
