@@ -1,0 +1,205 @@
+"""Fetch a file over HTTP: goes on where it stopped, tries again, and is there whole or not at all.
+
+file.json.part    what has arrived; a later call asks the server only for the rest
+file.json         all of it, checked; made by renaming
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.client
+import os
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from memagent._version import __version__
+from memagent.errors import DataError
+
+BLOCK_BYTES = 1 << 16
+TIMEOUT_SECONDS = 30.0
+MAX_FRUITLESS = 5
+"""Attempts in a row that bring nothing before we give up."""
+FIRST_DELAY_SECONDS = 0.5
+SPARE_BYTES = 50_000_000
+"""Room to leave on the disk."""
+WORTH_RETRYING = (408, 425, 429, 500, 502, 503, 504)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """How much of a file is here."""
+
+    num_bytes: int
+    total_bytes: int | None
+    """Size of the whole; None while the server has not said it."""
+
+
+Watcher = Callable[[Fetched], None]
+
+
+def download(
+    url: str,
+    target: Path,
+    *,
+    num_bytes: int | None = None,
+    sha256: str | None = None,
+    watch: Watcher | None = None,
+    first_delay_seconds: float = FIRST_DELAY_SECONDS,
+) -> None:
+    """Fetch `url` to `target`; size and checksum are compared where they are known."""
+    part = target.with_name(f"{target.name}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _check_room(target.parent, (num_bytes or 0) - _size(part))
+        _fetch_all(url, part, num_bytes, watch, first_delay_seconds)
+        _check(url, part, num_bytes, sha256)
+        part.replace(target)
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise DataError(
+                f"the disk of {target.parent} is full; free some room, or set XDG_CACHE_HOME to "
+                "another disk (what has arrived is kept)"
+            ) from None
+        raise DataError(
+            f"cannot write {error.filename or target} ({error.strerror}); allow it, or set "
+            "XDG_CACHE_HOME to a folder of yours"
+        ) from None
+
+
+class _TryAgain(Exception):
+    """The connection, not the request, is at fault."""
+
+
+def _fetch_all(
+    url: str, part: Path, num_bytes: int | None, watch: Watcher | None, first_delay: float
+) -> None:
+    fruitless, delay = 0, first_delay
+    while True:
+        before = _size(part)
+        try:
+            _fetch_rest(url, part, num_bytes, watch)
+            return
+        except _TryAgain as error:
+            fruitless = fruitless + 1 if _size(part) <= before else 0
+            if fruitless >= MAX_FRUITLESS:
+                raise _unreachable(url, str(error)) from None
+        if fruitless:
+            time.sleep(delay)
+            delay *= 2
+        else:
+            delay = first_delay
+
+
+def _fetch_rest(url: str, part: Path, num_bytes: int | None, watch: Watcher | None) -> None:
+    """One request for what is missing. Returns when everything is here."""
+    have = _size(part)
+    headers = {"User-Agent": f"memagent/{__version__}"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    try:
+        reply = urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS
+        )
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and have:
+            if have == _total(error.headers.get("Content-Range"), None):
+                return  # it was whole already, only not renamed
+            part.unlink()  # longer than the file is now: it is another file
+            raise _TryAgain("the file there has changed") from None
+        if error.code in WORTH_RETRYING:
+            raise _TryAgain(f"HTTP {error.code}") from None
+        raise _unreachable(url, f"HTTP {error.code} {error.reason}") from None
+    except urllib.error.URLError as error:
+        raise _TryAgain(_reason(error.reason)) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise _TryAgain(_reason(error)) from None
+    with reply:
+        is_rest = reply.status == http.client.PARTIAL_CONTENT
+        ranges = reply.headers.get("Content-Range") if is_rest else None
+        if is_rest and not str(ranges).startswith(f"bytes {have}-"):
+            raise _unreachable(url, f"it sent {ranges!r} instead of what was asked for")
+        length = reply.headers.get("Content-Length")
+        total = _total(ranges, int(length) if length and not is_rest else None) or num_bytes
+        with part.open("ab" if is_rest else "wb") as file:  # "wb": the server sends all of it
+            arrived = _copy(reply, file.write, have if is_rest else 0, total, watch)
+    if total is not None and arrived < total:
+        raise _TryAgain(f"the connection was cut at {arrived:,} of {total:,} bytes")
+
+
+def _copy(
+    reply: http.client.HTTPResponse,
+    write: Callable[[bytes], int],
+    arrived: int,
+    total: int | None,
+    watch: Watcher | None,
+) -> int:
+    """Write all that comes; how much of the file is here then."""
+    while True:
+        try:
+            data = reply.read(BLOCK_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise _TryAgain(_reason(error)) from None
+        if not data:
+            return arrived
+        write(data)
+        arrived += len(data)
+        if watch:
+            watch(Fetched(num_bytes=arrived, total_bytes=total))
+
+
+def _check(url: str, part: Path, num_bytes: int | None, sha256: str | None) -> None:
+    if num_bytes is not None and _size(part) != num_bytes:
+        found = _size(part)
+        part.unlink()
+        raise DataError(
+            f"{url} is {found:,} bytes long, not {num_bytes:,} as published; it was deleted, fetch "
+            "it elsewhere and name its path"
+        )
+    if sha256 is not None and (found_sha256 := _sha256(part)) != sha256:
+        part.unlink()
+        raise DataError(
+            f"{url} is not the published file (sha256 {found_sha256[:16]}..., not {sha256[:16]}...) "
+            "and was deleted; fetch it again, or elsewhere and name its path"
+        )
+
+
+def _unreachable(url: str, reason: str) -> DataError:
+    return DataError(
+        f"cannot fetch {url} ({reason}); try again to go on, or fetch it elsewhere and name its path"
+    )
+
+
+def _total(content_range: str | None, otherwise: int | None) -> int | None:
+    """The whole size that a header such as `bytes 100-199/1234` or `bytes */1234` tells."""
+    total = (content_range or "").rpartition("/")[2]
+    return int(total) if total.isdigit() else otherwise
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _check_room(folder: Path, num_bytes: int) -> None:
+    if num_bytes > 0 and num_bytes + SPARE_BYTES > shutil.disk_usage(folder).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _reason(error: object) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())[:120] or type(error).__name__

@@ -1,0 +1,198 @@
+"""JSON records of a file, one after another: an array of any size, or a line each, plain or gzipped.
+
+    for number, record in read_records(path): ...      # counted from 1, as errors name them
+
+    [{...}, {...},          a window of the file slides over the array; memory is that of one record
+     {...}, ...]
+
+What is damaged (cut short, not JSON, not gzip, not UTF-8) is one line that names file and place.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from memagent.errors import DataError
+
+GZIP_MAGIC = b"\x1f\x8b"
+BLOCK_CHARS = 1 << 18
+"""How much of an array is read at once; doubled while a record is longer."""
+NEAR_END = 16
+"""A mistake this close to the end of what was read may be a word that is cut, such as `tru`."""
+SPACE = " \t\n\r"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked if it is gzip; what goes wrong with it inside is a DataError."""
+    try:
+        with path.open("rb") as raw:
+            is_gzip = raw.read(2) == GZIP_MAGIC
+            raw.seek(0)
+            if not is_gzip:
+                yield raw
+                return
+            with gzip.GzipFile(fileobj=raw) as unpacked:
+                yield unpacked
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist") from None
+    except IsADirectoryError:
+        raise DataError(f"{path} is a folder; name a file") from None
+    except EOFError:
+        raise DataError(f"{path} is cut short: its gzip data ends early; fetch it again") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is damaged ({error}); fetch it again") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error.reason}); repair it") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def read_records(path: Path) -> Iterator[tuple[int, Any]]:
+    """Each record with its number from 1: those of a JSON array, or the lines of a JSONL file."""
+    with opened(path) as stream:
+        head = _first_char(stream)
+        if not head:
+            raise DataError(f"{path} is empty")
+        yield from (_array if head == b"[" else _lines)(stream, path)
+
+
+def place(path: Path, number: int) -> str:
+    """Where a record stands, as errors say it: by line in a JSONL file, by record elsewhere."""
+    unit = "line" if _has_lines(path) else "row" if path.suffix == ".parquet" else "record"
+    return f"{path}, {unit} {number}"
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """The value that a text says, strictly: NaN and Infinity are no JSON."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8 ({error.reason})") from None
+    except RecursionError:
+        raise DataError(f"{where}: nested too deeply") from None
+    except ValueError as error:
+        raise DataError(f"{where}: not JSON ({error})") from None
+
+
+def _has_lines(path: Path) -> bool:
+    return path.name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def _first_char(stream: IO[bytes]) -> bytes:
+    """The first byte that is not space; the stream stands before it afterwards, or at its end."""
+    while char := stream.read(1):
+        if char.strip():
+            stream.seek(-1, 1)
+            return char
+    return b""
+
+
+def _lines(stream: IO[bytes], path: Path) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(_numbered_lines(stream, path), start=1):
+        if line.strip():
+            yield number, parse_json(line, place(path, number))
+
+
+def _numbered_lines(stream: IO[bytes], path: Path) -> Iterator[bytes]:
+    number = 0
+    try:
+        for line in stream:
+            number += 1
+            yield line
+    except EOFError:
+        raise DataError(
+            f"{path} is cut short after line {number}: its gzip data ends early; fetch it again"
+        ) from None
+
+
+def _array(stream: IO[bytes], path: Path) -> Iterator[tuple[int, Any]]:
+    window = _Window(stream, path)
+    window.expect("[")
+    while window.next_char() != "]":
+        if window.number > 0:
+            window.expect(",")
+        yield window.number + 1, window.value()
+        window.number += 1
+    window.expect("]")
+    if window.next_char():
+        raise DataError(f"{path}: something follows the end of the array")
+
+
+class _Window:
+    """The part of a file that is being decoded."""
+
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
+        self.number = 0
+        """Records decoded so far."""
+        self._stream = stream
+        self._path = path
+        self._decode = codecs.getincrementaldecoder("utf-8")()
+        self._decoder = json.JSONDecoder(parse_constant=_no_constant)
+        self._text = ""
+        self._at = 0
+        self._block = BLOCK_CHARS
+        self._is_at_end = False
+
+    def next_char(self) -> str:
+        """The next character that is not space, not yet taken; empty at the end."""
+        while True:
+            while self._at < len(self._text):
+                if self._text[self._at] not in SPACE:
+                    return self._text[self._at]
+                self._at += 1
+            if self._is_at_end:
+                return ""
+            self._fill()
+
+    def expect(self, char: str) -> None:
+        """Take a character that must come next."""
+        found = self.next_char()
+        if found != char:
+            self._refuse(f"expected {char!r}, found {found!r}" if found else "it is cut short")
+        self._at += 1
+
+    def value(self) -> Any:
+        """Take a value."""
+        if self.next_char() not in ("{", "[", '"'):  # a number could be cut without our seeing it
+            self._refuse("a record must be an object, an array or a string")
+        self._block = BLOCK_CHARS
+        while True:
+            try:
+                value, self._at = self._decoder.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                may_go_on = error.msg.startswith("Unterminated") or (
+                    error.pos >= len(self._text) - NEAR_END
+                )
+                if self._is_at_end:
+                    self._refuse(f"it is cut short, or not JSON ({error.msg})")
+                if not may_go_on:
+                    self._refuse(f"not JSON ({error.msg})")
+                self._fill()
+                self._block *= 2  # so that a long record is not decoded again too often
+            except ValueError as error:
+                self._refuse(f"not JSON ({error})")
+            except RecursionError:
+                self._refuse("nested too deeply")
+            else:
+                return value
+
+    def _fill(self) -> None:
+        data = self._stream.read(self._block)
+        self._is_at_end = not data
+        self._text = self._text[self._at :] + self._decode.decode(data, final=not data)
+        self._at = 0
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise DataError(f"{self._path}, record {self.number + 1}: {reason}")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number in JSON")
