@@ -49,7 +49,15 @@ class Task(Protocol):
         ...
 
 
-TASKS: dict[str, str] = {}
+TASKS: dict[str, str] = {
+    "beyond/coreference": "memagent.data.beyond.task:open_beyond",
+    "beyond/counting": "memagent.data.beyond.task:open_beyond",
+    "beyond/aggregation": "memagent.data.beyond.task:open_beyond",
+    "beyond/two_hop": "memagent.data.beyond.task:open_beyond",
+    "beyond/corrections": "memagent.data.beyond.task:open_beyond",
+    "beyond/unanswerable": "memagent.data.beyond.task:open_beyond",
+    "beyond/injection": "memagent.data.beyond.task:open_beyond",
+}
 """Name of a task, and "module:function" that opens it: `open(name, settings: dict) -> Task`."""
 
 
