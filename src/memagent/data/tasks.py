@@ -12,9 +12,11 @@ A new task is a module with a `Settings` class and an `open` function, and one l
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -50,6 +52,7 @@ class Task(Protocol):
 
 
 TASKS: dict[str, str] = {
+    "hotpotqa": "memagent.data.hotpotqa:open_hotpotqa",
     "beyond/coreference": "memagent.data.beyond.task:open_beyond",
     "beyond/counting": "memagent.data.beyond.task:open_beyond",
     "beyond/aggregation": "memagent.data.beyond.task:open_beyond",
@@ -57,6 +60,19 @@ TASKS: dict[str, str] = {
     "beyond/corrections": "memagent.data.beyond.task:open_beyond",
     "beyond/unanswerable": "memagent.data.beyond.task:open_beyond",
     "beyond/injection": "memagent.data.beyond.task:open_beyond",
+    "ruler/niah_single_1": "memagent.data.ruler.needles:open_needles",
+    "ruler/niah_single_2": "memagent.data.ruler.needles:open_needles",
+    "ruler/niah_single_3": "memagent.data.ruler.needles:open_needles",
+    "ruler/niah_multikey_1": "memagent.data.ruler.needles:open_needles",
+    "ruler/niah_multikey_2": "memagent.data.ruler.needles:open_needles",
+    "ruler/niah_multikey_3": "memagent.data.ruler.needles:open_needles",
+    "ruler/niah_multivalue": "memagent.data.ruler.needles:open_needles",
+    "ruler/niah_multiquery": "memagent.data.ruler.needles:open_needles",
+    "ruler/vt": "memagent.data.ruler.variables:open_variables",
+    "ruler/cwe": "memagent.data.ruler.words:open_common",
+    "ruler/fwe": "memagent.data.ruler.words:open_frequent",
+    "ruler/qa_1": "memagent.data.ruler.questions:open_squad",
+    "ruler/qa_2": "memagent.data.ruler.questions:open_hotpot",
 }
 """Name of a task, and "module:function" that opens it: `open(name, settings: dict) -> Task`."""
 
@@ -72,19 +88,30 @@ def open_task(name: str, settings: dict[str, Any]) -> Task:
     return task
 
 
-def rebuild(example: Example) -> Example:
-    """The example with its documents, made again from its origin and checked against its hash."""
+def rebuild(example: Example, *, settings: dict[str, Any] | None = None) -> Example:
+    """The example with its documents, made again from its origin and checked against its hash.
+
+    `settings` take the place of those it was made with, such as where its sources lie here.
+    """
     if example.documents is not None:
         return example
     if example.origin is None:
         raise DataError(f"{example.id} has neither documents nor an origin to make them from")
-    task = open_task(example.origin.task, example.origin.settings)
+    values = {**example.origin.settings, **(settings or {})}
+    task = _kept(example.origin.task, json.dumps(values, sort_keys=True))
     made = task.example(example.origin.index)
-    if example.text_sha256 and fingerprint(made.text()) != example.text_sha256:
+    made_sha256 = made.text_sha256 or fingerprint(made.text())
+    if example.text_sha256 and made_sha256 != example.text_sha256:
         raise DataError(
             f"the text of {example.id} came out differently; its sources or settings have changed"
         )
     return replace(example, documents=made.documents)
+
+
+@lru_cache(maxsize=2)
+def _kept(name: str, settings: str) -> Task:
+    """A task for many examples in a row: opening one may take longer than making an example."""
+    return open_task(name, json.loads(settings))
 
 
 def rng(seed: int, task: str, index: int, purpose: str = "") -> random.Random:
