@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO_TEXT := runs/town-archive.txt
+DEMO_MODEL := smollm2-135m
 
 .DEFAULT_GOAL := help
 .PHONY: help venv test check format docs bench demo
@@ -17,7 +18,9 @@ venv: $(INSTALLED) ## make .venv with memagent and all development tools
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]" || { \
+		echo "make: the packages cannot be fetched; connect to the network, or set PIP_INDEX_URL"; \
+		exit 1; }
 	@touch $@
 
 test: venv ## run all tests
@@ -39,10 +42,15 @@ docs: venv ## write docs/cli.md again from the command line's help
 bench: venv ## measure what the reader adds to a model's own time
 	$(BIN)/python -m benchmarks.reader
 
-demo: venv ## ask two questions of a generated text with the scripted engine
+demo: venv ## ask two questions of a generated text with a small model on this machine
 	@mkdir -p runs
 	@$(BIN)/python examples/sample.py > $(DEMO_TEXT)
-	$(BIN)/memagent ask $(DEMO_TEXT) --engine scripted --show-memory \
+	@if $(BIN)/memagent models pull $(DEMO_MODEL) > /dev/null; then engine=local:$(DEMO_MODEL); else \
+		engine=scripted; \
+		echo "make demo: without the model, its place is taken by a keyword rule (--engine scripted);"; \
+		echo "connect to the network and run make demo again to see a model read"; \
+	fi; \
+	$(BIN)/memagent ask $(DEMO_TEXT) --engine $$engine --show-memory \
 		--run-dir runs/demo-$$(date +%Y%m%d-%H%M%S) \
 		-q "Where is the spare key to the clock tower kept?" \
 		-q "Who cast the school bell, and how much was paid for it?"

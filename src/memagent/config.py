@@ -49,7 +49,7 @@ class AgentConfig(Settings):
     reasoning_tokens: int = Field(default=0, ge=0)
     """Tokens added to the limit of every reply for models that think before they write."""
     prompts: str = "default"
-    """Prompt set: default, boxed, paper, or the path of a TOML file with your own templates."""
+    """Prompt set: default, boxed, paper, small, or the path of a TOML file with your own templates."""
     temperature: float | None = Field(default=None, ge=0)
     """Sampling temperature; left to the engine when not given."""
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -100,7 +100,7 @@ class LocalConfig(Settings):
     """Folder of a LoRA adapter (peft) to put on the local model."""
     device: str | None = None
     """Where a local model runs, such as cpu or cuda:0; the first GPU, else the CPU, when not given."""
-    cache_gb: float = Field(default=2.0, gt=0)
+    cache_gb: float = Field(default=2.0, gt=0, allow_inf_nan=False)
     """Memory for the keys and values of a local model, in gigabytes."""
     max_batch_tokens: int = Field(default=512, ge=16)
     """Tokens that a local model computes in one step, at most."""

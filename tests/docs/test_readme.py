@@ -8,7 +8,8 @@ stand alone; what a bash block exports holds for the bash blocks after it. How a
                              `...` stands for anything
     # name.toml              as the first line of a toml block: the block is also that file
 
-A page names `http://localhost:8000/v1` and a model; a loopback endpoint stands in for them.
+A page names `http://localhost:8000/v1` and a model; a loopback endpoint stands in for them. A random
+model of a few thousand weights stands in the store for the embedded one; nothing can be fetched.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from fpdf import FPDF
 
 from memagent.agent.prompts import parse_prompts
 from tests.support.loopback import Endpoint, running
+from tests.support.tiny_models import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -180,8 +182,17 @@ def endpoint() -> Iterator[Endpoint]:
         yield loopback
 
 
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with a stand-in for the embedded model, of the same window."""
+    data = tmp_path_factory.mktemp("data")
+    folder = data / "memagent" / "models" / "smollm2-135m"
+    make_tiny_model(folder, "llama", max_position_embeddings=8192, num_hidden_layers=1)
+    return data
+
+
 @pytest.fixture
-def shell(tmp_path: Path) -> Shell:
+def shell(tmp_path: Path, embedded: Path) -> Shell:
     folder = tmp_path / "here"
     folder.mkdir()
     make_samples(folder)
@@ -191,7 +202,9 @@ def shell(tmp_path: Path) -> Shell:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
         "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_DATA_HOME": str(embedded),
         "HF_HUB_OFFLINE": "1",
+        "PIP_NO_INDEX": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
     }

@@ -154,9 +154,21 @@ SIZES = {
     ),
 }
 ENDPOINTS = {
-    "no endpoint": (
-        ["good.txt", *ASKED, "--base-url", "NONE"],
+    "a model and no endpoint": (
+        ["good.txt", *ASKED, "--model", "test-model", "--base-url", "NONE"],
         "no endpoint is set; give --base-url",
+    ),
+    "an endpoint's option and no endpoint": (
+        ["good.txt", *ASKED, "--timeout", "5", "--base-url", "NONE"],
+        "no endpoint is set; give --base-url",
+    ),
+    "a local model's option and an endpoint": (
+        ["good.txt", *ASKED, "--device", "cpu"],
+        "--device does not go with the engine 'openai:'",
+    ),
+    "an endpoint's option and a local model": (
+        ["good.txt", *ASKED, "--engine", "local:smollm2-135m", "--timeout", "5"],
+        "--timeout, --base-url does not go with the engine 'local:smollm2-135m'",
     ),
     "no scheme": (
         ["good.txt", *ASKED, "--base-url", "localhost:8000/v1"],

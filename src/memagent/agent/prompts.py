@@ -7,7 +7,9 @@ a literal `{question}`.
 The default order is instruction, question, section, memory, request. All readings of one question
 over one text then share everything up to the section's end at every step, whatever their memories
 hold, and an engine computes that long prefix once. The `paper` order puts the memory before the
-section, as the published checkpoints were trained.
+section, as the published checkpoints were trained. `small` is for models of some hundred million
+parameters: few words, one sentence to write, and the section first, so that all questions over one
+text share it.
 """
 
 from __future__ import annotations
@@ -223,10 +225,31 @@ basis of the memory and put the answer in \\boxed{}.
 Answer:
 """
 
+_SMALL_READ = """\
+{section}
+
+Notes: {memory}
+
+Question: {question}
+
+Which one sentence, of the notes or of the text above, answers the question? Write only this sentence, \
+word for word.
+"""
+
+_SMALL_ANSWER = """\
+{memory}
+
+Question: {question}
+Answer with a short phrase from the text above.
+"""
+
 PROMPT_SETS: dict[str, PromptSet] = {
     "default": PromptSet(name="default", read=_DEFAULT_READ, answer=_DEFAULT_ANSWER),
     "boxed": PromptSet(name="boxed", read=_DEFAULT_READ, answer=_BOXED_ANSWER),
     "paper": PromptSet(
         name="paper", read=_PAPER_READ, answer=_PAPER_ANSWER, empty_memory="Nothing read yet"
+    ),
+    "small": PromptSet(
+        name="small", read=_SMALL_READ, answer=_SMALL_ANSWER, empty_memory="(nothing yet)"
     ),
 }

@@ -35,6 +35,7 @@ from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks, Span
 from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
+from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, DocumentError, EngineError
 from memagent.types import Completion, Engine, Message, Sampling, Usage
 
@@ -52,6 +53,7 @@ class Reader:
         **settings: Any,
     ) -> None:
         """Settings may be given one by one: `Reader(engine, window=32768, chunk_tokens=20000)`.
+        What is not given is as the engine's model reads best, where the engine knows.
 
         Without a tokenizer the model's own is opened; where that cannot be had, sizes are estimated
         with a margin and `reader.tokenizer_note` says why.
@@ -61,7 +63,8 @@ class Reader:
                 f"give either config or single settings, not both: {sorted(settings)}"
             )
         self.engine = engine
-        self.config = config or AgentConfig.parse(settings)
+        own = engine.reading_defaults if isinstance(engine, BaseEngine) else {}
+        self.config = config or AgentConfig.parse({**own, **settings})
         self.prompts: PromptSet = open_prompts(self.config.prompts)
         self.limits = limits or Limits()
         self.tokenizer, self.tokenizer_note = _resolve_tokenizer(tokenizer, engine.tokenizer)

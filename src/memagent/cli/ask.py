@@ -29,6 +29,7 @@ from memagent.config import AgentConfig, EngineConfig, LocalConfig
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.loaders import load_with_report
+from memagent.engines import store
 from memagent.engines.base import BaseEngine, check_engine, open_engine, split_spec
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import (
@@ -128,12 +129,15 @@ def command(**options: Any) -> int:
     they are read section by section through a window of fixed size.
 
     \b
+      memagent ask book.pdf -q "Who inherits the house?"
       memagent ask book.pdf -q "Who inherits the house?" --base-url http://localhost:8000/v1 --model NAME
       memagent ask src/ README.md -q "Where are retries handled?" --model NAME --show-memory
       memagent ask --resume RUN
 
-    Without an endpoint, --engine local:smollm2-135m reads with a small model in this process. Address and key may be set as MEMAGENT_BASE_URL and MEMAGENT_API_KEY (or OPENAI_BASE_URL and
-    OPENAI_API_KEY, or URL and API_KEY).
+    Address and key of an endpoint may be set as MEMAGENT_BASE_URL and MEMAGENT_API_KEY (or
+    OPENAI_BASE_URL and OPENAI_API_KEY, or URL and API_KEY). Where neither --engine, --model nor an
+    endpoint is given, a small model reads in this process: local:smollm2-135m, fetched on its first
+    use (98 to 269 MB).
 
     Exit codes: 0 answered, 2 something to correct in the input, 3 the endpoint failed for longer than
     --patience, 4 stopped at --max-calls or --max-cost, 130 interrupted. After 3, 4 and 130 what was
@@ -205,11 +209,15 @@ class Ask:
         kind, model = split_spec(request.engine)
         if kind == "local":
             check_engine(kind)  # before a download that would be for nothing
-            pull_if_known(model)
+            self._tell_model(request, model)
+            try:
+                pull_if_known(model, is_quiet=self._is_quiet)
+            except ConfigError as error:
+                raise ConfigError(f"{error}; or give an endpoint: --base-url URL") from None
         return open_engine(request.engine, **request.engine_settings)
 
     async def _reader(self, request: Request, engine: BaseEngine) -> Reader:
-        config = AgentConfig.parse(request.agent_settings)
+        config = AgentConfig.parse({**engine.reading_defaults, **request.agent_settings})
         if isinstance(engine, EndpointEngine):
             await engine.inspect()
         _check_served_window(engine, config)
@@ -277,6 +285,19 @@ class Ask:
             return await reader.read(request.questions, chunks, journal, on_step)
 
     # --- what is told on the side --------------------------------------------------------------
+
+    def _tell_model(self, request: Request, model: str) -> None:
+        """Which model reads if none was named, and its own settings of reading that are used."""
+        defaults = store.reading_defaults(model)
+        own = {name: defaults[name] for name in defaults.keys() - request.agent_settings.keys()}
+        settings = ", ".join(f"{name} {own[name]}" for name in defaults if name in own)
+        if request.is_embedded:
+            with_own = f" ({settings})" if settings else ""
+            self._tell(
+                f"no endpoint given: reading with the embedded model {request.engine}{with_own}"
+            )
+        elif settings:
+            self._tell(f"reading as suits {model}: {settings}")
 
     def _tell_summary(self, traces: Sequence[Trace], journal: Journal, reader: Reader) -> None:
         steps = [step for trace in traces for step in trace.steps]

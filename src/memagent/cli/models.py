@@ -81,11 +81,15 @@ def remove_model(name: str, yes: bool) -> None:
     store.remove(name)
 
 
-def pull_if_known(name: str) -> None:
+def pull_if_known(name: str, *, is_quiet: bool = False) -> None:
     """Fetch a model that has a short name, if it is not here yet."""
-    if name in store.KNOWN and store.find(name) is None:
-        with PullProgress(name) as progress:
-            store.pull(name, progress=progress)
+    if name not in store.KNOWN or store.find(name) is not None:
+        return
+    if is_quiet:
+        store.pull(name)
+        return
+    with PullProgress(name) as progress:
+        store.pull(name, progress=progress)
 
 
 def megabytes(num_bytes: int) -> str:

@@ -12,14 +12,17 @@ from memagent.agent.limits import Limits
 from memagent.agent.reader import checked_question
 from memagent.cli.options import given
 from memagent.config import AgentConfig, EngineConfig, LocalConfig
+from memagent.engines import store
 from memagent.engines.base import split_spec
-from memagent.engines.openai import EndpointEngine, public_url
+from memagent.engines.openai import EndpointEngine, endpoint_from, public_url
 from memagent.errors import ConfigError
 from memagent.runs import read_manifest
 from memagent.types import Engine, Prices
 
 ANY_ENDPOINT = "openai:"
-"""The engine when neither --engine nor --model is given: the model is asked of the endpoint."""
+"""The engine where an endpoint is set and no model is given: the endpoint is asked for it."""
+EMBEDDED = f"local:{store.EMBEDDED}"
+"""The engine where neither an engine nor an endpoint is given."""
 SECRET_SETTINGS = ("api_key", "base_url")
 """Never kept as given: one is a key, the other may hold one."""
 
@@ -34,6 +37,8 @@ class Request:
     questions: tuple[str, ...]
     encoding: str | None
     engine: str
+    is_embedded: bool
+    """True when the engine was chosen for want of any other."""
     engine_settings: dict[str, Any]
     agent_settings: dict[str, Any]
     tokenizer: str | None
@@ -79,8 +84,9 @@ def make_request(options: dict[str, Any]) -> Request:
     resume: Path | None = options["resume"]
     if resume is not None and options["run_dir"] is not None:
         raise ConfigError("give --resume to go on with a run or --run-dir to begin one, not both")
-    new = _new_request(options)
-    request = new if resume is None else _resumed(new, read_manifest(resume))
+    manifest = None if resume is None else read_manifest(resume)
+    new = _new_request(options, manifest)
+    request = new if manifest is None else _resumed(new, manifest)
     if not request.paths:
         raise ConfigError("name at least one file or folder to read, or - for standard input")
     if not request.questions:
@@ -88,8 +94,9 @@ def make_request(options: dict[str, Any]) -> Request:
     return request
 
 
-def _new_request(options: dict[str, Any]) -> Request:
-    engine, engine_settings = _engine(options)
+def _new_request(options: dict[str, Any], manifest: Mapping[str, Any] | None) -> Request:
+    """What the options say; a manifest only says which engine they go with."""
+    engine, engine_settings = _engine(options, manifest)
     agent_settings = given(AgentConfig, options)
     if "prompts" in agent_settings:
         agent_settings["prompts"] = _found_anywhere(agent_settings["prompts"])
@@ -100,6 +107,7 @@ def _new_request(options: dict[str, Any]) -> Request:
         questions=tuple(checked_question(question) for question in options["questions"]),
         encoding=options["encoding"],
         engine=engine,
+        is_embedded=manifest is None and not options["engine"] and engine == EMBEDDED,
         engine_settings=engine_settings,
         agent_settings=agent_settings,
         tokenizer=_found_anywhere(options["tokenizer"]) if options["tokenizer"] else None,
@@ -107,31 +115,40 @@ def _new_request(options: dict[str, Any]) -> Request:
     )
 
 
-def _engine(options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _engine(
+    options: dict[str, Any], manifest: Mapping[str, Any] | None
+) -> tuple[str, dict[str, Any]]:
     """The engine's name and its settings; settings of another kind of engine are refused."""
     endpoint, local = given(EngineConfig, options), given(LocalConfig, options)
     model = endpoint.pop("model", "")
     if options["engine"] and model:
         raise ConfigError("give either --engine KIND:MODEL or --model, not both")
-    engine = options["engine"] or f"{ANY_ENDPOINT}{model}"
-    is_local = split_spec(engine)[0] == "local"
-    if foreign := endpoint if is_local else local:
+    if options["engine"] or model:
+        engine = options["engine"] or f"{ANY_ENDPOINT}{model}"
+    elif manifest is not None:
+        engine = _stored_engine(manifest)
+    else:
+        engine = ANY_ENDPOINT if endpoint or any(endpoint_from(os.environ)) else EMBEDDED
+    kind, name = split_spec(engine)
+    if foreign := endpoint if kind == "local" else local:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
         raise ConfigError(f"{names} does not go with the engine {engine!r}")
-    return engine, local if is_local else endpoint
+    if kind != "local":
+        return engine, endpoint
+    adapter = store.shipped_adapter(name) if manifest is None else None
+    return engine, {"adapter": str(adapter), **local} if adapter else local
 
 
 def _resumed(new: Request, manifest: Mapping[str, Any]) -> Request:
     """The stored request, with what was given anew; the run refuses what would change its trace."""
-    stored = manifest.get("command")
-    if stored is None:
-        raise ConfigError("this run was begun from Python; continue it there with run_dir")
+    stored = _stored_command(manifest)
     return Request(
         paths=new.paths or tuple(stored["paths"]),
         folder=new.folder if new.paths else stored["folder"],
         questions=new.questions or tuple(manifest["questions"]),
         encoding=new.encoding or stored["encoding"],
-        engine=_stored_engine(manifest) if new.engine == ANY_ENDPOINT else new.engine,
+        engine=new.engine,
+        is_embedded=False,
         engine_settings={**stored["engine_settings"], **new.engine_settings},
         agent_settings={**manifest["agent"], **new.agent_settings},
         tokenizer=new.tokenizer or str(manifest["tokenizer"]),
@@ -139,9 +156,17 @@ def _resumed(new: Request, manifest: Mapping[str, Any]) -> Request:
     )
 
 
+def _stored_command(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the command was asked when the run began."""
+    stored: Mapping[str, Any] | None = manifest.get("command")
+    if stored is None:
+        raise ConfigError("this run was begun from Python; continue it there with run_dir")
+    return stored
+
+
 def _stored_engine(manifest: Mapping[str, Any]) -> str:
     """The engine of a run, with the model it found when none was named."""
-    engine = str(manifest["command"]["engine"])
+    engine = str(_stored_command(manifest)["engine"])
     return f"{engine}{manifest['model']}" if engine == ANY_ENDPOINT else engine
 
 

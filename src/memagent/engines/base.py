@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, Self
 
 from memagent import blocking
@@ -17,6 +19,8 @@ ENGINES: dict[str, str] = {
     "scripted": "memagent.engines.scripted:open_scripted",
 }
 """Kind to `module:function`; imported when used, because engines bring heavy libraries."""
+NEEDS: dict[str, tuple[str, ...]] = {"local": ("torch", "transformers")}
+"""Libraries of the extra of a kind, looked for before anything is fetched."""
 
 
 class BaseEngine(ABC):
@@ -26,6 +30,8 @@ class BaseEngine(ABC):
     tokenizer: str
     served_window: int | None = None
     """Tokens the model can see at once, where the engine knows."""
+    reading_defaults: Mapping[str, Any] = MappingProxyType({})
+    """Settings of reading that suit the model, by name; what the user sets counts more."""
 
     @abstractmethod
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
@@ -69,17 +75,24 @@ def check_engine(kind: str) -> None:
 
 
 def _opener(kind: str) -> Callable[..., Any]:
+    for library in NEEDS.get(kind, ()):
+        if find_spec(library) is None:
+            raise _lacks(kind, library)
     module, function = ENGINES[kind].split(":")
     try:
         opener: Callable[..., Any] = getattr(import_module(module), function)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("memagent"):
             raise
-        raise ConfigError(
-            f'the {kind} engine needs {error.name}; install it with pip install "memagent[{kind}]", '
-            "or name an endpoint with --base-url"
-        ) from None
+        raise _lacks(kind, error.name) from None
     return opener
+
+
+def _lacks(kind: str, library: str | None) -> ConfigError:
+    return ConfigError(
+        f'the {kind} engine needs {library}; install it with pip install "memagent[{kind}]", '
+        "or name an endpoint with --base-url"
+    )
 
 
 def split_spec(spec: str) -> tuple[str, str]:

@@ -30,9 +30,10 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_data_path
 
@@ -73,6 +74,16 @@ class Wheel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingDefaults:
+    """How a model reads best, for what the user does not set; names as in `AgentConfig`."""
+
+    chunk_tokens: int
+    memory_tokens: int
+    answer_tokens: int
+    prompts: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
     """A model that has a short name."""
 
@@ -85,6 +96,11 @@ class KnownModel:
     licence: str
     wheel: Wheel | None = None
     """Where to take it from when the hub cannot be reached; None: nowhere."""
+    reading: ReadingDefaults | None = None
+    """None: as any other model."""
+    adapter: str | None = None
+    """Folder in ADAPTERS of a LoRA adapter trained to read; `memagent ask` puts it on the model. None:
+    there is none."""
 
 
 KNOWN: dict[str, KnownModel] = {
@@ -99,9 +115,16 @@ KNOWN: dict[str, KnownModel] = {
             num_bytes=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
+        reading=ReadingDefaults(
+            chunk_tokens=1024, memory_tokens=128, answer_tokens=128, prompts="small"
+        ),
     ),
 }
 """Models with short names."""
+EMBEDDED = "smollm2-135m"
+"""What `memagent ask` reads with where no endpoint is given."""
+ADAPTERS = Path(__file__).resolve().parents[1] / "adapters"
+"""Adapters that come with the package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +166,19 @@ def find(name: str) -> Path | None:
         if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
             return path
     return _model_in(models_folder() / _entry(name)) if _is_storable(name) else None
+
+
+def reading_defaults(name: str) -> dict[str, Any]:
+    """The settings that a model reads best with; empty for models we know nothing of."""
+    known = KNOWN.get(name)
+    return asdict(known.reading) if known and known.reading else {}
+
+
+def shipped_adapter(name: str) -> Path | None:
+    """The adapter that comes with the package for a model; None where there is none."""
+    known = KNOWN.get(name)
+    folder = ADAPTERS / known.adapter if known and known.adapter else None
+    return folder if folder and folder.is_dir() else None
 
 
 def installed() -> list[InstalledModel]:

@@ -1,8 +1,8 @@
 """The embedded engine: a model in this process, generating for many requests at once.
 
 A thread of its own runs the generator; requests come in from any event loop and their replies go back
-to it. Weights are the model's own parameters: whoever holds the model may change them while nothing is
-running, and calls `weights_changed`.
+to it. Weights are the model's own parameters: `update_weights` copies new values into them while nothing
+is running. Whoever holds the model may also change them in place and call `weights_changed`.
 
     async with open_engine("local:./my-model") as engine:
         completion = await engine.complete(messages, Sampling(max_tokens=100))
@@ -10,24 +10,29 @@ running, and calls `weights_changed`.
 
         async for item in engine.stream(engine.prompt_ids(messages), Sampling(max_tokens=100)):
             item    # a StreamedToken for each token, then the Completion
+
+        engine.update_weights(trained.named_parameters())    # completions carry the next version
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Protocol
 
 import torch
 
 from memagent.config import LocalConfig
+from memagent.engines import store
 from memagent.engines.base import BaseEngine
 from memagent.engines.local.generator import Generator
-from memagent.engines.local.loading import LoadedModel, load
+from memagent.engines.local.loading import LoadedModel, is_out_of_memory, load
 from memagent.engines.local.scheduler import Request
 from memagent.engines.local.streaming import TextStream
 from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError
@@ -78,22 +83,26 @@ class LocalEngine(BaseEngine):
         self.model = loaded.name
         self.tokenizer = str(loaded.tokenizer_folder)
         self.served_window: int = loaded.window
+        self.reading_defaults = store.reading_defaults(loaded.name)
         self._loaded = loaded
-        self._generator = Generator(
-            loaded.model,
-            num_slots=_num_slots(loaded, config.cache_gb),
-            eos_ids=loaded.eos_ids,
-            max_batch_tokens=config.max_batch_tokens,
-            max_running=config.max_running,
-            ends_text=self._ends_text,
-            on_token=self._pass_on,
-        )
+        with _cache_errors(loaded.model.device, config.cache_gb):
+            self._generator = Generator(
+                loaded.model,
+                num_slots=_num_slots(loaded, config.cache_gb),
+                eos_ids=loaded.eos_ids,
+                max_batch_tokens=config.max_batch_tokens,
+                max_running=config.max_running,
+                ends_text=self._ends_text,
+                on_token=self._pass_on,
+            )
         self._listeners: dict[Request, _Hears] = {}
         self._inbox: list[Request] = []
         """Requests that came in during a step; the thread takes them before the next."""
         self._changed = threading.Condition()
         """Guards inbox and flags, never held during a step: a caller's event loop must not wait."""
         self._is_closed = False
+        self._is_updating = False
+        """While true new requests wait: the weights are being changed."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -144,12 +153,41 @@ class LocalEngine(BaseEngine):
         """
         return self._stream(self._request(prompt_ids, sampling))
 
+    def update_weights(
+        self, weights: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
+    ) -> int:
+        """Copy new values into the model's parameters; the new policy version.
+
+        Names are those of `model.named_parameters()`, LoRA's included; parameters that are not named
+        stay as they are. Everything is checked before the first one changes. Refused while a request
+        runs; requests that come in meanwhile are answered with the new weights.
+        """
+        with self._updating():
+            pairs = _checked_weights(self._loaded.model, weights)
+            with torch.no_grad():
+                for parameter, value in pairs:
+                    parameter.copy_(value)
+            self._generator.weights_changed()
+            return self.policy_version
+
     def weights_changed(self) -> None:
         """Say that the model's parameters have changed; nothing may be running."""
-        with self._changed:
-            if self._inbox:
-                raise ConfigError("the weights can only change while no request is running")
+        with self._updating():
             self._generator.weights_changed()
+
+    @contextmanager
+    def _updating(self) -> Iterator[None]:
+        """While nothing runs, and nothing begins. Not under the lock: callers must not wait for it."""
+        with self._changed:
+            if self._is_updating or self._inbox or self._generator.has_work:
+                raise ConfigError("the weights can only change while no request is running")
+            self._is_updating = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_updating = False
+                self._changed.notify_all()
 
     async def aclose(self) -> None:
         """Stop the thread; what is still running fails."""
@@ -292,13 +330,16 @@ class LocalEngine(BaseEngine):
     def _take_requests(self) -> bool:
         """Put new requests in line, waiting for one if there is nothing else to do; False to end."""
         with self._changed:
-            while not (self._inbox or self._generator.has_work or self._is_closed):
+            while self._is_updating or not (
+                self._inbox or self._generator.has_work or self._is_closed
+            ):
                 self._changed.wait()
-            inbox, self._inbox = self._inbox, []
-            is_closed = self._is_closed
-        for request in inbox:
-            self._generator.scheduler.submit(request)
-        return not is_closed
+            for (
+                request
+            ) in self._inbox:  # under the lock: a request is always seen in one or the other
+                self._generator.scheduler.submit(request)
+            self._inbox = []
+            return not self._is_closed
 
     def _pass_on(self, request: Request) -> None:
         """Tell who streams a request of its newest token."""
@@ -388,8 +429,34 @@ def _check_sampling(sampling: Sampling) -> None:
         raise EngineRefused(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
     if sampling.top_k is not None and sampling.top_k < 1:
         raise EngineRefused(f"top_k must be at least 1, not {sampling.top_k}")
+    if isinstance(sampling.stop, str) or not all(isinstance(stop, str) for stop in sampling.stop):
+        raise EngineRefused(f"stop must be a tuple of texts, not {sampling.stop!r}")
     if "" in sampling.stop:
         raise EngineRefused("a stop text must not be empty")
+
+
+def _checked_weights(
+    model: torch.nn.Module, weights: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
+) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
+    """Each parameter with its new value, all of them fit to be copied."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))  # tied ones by either name
+    pairs: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+    for name, value in weights.items() if isinstance(weights, Mapping) else weights:
+        if (parameter := parameters.get(name)) is None:
+            near = get_close_matches(name, parameters, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"the model has no parameter {name!r}{hint}")
+        if value.shape != parameter.shape:
+            now, given = tuple(parameter.shape), tuple(value.shape)
+            raise ConfigError(f"{name} has the shape {now}, and {given} was given")
+        if value.dtype != parameter.dtype:
+            raise ConfigError(
+                f"{name} is {parameter.dtype}, and {value.dtype} was given; convert it"
+            )
+        pairs.append((parameter, value))
+    if not pairs:
+        raise ConfigError("no weights were given")
+    return pairs
 
 
 def _num_slots(loaded: LoadedModel, cache_gb: float) -> int:
@@ -401,7 +468,34 @@ def _num_slots(loaded: LoadedModel, cache_gb: float) -> int:
     return max(int(cache_gb * 2**30 / num_bytes), loaded.window)
 
 
+@contextmanager
+def _cache_errors(device: torch.device, cache_gb: float) -> Iterator[None]:
+    """Say which number to change where the cache does not fit the memory of a device."""
+    too_large = ConfigError(
+        f"a cache of {cache_gb:g} GB does not fit the memory of {device} beside the model; lower "
+        "cache_gb"
+    )
+    if cache_gb * 2**30 > _memory_bytes(device):
+        raise too_large  # Linux would promise even that, and end the process when it is used
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise too_large from None
+
+
+def _memory_bytes(device: torch.device) -> float:
+    """All the memory that a device has; infinity where it does not say."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
+
+
 def _as_engine_error(error: Exception) -> MemagentError:
-    if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
+    if is_out_of_memory(error):
         return EngineError("the model ran out of memory; lower cache_gb, max_running or the window")
     return EngineError(f"the local model failed: {type(error).__name__}: {error}")

@@ -144,7 +144,7 @@ def _load_model(path: Path, dtype: torch.dtype | None) -> tuple[Path, PreTrained
             output_loading_info=True,
         )
     except Exception as error:  # files of any content: many types
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         raise ConfigError(f"{path} cannot be loaded: {_one_line(error)}") from None
     _check_report(path, report)
@@ -269,7 +269,7 @@ def _put_on(model: PreTrainedModel, adapter: Path) -> None:
     except ConfigError:
         raise
     except Exception as error:
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         raise ConfigError(f"{adapter} does not fit this model: {_one_line(error)}") from None
 
@@ -316,20 +316,22 @@ def _memory_errors(source: str, device: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise ConfigError(
             f"{source} does not fit the memory of {device}; take a smaller model or another device"
         ) from None
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of torch or Python means that there is no memory left."""
     import torch
 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     # torch on the CPU and the mapping of files say it only in words
-    return isinstance(error, (RuntimeError, OSError)) and "allocate memory" in str(error)
+    words = ("allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, (RuntimeError, OSError)) and any(word in str(error) for word in words)
 
 
 def _one_line(error: BaseException) -> str:

