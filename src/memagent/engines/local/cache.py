@@ -14,9 +14,10 @@ Nothing here knows tensors: a slot is a number.
 from __future__ import annotations
 
 import itertools
-from bisect import insort
+from bisect import bisect
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 
 class SlotPool:
@@ -43,15 +44,16 @@ class SlotPool:
         """Free a run; neighbouring free runs become one."""
         if not count:
             return
-        insort(self._free, (start, start + count))
-        merged: list[tuple[int, int]] = []
-        for low, high in self._free:
-            assert not merged or merged[-1][1] <= low, "a slot was given back twice"
-            if merged and merged[-1][1] == low:
-                merged[-1] = (merged[-1][0], high)
-            else:
-                merged.append((low, high))
-        self._free = merged
+        end = start + count
+        index = bisect(self._free, (start, end))
+        if index and self._free[index - 1][1] >= start:
+            assert self._free[index - 1][1] == start, "a slot was given back twice"
+            index -= 1
+            start = self._free.pop(index)[0]
+        if index < len(self._free) and self._free[index][0] <= end:
+            assert self._free[index][0] == end, "a slot was given back twice"
+            end = self._free.pop(index)[1]
+        self._free.insert(index, (start, end))
         self.num_free += count
 
 
@@ -85,6 +87,8 @@ class PrefixTree:
         self._pool = pool
         self._root = Node(tokens=[], start=0, parent=None)
         self._clock = itertools.count(1)
+        self._unused: list[tuple[int, int, Node]] = []
+        """Heap of nodes that may be evicted, by last use; entries that are out of date stay in it."""
 
     def match(self, tokens: Sequence[int]) -> list[Node]:
         """The nodes that hold the longest known beginning of `tokens`; a node is split to fit."""
@@ -107,6 +111,7 @@ class PrefixTree:
         parent = parent or self._root
         node = Node(tokens=tokens, start=start, parent=parent)
         parent.children.setdefault(tokens[0], node)
+        self._offer(node)
         return node
 
     def use(self, node: Node, user: Hashable) -> None:
@@ -123,17 +128,22 @@ class PrefixTree:
         is_worth_keeping = node.is_computed and self._is_in_tree(node)
         if not node.users and not node.children and not is_worth_keeping:
             self._drop(node)
+        self._offer(node)
 
     def evict(self, num_slots: int) -> bool:
         """Free the least recently used nodes until so many slots have come back; whether they did."""
         freed = 0
         while freed < num_slots:
-            unused = [node for node in self.nodes() if not node.users and not node.children]
-            if not unused:
+            if not self._unused:
                 return False
-            oldest = min(unused, key=lambda node: node.last_used)
-            freed += len(oldest.tokens)
-            self._drop(oldest)
+            last_used, _, node = heappop(self._unused)
+            if node.last_used != last_used or not self._is_evictable(node):
+                continue  # an old entry: it has been used, split or dropped since
+            freed += len(node.tokens)
+            parent = node.parent
+            self._drop(node)
+            if parent is not None:
+                self._offer(parent)
         return True
 
     def clear(self) -> None:
@@ -142,6 +152,7 @@ class PrefixTree:
             assert not node.users, "the cache is cleared while requests read it"
             self._pool.give_back(node.start, len(node.tokens))
         self._root.children.clear()
+        self._unused.clear()
 
     def nodes(self) -> Iterator[Node]:
         """All nodes."""
@@ -150,6 +161,14 @@ class PrefixTree:
             node = stack.pop()
             stack.extend(node.children.values())
             yield node
+
+    def _offer(self, node: Node) -> None:
+        """Let a node be evicted, if nothing holds it."""
+        if self._is_evictable(node):
+            heappush(self._unused, (node.last_used, next(self._clock), node))
+
+    def _is_evictable(self, node: Node) -> bool:
+        return not node.users and not node.children and self._is_in_tree(node)
 
     def _split(self, node: Node, length: int) -> Node:
         """Cut a node in two; the first part, which takes its place. Its users read both parts."""

@@ -11,11 +11,11 @@ Synchronous and single-threaded; `engine.py` runs it in a thread of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from memagent.engines.local.model import CachedModel
-from memagent.engines.local.sampling import draw
-from memagent.engines.local.scheduler import Request, Scheduler
+from memagent.engines.local.sampling import Drawn, has_filter
+from memagent.engines.local.scheduler import Piece, Request, Scheduler
 from memagent.errors import ConfigError
 from memagent.types import Sampling
 
@@ -23,6 +23,21 @@ EndsText = Callable[[Request], bool]
 """Whether a reply has come to one of its stop texts."""
 OnToken = Callable[[Request], None]
 """Told of every token of a reply, right after it was drawn and `finish_reason` was decided."""
+
+
+class Model(Protocol):
+    """Computes pieces and draws tokens."""
+
+    max_steps: int
+    """Tokens of a reply that it draws in one go, at most."""
+
+    def run(self, pieces: Sequence[Piece], steps: int) -> list[tuple[Request, Drawn]]:
+        """Compute the pieces; for each that ends in a new token, the next tokens of its reply."""
+        ...
+
+    def weights_changed(self) -> None:
+        """Parameters have other values now."""
+        ...
 
 
 class Generator:
@@ -40,7 +55,7 @@ class Generator:
         on_token: OnToken = lambda request: None,
     ) -> None:
         self.policy_version = 0
-        self._model = CachedModel(model, num_slots)
+        self._model = _open_model(model, num_slots, max_running)
         self._eos_ids = frozenset(eos_ids)
         self._ends_text = ends_text
         self._on_token = on_token
@@ -69,32 +84,26 @@ class Generator:
         return Request(prompt_ids=list(prompt_ids), sampling=sampling, seed=seed)
 
     def step(self) -> list[Request]:
-        """One step of all requests; those that finished in it."""
-        pieces = self.scheduler.next_pieces()
+        """One step of all requests; those that finished in it.
+
+        A model that draws several tokens before we look at them makes several steps in one.
+        """
+        steps = self._num_steps()
+        pieces = self.scheduler.next_pieces(steps)
         if not pieces:
             return []
-        logits = self._model.step(pieces)
+        drawn = self._model.run(pieces, steps)
         self.num_computed_tokens += sum(piece.length for piece in pieces)
         for piece in pieces:
             self.scheduler.computed(piece)
-        finals = [piece.request for piece in pieces if piece.is_last]
-        drawn = draw(
-            logits,
-            [(request.sampling, request.seed, len(request.completion_ids)) for request in finals],
-        )
-        for request, token, logprob in zip(finals, drawn.tokens, drawn.logprobs, strict=True):
-            request.completion_ids.append(token)
-            request.logprobs.append(logprob)
-        finished = [request for request in finals if self._finished(request)]
-        for request in finals:
-            self._on_token(request)
-        return finished
+        return [request for request, tokens in drawn if self._take(request, tokens)]
 
     def weights_changed(self) -> None:
         """Forget what was computed with the old weights. No request may be running."""
         if self.has_work:
             raise ConfigError("the weights can only change while no request is running")
         self.scheduler.forget()
+        self._model.weights_changed()
         self.policy_version += 1
 
     def abort(self) -> list[Request]:
@@ -105,13 +114,41 @@ class Generator:
         self.scheduler.next_pieces()
         return given_up
 
-    def _finished(self, request: Request) -> bool:
+    def _num_steps(self) -> int:
+        """How many tokens of each reply may be drawn before we look at them."""
+        running = self.scheduler.running
+        if self._model.max_steps == 1 or any(has_filter(request.sampling) for request in running):
+            return 1
+        return max(1, min(self._model.max_steps, max((r.num_left for r in running), default=1)))
+
+    def _take(self, request: Request, drawn: Drawn) -> bool:
+        """Add drawn tokens to a reply until it ends; whether it did. What was drawn beyond is lost."""
+        for token, logprob in zip(drawn.tokens, drawn.logprobs, strict=True):
+            request.completion_ids.append(token)
+            request.logprobs.append(logprob)
+            request.finish_reason = self._finish_reason(request)
+            if request.finish_reason:
+                request.policy_version = self.policy_version
+                self.scheduler.finish(request)
+                self._on_token(request)
+                return True
+            self._on_token(request)
+        request.num_computed = request.num_tokens - 1
+        return False
+
+    def _finish_reason(self, request: Request) -> str | None:
         if request.completion_ids[-1] in self._eos_ids or self._ends_text(request):
-            request.finish_reason = "stop"
-        elif len(request.completion_ids) >= request.sampling.max_tokens:
-            request.finish_reason = "length"
-        else:
-            return False
-        request.policy_version = self.policy_version
-        self.scheduler.finish(request)
-        return True
+            return "stop"
+        if len(request.completion_ids) >= request.sampling.max_tokens:
+            return "length"
+        return None
+
+
+def _open_model(model: Any, num_slots: int, max_running: int) -> Model:
+    """The model as it runs best where it is."""
+    if next(model.parameters()).device.type == "cuda":
+        from memagent.engines.local.cuda.model import GpuModel, supports
+
+        if supports(model):
+            return GpuModel(model, num_slots, max_running=max_running)
+    return CachedModel(model, num_slots)

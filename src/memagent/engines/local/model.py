@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from memagent.engines.local.scheduler import Piece, Run
+from memagent.engines.local.sampling import Drawn, draw
+from memagent.engines.local.scheduler import Piece, Request, Run
 
 
 class Batch(NamedTuple):
@@ -70,6 +71,8 @@ def make_batch(pieces: Sequence[Piece], device: torch.device) -> Batch:
 class CachedModel:
     """A transformers Llama, Qwen2 or Qwen3 that reads and writes a cache of slots."""
 
+    max_steps = 1
+
     def __init__(self, model: Any, num_slots: int) -> None:
         config = model.config
         self._backbone = model.get_decoder()
@@ -83,6 +86,17 @@ class CachedModel:
         self.device: torch.device = parameter.device
         shape = (config.num_hidden_layers, 2, self._num_kv_heads, num_slots, self._head_dim)
         self._cache = torch.zeros(shape, dtype=parameter.dtype, device=self.device)
+
+    def run(self, pieces: Sequence[Piece], steps: int = 1) -> list[tuple[Request, Drawn]]:
+        """Compute the pieces, and draw a token for those that end in a new one."""
+        requests = [piece.request for piece in pieces if piece.is_last]
+        states = [(r.sampling, r.seed, len(r.completion_ids)) for r in requests]
+        drawn = draw(self.step(pieces), states)
+        pairs = zip(requests, drawn.tokens, drawn.logprobs, strict=True)
+        return [(request, Drawn([token], [logprob])) for request, token, logprob in pairs]
+
+    def weights_changed(self) -> None:
+        """Nothing is kept of the old weights."""
 
     @torch.inference_mode()
     def step(self, pieces: Sequence[Piece]) -> torch.Tensor:

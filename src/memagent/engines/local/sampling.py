@@ -7,8 +7,9 @@ request that is preempted, or shares a batch with others, draws the same numbers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from memagent.types import Sampling
@@ -32,7 +33,7 @@ def draw(logits_RV: torch.Tensor, requests: Sequence[tuple[Sampling, int, int]])
     The log-probability is that of the distribution sampled from: after temperature, top-k and top-p.
     For greedy it is that of the model's own distribution.
     """
-    temperatures = [_temperature(sampling) for sampling, _, _ in requests]
+    temperatures = [temperature_of(sampling) for sampling, _, _ in requests]
     is_greedy = torch.tensor([value < GREEDY_BELOW for value in temperatures])
     scales = [1.0 if value < GREEDY_BELOW else value for value in temperatures]
     logits_RV = logits_RV.float() / torch.tensor(scales, device=logits_RV.device)[:, None]
@@ -43,7 +44,7 @@ def draw(logits_RV: torch.Tensor, requests: Sequence[tuple[Sampling, int, int]])
     tokens_R = logits_RV.argmax(dim=-1)
     if not is_greedy.all():
         uniforms = [uniform(seed, position) for _, seed, position in requests]
-        sampled_R = _inverse(logprobs_RV, torch.tensor(uniforms, device=logits_RV.device))
+        sampled_R = inverse(logprobs_RV, torch.tensor(uniforms, device=logits_RV.device))
         tokens_R = torch.where(is_greedy.to(tokens_R.device), tokens_R, sampled_R)
     chosen_R = logprobs_RV.gather(1, tokens_R[:, None])[:, 0]
     return Drawn(tokens_R.tolist(), chosen_R.tolist())
@@ -62,7 +63,7 @@ def filtered(logits_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return logits_V
 
 
-def _inverse(logprobs_RV: torch.Tensor, uniforms_R: torch.Tensor) -> torch.Tensor:
+def inverse(logprobs_RV: torch.Tensor, uniforms_R: torch.Tensor) -> torch.Tensor:
     """The token at which the cumulative probability passes a uniform number.
 
     Summed in double precision: over tens of thousands of tokens single precision loses the rare ones.
@@ -75,8 +76,15 @@ def _inverse(logprobs_RV: torch.Tensor, uniforms_R: torch.Tensor) -> torch.Tenso
     return torch.minimum(tokens_R, last_R)
 
 
-def _temperature(sampling: Sampling) -> float:
+def temperature_of(sampling: Sampling) -> float:
+    """The temperature that is meant, 0 for greedy."""
     return DEFAULT_TEMPERATURE if sampling.temperature is None else sampling.temperature
+
+
+def has_filter(sampling: Sampling) -> bool:
+    """Whether only some tokens may be drawn."""
+    is_drawn = temperature_of(sampling) >= GREEDY_BELOW
+    return is_drawn and (sampling.top_k is not None or (sampling.top_p or 1) < 1)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -86,3 +94,18 @@ def uniform(seed: int, position: int) -> float:
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
     return ((state ^ (state >> 31)) >> 11) / (1 << 53)
+
+
+def uniforms(seeds_R: Sequence[int], starts_R: Sequence[int], steps: int) -> np.ndarray[Any, Any]:
+    """`uniform` for many requests and the next steps of each: (steps, requests)."""
+    mask = (1 << 64) - 1
+    with np.errstate(over="ignore"):
+        seeds = np.array([seed & mask for seed in seeds_R], dtype=np.uint64)
+        positions = np.array(starts_R, dtype=np.uint64) + np.arange(
+            1, steps + 1, dtype=np.uint64
+        ).reshape(-1, 1)
+        state = seeds * np.uint64(0x9E3779B97F4A7C15) + positions * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = (state ^ (state >> np.uint64(31))) >> np.uint64(11)
+    return state.astype(np.float64) / (1 << 53)

@@ -60,6 +60,11 @@ class Request:
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
 
+    @property
+    def num_left(self) -> int:
+        """Tokens that the reply may still have."""
+        return self.sampling.max_tokens - len(self.completion_ids)
+
     def tokens(self, start: int, end: int) -> list[int]:
         """Tokens of prompt and reply, by position."""
         num_prompt = len(self.prompt_ids)
@@ -94,6 +99,11 @@ class Piece(NamedTuple):
         return self.start + self.length
 
     @property
+    def is_reply(self) -> bool:
+        """True for a token of the reply; False for what the request was admitted with."""
+        return self.start >= self.request.num_admitted
+
+    @property
     def is_last(self) -> bool:
         """True when its last token's logits give the next token of the reply."""
         return self.end == self.request.num_tokens
@@ -102,13 +112,21 @@ class Piece(NamedTuple):
 class Scheduler:
     """Decides, step by step, which tokens are computed."""
 
-    def __init__(self, num_slots: int, *, max_batch_tokens: int, max_running: int) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        *,
+        max_batch_tokens: int,
+        max_running: int,
+        grow_slots: int = GROW_SLOTS,
+    ) -> None:
         self.pool = SlotPool(num_slots)
         self.tree = PrefixTree(self.pool)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._max_batch_tokens = max_batch_tokens
         self._max_running = max_running
+        self._grow_slots = grow_slots
 
     def check(self, num_tokens: int) -> None:
         """Raise ConfigError when a prompt and reply of so many tokens could never be served."""
@@ -122,10 +140,13 @@ class Scheduler:
         """Put a request in line, if it passed `check`."""
         self.waiting.append(request)
 
-    def next_pieces(self) -> list[Piece]:
-        """The work of the next step; empty when there is none."""
+    def next_pieces(self, steps: int = 1) -> list[Piece]:
+        """The work of the next step; empty when there is none.
+
+        Every reply has slots for so many steps, or for as many as it may still have tokens.
+        """
         self._drop_cancelled()
-        pieces = self._replies()
+        pieces = self._replies(steps)
         budget = self._max_batch_tokens - len(pieces)
         for request in self.running:
             if budget > 0 and (piece := self._prompt_piece(request, budget)):
@@ -169,7 +190,7 @@ class Scheduler:
 
     # --- replies -------------------------------------------------------------------------------
 
-    def _replies(self) -> list[Piece]:
+    def _replies(self, steps: int) -> list[Piece]:
         pieces: list[Piece] = []
         for request in list(self.running):
             if not request.is_running:  # preempted for one before it
@@ -177,18 +198,21 @@ class Scheduler:
             last = request.num_tokens - 1
             if last < request.num_admitted or request.num_computed != last:
                 continue  # still busy with what it was admitted with
-            if self._has_slot(request, last) or self._grow(request):
+            if self._has_slots(request, last + min(steps, request.num_left)):
                 pieces.append(Piece(request, last, 1))
         # a request whose piece was taken first may have given way to a later one
         return [piece for piece in pieces if piece.request.is_running]
 
-    def _has_slot(self, request: Request, position: int) -> bool:
-        return position < request.num_admitted + sum(run.length for run in request.tails)
+    def _has_slots(self, request: Request, end: int) -> bool:
+        """Give a reply slots for the positions before `end`. False when it was preempted instead."""
+        while end > request.num_admitted + sum(run.length for run in request.tails):
+            if not self._grow(request):
+                return False
+        return True
 
     def _grow(self, request: Request) -> bool:
         """More slots for a reply; others give way. False when it was preempted itself."""
-        left = len(request.prompt_ids) + request.sampling.max_tokens - request.num_tokens + 1
-        count = max(min(GROW_SLOTS, left), 1)
+        count = max(min(self._grow_slots, request.num_left), 1)
         while (start := self._take(count)) is None:
             if count > 1:
                 count //= 2

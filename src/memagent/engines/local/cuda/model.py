@@ -1,0 +1,407 @@
+"""A transformers causal model on a GPU: prompts packed, replies as captured graphs.
+
+One round of the engine has two parts that follow each other on the GPU without waiting for the host:
+
+    replies   `steps` times: embed ─▶ layers ─▶ logits ─▶ draw ─▶ the drawn tokens are the next input
+    prompts   one packed pass over pieces of prompts ─▶ logits of their last tokens ─▶ draw
+
+The part for replies is captured once per number of rows (rounded up) and replayed. What changes from
+round to round (tokens, slots, who reads which run) lies in fixed buffers that are filled beforehand.
+
+The model's own modules and parameters are used as they are, adapters included, so weights exist once.
+Captured graphs hold addresses of parameters: changing them in place is fine, replacing them is noticed
+by `weights_changed` and the graphs are captured again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from memagent.engines.local.cuda.layout import (
+    ITEM_FIELDS,
+    PromptLayout,
+    ReplyLayout,
+    prompt_layout,
+    reply_layout,
+)
+from memagent.engines.local.cuda.sizes import Heads, Parts
+from memagent.engines.local.sampling import (
+    Drawn,
+    draw,
+    has_filter,
+    temperature_of,
+    uniforms,
+)
+from memagent.engines.local.scheduler import Piece, Request
+
+MAX_STEPS = 8
+"""Tokens of a reply that are drawn before the host looks at them. A reply that ends in between wastes
+the rest, so more is not better."""
+PROMPT_TILE, REPLY_TILE = 128, 32
+"""Rows of a tile of attention, heads folded in; as the kernels have it."""
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Numbers of rows that are captured."""
+PARTS_PER_ROW = 8
+PROGRAMS_PER_SM = 4
+
+
+def supports(model: Any) -> bool:
+    """Whether the kernels know this model: its head size, its activation, its norms."""
+    head_dim = _head_dim(model.config)
+    is_even = head_dim & (head_dim - 1) == 0 and 16 <= head_dim <= 256
+    return is_even and model.config.hidden_act == "silu" and _heads(model).group <= REPLY_TILE
+
+
+class GpuModel:
+    """A transformers Llama, Qwen2 or Qwen3 that reads and writes a cache of slots on a GPU."""
+
+    max_steps = MAX_STEPS
+
+    def __init__(self, model: Any, num_slots: int, *, max_running: int) -> None:
+        self._model = model
+        self._backbone = model.get_decoder()
+        self._head = model.get_output_embeddings()
+        self._heads = _heads(model)
+        parameter = next(model.parameters())
+        self.device: torch.device = parameter.device
+        self._ops, self._num_programs = _kernels_for(self.device)
+        shape = (model.config.num_hidden_layers, 2, self._heads.kv_heads, num_slots + 1)
+        self._cache = torch.zeros(
+            (*shape, self._heads.dim), dtype=parameter.dtype, device=self.device
+        )
+        self._padding_slot = num_slots
+        """Keys and values of rows that do not count are written here; no request owns it."""
+        self._replies = _Buffers(self._heads, max_running, self.device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graph_pool: Any = None
+        self._addresses = self._parameter_addresses()
+
+    @torch.inference_mode()
+    def run(self, pieces: Sequence[Piece], steps: int) -> list[tuple[Request, Drawn]]:
+        """Compute the pieces, replies for `steps` tokens; what was drawn for each of the requests."""
+        replying = [piece.request for piece in pieces if piece.is_reply]
+        reading = [piece for piece in pieces if not piece.is_reply]
+        layout = self._lay_out(replying, steps) if replying else None
+        prompts = self._upload(reading) if reading else None
+        if layout:
+            self._generate(layout, steps)
+        logits = self._read(prompts) if prompts else None
+        drawn: list[tuple[Request, Drawn]] = []
+        if logits is not None and len(logits):
+            finals = [piece.request for piece in reading if piece.is_last]
+            drawn += zip(finals, self._draw(logits, finals), strict=True)
+        if layout:
+            tokens = self._replies.tokens[:steps, : len(layout.order)].t().tolist()
+            logprobs = self._replies.logprobs[:steps, : len(layout.order)].t().tolist()
+            for request, some, theirs in zip(layout.order, tokens, logprobs, strict=True):
+                drawn.append((request, Drawn(some, theirs)))
+        return drawn
+
+    def weights_changed(self) -> None:
+        """Capture anew if parameters moved; values that changed in place need nothing."""
+        addresses = self._parameter_addresses()
+        if addresses != self._addresses:
+            self._addresses = addresses
+            self._graphs.clear()
+
+    # --- prompts -------------------------------------------------------------------------------
+
+    def _upload(self, pieces: Sequence[Piece]) -> _Prompts:
+        layout = prompt_layout(pieces, tile_rows=PROMPT_TILE // self._heads.group)
+        return _Prompts(*(_on(self.device, array) for array in layout))
+
+    def _read(self, prompts: _Prompts) -> torch.Tensor:
+        """The logits of the last tokens of prompts that end."""
+
+        def attend(query: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self._ops.attend_prompts(
+                self._heads, query, cache, prompts.positions, prompts.tiles, prompts.runs
+            )
+            return out
+
+        hidden, delta = self._layers(prompts.ids, prompts.positions, prompts.slots, attend)
+        rows = prompts.final_rows
+        return self._logits(hidden[rows], delta[rows])
+
+    def _draw(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[Drawn]:
+        if any(has_filter(request.sampling) for request in requests):
+            states = [(r.sampling, r.seed, len(r.completion_ids)) for r in requests]
+            drawn = draw(logits, states)
+            return [Drawn([t], [p]) for t, p in zip(drawn.tokens, drawn.logprobs, strict=True)]
+        tokens = torch.empty(len(requests), dtype=torch.int32, device=self.device)
+        logprobs = torch.empty(len(requests), dtype=torch.float32, device=self.device)
+        temperatures, chances = _sampling_of(requests, steps=1)
+        self._ops.draw(
+            logits, _on(self.device, temperatures), _on(self.device, chances[0]), tokens, logprobs
+        )
+        pairs = zip(tokens.tolist(), logprobs.tolist(), strict=True)
+        return [Drawn([token], [logprob]) for token, logprob in pairs]
+
+    # --- replies -------------------------------------------------------------------------------
+
+    def _lay_out(self, requests: Sequence[Request], steps: int) -> ReplyLayout:
+        """Fill the buffers of the replies."""
+        layout = reply_layout(
+            requests,
+            steps=steps,
+            tile_rows=REPLY_TILE // self._heads.group,
+            num_programs=self._num_programs,
+            padding_slot=self._padding_slot,
+        )
+        if not self._replies.holds(layout):
+            self._graphs.clear()  # they know the old buffers
+            self._replies.grow(layout)
+        self._replies.fill(layout, _bucket(len(layout.order)), self._padding_slot)
+        return layout
+
+    def _generate(self, layout: ReplyLayout, steps: int) -> None:
+        rows = _bucket(len(layout.order))
+        if self.device.type != "cuda":
+            for _ in range(steps):
+                self._reply_step(rows)
+        else:
+            graph = self._graphs.get(rows) or self._captured(rows)
+            for _ in range(steps):
+                graph.replay()
+        filtered = [row for row, request in enumerate(layout.order) if has_filter(request.sampling)]
+        if filtered:
+            assert steps == 1, "replies with top-k or top-p are drawn one token at a time"
+            self._draw_filtered(layout, filtered)
+
+    def _draw_filtered(self, layout: ReplyLayout, rows: Sequence[int]) -> None:
+        """Draw again for rows with top-k or top-p, which the kernel does not know."""
+        requests = [layout.order[row] for row in rows]
+        drawn = self._draw(self._replies.logits[rows], requests)
+        buffers = self._replies
+        index = torch.tensor(rows, device=self.device)
+        buffers.tokens[0, index] = torch.tensor(
+            [d.tokens[0] for d in drawn], dtype=torch.int32, device=self.device
+        )
+        buffers.logprobs[0, index] = torch.tensor(
+            [d.logprobs[0] for d in drawn], device=self.device
+        )
+
+    def _captured(self, rows: int) -> torch.cuda.CUDAGraph:
+        """The graph of one step of so many rows. The first passes compile kernels, so their effects
+        are undone: they count as no step."""
+        buffers = self._replies
+        kept = (buffers.ids.clone(), buffers.positions.clone(), buffers.step.clone())
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._reply_step(rows)
+                buffers.restore(*kept)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._graph_pool, capture_error_mode="thread_local"):
+            self._reply_step(rows)
+        self._graph_pool = self._graph_pool or graph.pool()
+        self._graphs[rows] = graph
+        return graph
+
+    def _reply_step(self, rows: int) -> None:
+        """One token of so many rows, from buffers into buffers."""
+        buffers = self._replies
+        positions = buffers.positions[:rows]
+
+        def attend(query: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self._ops.attend_replies(
+                self._heads,
+                query,
+                cache,
+                positions,
+                buffers.items,
+                buffers.counts,
+                buffers.first_parts[: rows + 1],
+                buffers.parts,
+                self._num_programs,
+            )
+            return out
+
+        slots = buffers.slots[:, :rows].index_select(0, buffers.step)[0]
+        chances = buffers.chances[:, :rows].index_select(0, buffers.step)[0]
+        logits = self._logits(*self._layers(buffers.ids[:rows], positions, slots, attend))
+        buffers.keep_logits(logits)
+        tokens, logprobs = buffers.ids[:rows], buffers.logprob[:rows]
+        self._ops.draw(logits, buffers.temperatures[:rows], chances, tokens, logprobs)
+        buffers.tokens[:, :rows].index_copy_(0, buffers.step, tokens[None])
+        buffers.logprobs[:, :rows].index_copy_(0, buffers.step, logprobs[None])
+        positions += 1
+        buffers.step += 1
+
+    # --- the model -----------------------------------------------------------------------------
+
+    def _layers(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        attend: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The hidden states of all layers but for the last addition, which comes with the last norm."""
+        ops, heads, backbone = self._ops, self._heads, self._backbone
+        hidden = backbone.embed_tokens(ids)
+        cosine, sine = backbone.rotary_emb(hidden[None], positions[None])
+        cosine, sine = cosine[0].contiguous(), sine[0].contiguous()
+        delta: torch.Tensor | None = None
+        for number, layer in enumerate(backbone.layers):
+            attention, mlp = layer.self_attn, layer.mlp
+            x = ops.add_norm(hidden, delta, layer.input_layernorm)
+            query = attention.q_proj(x).view(-1, heads.heads, heads.dim)
+            key = attention.k_proj(x).view(-1, heads.kv_heads, heads.dim)
+            value = attention.v_proj(x).view(-1, heads.kv_heads, heads.dim)
+            if hasattr(attention, "q_norm"):  # Qwen3
+                query, key = attention.q_norm(query), attention.k_norm(key)
+            ops.rotate_and_store(heads, query, key, value, cosine, sine, slots, self._cache[number])
+            attended = attend(query, self._cache[number])
+            x = ops.add_norm(
+                hidden, attention.o_proj(attended.flatten(1)), layer.post_attention_layernorm
+            )
+            delta = mlp.down_proj(ops.gated(mlp.gate_proj(x), mlp.up_proj(x)))
+        assert delta is not None
+        return hidden, delta
+
+    def _logits(self, hidden: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._head(self._ops.add_norm(hidden, delta, self._backbone.norm))
+        return logits
+
+    def _parameter_addresses(self) -> tuple[int, ...]:
+        return tuple(parameter.data_ptr() for parameter in self._model.parameters())
+
+
+class _Prompts(NamedTuple):
+    """A PromptLayout on the GPU."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    tiles: torch.Tensor
+    runs: torch.Tensor
+    final_rows: torch.Tensor
+
+
+assert _Prompts._fields == PromptLayout._fields
+
+
+class _Buffers:
+    """What the captured graphs read and write, at fixed addresses."""
+
+    def __init__(self, heads: Heads, max_rows: int, device: torch.device) -> None:
+        self._heads = heads
+        self._device = device
+        rows = _bucket(max_rows)
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self.ids, self.positions = ints(rows), ints(rows)
+        self.slots = ints(MAX_STEPS, rows)
+        self.chances = torch.zeros((MAX_STEPS, rows), dtype=torch.float64, device=device)
+        self.temperatures = torch.zeros(rows, device=device)
+        self.first_parts = ints(rows + 1)
+        self.counts = ints(1)
+        self.items = ints(PARTS_PER_ROW * max(rows, 512), ITEM_FIELDS)
+        self.parts = Parts(heads, PARTS_PER_ROW * max(rows, 512), device)
+        self.tokens = ints(MAX_STEPS, rows)
+        self.logprob = torch.zeros(rows, device=device)
+        self.logprobs = torch.zeros((MAX_STEPS, rows), device=device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.logits = torch.zeros(0, device=device)
+        """Of the last step; a graph's own memory, valid until the next replay."""
+
+    def holds(self, layout: ReplyLayout) -> bool:
+        num_parts = int(layout.first_parts[-1])
+        return len(layout.items) <= len(self.items) and num_parts <= self.parts.num_parts
+
+    def grow(self, layout: ReplyLayout) -> None:
+        """Room for more items and parts. Graphs that know the old room must be captured again."""
+        if len(layout.items) > len(self.items):
+            shape = (2 * len(layout.items), ITEM_FIELDS)
+            self.items = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        if (num_parts := int(layout.first_parts[-1])) > self.parts.num_parts:
+            self.parts = Parts(self._heads, 2 * num_parts, self._device)
+
+    def fill(self, layout: ReplyLayout, rows: int, padding_slot: int) -> None:
+        """Put a layout in place; rows beyond it read nothing and write where nobody looks."""
+        count, steps = len(layout.order), len(layout.slots)
+        temperatures, chances = _sampling_of(layout.order, steps=steps)
+        self.items[: len(layout.items)] = _on(self._device, layout.items)
+        self.counts.fill_(len(layout.items))
+        self.first_parts[: count + 1] = _on(self._device, layout.first_parts)
+        self.first_parts[count + 1 : rows + 1] = int(layout.first_parts[-1])
+        self.ids[:count] = _on(self._device, layout.ids)
+        self.ids[count:rows] = 0
+        self.positions[:count] = _on(self._device, layout.positions)
+        self.positions[count:rows] = 0
+        self.slots[:steps, :count] = _on(self._device, layout.slots)
+        self.slots[:steps, count:rows] = padding_slot
+        self.chances[:steps, :count] = _on(self._device, chances)
+        self.temperatures[:count] = _on(self._device, temperatures)
+        self.temperatures[count:rows] = 0
+        self.step.zero_()
+
+    def keep_logits(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+    def restore(self, ids: torch.Tensor, positions: torch.Tensor, step: torch.Tensor) -> None:
+        self.ids.copy_(ids)
+        self.positions.copy_(positions)
+        self.step.copy_(step)
+
+
+def _sampling_of(
+    requests: Sequence[Request], *, steps: int
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Temperatures of requests, and their random numbers for the next steps (steps, requests)."""
+    temperatures = np.array([temperature_of(r.sampling) for r in requests], dtype=np.float32)
+    seeds = [request.seed for request in requests]
+    starts = [len(request.completion_ids) for request in requests]
+    return temperatures, uniforms(seeds, starts, steps)
+
+
+def _bucket(rows: int) -> int:
+    for size in BUCKETS:
+        if rows <= size:
+            return size
+    return -(-rows // 512) * 512
+
+
+def _on(device: torch.device, array: np.ndarray[Any, Any]) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def _head_dim(config: Any) -> int:
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+
+
+def _heads(model: Any) -> Heads:
+    config = model.config
+    return Heads(
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        dim=_head_dim(config),
+        scale=model.get_decoder().layers[0].self_attn.scaling,
+    )
+
+
+def _kernels_for(device: torch.device) -> tuple[ModuleType, int]:
+    """The kernels, and how many programs keep the device busy; plain torch where there is no GPU."""
+    if device.type == "cuda":
+        from memagent.engines.local.cuda import kernels
+
+        count = torch.cuda.get_device_properties(device).multi_processor_count
+        return kernels, PROGRAMS_PER_SM * count
+    from memagent.engines.local.cuda import reference
+
+    return reference, PROGRAMS_PER_SM

@@ -1,0 +1,33 @@
+"""Sizes and room that kernels and their plain twins share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """Sizes of an attention layer."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    scale: float
+
+    @property
+    def group(self) -> int:
+        """Query heads that read the same keys and values."""
+        return self.heads // self.kv_heads
+
+
+class Parts:
+    """Room for parts of attention over replies, reused by all layers and steps."""
+
+    def __init__(self, heads: Heads, num_parts: int, device: torch.device) -> None:
+        self.num_parts = num_parts
+        shape = (num_parts, heads.heads)
+        self.mixed = torch.empty((*shape, heads.dim), dtype=torch.float32, device=device)
+        self.peaks = torch.empty(shape, dtype=torch.float32, device=device)
+        self.sums = torch.empty(shape, dtype=torch.float32, device=device)
