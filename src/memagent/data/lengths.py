@@ -1,0 +1,156 @@
+"""Texts of a wanted length: how many units to put in, found with few counts.
+
+    fitted = fit(lambda n: "tick tock " * n, 4096, tokenizer)
+    fitted.num_units, fitted.num_tokens, fitted.text          # at most 4096 tokens, at least 98 %
+
+A unit is whatever a text grows by: a sentence, a paragraph, a word, a character. Counting millions
+of tokens takes seconds, so the cost of a unit is measured on short texts first, and the whole text is
+counted once or twice:
+
+    tokens
+    target ┤- - - - - - - - - - - - ●  counted: accepted
+           │                  ·
+           │            ·   extrapolated
+           │      ●  3 % of the target
+           └─●──────────────────────── units
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from memagent.documents.tokenizers import HuggingFaceTokenizer, Tokenizer, open_tokenizer
+from memagent.engines import store
+from memagent.errors import ConfigError
+
+LEAST_SHARE = 0.98
+"""A text of a wanted length has at least this share of it."""
+AIMED_SHARE = 0.995
+PROBE_TOKENS = 512
+PROBE_SHARE = 0.03
+"""Length of the second probe: cheap to count, long enough to be typical."""
+LATE_TRIES = 6
+
+
+class Fitted(NamedTuple):
+    """A text of the wanted length."""
+
+    num_units: int
+    text: str
+    num_tokens: int
+
+
+class _Probe(NamedTuple):
+    num_units: int
+    num_tokens: int
+
+
+def fit(
+    make: Callable[[int], str],
+    target_tokens: int,
+    tokenizer: Tokenizer,
+    *,
+    least_units: int = 0,
+    is_coarse: bool = False,
+    what: str = "the text",
+) -> Fitted:
+    """The text `make(num_units)` that has at most `target_tokens` and at least 98 % of them.
+
+    `make` has to grow with its number, evenly or not. A ConfigError says so where `least_units`
+    are too long already, or where one unit more is too much and one less too little; with
+    `is_coarse` the lesser is given then. `what` names the text in errors.
+    """
+    floor = target_tokens * LEAST_SHARE
+    least, text = _count(make, least_units, tokenizer)
+    if least.num_tokens > target_tokens:
+        raise ConfigError(
+            f"tokens={target_tokens} is too short: {what} has {least.num_tokens} at least; raise tokens"
+        )
+    low, high, num_tries = least, None, 0
+    cost = _cost_of_a_unit(make, least, target_tokens, tokenizer)
+    while low.num_tokens < floor and (high is None or high.num_units - low.num_units > 1):
+        num_units = _next(low, high, cost, target_tokens, is_late=num_tries >= LATE_TRIES)
+        probe, made = _count(make, num_units, tokenizer)
+        num_tries += 1
+        cost = _slope(least, probe) or cost
+        if probe.num_tokens > target_tokens:
+            high = probe
+        else:
+            low, text = probe, made
+    if low.num_tokens < floor and not is_coarse:
+        assert high is not None
+        raise ConfigError(
+            f"tokens={target_tokens} is too short to be met within 2 %: {what} has "
+            f"{low.num_tokens} or {high.num_tokens}; raise tokens"
+        )
+    return Fitted(low.num_units, text, low.num_tokens)
+
+
+@lru_cache(maxsize=8)
+def length_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer that a task's setting `tokenizer` means; kept open in this process."""
+    path = store.find(name)
+    if path is None:
+        if name in store.KNOWN:
+            raise ConfigError(
+                f"the tokenizer {name} is not on this machine; run `memagent models pull {name}` "
+                "or name another with tokenizer"
+            )
+        return open_tokenizer(name)
+    folder = path if path.is_dir() else _gguf_tokenizer(path)
+    return HuggingFaceTokenizer.from_path(folder, name)
+
+
+def _cost_of_a_unit(
+    make: Callable[[int], str], least: _Probe, target_tokens: int, tokenizer: Tokenizer
+) -> float:
+    """Tokens per unit, from a short text and then from one of 3 % of the length."""
+    num_units, probe = 1, least
+    while probe.num_tokens - least.num_tokens < min(PROBE_TOKENS, target_tokens * PROBE_SHARE):
+        probe, _ = _count(make, least.num_units + num_units, tokenizer)
+        num_units *= 4
+        if num_units > 1 << 40:
+            raise AssertionError("the text does not grow with its units")
+    cost = _slope(least, probe)
+    typical = least.num_units + round(target_tokens * PROBE_SHARE / cost)
+    if typical > 4 * probe.num_units:
+        probe, _ = _count(make, typical, tokenizer)
+        cost = _slope(least, probe)
+    return cost
+
+
+def _next(
+    low: _Probe, high: _Probe | None, cost: float, target_tokens: int, *, is_late: bool
+) -> int:
+    """The number of units to try: where the line through what is known meets the target."""
+    if high is not None and is_late:  # a curve, which lines approach slowly: halve what is left
+        return (low.num_units + high.num_units) // 2
+    missing = target_tokens * AIMED_SHARE - low.num_tokens
+    if high is None:
+        return low.num_units + max(1, round(missing / cost))
+    guess = low.num_units + round(missing / _slope(low, high))
+    return min(max(guess, low.num_units + 1), high.num_units - 1)
+
+
+def _slope(first: _Probe, second: _Probe) -> float:
+    return (second.num_tokens - first.num_tokens) / (second.num_units - first.num_units)
+
+
+def _count(make: Callable[[int], str], num_units: int, tokenizer: Tokenizer) -> tuple[_Probe, str]:
+    text = make(num_units)
+    return _Probe(num_units, tokenizer.count(text)), text
+
+
+def _gguf_tokenizer(path: Path) -> Path:
+    """The folder of the tokenizer that a GGUF file holds."""
+    try:
+        from memagent.engines.local.gguf_files import open_header
+        from memagent.engines.local.loading import ARCHITECTURES
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f'the tokenizer in {path} needs the library {error.name}: pip install "memagent[local]"'
+        ) from None
+    return open_header(path, architectures=ARCHITECTURES).folder
