@@ -25,14 +25,12 @@ from memagent.data.beyond.settings import BeyondSettings
 from memagent.data.beyond.weave import Fact, Plan, in_order
 from memagent.data.beyond.words import ORDINALS
 
-TOPICS = tuple(
-    f"the {word}"
-    for word in """
+_TOPICS = """
     harbour orchard lighthouse clockmaker winter owl ferry market fountain lantern railway glacier
     violin bakery desert compass tower carousel library meadow thunderstorm cellar mountain scarecrow
     moon umbrella circus windmill canal kite forest telescope bridge garden lake chimney sparrow island
-    """.split()
-)
+"""
+TOPICS = tuple(f"the {word}" for word in _TOPICS.split())
 _FEELINGS = ("longing", "patience", "sorrow", "courage", "laughter", "silence", "hope", "doubt")
 _SOUNDS = ("bells", "footsteps", "rain", "old songs", "geese", "a distant drum", "wind", "thunder")
 _COLOURS = ("silver", "amber", "crimson", "pale green", "ash-grey", "golden", "violet", "copper")

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from memagent.data.beyond.settings import BeyondSettings
 from memagent.data.beyond.weave import Fact, Plan, Role, in_order, prose
-from memagent.data.beyond.words import NUMBER_WORDS, day, days, namesakes, other_person, person
+from memagent.data.beyond.words import day, days, namesakes, other_person, person
 
 VISITED = (
     "the archive",
@@ -75,10 +75,9 @@ def plan(rng: random.Random, settings: CountingSettings) -> Plan:
         name = other_person(draw, frozenset({asked}))
         return said.format(day=day(draw), person=name, place=draw.choice(VISITED))
 
-    words = (NUMBER_WORDS[num_events],) if num_events < len(NUMBER_WORDS) else ()
     return Plan(
         question=f"How many times did {asked} visit {place}? Answer with a number.",
-        answers=(str(num_events), *words),
+        answers=(str(num_events),),
         facts=in_order(facts),
         units=prose(noise, settings.distractor_share),
         metadata={"counted": f"Visits of {asked} to {place} so far"},

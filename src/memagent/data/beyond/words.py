@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import random
 
-GIVEN_NAMES = tuple(
-    """
+_GIVEN = """
     Ada Agnes Albin Alma Amos Anders Anika Anton Arvid Astrid Aurel Bastian Beata Benno Berit Bernt
     Birgit Bram Brida Callum Carina Caspar Cedric Clara Conrad Cora Dagny Damian Delia Dorte Edda
     Edgar Edith Einar Elias Elin Ella Elsa Emil Enid Erna Esther Ewan Fabian Felix Fenna Flora Floris
@@ -20,10 +19,9 @@ GIVEN_NAMES = tuple(
     Oscar Otto Paula Peder Petra Quentin Ragna Rasmus Rika Robin Rosa Rufus Runa Sander Selma Signe
     Silas Simon Sofia Stellan Sunniva Sven Tara Thea Tilda Tobias Tove Ulf Ulla Vera Viktor Vilma
     Walter Wanda Werner Wilma Yann Yrsa Zelda
-    """.split()
-)
-SURNAMES = tuple(
-    """
+"""
+GIVEN_NAMES = tuple(_GIVEN.split())
+_SURNAMES = """
     Aldous Amberg Ashdown Askeland Barrow Bellgrave Bergh Birkin Blackwood Bostrand Brandt Brenner
     Broadmoor Burrell Calder Carlow Castell Collingsby Corvin Crane Dahlgren Darnell Decker Dorn
     Drummond Eklund Elder Engstrom Fairbank Falk Fenwick Fiske Forsling Fraser Garland Gersten
@@ -34,21 +32,19 @@ SURNAMES = tuple(
     Ravn Redfern Reinholt Ridley Rosen Rowntree Rydell Sandoval Schiller Selwyn Severin Sholto
     Skov Sorrel Stark Strand Sundby Swann Tarrant Tegner Thorne Tindal Tolliver Ulrich Vance Vester
     Vinter Voss Wakefield Waldron Weller Wendt Westergaard Whitlock Winslow Wren Yardley Zeller
-    """.split()
-)
-_TOWN_STARTS = tuple(
-    """
+"""
+SURNAMES = tuple(_SURNAMES.split())
+_STARTS = """
     Alder Amber Barn Bell Birk Brack Bram Cold Crow Dun Elm Fal Farn Fenn Gar Grim Hallow Hark Hazel
     Hol Ivel Kell Lang Lin March Marrow Mil Nor Oster Pell Quarn Raven Ros Sel Stan Sund Thorn Tor
     Ul Wen Wick Yarr
-    """.split()
-)
-_TOWN_ENDS = tuple(
-    """
+"""
+_TOWN_STARTS = tuple(_STARTS.split())
+_ENDS = """
     bridge brook bury by dale den fell field ford gate ham holm hurst ley mere moor mouth ness port
     sted ton vik wick worth
-    """.split()
-)
+"""
+_TOWN_ENDS = tuple(_ENDS.split())
 TOWNS = tuple(
     start + end
     for start in _TOWN_STARTS
@@ -56,13 +52,11 @@ TOWNS = tuple(
     if start.lower() != end and start[-1] != end[0]
 )
 
-NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
-MONTHS = tuple(
-    """
+_MONTHS = """
     January February March April May June July August September October November December
-    """.split()
-)
+"""
+MONTHS = tuple(_MONTHS.split())
 
 
 def person(rng: random.Random) -> str:
