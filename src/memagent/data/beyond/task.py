@@ -79,7 +79,7 @@ class BeyondTask:
                 others.setdefault(fact.role, []).append((start, end, fact.note))
         spans = {role: [list(span) for span in found] for role, found in sorted(others.items())}
         return Example(
-            id=f"{self.name}-{settings.length}-{settings.seed}-{index}",
+            id=f"{self.name}/{settings.length}/{settings.seed}/{index}",
             task=self.name,
             question=plan.question,
             answers=plan.answers,
