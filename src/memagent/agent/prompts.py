@@ -8,8 +8,8 @@ The default order is instruction, question, section, memory, request. All readin
 over one text then share everything up to the section's end at every step, whatever their memories
 hold, and an engine computes that long prefix once. The `paper` order puts the memory before the
 section, as the published checkpoints were trained. `small` is for models of some hundred million
-parameters: few words, one sentence to write, and the section first, so that all questions over one
-text share it.
+parameters. The memory stands first, as if it were the text's first sentence: next to the question such a
+model copies it for ever, also when it is wrong and the section tells the truth.
 """
 
 from __future__ import annotations
@@ -226,22 +226,18 @@ Answer:
 """
 
 _SMALL_READ = """\
-{section}
-
-Notes: {memory}
-
-Question: {question}
-
-Which one sentence, of the notes or of the text above, answers the question? Write only this sentence, \
-word for word.
-"""
-
-_SMALL_ANSWER = """\
 {memory}
 
+{section}
+
 Question: {question}
-Answer with a short phrase from the text above.
-"""
+
+Copy the sentence of the text above that answers the question, word for word."""
+
+_SMALL_ANSWER = """\
+Notes: {memory}
+
+{question}"""
 
 PROMPT_SETS: dict[str, PromptSet] = {
     "default": PromptSet(name="default", read=_DEFAULT_READ, answer=_DEFAULT_ANSWER),
@@ -249,7 +245,5 @@ PROMPT_SETS: dict[str, PromptSet] = {
     "paper": PromptSet(
         name="paper", read=_PAPER_READ, answer=_PAPER_ANSWER, empty_memory="Nothing read yet"
     ),
-    "small": PromptSet(
-        name="small", read=_SMALL_READ, answer=_SMALL_ANSWER, empty_memory="(nothing yet)"
-    ),
+    "small": PromptSet(name="small", read=_SMALL_READ, answer=_SMALL_ANSWER, empty_memory=""),
 }

@@ -72,8 +72,7 @@ def settings_options(
 
 def given(settings: type[Settings], values: dict[str, Any]) -> dict[str, Any]:
     """The values of a settings class that were given on the command line."""
-    names = settings.model_fields.keys() & values.keys()
-    return {name: values[name] for name in names if values[name] is not None}
+    return {name: values[name] for name in settings.model_fields if values.get(name) is not None}
 
 
 def _field_option(settings: type[Settings], name: str, panel: str) -> Callable[[F], F]:

@@ -37,6 +37,16 @@ def test_the_paper_order_is_question_memory_section() -> None:
     assert text.index("QQ") < text.index("MM") < text.index("SS")
 
 
+def test_the_small_prompts_are_memory_section_question_and_few_words() -> None:
+    request = "Copy the sentence of the text above that answers the question, word for word."
+    assert read_prompt("small") == f"MM\n\nSS\n\nQuestion: QQ\n\n{request}"
+    assert read_prompt("small", memory="").startswith("\n\nSS\n")
+    (answer,) = PROMPT_SETS["small"].answer_messages(
+        question="QQ", memory="MM", num_sections=3, answer_tokens=100
+    )
+    assert answer["content"] == "Notes: MM\n\nQQ"
+
+
 def test_the_model_is_told_the_section_number_and_its_budget() -> None:
     text = read_prompt("default")
     assert 'number="7"' in text
