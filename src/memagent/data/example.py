@@ -14,11 +14,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict
 
 from memagent.errors import DataError
 
 Match = Literal["any", "all"]
+
+FROM_FILES = ConfigDict(extra="forbid", strict=True)
+"""How strictly records are checked where they come from a file (`memagent.data.files`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,8 @@ class Passage:
 
     Example: Passage(title="Arthur's Magazine", text="Arthur's Magazine (1844-1846) was ...")
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = FROM_FILES
 
     text: str
     title: str = ""
@@ -39,6 +46,8 @@ class Evidence:
 
     Example: Evidence(document=3, start=0, end=41, text="One of the magic numbers for fox is 512.")
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = FROM_FILES
 
     document: int
     """Index of the passage."""
@@ -57,6 +66,8 @@ class Origin:
     Example: Origin(task="ruler/niah_single_1", settings={"tokens": 8192, "seed": 7, ...}, index=12)
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = FROM_FILES
+
     task: str
     settings: dict[str, Any]
     """All settings of the task, as `open_task` takes them."""
@@ -68,6 +79,8 @@ class Origin:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """A question over a text, with its accepted answers."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = FROM_FILES
 
     id: str
     """Unique within a dataset, and the same whenever it is made again."""

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 from memagent.errors import DataError
 
@@ -40,7 +40,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
                 yield raw
                 return
             with gzip.GzipFile(fileobj=raw) as unpacked:
-                yield unpacked
+                yield cast(IO[bytes], unpacked)
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
     except IsADirectoryError:
@@ -62,6 +62,19 @@ def read_records(path: Path) -> Iterator[tuple[int, Any]]:
         if not head:
             raise DataError(f"{path} is empty")
         yield from (_array if head == b"[" else _lines)(stream, path)
+
+
+def numbered_lines(stream: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
+    """Each line with its number from 1."""
+    number = 0
+    try:
+        for line in stream:
+            number += 1
+            yield number, line
+    except EOFError:
+        raise DataError(
+            f"{path} is cut short after line {number}: its gzip data ends early; fetch it again"
+        ) from None
 
 
 def place(path: Path, number: int) -> str:
@@ -96,21 +109,9 @@ def _first_char(stream: IO[bytes]) -> bytes:
 
 
 def _lines(stream: IO[bytes], path: Path) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(_numbered_lines(stream, path), start=1):
+    for number, line in numbered_lines(stream, path):
         if line.strip():
             yield number, parse_json(line, place(path, number))
-
-
-def _numbered_lines(stream: IO[bytes], path: Path) -> Iterator[bytes]:
-    number = 0
-    try:
-        for line in stream:
-            number += 1
-            yield line
-    except EOFError:
-        raise DataError(
-            f"{path} is cut short after line {number}: its gzip data ends early; fetch it again"
-        ) from None
 
 
 def _array(stream: IO[bytes], path: Path) -> Iterator[tuple[int, Any]]:
@@ -185,7 +186,10 @@ class _Window:
                 return value
 
     def _fill(self) -> None:
-        data = self._stream.read(self._block)
+        try:
+            data = self._stream.read(self._block)
+        except EOFError:
+            self._refuse("the file is cut short: its gzip data ends early; fetch it again")
         self._is_at_end = not data
         self._text = self._text[self._at :] + self._decode.decode(data, final=not data)
         self._at = 0
