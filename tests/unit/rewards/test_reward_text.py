@@ -1,0 +1,154 @@
+"""Extraction of answers, and the three ways to write one down for comparison."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memagent.agent.memory import split_reasoning
+from memagent.rewards.text import (
+    answer_candidates,
+    answer_key,
+    last_boxed,
+    squad_key,
+    strict_key,
+    without_reasoning,
+    words_of,
+)
+
+any_text = st.text(max_size=60)
+ascii_text = st.text(st.characters(codec="ascii"), max_size=60)
+latex = st.lists(
+    st.sampled_from(
+        [*"\\!,;:{} $%^°ab1.", r"\left", r"\right", r"\tfrac", r"\text{", r"\circ", "\\l", "eft"]
+    ),
+    max_size=14,
+).map("".join)
+numbers = st.lists(st.sampled_from([*"0123456789,.- +#a'\u202f\u2212"]), max_size=12).map("".join)
+
+
+# --- laws -----------------------------------------------------------------------------------------
+
+
+@given(st.one_of(any_text, ascii_text, latex, numbers))
+def test_keys_of_keys_are_the_same_keys(text: str) -> None:
+    assert strict_key(strict_key(text)) == strict_key(text)
+    assert squad_key(squad_key(text)) == squad_key(text)
+    assert answer_key(answer_key(text)) == answer_key(text)
+
+
+@given(st.one_of(any_text, numbers))
+def test_an_answer_that_says_something_has_a_key(text: str) -> None:
+    assert answer_key(text) or not any(map(str.isalnum, text))
+    assert answer_key(" \n") == ""
+
+
+@given(ascii_text)
+def test_case_and_outer_space_never_count(text: str) -> None:
+    for key in (strict_key, squad_key, answer_key):
+        assert key(text) == key(text.upper()) == key(f"  {text}\n")
+
+
+@given(st.integers(min_value=0, max_value=10**12))
+def test_thousands_separators_never_count(number: int) -> None:
+    assert answer_key(f"{number:,}") == answer_key(str(number)) == str(number)
+    assert answer_key(f"{number:,}".replace(",", "\u202f")) == str(number)
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "a", "\n", "<b>", "x "]), max_size=8))
+def test_reasoning_is_cut_as_the_reader_cuts_it(parts: list[str]) -> None:
+    text = "".join(parts)
+    assert without_reasoning(text) == split_reasoning(text).text
+
+
+@given(st.text(st.characters(exclude_characters="{}\\", codec="utf-8"), max_size=40))
+def test_what_is_boxed_comes_out_again(content: str) -> None:
+    assert last_boxed(f"so \\boxed{{{content}}} it is") == content
+    assert last_boxed(f"\\boxed{{other}} \\boxed{{f{{{content}}}}}") == f"f{{{content}}}"
+
+
+@given(st.one_of(any_text, latex))
+def test_a_candidate_is_part_of_the_reply_and_never_blank(reply: str) -> None:
+    for candidate in answer_candidates(reply):
+        assert candidate.strip()
+        assert candidate in reply
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"\boxed{a}", "a"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{a \} b}", r"a \} b"),
+        (r"\boxed{{a}{b}}", "{a}{b}"),
+        (r"\fbox{a}", "a"),
+        (r"\boxed 42 $ and more", "42"),
+        (r"\boxed{}", ""),
+        (r"\boxed", None),
+        (r"\boxedness{a}", None),
+        (r"\boxed{a}\boxed{b", None),
+        ("no box", None),
+    ],
+)
+def test_the_last_box_is_found(text: str, content: str | None) -> None:
+    assert last_boxed(text) == content
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("the **Café** — Paris (1,200.0)", "cafe paris 1200"),
+        ("The", "the"),
+        ("!", "!"),
+        ("U.S.A.", "usa"),
+        ("C#", "c#"),
+        ("1.2.3", "1.2.3"),
+        ("2019-2020", "2019 2020"),
+        ("\u22125", "-5"),
+        ("50 %", "50 percent"),
+        ("\uff15,\uff10\uff10\uff10", "5000"),
+        ("ﬁne", "fine"),
+        ("हिन्दी", "हिन्दी"),
+        ("東京。", "東京"),
+        ("한국어!", "한국어"),
+        (r"\textbf{New York}", "new york"),
+        (r"\frac{1}{2}", "1 2"),
+        ("twelve", "12"),
+        ("one of them", "one of them"),
+    ],
+)
+def test_answer_keys(text: str, key: str) -> None:
+    assert answer_key(text) == key
+
+
+def test_words_keep_articles_and_numbers_whole() -> None:
+    assert words_of("The cost: $3.50, or -1.0 (a loss)") == [
+        *("the", "cost", "3.5", "or", "-1", "a", "loss")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reply", "candidates"),
+    [
+        ("The answer is St. Louis. So it is.", ("St. Louis. So it is.", "St")),
+        ("**Answer:** Paris", ("Paris",)),
+        ("The answer isn't here", ("The answer isn't here",)),
+        ("Answer:\nParis\nRome", ("Paris",)),
+        ("The answer is", ("The answer is",)),
+        ("a\nb", ("a\nb", "b")),
+        ("<think>hm</think>", ()),
+        (r"\boxed{ }", ()),
+        ("", ()),
+    ],
+)
+def test_candidates(reply: str, candidates: tuple[str, ...]) -> None:
+    assert answer_candidates(reply) == candidates
+
+
+def test_many_unclosed_tags_take_no_longer_than_their_length() -> None:
+    assert without_reasoning("a" + "<think>" * 50_000) == "a"
+    assert last_boxed(r"\boxed{" * 50_000) is None
