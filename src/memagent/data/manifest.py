@@ -1,0 +1,200 @@
+"""The manifest of a dataset: what it was made from and what is in it, beside the file.
+
+    dev.jsonl                       the examples
+    dev.jsonl.manifest.json         settings, fingerprints, counts, lengths, depth of evidence
+    dev.jsonl.depth.svg             the depths as a figure
+
+Nothing in it depends on when or how fast the dataset was made: the same command on the same sources
+gives the same manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memagent.data.depth import bucket_counts, uniformity_p
+from memagent.data.example import Example, body_starts
+from memagent.data.files import replacing
+from memagent.errors import DataError
+
+FORMAT = 1
+NUM_BUCKETS = 10
+FIGURE_INCHES = (6.0, 2.6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What the manifest has to know of one example."""
+
+    num_tokens: int | None
+    has_text: bool
+    """Whether its documents are in the file."""
+    num_answers: int
+    depths: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Tokens of the texts."""
+
+    min: int
+    mean: float
+    max: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depths:
+    """How deep in their texts the evidence stands."""
+
+    num: int
+    """Depths that were measured: one for each document with evidence, or each piece of evidence
+    where there is but one document."""
+    histogram: list[int]
+    """How many stand in each tenth of the text."""
+    p_value: float | None
+    """Chance of a histogram this uneven if all depths are equally likely; None when too few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a dataset is."""
+
+    file: str
+    sha256: str
+    num_bytes: int
+    task: str
+    settings: dict[str, Any]
+    """All settings of the task."""
+    store: str
+    sources: dict[str, str]
+    """SHA-256 of each source, by its name."""
+    num_examples: int
+    num_with_text: int
+    """Examples whose documents are in the file; the others are made again from their origin."""
+    num_answers: dict[str, int]
+    """How many examples have so many accepted answers."""
+    tokens: Lengths | None
+    """None where lengths were not counted."""
+    depth: Depths | None
+    """None where no example has evidence."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """What the task itself has to say, such as what it left out."""
+    memagent: str
+    """Version that made it."""
+    format: int = FORMAT
+
+
+def row_of(example: Example, *, has_text: bool) -> Row:
+    """What the manifest has to know of an example, which has its documents."""
+    return Row(
+        num_tokens=example.num_tokens,
+        has_text=has_text,
+        num_answers=len(example.answers),
+        depths=tuple(round(depth, 6) for depth in evidence_depths(example)),
+    )
+
+
+def evidence_depths(example: Example) -> list[float]:
+    """Where in its text the evidence stands, from 0 to 1.
+
+    Sentences of one document are one piece: they always stand together, so counting them apart would
+    make chance look like a pattern.
+    """
+    if not example.evidence:
+        return []
+    passages = example.passages
+    starts = body_starts(passages)
+    num_chars = starts[-1] + len(passages[-1].text)
+    if len(passages) == 1:
+        return [(starts[0] + (one.start + one.end) / 2) / num_chars for one in example.evidence]
+    documents = sorted({one.document for one in example.evidence})
+    return [(starts[at] + len(passages[at].text) / 2) / num_chars for at in documents]
+
+
+def lengths_of(rows: Iterable[Row]) -> Lengths | None:
+    """Statistics of the texts' lengths."""
+    counts = [row.num_tokens for row in rows if row.num_tokens is not None]
+    if not counts:
+        return None
+    mean = round(statistics.fmean(counts), 1)
+    return Lengths(min=min(counts), mean=mean, max=max(counts), total=sum(counts))
+
+
+def depths_of(rows: Iterable[Row]) -> Depths | None:
+    """The histogram of depths, and whether it is even."""
+    depths = [depth for row in rows for depth in row.depths]
+    if not depths:
+        return None
+    histogram = bucket_counts(depths, num_buckets=NUM_BUCKETS)
+    p_value = round(uniformity_p(histogram), 6) if len(depths) >= 5 * NUM_BUCKETS else None
+    return Depths(num=len(depths), histogram=histogram, p_value=p_value)
+
+
+def answer_counts(rows: Iterable[Row]) -> dict[str, int]:
+    """How many examples have so many accepted answers."""
+    return {str(num): times for num, times in sorted(Counter(r.num_answers for r in rows).items())}
+
+
+def manifest_path(out: Path) -> Path:
+    """Where the manifest of a dataset lies."""
+    return out.with_name(f"{out.name}.manifest.json")
+
+
+def figure_path(out: Path) -> Path:
+    """Where the figure of a dataset's depths lies."""
+    return out.with_name(f"{out.name}.depth.svg")
+
+
+def write_manifest(out: Path, manifest: Manifest) -> None:
+    """Put the manifest beside the dataset."""
+    text = json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n"
+    with replacing(manifest_path(out)) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def read_manifest(out: Path) -> dict[str, Any] | None:
+    """The manifest of a dataset; None if it has none."""
+    path = manifest_path(out)
+    try:
+        contents = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+    if not isinstance(contents, dict) or contents.get("format") != FORMAT:
+        raise DataError(f"{path} is no manifest that this version of memagent knows")
+    return contents
+
+
+def draw_depths(out: Path, depths: Depths) -> Path | None:
+    """The histogram as a figure beside the dataset; None without matplotlib."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    path = figure_path(out)
+    # a fixed salt and no date: the same histogram gives the same file
+    with rc_context({"svg.hashsalt": "memagent", "svg.fonttype": "none"}), replacing(path) as part:
+        figure = Figure(figsize=FIGURE_INCHES, layout="constrained")
+        axes = figure.add_subplot()
+        axes.bar(_tenths(depths.histogram), depths.histogram, width=0.09)
+        axes.axhline(depths.num / NUM_BUCKETS, linestyle="--", linewidth=1, color="black")
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("depth in the text")
+        axes.set_ylabel("pieces of evidence")
+        told = "" if depths.p_value is None else f", p = {depths.p_value:.3f}"
+        axes.set_title(f"{out.name}: evidence by depth{told}", fontsize=9)
+        figure.savefig(part, format="svg", metadata={"Date": None})
+    return path
+
+
+def _tenths(histogram: Sequence[int]) -> list[float]:
+    return [(number + 0.5) / len(histogram) for number in range(len(histogram))]
