@@ -235,9 +235,9 @@ Question: {question}
 Copy the sentence of the text above that answers the question, word for word."""
 
 _SMALL_ANSWER = """\
-Notes: {memory}
+What is known: {memory}
 
-{question}"""
+Answer from what is known: {question}"""
 
 PROMPT_SETS: dict[str, PromptSet] = {
     "default": PromptSet(name="default", read=_DEFAULT_READ, answer=_DEFAULT_ANSWER),

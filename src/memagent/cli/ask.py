@@ -288,9 +288,11 @@ class Ask:
 
     def _tell_model(self, request: Request, model: str) -> None:
         """Which model reads if none was named, and its own settings of reading that are used."""
-        defaults = store.reading_defaults(model)
-        own = {name: defaults[name] for name in defaults.keys() - request.agent_settings.keys()}
-        settings = ", ".join(f"{name} {own[name]}" for name in defaults if name in own)
+        settings = ", ".join(
+            f"{name} {value}"
+            for name, value in store.reading_defaults(model).items()
+            if name not in request.agent_settings
+        )
         if request.is_embedded:
             with_own = f" ({settings})" if settings else ""
             self._tell(

@@ -44,7 +44,7 @@ def test_the_small_prompts_are_memory_section_question_and_few_words() -> None:
     (answer,) = PROMPT_SETS["small"].answer_messages(
         question="QQ", memory="MM", num_sections=3, answer_tokens=100
     )
-    assert answer["content"] == "Notes: MM\n\nQQ"
+    assert answer["content"] == "What is known: MM\n\nAnswer from what is known: QQ"
 
 
 def test_the_model_is_told_the_section_number_and_its_budget() -> None:

@@ -429,8 +429,9 @@ def _check_sampling(sampling: Sampling) -> None:
         raise EngineRefused(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
     if sampling.top_k is not None and sampling.top_k < 1:
         raise EngineRefused(f"top_k must be at least 1, not {sampling.top_k}")
-    if isinstance(sampling.stop, str) or not all(isinstance(stop, str) for stop in sampling.stop):
-        raise EngineRefused(f"stop must be a tuple of texts, not {sampling.stop!r}")
+    stop: object = sampling.stop  # one text by itself would be taken apart into letters
+    if not isinstance(stop, (tuple, list)) or not all(isinstance(text, str) for text in stop):
+        raise EngineRefused(f"stop must be a tuple of texts, not {stop!r}")
     if "" in sampling.stop:
         raise EngineRefused("a stop text must not be empty")
 
