@@ -1,0 +1,1 @@
+"""Evaluation: how well texts are read, with intervals, and with failures counted."""

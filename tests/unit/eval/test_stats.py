@@ -1,0 +1,170 @@
+"""Intervals hold what they promise, in worked cases and in simulations."""
+
+from __future__ import annotations
+
+import math
+import random
+from statistics import fmean
+
+import pytest
+
+from memagent.eval.stats import (
+    Interval,
+    bootstrap,
+    by_depth,
+    compare,
+    mean_interval,
+    sign_test,
+    wilson,
+)
+
+
+def share_covered(intervals: list[Interval], truth: float) -> float:
+    return fmean(interval.low <= truth <= interval.high for interval in intervals)
+
+
+# --- Wilson ---------------------------------------------------------------------------------------
+
+
+def test_wilson_agrees_with_the_formula_worked_by_hand() -> None:
+    interval = wilson(8, 10)
+    assert interval.value == 0.8
+    assert interval.low == pytest.approx(0.49016, abs=1e-5)
+    assert interval.high == pytest.approx(0.94332, abs=1e-5)
+
+
+def test_wilson_does_not_collapse_at_the_ends() -> None:
+    none, every = wilson(0, 20), wilson(20, 20)
+    assert (none.low, every.high) == (0.0, 1.0)
+    assert none.high == pytest.approx(0.16113, abs=1e-5)
+    assert every.low == pytest.approx(1 - 0.16113, abs=1e-5)
+
+
+@pytest.mark.parametrize(("right", "num"), [(1, 0), (-1, 5), (6, 5), (0, 0)])
+def test_what_is_no_proportion_is_refused(right: int, num: int) -> None:
+    with pytest.raises(ValueError, match="no proportion"):
+        wilson(right, num)
+
+
+@pytest.mark.parametrize(("num", "share"), [(30, 0.5), (128, 0.8), (128, 0.97)])
+def test_wilson_covers_the_truth_19_times_in_20(num: int, share: float) -> None:
+    """By the exact binomial distribution, not by chance."""
+    covered = sum(
+        math.comb(num, right) * share**right * (1 - share) ** (num - right)
+        for right in range(num + 1)
+        if wilson(right, num).low <= share <= wilson(right, num).high
+    )
+    assert 0.93 <= covered <= 0.975
+
+
+def test_more_confidence_is_wider() -> None:
+    narrow, wide = wilson(60, 100, confidence=0.8), wilson(60, 100, confidence=0.99)
+    assert wide.low < narrow.low < narrow.high < wide.high
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        wilson(1, 2, confidence=95)
+
+
+# --- bootstrap ------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    values = [0.0, 0.5, 1.0, 0.25, 0.75, 1.0]
+    assert bootstrap(values, seed=4) == bootstrap(values, seed=4)
+    assert bootstrap(values, seed=4) != bootstrap(values, seed=5)
+
+
+def test_equal_values_have_no_spread_and_none_have_no_mean() -> None:
+    assert bootstrap([0.5, 0.5]) == Interval(value=0.5, low=0.5, high=0.5, num=2)
+    with pytest.raises(ValueError, match="no values"):
+        bootstrap([])
+
+
+@pytest.mark.parametrize("num", [12, 60])
+def test_the_bootstrap_covers_the_truth_19_times_in_20(num: int) -> None:
+    rng = random.Random(num)
+    choices, weights = [0.0, 0.25, 0.5, 1.0], [2, 1, 3, 4]
+    truth = fmean([0.0] * 2 + [0.25] + [0.5] * 3 + [1.0] * 4)
+    intervals = [
+        bootstrap(rng.choices(choices, weights, k=num), num_resamples=300, seed=trial)
+        for trial in range(400)
+    ]
+    assert 0.915 <= share_covered(intervals, truth) <= 0.985
+
+
+def test_scores_of_right_and_wrong_take_wilson_and_shares_the_bootstrap() -> None:
+    assert mean_interval([1.0] * 20) == wilson(20, 20)
+    assert mean_interval([1, 0, 1, 1]) == wilson(3, 4)
+    shares = [0.5, 1.0, 0.0, 0.5]
+    assert mean_interval(shares, seed=3) == bootstrap(shares, seed=3)
+
+
+# --- comparison -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "p"),
+    [
+        (0, 0, 1.0),
+        (5, 5, 1.0),
+        (5, 0, 2 / 32),
+        (1, 9, 22 / 1024),
+        (10, 2, 2 * (1 + 12 + 66) / 4096),
+    ],
+)
+def test_the_sign_test_is_exact(better: int, worse: int, p: float) -> None:
+    assert sign_test(better, worse) == pytest.approx(p, rel=1e-12)
+    assert sign_test(worse, better) == sign_test(better, worse)
+
+
+def test_the_sign_test_does_not_overflow_with_many_questions() -> None:
+    assert sign_test(2500, 2500) == 1.0
+    normal = math.erfc((99 / math.sqrt(5000)) / math.sqrt(2))  # continuity: 100 - 1
+    assert sign_test(2550, 2450) == pytest.approx(normal, rel=2e-2)
+    assert 0.0 <= sign_test(5000, 0) < 1e-300
+
+
+def test_a_comparison_counts_and_subtracts_question_by_question() -> None:
+    result = compare([1, 1, 1, 0, 0.5], [0, 1, 1, 1, 0])
+    assert (result.num_better, result.num_worse, result.num_equal) == (2, 1, 2)
+    assert result.difference.value == pytest.approx(0.1)
+    assert result.p_value == 1.0
+    with pytest.raises(ValueError, match="3 and 2 scores"):
+        compare([1, 1, 1], [1, 1])
+
+
+def test_pairing_finds_a_difference_that_separate_intervals_hide() -> None:
+    rng = random.Random(1)
+    first = [float(rng.random() < 0.6) for _ in range(200)]
+    second = [0.0 if number < 40 and score else score for number, score in enumerate(first)]
+    result = compare(first, second)
+    assert mean_interval(first).low < mean_interval(second).high
+    assert result.difference.low > 0
+    assert result.p_value < 1e-4
+
+
+def test_equal_methods_are_told_apart_at_most_one_time_in_twenty() -> None:
+    rng = random.Random(6)
+    num_significant, intervals = 0, []
+    for trial in range(300):
+        first = [float(rng.random() < 0.7) for _ in range(80)]
+        second = [float(rng.random() < 0.7) for _ in range(80)]
+        result = compare(first, second, num_resamples=200, seed=trial)
+        num_significant += result.p_value < 0.05
+        intervals.append(result.difference)
+    assert num_significant <= 24  # 15 at most expected; the exact test is conservative
+    assert 0.91 <= share_covered(intervals, 0.0) <= 0.985
+
+
+# --- depth ----------------------------------------------------------------------------------------
+
+
+def test_scores_are_told_by_where_the_evidence_stands() -> None:
+    depths = [0.0, 0.1, 0.5, 0.95, 1.0]
+    buckets = by_depth(depths, [1, 0, 0.5, 1, 1], num_buckets=4)
+    assert [(bucket.start, bucket.end) for bucket in buckets] == [
+        *((0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0))
+    ]
+    assert [bucket.score and bucket.score.value for bucket in buckets] == [0.5, None, 0.5, 1.0]
+    assert buckets[3].score == wilson(2, 2)
+    with pytest.raises(ValueError, match="zip"):
+        by_depth(depths, [1.0], num_buckets=4)
