@@ -22,8 +22,8 @@ from typing import IO, Any, NoReturn, cast
 from memagent.errors import DataError
 
 GZIP_MAGIC = b"\x1f\x8b"
-BLOCK_CHARS = 1 << 18
-"""How much of an array is read at once; doubled while a record is longer."""
+BLOCK_BYTES = 1 << 18
+"""How much of an array is read at once."""
 NEAR_END = 16
 """A mistake this close to the end of what was read may be a word that is cut, such as `tru`."""
 SPACE = " \t\n\r"
@@ -55,13 +55,19 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def read_records(path: Path) -> Iterator[tuple[int, Any]]:
-    """Each record with its number from 1: those of a JSON array, or the lines of a JSONL file."""
+def read_records(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, Any]]:
+    """Each record with its number from 1: those of a JSON array, or the lines of a JSONL file.
+
+    An array is read `block_bytes` at a time; more while a record is longer.
+    """
     with opened(path) as stream:
         head = _first_char(stream)
         if not head:
             raise DataError(f"{path} is empty")
-        yield from (_array if head == b"[" else _lines)(stream, path)
+        if head == b"[":
+            yield from _array(_Window(stream, path, block_bytes))
+        else:
+            yield from _lines(stream, path)
 
 
 def numbered_lines(stream: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
@@ -114,8 +120,7 @@ def _lines(stream: IO[bytes], path: Path) -> Iterator[tuple[int, Any]]:
             yield number, parse_json(line, place(path, number))
 
 
-def _array(stream: IO[bytes], path: Path) -> Iterator[tuple[int, Any]]:
-    window = _Window(stream, path)
+def _array(window: _Window) -> Iterator[tuple[int, Any]]:
     window.expect("[")
     while window.next_char() != "]":
         if window.number > 0:
@@ -124,13 +129,13 @@ def _array(stream: IO[bytes], path: Path) -> Iterator[tuple[int, Any]]:
         window.number += 1
     window.expect("]")
     if window.next_char():
-        raise DataError(f"{path}: something follows the end of the array")
+        window.refuse("something follows the end of the array")
 
 
 class _Window:
     """The part of a file that is being decoded."""
 
-    def __init__(self, stream: IO[bytes], path: Path) -> None:
+    def __init__(self, stream: IO[bytes], path: Path, block_bytes: int) -> None:
         self.number = 0
         """Records decoded so far."""
         self._stream = stream
@@ -139,7 +144,8 @@ class _Window:
         self._decoder = json.JSONDecoder(parse_constant=_no_constant)
         self._text = ""
         self._at = 0
-        self._block = BLOCK_CHARS
+        self._block_bytes = block_bytes
+        self._block = block_bytes
         self._is_at_end = False
 
     def next_char(self) -> str:
@@ -157,14 +163,14 @@ class _Window:
         """Take a character that must come next."""
         found = self.next_char()
         if found != char:
-            self._refuse(f"expected {char!r}, found {found!r}" if found else "it is cut short")
+            self.refuse(f"expected {char!r}, found {found!r}" if found else "it is cut short")
         self._at += 1
 
     def value(self) -> Any:
         """Take a value."""
         if self.next_char() not in ("{", "[", '"'):  # a number could be cut without our seeing it
-            self._refuse("a record must be an object, an array or a string")
-        self._block = BLOCK_CHARS
+            self.refuse("a record must be an object, an array or a string")
+        self._block = self._block_bytes
         while True:
             try:
                 value, self._at = self._decoder.raw_decode(self._text, self._at)
@@ -173,15 +179,15 @@ class _Window:
                     error.pos >= len(self._text) - NEAR_END
                 )
                 if self._is_at_end:
-                    self._refuse(f"it is cut short, or not JSON ({error.msg})")
+                    self.refuse(f"it is cut short, or not JSON ({error.msg})")
                 if not may_go_on:
-                    self._refuse(f"not JSON ({error.msg})")
+                    self.refuse(f"not JSON ({error.msg})")
                 self._fill()
                 self._block *= 2  # so that a long record is not decoded again too often
             except ValueError as error:
-                self._refuse(f"not JSON ({error})")
+                self.refuse(f"not JSON ({error})")
             except RecursionError:
-                self._refuse("nested too deeply")
+                self.refuse("nested too deeply")
             else:
                 return value
 
@@ -189,12 +195,13 @@ class _Window:
         try:
             data = self._stream.read(self._block)
         except EOFError:
-            self._refuse("the file is cut short: its gzip data ends early; fetch it again")
+            self.refuse("the file is cut short: its gzip data ends early; fetch it again")
         self._is_at_end = not data
         self._text = self._text[self._at :] + self._decode.decode(data, final=not data)
         self._at = 0
 
-    def _refuse(self, reason: str) -> NoReturn:
+    def refuse(self, reason: str) -> NoReturn:
+        """An error at the record that comes next."""
         raise DataError(f"{self._path}, record {self.number + 1}: {reason}")
 
 
