@@ -135,7 +135,7 @@ def test_a_comparison_counts_and_subtracts_question_by_question() -> None:
 def test_pairing_finds_a_difference_that_separate_intervals_hide() -> None:
     rng = random.Random(1)
     first = [float(rng.random() < 0.6) for _ in range(200)]
-    second = [0.0 if number < 40 and score else score for number, score in enumerate(first)]
+    second = [0.0 if number < 30 and score else score for number, score in enumerate(first)]
     result = compare(first, second)
     assert mean_interval(first).low < mean_interval(second).high
     assert result.difference.low > 0
