@@ -116,18 +116,36 @@ def open_header(path: Path, *, architectures: tuple[str, ...]) -> Header:
 
 def weights(path: Path, header: Header) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     """Names as transformers has them, and float32 arrays."""
-    contents = np.asarray(np.memmap(path, mode="r", dtype=np.uint8))
-    for tensor in header.tensors:
-        packed = contents[tensor.offset : tensor.offset + tensor.num_bytes]
-        packed = packed.reshape(*tensor.shape[:-1], -1)
+    for tensor, packed in _stored(path, header):
         try:
             array = dequantize(packed, GGMLQuantizationType(tensor.kind))
         except NotImplementedError:
             kind = GGMLQuantizationType(tensor.kind).name
             raise ConfigError(f"{path} stores weights as {kind}, which cannot be read") from None
-        name = _name(tensor.name)
-        assert name is not None, "unknown names are refused when the header is converted"
-        yield name, _unpermuted(tensor.name, array, header)
+        yield _known_name(tensor), _unpermuted(tensor.name, array, header)
+
+
+def matrices(
+    path: Path, header: Header
+) -> Iterator[tuple[str, GGMLQuantizationType, np.ndarray[Any, Any]]]:
+    """Names as transformers has them, how each matrix is stored, and the bytes of its rows."""
+    for tensor, packed in _stored(path, header):
+        if packed.ndim == 2:
+            kind = GGMLQuantizationType(tensor.kind)
+            yield _known_name(tensor), kind, _unpermuted(tensor.name, packed, header)
+
+
+def _stored(path: Path, header: Header) -> Iterator[tuple[Tensor, np.ndarray[Any, Any]]]:
+    contents = np.asarray(np.memmap(path, mode="r", dtype=np.uint8))
+    for tensor in header.tensors:
+        packed = contents[tensor.offset : tensor.offset + tensor.num_bytes]
+        yield tensor, packed.reshape(*tensor.shape[:-1], -1)
+
+
+def _known_name(tensor: Tensor) -> str:
+    name = _name(tensor.name)
+    assert name is not None, "unknown names are refused when the header is converted"
+    return name
 
 
 # --- the kept copy of a header --------------------------------------------------------------------

@@ -1,0 +1,258 @@
+"""A transformers causal model on a CPU: replies through our kernel, prompts through torch.
+
+    pieces ─┬─ single tokens ──▶ decode.c, all layers in one call ──▶ logits
+            └─ pieces of prompts ──▶ torch, layer by layer        ──▶ logits
+
+Prompts are large matrix products, at which torch runs as fast as the processor can. A single token is
+bound by reading the weights and by everything around the products; there the kernel wins. It reads the
+model's own parameters, or, where the model came from a GGUF file, the file's blocks of 4 and 8 bits,
+which hold the same values in a sixth of the bytes.
+
+Parameters remain the truth. When they change, `weights_changed` compares each packed matrix with its
+parameter: those that differ are dropped and read as float32 from then on, those that are the same, as
+all are while only an adapter is trained, stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from memagent.engines.local.cpu.native import (
+    FLOAT32,
+    Kernels,
+    Layer,
+    Matrix,
+    Model,
+    Step,
+    kernels,
+)
+from memagent.engines.local.cpu.packing import Packed
+from memagent.engines.local.model import CachedModel
+from memagent.engines.local.scheduler import Piece, Run
+
+PART_SLOTS = 256
+"""Slots that one thread reads at a time: enough parts for all cores, each a piece of L2."""
+
+
+class Unsupported(Exception):
+    """The kernel cannot run this model; torch can."""
+
+
+class CpuModel(CachedModel):
+    """A transformers Llama, Qwen2 or Qwen3 that reads and writes a cache of slots on a CPU."""
+
+    def __init__(
+        self, model: Any, num_slots: int, *, packed: Mapping[str, Packed] | None = None
+    ) -> None:
+        super().__init__(model, num_slots)
+        self._model = model
+        self._packed = dict(packed or {})
+        self._kernels = kernels()
+        self._native: _Native | None = None
+        self._bind()
+
+    @property
+    def num_packed(self) -> int:
+        """Matrices that are read in packed form."""
+        return len(self._packed)
+
+    def weights_changed(self) -> None:
+        """Drop packed matrices whose parameters are other ones now; find all addresses anew."""
+        self._bind()
+
+    @torch.inference_mode()
+    def step(self, pieces: Sequence[Piece]) -> torch.Tensor:
+        """Compute the pieces; the logits of the last token of those that end in a new token."""
+        replies = [piece for piece in pieces if piece.length == 1] if self._native else []
+        if self._native is None or not replies:
+            return super().step(pieces)
+        prompts = [piece for piece in pieces if piece.length > 1]
+        requests = [piece.request for piece in replies]
+        logits = dict(zip(requests, self._native.step(replies), strict=True))
+        if prompts:
+            requests = [piece.request for piece in prompts if piece.is_last]
+            logits |= dict(zip(requests, super().step(prompts), strict=True))
+        finals = [logits[piece.request] for piece in pieces if piece.is_last]
+        return torch.stack(finals) if finals else torch.empty(0, self._native.vocab_size)
+
+    def _bind(self) -> None:
+        self._native = None
+        if self._kernels is None:
+            return
+        try:
+            self._native = _Native(self._kernels, self._model, self._cache, self._packed)
+        except Unsupported:
+            return
+        self._packed = self._native.packed
+
+
+class _Native:
+    """The model as the kernel sees it: addresses of parameters, packed matrices and the cache."""
+
+    def __init__(
+        self, library: Kernels, model: Any, cache: torch.Tensor, packed: Mapping[str, Packed]
+    ) -> None:
+        self._library = library
+        self._backbone = model.get_decoder()
+        self._cache = cache
+        self._kept: list[torch.Tensor] = []
+        """Tensors whose addresses the kernel holds."""
+        self.packed: dict[str, Packed] = {}
+        """Those of the packed matrices that hold the parameters' values."""
+        config = model.config
+        head = model.get_output_embeddings()
+        is_tied = head.weight is model.get_input_embeddings().weight
+        head_name = "model.embed_tokens" if is_tied else "lm_head"
+        layers = [
+            self._layer(f"model.layers.{number}", layer, packed)
+            for number, layer in enumerate(self._backbone.layers)
+        ]
+        self._layers = (Layer * len(layers))(*layers)
+        attention = self._backbone.layers[0].self_attn
+        self.vocab_size = int(head.weight.shape[0])
+        self._model = Model(
+            num_layers=len(layers),
+            width=config.hidden_size,
+            inner=config.intermediate_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=cache.shape[-1],
+            num_slots=cache.shape[-2],
+            epsilon=config.rms_norm_eps,
+            scaling=attention.scaling,
+            layers=self._layers,
+            norm=self._address(self._backbone.norm.weight),
+            head=self._matrix(head_name, head, packed),
+            cache=self._address(cache),
+        )
+        if config.hidden_act != "silu":
+            raise Unsupported
+
+    def step(self, pieces: Sequence[Piece]) -> torch.Tensor:
+        """The logits of single tokens, whose keys and values go to their slots."""
+        ids_R = torch.tensor([piece.request.tokens(piece.start, piece.end)[0] for piece in pieces])
+        positions_R = torch.tensor([piece.start for piece in pieces])
+        hidden_RD = self._backbone.embed_tokens(ids_R)
+        cosine, sine = (part[0].contiguous() for part in self._rotation(hidden_RD, positions_R))
+        runs_R = [piece.request.runs(piece.end) for piece in pieces]
+        slots_R = torch.tensor([runs[-1].start + runs[-1].length - 1 for runs in runs_R])
+        starts, lengths, firsts, readers = _parts(runs_R)
+        logits_RV = torch.empty(len(pieces), self.vocab_size)
+        self._library.decode_step(
+            self._model,
+            Step(
+                num_threads=torch.get_num_threads(),
+                num_rows=len(pieces),
+                hidden=hidden_RD.data_ptr(),
+                cosine=cosine.data_ptr(),
+                sine=sine.data_ptr(),
+                slots=slots_R.data_ptr(),
+                num_parts=len(starts),
+                part_starts=starts.data_ptr(),
+                part_lengths=lengths.data_ptr(),
+                first_readers=firsts.data_ptr(),
+                readers=readers.data_ptr(),
+                logits=logits_RV.data_ptr(),
+            ),
+        )
+        return logits_RV
+
+    def _rotation(self, hidden_RD: torch.Tensor, positions_R: torch.Tensor) -> Any:
+        return self._backbone.rotary_emb(hidden_RD[None], positions_R[None])
+
+    def _layer(self, name: str, layer: Any, packed: Mapping[str, Packed]) -> Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        has_norms = hasattr(attention, "q_norm")  # Qwen3
+
+        def matrix(part: str, module: Any) -> Matrix:
+            return self._matrix(f"{name}.{part}", module, packed)
+
+        return Layer(
+            input_norm=self._address(layer.input_layernorm.weight),
+            post_norm=self._address(layer.post_attention_layernorm.weight),
+            query_norm=self._address(attention.q_norm.weight) if has_norms else None,
+            key_norm=self._address(attention.k_norm.weight) if has_norms else None,
+            query=matrix("self_attn.q_proj", attention.q_proj),
+            key=matrix("self_attn.k_proj", attention.k_proj),
+            value=matrix("self_attn.v_proj", attention.v_proj),
+            output=matrix("self_attn.o_proj", attention.o_proj),
+            gate=matrix("mlp.gate_proj", mlp.gate_proj),
+            up=matrix("mlp.up_proj", mlp.up_proj),
+            down=matrix("mlp.down_proj", mlp.down_proj),
+        )
+
+    def _matrix(self, name: str, module: Any, packed: Mapping[str, Packed]) -> Matrix:
+        base = getattr(module, "base_layer", module)
+        if type(base) is not torch.nn.Linear:
+            raise Unsupported
+        address = self._address(base.weight)
+        num_outputs, num_inputs = base.weight.shape
+        matrix = Matrix(
+            kind=FLOAT32, num_outputs=num_outputs, num_inputs=num_inputs, weights=address
+        )
+        if stored := packed.get(f"{name}.weight"):
+            candidate = stored.matrix()
+            has_shape = (stored.num_outputs, stored.num_inputs) == (num_outputs, num_inputs)
+            if has_shape and self._library.same_weights(
+                candidate, address, torch.get_num_threads()
+            ):
+                self.packed[f"{name}.weight"] = stored
+                matrix = candidate
+        if base.bias is not None:
+            matrix.bias = self._address(base.bias)
+        if base is not module:
+            self._add_lora(matrix, module)
+        return matrix
+
+    def _add_lora(self, matrix: Matrix, module: Any) -> None:
+        """The active adapter of a peft layer. What is more than plain LoRA is left to torch."""
+        from peft.tuners.lora import Linear
+
+        if type(module) is not Linear:
+            raise Unsupported
+        if module.disable_adapters:
+            return
+        names = [name for name in module.active_adapters if name in module.lora_A]
+        is_plain = all(type(module.lora_B[name]) is torch.nn.Linear for name in names) and not any(
+            module.lora_variant.get(name) or module.lora_bias.get(name) for name in names
+        )
+        if module.merged or len(names) > 1 or not is_plain:
+            raise Unsupported
+        for name in names:
+            matrix.lora_a = self._address(module.lora_A[name].weight)
+            matrix.lora_b = self._address(module.lora_B[name].weight)
+            matrix.rank = module.lora_A[name].weight.shape[0]
+            matrix.lora_scale = module.scaling[name]
+
+    def _address(self, tensor: torch.Tensor) -> int:
+        tensor = tensor.detach()
+        if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.is_meta:
+            raise Unsupported
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def _parts(
+    runs_R: Sequence[Sequence[Run]],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Spans of slots with the rows that read them: starts, lengths, where readers begin, readers.
+
+    A run that several rows read is one span, so its slots come from memory once.
+    """
+    rows_of: dict[Run, list[int]] = {}
+    for row, runs in enumerate(runs_R):
+        for run in runs:
+            rows_of.setdefault(run, []).append(row)
+    starts: list[int] = []
+    lengths: list[int] = []
+    firsts, readers = [0], []
+    for run, rows in rows_of.items():
+        for begin in range(0, run.length, PART_SLOTS):
+            starts.append(run.start + begin)
+            lengths.append(min(PART_SLOTS, run.length - begin))
+            readers += rows
+            firsts.append(len(readers))
+    return torch.tensor(starts), torch.tensor(lengths), torch.tensor(firsts), torch.tensor(readers)
