@@ -116,7 +116,7 @@ KNOWN: dict[str, KnownModel] = {
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
         reading=ReadingDefaults(
-            chunk_tokens=1024, memory_tokens=128, answer_tokens=128, prompts="small"
+            chunk_tokens=1024, memory_tokens=64, answer_tokens=128, prompts="small"
         ),
     ),
 }
