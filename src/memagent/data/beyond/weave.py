@@ -20,6 +20,7 @@ from memagent.data.beyond.filler import MAX_PARAGRAPH, MIN_PARAGRAPH, SHORT_SENT
 from memagent.data.example import Match
 from memagent.data.lengths import LEAST_SHARE, fit
 from memagent.documents.tokenizers import Tokenizer
+from memagent.errors import ConfigError
 
 Role = Literal["evidence", "near_miss", "candidate", "similar", "injection"]
 
@@ -98,16 +99,20 @@ def weave(plan: Plan, rng: random.Random, *, tokens: int, tokenizer: Tokenizer, 
 
     fitted = fit(make, tokens, tokenizer, is_coarse=True, what=what)
     del units[fitted.num_units :]
-    text, num_tokens = fitted.text, fitted.num_tokens
-    for short in plan.short_units * 2:
+    num_tokens = fitted.num_tokens
+    for short in plan.short_units * 4:
         if num_tokens >= tokens * LEAST_SHARE:
             break
         units.append(short)
-        longer, _ = _joined(plan, units)
-        if tokenizer.count(longer) > tokens:
+        longer = tokenizer.count(_joined(plan, units)[0])
+        if longer > tokens:
             units.pop()
-            continue
-        text, num_tokens = longer, tokenizer.count(longer)
+        else:
+            num_tokens = longer
+    if num_tokens < tokens * LEAST_SHARE:
+        raise ConfigError(
+            f"tokens={tokens} is too short to be met within 2 %: {what} has {num_tokens}; raise tokens"
+        )
     text, spans = _joined(plan, units)
     return Woven(text, spans, num_tokens)
 
