@@ -55,7 +55,7 @@ MAX_STORED_TOKENS = 65_536
 """With `auto`, longer texts are not written; they are made again from their origin."""
 IN_FLIGHT = 4
 """Examples per process that are being made or wait to be written."""
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
