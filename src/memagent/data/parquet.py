@@ -60,7 +60,6 @@ class RowWriter:
     """Writes rows in groups of bounded size."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._path = path
         self._arrow, parquet = arrow(path)
         self._schema = schema
         self._writer = parquet.ParquetWriter(path, schema, compression="zstd")
@@ -94,7 +93,7 @@ class RowWriter:
         try:
             table = self._arrow.Table.from_pylist(self._rows, schema=self._schema)
         except (self._arrow.ArrowInvalid, self._arrow.ArrowTypeError, OverflowError) as error:
-            raise DataError(f"a row does not fit {self._path}: {_one_line(error)}") from None
+            raise DataError(f"a row does not fit the columns: {_one_line(error)}") from None
         self._writer.write_table(table)
         self._rows, self._num_chars = [], 0
 
