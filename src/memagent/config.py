@@ -106,6 +106,8 @@ class LocalConfig(Settings):
     """Tokens that a local model computes in one step, at most."""
     max_running: int = Field(default=64, ge=1)
     """Requests that a local model works on at once, at most."""
+    native: bool = True
+    """On a CPU, generate with a kernel that is compiled once; needs a C compiler, else torch is used."""
 
 
 def _explain(error: ValidationError, cls: type[Settings]) -> str:

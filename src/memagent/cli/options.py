@@ -27,7 +27,14 @@ def json_object(value: str) -> dict[str, Any]:
     return parsed
 
 
-TYPES: dict[type, Any] = {int: int, float: float, str: str, SecretStr: str, dict: json_object}
+TYPES: dict[type, Any] = {
+    bool: bool,
+    int: int,
+    float: float,
+    str: str,
+    SecretStr: str,
+    dict: json_object,
+}
 
 
 class Panel(click.Option):

@@ -51,6 +51,8 @@ class LoadedModel:
     """Tokens that end a reply."""
     tokenizer_folder: Path
     """Where `documents.tokenizers.open_tokenizer` finds the tokenizer and the chat template."""
+    gguf: Path | None = None
+    """The GGUF file that the weights came from, if any."""
 
 
 def load(
@@ -82,6 +84,7 @@ def load(
         window=model.config.max_position_embeddings,
         eos_ids=_eos_ids(model, tokenizer),
         tokenizer_folder=folder,
+        gguf=path if path.is_file() else None,
     )
 
 

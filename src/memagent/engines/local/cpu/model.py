@@ -16,7 +16,8 @@ all are while only an adapter is trained, stay.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,9 +30,11 @@ from memagent.engines.local.cpu.native import (
     Step,
     kernels,
 )
-from memagent.engines.local.cpu.packing import Packed
 from memagent.engines.local.model import CachedModel
 from memagent.engines.local.scheduler import Piece, Run
+
+if TYPE_CHECKING:
+    from memagent.engines.local.cpu.packing import Packed
 
 PART_SLOTS = 256
 """Slots that one thread reads at a time: enough parts for all cores, each a piece of L2."""
@@ -44,13 +47,11 @@ class Unsupported(Exception):
 class CpuModel(CachedModel):
     """A transformers Llama, Qwen2 or Qwen3 that reads and writes a cache of slots on a CPU."""
 
-    def __init__(
-        self, model: Any, num_slots: int, *, packed: Mapping[str, Packed] | None = None
-    ) -> None:
+    def __init__(self, model: Any, num_slots: int, *, gguf: Path | None = None) -> None:
         super().__init__(model, num_slots)
         self._model = model
-        self._packed = dict(packed or {})
         self._kernels = kernels()
+        self._packed = _read_packed(gguf) if gguf and self._kernels else {}
         self._native: _Native | None = None
         self._bind()
 
@@ -87,6 +88,14 @@ class CpuModel(CachedModel):
         except Unsupported:
             return
         self._packed = self._native.packed
+
+
+def _read_packed(gguf: Path) -> dict[str, Packed]:
+    from memagent.engines.local.cpu.packing import read_packed
+    from memagent.engines.local.gguf_files import open_header
+    from memagent.engines.local.loading import ARCHITECTURES
+
+    return read_packed(gguf, open_header(gguf, architectures=ARCHITECTURES))
 
 
 class _Native:
