@@ -32,6 +32,7 @@ import pytest
 from fpdf import FPDF
 
 from memagent.agent.prompts import parse_prompts
+from memagent.engines import store
 from tests.support.loopback import Endpoint, running
 from tests.support.tiny_models import make_tiny_model
 
@@ -247,6 +248,14 @@ def test_links_between_pages_lead_somewhere(path: Path) -> None:
 def test_the_page_of_the_command_line_is_what_the_help_says() -> None:
     generated = runpy.run_path(str(ROOT / "docs" / "generate_cli.py"))["cli_page"]()
     assert (ROOT / "docs" / "cli.md").read_text() == generated, "run `make docs`"
+
+
+def test_the_settings_of_the_embedded_model_are_those_on_its_page() -> None:
+    page = (ROOT / "docs" / "models.md").read_text()
+    settings = store.reading_defaults(store.EMBEDDED)
+    assert settings
+    for name, value in settings.items():
+        assert f"| `{name}` | {value} |" in page
 
 
 # --- the checks themselves can fail ---------------------------------------------------------------
