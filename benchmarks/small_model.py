@@ -1,6 +1,7 @@
 """What the embedded model makes of a text, by size of section and wording: ten facts in the town archive.
 
-python -m benchmarks.small_model                                  # the table in docs/models.md
+python -m benchmarks.small_model                                  # the table in docs/models.md,
+python -m benchmarks.small_model default:1024:64                  # and its last row
 python -m benchmarks.small_model --entries 150 small:1024:64      # the text of `make demo`
 
 A row is PROMPTS:CHUNK_TOKENS:MEMORY_TOKENS. All questions are read at once over the same text, greedily.
@@ -25,7 +26,7 @@ SAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "examples" / "
 ANSWER_TOKENS = 128
 NUM_ENTRIES = 50
 """A third of the archive of `make demo`, about 4,000 tokens: each question reads it anew."""
-ROWS = ("small:512:64", "small:1024:64", "small:2048:64", "default:1024:64")
+ROWS = ("small:512:64", "small:1024:64", "small:2048:64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
