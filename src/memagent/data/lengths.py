@@ -109,11 +109,11 @@ def _cost_of_a_unit(
 ) -> float:
     """Tokens per unit, from a short text and then from one of 3 % of the length."""
     num_units, probe = 1, least
-    while probe.num_tokens - least.num_tokens < min(PROBE_TOKENS, target_tokens * PROBE_SHARE):
+    enough = least.num_tokens + min(PROBE_TOKENS, target_tokens * PROBE_SHARE)
+    while probe.num_tokens < min(enough, target_tokens + 1):
+        assert num_units < 1 << 40, "the text does not grow with its units"
         probe, _ = _count(make, least.num_units + num_units, tokenizer)
         num_units *= 4
-        if num_units > 1 << 40:
-            raise AssertionError("the text does not grow with its units")
     cost = _slope(least, probe)
     typical = least.num_units + round(target_tokens * PROBE_SHARE / cost)
     if typical > 4 * probe.num_units:

@@ -25,14 +25,15 @@ NOISE = (
 )
 """The sentences of the haystack `repeat`, over and over."""
 
-# A mark that ends a sentence, closing quotes, and space that no lower-case letter follows; not
+# A mark that ends a sentence, closing quotes, and space before anything but a small letter or digit; not
 # after a title or an initial. Or an empty line.
-_ENDING = re.compile(
-    r"(?<!\bMr)(?<!\bMrs)(?<!\bDr)(?<!\bSt)(?<!\b[A-Z])[.!?][\"'\u201d\u2019)\]]*\s+(?![a-z])"
+SENTENCE_END = re.compile(
+    r"(?<!\bMr)(?<!\bMrs)(?<!\bDr)(?<!\bSt)(?<!\b[A-Z])[.!?][\"'\u201d\u2019)\]]*\s+(?![a-z0-9])"
     r"|[\u3002\uff01\uff1f][\u201d\u2019\u300d\u300f\uff09]*\s*"
     r"|\n[ \t]*\n\s*"
 )
 _CLOSED = re.compile(r"[.!?\u3002\uff01\uff1f][\"'\u201d\u2019)\]\u300d\u300f\uff09]*\s*$")
+_LINE = re.compile(r"\n\s*")
 _SPACE = re.compile(r"\s+")
 WINDOW_CHARS = 500
 
@@ -138,17 +139,16 @@ def hide(text: str, placed: Sequence[tuple[float, str]], *, separator: str) -> H
 
 
 def nearest_gap(text: str, depth: float) -> int:
-    """The beginning or end of a sentence that lies nearest to a depth from 0 to 1."""
+    """The beginning or end of a sentence that lies nearest to a depth from 0 to 1.
+
+    Where there is none near, as in a text without full stops, of a line, or else of a word.
+    """
     wanted = round(depth * len(text))
-    reach = WINDOW_CHARS
-    while True:
-        first, last = max(0, wanted - reach), min(len(text), wanted + reach)
-        gaps = _gaps(text, first, last, _ENDING)
-        if gaps or (first == 0 and last == len(text)):
-            break
-        reach *= 4
-    gaps = gaps or _gaps(text, 0, len(text), _SPACE) or [0]
-    return min(gaps, key=lambda gap: abs(gap - wanted))
+    first, last = max(0, wanted - WINDOW_CHARS), min(len(text), wanted + WINDOW_CHARS)
+    for boundary in (SENTENCE_END, _LINE, _SPACE):
+        if gaps := _gaps(text, first, last, boundary):
+            return min(gaps, key=lambda gap: abs(gap - wanted))
+    return 0 if wanted < len(text) / 2 else len(text)
 
 
 def depths_of(source: random.Random, count: int, depth: float | str) -> list[float]:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from memagent.data.example import Evidence, Match, Passage, join
 from memagent.data.lengths import LEAST_SHARE, fit
 from memagent.data.ruler.base import Made, RulerTask
+from memagent.data.ruler.haystack import SENTENCE_END
 from memagent.data.sources import (
     HotpotItem,
     SquadItem,
@@ -38,7 +39,6 @@ from memagent.data.sources import (
 from memagent.data.tasks import TaskSettings
 from memagent.errors import DataError
 
-_SENTENCE_END = re.compile(r"[.!?][\"'\u201d\u2019)\]]*\s+(?=[A-Z\"'\u201c\u2018(\[])")
 _WORD = re.compile(r"\S+")
 
 
@@ -263,7 +263,7 @@ def _squad_question(item: SquadItem, article: dict[str, Passage]) -> Question:
 
 def sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
     """The sentence, or sentences, that hold a span; without the space around them."""
-    ends = [match.end() for match in _SENTENCE_END.finditer(text)]
+    ends = [match.end() for match in SENTENCE_END.finditer(text)]
     first = max((place for place in ends if place <= start), default=0)
     last = min((place for place in ends if place >= end), default=len(text))
     sentence = text[first:last]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 import string
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from pydantic import Field
@@ -199,6 +199,6 @@ def least_words(rank: int, alpha: float) -> int:
 @lru_cache(maxsize=8)
 def zeta(alpha: float, terms: int = 1000) -> float:
     """Riemann's zeta function above 1: a sum, and the integral of what is left of it."""
-    last = float(terms)
-    rest = last ** (1 - alpha) / (alpha - 1) - last**-alpha / 2 + alpha * last ** (-alpha - 1) / 12
+    power = partial(math.pow, terms)
+    rest = power(1 - alpha) / (alpha - 1) - power(-alpha) / 2 + alpha * power(-alpha - 1) / 12
     return math.fsum(math.pow(rank, -alpha) for rank in range(1, terms + 1)) + rest
