@@ -25,8 +25,8 @@ NOISE = (
 )
 """The sentences of the haystack `repeat`, over and over."""
 
-# A mark that ends a sentence, closing quotes, and space before anything but a small letter or digit; not
-# after a title or an initial. Or an empty line.
+# A mark that ends a sentence, closing quotes, and space, then no small letter and no digit; not after
+# a title or an initial. Or an empty line.
 SENTENCE_END = re.compile(
     r"(?<!\bMr)(?<!\bMrs)(?<!\bDr)(?<!\bSt)(?<!\b[A-Z])[.!?][\"'\u201d\u2019)\]]*\s+(?![a-z0-9])"
     r"|[\u3002\uff01\uff1f][\u201d\u2019\u300d\u300f\uff09]*\s*"
