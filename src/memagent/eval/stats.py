@@ -152,7 +152,7 @@ def sign_test(num_better: int, num_worse: int) -> float:
     for count in range(min(num_better, num_worse)):
         ways = ways * (num - count) // (count + 1)
         total += ways
-    return min(1.0, 2 * total / 2**num)  # whole numbers until here: nothing overflows
+    return min(1.0, 2 * total / (1 << num))  # whole numbers until here: nothing overflows
 
 
 def by_depth(
