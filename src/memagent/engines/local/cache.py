@@ -61,7 +61,7 @@ class SlotPool:
 class Node:
     """A run of tokens in the prefix tree."""
 
-    tokens: list[int]
+    tokens: Sequence[int]
     start: int
     """The slot of its first token; the others follow."""
     parent: Node | None
@@ -85,7 +85,7 @@ class PrefixTree:
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
-        self._root = Node(tokens=[], start=0, parent=None)
+        self._root = Node(tokens=(), start=0, parent=None)
         self._clock = itertools.count(1)
         self._unused: list[tuple[int, int, Node]] = []
         """Heap of nodes that may be evicted, by last use; entries that are out of date stay in it."""
@@ -102,7 +102,7 @@ class PrefixTree:
             node, position = child, position + length
         return nodes
 
-    def add(self, parent: Node | None, tokens: list[int], start: int) -> Node:
+    def add(self, parent: Node | None, tokens: Sequence[int], start: int) -> Node:
         """A new node below `parent` (None: at the top), whose slots begin at `start`.
 
         Where its tokens are known already (a prompt is asked again, and its last token is computed
@@ -211,7 +211,7 @@ def path_to(node: Node) -> list[Node]:
     return path[::-1]
 
 
-def _common_length(known: list[int], tokens: Sequence[int], position: int) -> int:
+def _common_length(known: Sequence[int], tokens: Sequence[int], position: int) -> int:
     """How many tokens of `known` stand in `tokens` at `position`: by halving, since slices compare fast."""
     low, high = 0, min(len(known), len(tokens) - position)
     while low < high:

@@ -92,8 +92,10 @@ class LocalEngine(BaseEngine):
                 eos_ids=loaded.eos_ids,
                 max_batch_tokens=config.max_batch_tokens,
                 max_running=config.max_running,
+                gguf=loaded.gguf,
+                native=config.native,
                 ends_text=self._ends_text,
-                on_token=self._pass_on,
+                on_tokens=self._pass_on,
             )
         self._listeners: dict[Request, _Hears] = {}
         self._inbox: list[Request] = []
@@ -341,10 +343,10 @@ class LocalEngine(BaseEngine):
             self._inbox = []
             return not self._is_closed
 
-    def _pass_on(self, request: Request) -> None:
-        """Tell who streams a request of its newest token."""
+    def _pass_on(self, request: Request, count: int) -> None:
+        """Tell who streams a request of its newest tokens."""
         if listener := self._listeners.get(request):
-            listener.sampled(request)
+            listener.sampled(request, count)
 
     def _fail(self, error: MemagentError) -> None:
         for request in self._generator.abort():
@@ -359,7 +361,7 @@ _Sampled = tuple[int, float, bool]
 class _Hears(Protocol):
     """Who waits for a request. Called in the engine's thread."""
 
-    def sampled(self, request: Request) -> None: ...
+    def sampled(self, request: Request, count: int) -> None: ...
 
     def succeed(self, request: Request) -> None: ...
 
@@ -373,7 +375,7 @@ class _Listener:
         self._loop = loop
         self._done = done
 
-    def sampled(self, request: Request) -> None:
+    def sampled(self, request: Request, count: int) -> None:
         """Single tokens do not matter here."""
 
     def succeed(self, request: Request) -> None:
@@ -399,9 +401,10 @@ class _StreamListener:
         self._loop = loop
         self._items = items
 
-    def sampled(self, request: Request) -> None:
-        is_last = request.finish_reason is not None
-        self._put((request.completion_ids[-1], request.logprobs[-1], is_last))
+    def sampled(self, request: Request, count: int) -> None:
+        newest = zip(request.completion_ids[-count:], request.logprobs[-count:], strict=True)
+        for left, (token, logprob) in zip(range(count - 1, -1, -1), newest, strict=True):
+            self._put((token, logprob, left == 0 and request.finish_reason is not None))
 
     def succeed(self, request: Request) -> None:
         """Its last token has said so."""

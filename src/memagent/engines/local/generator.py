@@ -11,6 +11,7 @@ Synchronous and single-threaded; `engine.py` runs it in a thread of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from memagent.engines.local.model import CachedModel
@@ -21,8 +22,8 @@ from memagent.types import Sampling
 
 EndsText = Callable[[Request], bool]
 """Whether a reply has come to one of its stop texts."""
-OnToken = Callable[[Request], None]
-"""Told of every token of a reply, right after it was drawn and `finish_reason` was decided."""
+OnTokens = Callable[[Request, int], None]
+"""Told of new tokens of a reply and how many they are, once `finish_reason` has been decided."""
 
 
 class Model(Protocol):
@@ -51,14 +52,16 @@ class Generator:
         eos_ids: Sequence[int],
         max_batch_tokens: int = 512,
         max_running: int = 64,
+        gguf: Path | None = None,
+        native: bool = True,
         ends_text: EndsText = lambda request: False,
-        on_token: OnToken = lambda request: None,
+        on_tokens: OnTokens = lambda request, count: None,
     ) -> None:
         self.policy_version = 0
-        self._model = _open_model(model, num_slots, max_running)
+        self._model = _open_model(model, num_slots, max_running, gguf=gguf, native=native)
         self._eos_ids = frozenset(eos_ids)
         self._ends_text = ends_text
-        self._on_token = on_token
+        self._on_tokens = on_tokens
         self.scheduler = Scheduler(
             num_slots, max_batch_tokens=max_batch_tokens, max_running=max_running
         )
@@ -81,7 +84,7 @@ class Generator:
         if not prompt_ids:
             raise ConfigError("the prompt is empty")
         self.scheduler.check(len(prompt_ids) + sampling.max_tokens)
-        return Request(prompt_ids=list(prompt_ids), sampling=sampling, seed=seed)
+        return Request(prompt_ids=tuple(prompt_ids), sampling=sampling, seed=seed)
 
     def step(self) -> list[Request]:
         """One step of all requests; those that finished in it.
@@ -123,18 +126,33 @@ class Generator:
 
     def _take(self, request: Request, drawn: Drawn) -> bool:
         """Add drawn tokens to a reply until it ends; whether it did. What was drawn beyond is lost."""
-        for token, logprob in zip(drawn.tokens, drawn.logprobs, strict=True):
-            request.completion_ids.append(token)
-            request.logprobs.append(logprob)
-            request.finish_reason = self._finish_reason(request)
-            if request.finish_reason:
-                request.policy_version = self.policy_version
-                self.scheduler.finish(request)
-                self._on_token(request)
-                return True
-            self._on_token(request)
-        request.num_computed = request.num_tokens - 1
-        return False
+        count = self._num_wanted(request, drawn.tokens)
+        request.completion_ids += drawn.tokens[:count]
+        request.logprobs += drawn.logprobs[:count]
+        request.finish_reason = self._finish_reason(request)
+        if request.finish_reason:
+            request.policy_version = self.policy_version
+            self.scheduler.finish(request)
+        else:
+            request.num_computed = request.num_tokens - 1
+        self._on_tokens(request, count)
+        return request.finish_reason is not None
+
+    def _num_wanted(self, request: Request, tokens: list[int]) -> int:
+        """How many of the drawn tokens belong to the reply."""
+        limit = min(len(tokens), request.num_left)
+        if not self._eos_ids.isdisjoint(tokens):
+            ends = (n for n, token in enumerate(tokens, start=1) if token in self._eos_ids)
+            limit = min(limit, next(ends))
+        if request.sampling.stop:
+            kept = len(request.completion_ids)
+            for count in range(1, limit):
+                request.completion_ids.append(tokens[count - 1])
+                if self._ends_text(request):
+                    limit = count
+                    break
+            del request.completion_ids[kept:]
+        return limit
 
     def _finish_reason(self, request: Request) -> str | None:
         if request.completion_ids[-1] in self._eos_ids or self._ends_text(request):
@@ -144,9 +162,16 @@ class Generator:
         return None
 
 
-def _open_model(model: Any, num_slots: int, max_running: int) -> Model:
+def _open_model(
+    model: Any, num_slots: int, max_running: int, *, gguf: Path | None, native: bool
+) -> Model:
     """The model as it runs best where it is."""
-    if next(model.parameters()).device.type == "cuda":
+    device = next(model.parameters()).device
+    if device.type == "cpu" and native:
+        from memagent.engines.local.cpu.model import CpuModel
+
+        return CpuModel(model, num_slots, gguf=gguf)
+    if device.type == "cuda":
         from memagent.engines.local.cuda.model import GpuModel, supports
 
         if supports(model):

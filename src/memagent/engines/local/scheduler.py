@@ -11,6 +11,7 @@ with pieces of prompts, oldest first. Pure bookkeeping: the same scheduler runs 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,7 +34,8 @@ class Run(NamedTuple):
 class Request:
     """One prompt on its way to a reply."""
 
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
+    """A tuple, where there are many: the garbage collector does not look into tuples of numbers."""
     sampling: Sampling
     seed: int
     stop_ids: frozenset[int] = frozenset()
@@ -70,7 +72,7 @@ class Request:
         num_prompt = len(self.prompt_ids)
         if start >= num_prompt:
             return self.completion_ids[start - num_prompt : end - num_prompt]
-        return (self.prompt_ids + self.completion_ids)[start:end]
+        return [*self.prompt_ids[start:end], *self.completion_ids[: max(end - num_prompt, 0)]]
 
     def runs(self, end: int) -> list[Run]:
         """Where the tokens before position `end` stand, in order."""
@@ -124,7 +126,7 @@ class Scheduler:
         self.tree = PrefixTree(self.pool)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self._max_batch_tokens = max_batch_tokens
+        self.max_batch_tokens = max_batch_tokens
         self._max_running = max_running
         self._grow_slots = grow_slots
 
@@ -147,7 +149,7 @@ class Scheduler:
         """
         self._drop_cancelled()
         pieces = self._replies(steps)
-        budget = self._max_batch_tokens - len(pieces)
+        budget = self.max_batch_tokens - len(pieces)
         for request in self.running:
             if budget > 0 and (piece := self._prompt_piece(request, budget)):
                 pieces.append(piece)
@@ -241,12 +243,18 @@ class Scheduler:
 
     def _admit(self, request: Request) -> bool:
         """Give a request slots for its tokens, shared with others as far as they begin alike."""
-        tokens = request.prompt_ids + request.completion_ids
+        tokens = (*request.prompt_ids, *request.completion_ids)
         shared = self.tree.match(tokens[:-1])  # the last token is computed anew, for its logits
         num_shared = sum(len(node.tokens) for node in shared)
         for node in shared:
             self.tree.use(node, request)
-        start = self._take(len(tokens) - num_shared)
+        num_own = len(tokens) - num_shared
+        num_reply = min(self._grow_slots, request.num_left)
+        start = self.pool.take(num_own + num_reply)  # the reply right behind, if that is to be had
+        if start is not None:
+            request.tails = [Run(start + num_own, num_reply)]
+        else:
+            start = self._take(num_own)
         if start is None:
             for node in shared:
                 self.tree.release(node, request)

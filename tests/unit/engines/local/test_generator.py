@@ -143,7 +143,7 @@ def test_logprobs_are_those_of_a_teacher_forced_pass(model: Any) -> None:
 
 def teacher_forced(model: Any, request: Request) -> list[float]:
     """Log-probabilities of the reply, worked out independently of the engine."""
-    ids = torch.tensor([request.prompt_ids + request.completion_ids])
+    ids = torch.tensor([[*request.prompt_ids, *request.completion_ids]])
     with torch.no_grad():
         logits = model(ids).logits[0, len(request.prompt_ids) - 1 : -1].float()
     sampling = request.sampling

@@ -13,7 +13,7 @@ values are read once for all of them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,8 +22,25 @@ import triton.language as tl
 from memagent.engines.local.cuda.sizes import Heads, Parts
 from memagent.engines.local.sampling import GREEDY_BELOW
 
-BLOCK_PROMPT, BLOCK_REPLY = 128, 32
-"""Rows of a tile, heads folded in."""
+BLOCK_PROMPT = 128
+"""Rows of a tile of prompts, heads folded in."""
+
+
+class Shape(NamedTuple):
+    """How a program of `attend_replies` is cut."""
+
+    rows: int
+    tokens: int
+    warps: int
+    stages: int
+    programs: int
+    """Per multiprocessor."""
+
+
+SHARED = Shape(rows=32, tokens=64, warps=2, stages=3, programs=8)
+"""Several requests read the same run."""
+SINGLE = Shape(rows=16, tokens=64, warps=2, stages=3, programs=16)
+"""One request reads its own."""
 LOG2_E = 1.4426950408889634
 """Scores are raised to a power of two, which is what the hardware does."""
 
@@ -58,7 +75,7 @@ def _attend_prompts(
         begin = tl.load(runs + run * 3 + 1)
         length = tl.load(runs + run * 3 + 2)
         end = tl.minimum(highest + 1 - begin, length)
-        whole = tl.minimum(lowest + 1 - begin, length) // BLOCK_N * BLOCK_N
+        whole = tl.maximum(tl.minimum(lowest + 1 - begin, length), 0) // BLOCK_N * BLOCK_N
         base = (head_base + slot) * DIM
         for first in range(0, whole, BLOCK_N):
             offsets = base + (first + n)[:, None] * DIM + d[None, :]
@@ -97,13 +114,14 @@ def _attend_replies(
     query, cache_k, cache_v, positions, items, counts, first_parts, parts, peaks, sums,
     num_slots, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, FIELDS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    WHICH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     d = tl.arange(0, DIM)
     m = tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
-    num_work = tl.load(counts) * KV_HEADS
-    for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
+    first_work = tl.load(counts + WHICH) * KV_HEADS
+    end_work = tl.load(counts + WHICH + 1) * KV_HEADS
+    for work in range(first_work + tl.program_id(0), end_work, tl.num_programs(0)):
         item = items + (work // KV_HEADS) * FIELDS
         head = work % KV_HEADS
         first_row = tl.load(item)
@@ -122,7 +140,7 @@ def _attend_replies(
         peak = tl.full([BLOCK_M], -1e30, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         mixed = tl.zeros([BLOCK_M, DIM], tl.float32)
-        base = (head.to(tl.int64) * num_slots + slot) * DIM
+        base = (slot.to(tl.int64) + head * num_slots) * DIM
         for first in range(0, end, BLOCK_N):
             is_there = ((first + n) < end)[:, None]
             offsets = base + (first + n)[:, None] * DIM + d[None, :]
@@ -156,7 +174,7 @@ def _merge(
     total = tl.zeros([PADDED], tl.float32)
     mixed = tl.zeros([PADDED, DIM], tl.float32)
     for part in range(tl.load(first_parts + row), tl.load(first_parts + row + 1)):
-        place = part.to(tl.int64) * HEADS + h
+        place = (part * HEADS + h).to(tl.int64)
         high = tl.load(peaks + place, mask=is_head, other=-1e30)
         size = tl.load(sums + place, mask=is_head, other=0.0)
         values = tl.load(
@@ -299,16 +317,23 @@ def attend_prompts(
 def attend_replies(
     heads: Heads, query: torch.Tensor, cache: torch.Tensor, positions: torch.Tensor,
     items: torch.Tensor, counts: torch.Tensor, first_parts: torch.Tensor, parts: Parts,
-    num_programs: int,
+    num_processors: int,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention of one token per row. `counts` holds the number of items, so that it may change."""
+    """Attention of one token per row.
+
+    `counts` is 0, the number of items of several rows, the number of all items; on the device, so that
+    they may change under a captured graph.
+    """
     out = torch.empty_like(query)
-    _attend_replies[(num_programs,)](
-        query, cache[0], cache[1], positions, items, counts, first_parts, parts.mixed, parts.peaks,
-        parts.sums, cache.shape[2], heads.scale * LOG2_E, KV_HEADS=heads.kv_heads, GROUP=heads.group,
-        DIM=heads.dim, FIELDS=items.shape[1], BLOCK_M=BLOCK_REPLY, BLOCK_N=128 if heads.dim <= 64 else 64,
-        PRECISION=_precision(query), num_warps=4, num_stages=3,
-    )  # fmt: skip
+    for which, shape in enumerate((SHARED, SINGLE)):
+        _attend_replies[(num_processors * shape.programs,)](
+            query, cache[0], cache[1], positions, items, counts, first_parts, parts.mixed,
+            parts.peaks, parts.sums, cache.shape[2], heads.scale * LOG2_E, KV_HEADS=heads.kv_heads,
+            GROUP=heads.group, DIM=heads.dim, FIELDS=items.shape[1], WHICH=which,
+            BLOCK_M=max(shape.rows, triton.next_power_of_2(heads.group)),
+            BLOCK_N=shape.tokens if heads.dim <= 64 else shape.tokens // 2,
+            PRECISION=_precision(query), num_warps=shape.warps, num_stages=shape.stages,
+        )  # fmt: skip
     _merge[(len(query),)](
         parts.mixed, parts.peaks, parts.sums, first_parts, out, HEADS=heads.heads,
         PADDED=triton.next_power_of_2(heads.heads), DIM=heads.dim, num_warps=4,

@@ -29,6 +29,10 @@ ITEM_FIELDS = 6
 """row, number of rows, slot, first position, length, ordinal: see `reply_layout`."""
 
 
+MAX_PART_TOKENS = 1024
+"""Longer runs are read by several programs."""
+
+
 class PromptLayout(NamedTuple):
     """Pieces of prompts, packed into one row of tokens."""
 
@@ -54,26 +58,32 @@ class ReplyLayout(NamedTuple):
     slots: Ints
     """(steps, rows): where the token of each step goes; the padding slot where a reply has ended."""
     items: Ints
-    """(I, ITEM_FIELDS): work of the attention kernel."""
+    """(I, ITEM_FIELDS): work of the attention kernel; those of several rows come first."""
+    num_shared_items: int
+    """Items of several rows."""
     first_parts: Ints
     """(rows + 1): the parts of a row are numbered from here; the last is the number of all parts."""
 
 
 def prompt_layout(pieces: Sequence[Piece], *, tile_rows: int) -> PromptLayout:
-    """Pack pieces of prompts. Each piece lies inside one node of the prefix tree."""
+    """Pack pieces of prompts."""
     ids: list[int] = []
-    positions, slots, tiles, runs, finals = [], [], [], [], []
+    positions: list[Ints] = []
+    slots: list[Ints] = []
+    tiles: list[tuple[int, int, int, int]] = []
+    runs: list[tuple[int, int, int]] = []
+    finals: list[int] = []
     for piece in pieces:
         row, first_run = len(ids), len(runs)
         ids += piece.request.tokens(piece.start, piece.end)
         position = 0
         for run in piece.request.runs(piece.end):
             runs.append((run.start, position, run.length))
-            position += run.length
-        own = runs[-1]
-        assert own[1] <= piece.start, "a piece of a prompt reaches over two nodes"
+            begin, position = max(piece.start, position), position + run.length
+            if begin < position:
+                shift = run.start + run.length - position
+                slots.append(np.arange(begin + shift, position + shift, dtype=np.int32))
         positions.append(np.arange(piece.start, piece.end, dtype=np.int32))
-        slots.append(positions[-1] + np.int32(own[0] - own[1]))
         for begin in range(0, piece.length, tile_rows):
             count = min(tile_rows, piece.length - begin)
             tiles.append((row + begin, count, first_run, len(runs)))
@@ -93,20 +103,21 @@ def prompt_layout(pieces: Sequence[Piece], *, tile_rows: int) -> PromptLayout:
 def reply_layout(
     requests: Sequence[Request],
     *,
+    order: list[Request] | None = None,
     steps: int,
     tile_rows: int,
-    num_programs: int,
+    num_processors: int,
     padding_slot: int,
 ) -> ReplyLayout:
     """Lay out one token of each request, for `steps` steps without looking at what they are.
 
-    An item is a range of rows and a part of a run that all of them read. Its result for a row is the
+    `order` is an order of the same requests that is known to keep those together that begin alike;
+    any order is right, a good one reads less. An item is a range of rows and a part of a run that all of them read. Its result for a row is the
     row's part number `first_parts[row] + ordinal`; a row's parts are put together afterwards.
     """
-    paths = {request: path_to(request.leaf) if request.leaf else [] for request in requests}
-    order = sorted(requests, key=lambda request: [node.start for node in paths[request]])
-    spans, num_row_tokens = _spans(order, paths)
-    part_tokens = _part_tokens(num_row_tokens, num_programs)
+    order = sorted(requests, key=_place_in_tree) if order is None else order
+    spans, num_row_tokens = _spans(order)
+    part_tokens = _part_tokens(num_row_tokens, num_processors)
     items: list[tuple[int, int, int, int, int, int]] = []
     num_parts = [0] * len(order)
     for first_row, end_row, slot, position, length in spans:
@@ -119,70 +130,96 @@ def reply_layout(
             ordinal += 1
         for row in range(first_row, end_row):
             num_parts[row] = ordinal
-    slots = np.full((steps, len(order)), padding_slot, dtype=np.int32)
-    for row, request in enumerate(order):
-        _next_slots(slots[:, row], request)
+    items.sort(key=_num_rows_of, reverse=True)
     first_parts = np.zeros(len(order) + 1, dtype=np.int32)
     np.cumsum(num_parts, out=first_parts[1:])
     return ReplyLayout(
         order=order,
         ids=np.array([request.completion_ids[-1] for request in order], dtype=np.int32),
         positions=np.array([request.num_tokens - 1 for request in order], dtype=np.int32),
-        slots=slots,
+        slots=_next_slots(order, steps, padding_slot),
         items=np.array(items, dtype=np.int32),
+        num_shared_items=sum(item[1] > 1 for item in items),
         first_parts=first_parts,
     )
+
+
+def _place_in_tree(request: Request) -> list[int]:
+    return [node.start for node in path_to(request.leaf)] if request.leaf else []
+
+
+def _num_rows_of(item: tuple[int, ...]) -> int:
+    return item[1]
 
 
 _Span = tuple[int, int, int, int, int]
 """First row, end row, slot, first position, length."""
 
 
-def _spans(order: Sequence[Request], paths: dict[Request, list[Node]]) -> tuple[list[_Span], int]:
+def _spans(order: Sequence[Request]) -> tuple[list[_Span], int]:
     """Runs with the range of rows that read them, outer ones first; and the tokens in all of them."""
     spans: list[_Span] = []
-    num_tokens = 0
     open_nodes: list[tuple[Node, int]] = []
     """Nodes of the last row, each with the index of its span."""
     for row, request in enumerate(order):
-        path = paths[request]
-        common = 0
-        while common < min(len(path), len(open_nodes)) and open_nodes[common][0] is path[common]:
-            index = open_nodes[common][1]
-            first, _, slot, position, length = spans[index]
-            spans[index] = (first, row + 1, slot, position, length)
+        path = path_to(request.leaf) if request.leaf else []
+        common = position = 0
+        for (node, index), own in zip(open_nodes, path, strict=False):
+            if node is not own:
+                break
+            first, _, slot, begin, length = spans[index]
+            spans[index] = (first, row + 1, slot, begin, length)
+            position += length
             common += 1
         del open_nodes[common:]
-        position = sum(len(node.tokens) for node, _ in open_nodes)
         for node in path[common:]:
             open_nodes.append((node, len(spans)))
             spans.append((row, row + 1, node.start, position, len(node.tokens)))
             position += len(node.tokens)
-            num_tokens += len(node.tokens)
         for tail in request.tails:
             spans.append((row, row + 1, tail.start, position, tail.length))
             position += tail.length
-            num_tokens += tail.length
-    return spans, num_tokens
+    return _joined(spans), sum(span[4] for span in spans)
 
 
-def _part_tokens(num_tokens: int, num_programs: int) -> int:
-    """How long the parts are: as long as every program still gets a few."""
-    wanted = num_tokens // (2 * num_programs)
-    return min(max(128, 1 << max(wanted, 1).bit_length()), 1024)
+def _joined(spans: Sequence[_Span]) -> list[_Span]:
+    """Spans that follow each other in slots and are read by the same rows become one."""
+    joined: list[_Span] = []
+    for span in spans:
+        if joined:
+            first, end, slot, position, length = joined[-1]
+            if (first, end, slot + length, position + length) == span[:4]:
+                joined[-1] = (first, end, slot, position, length + span[4])
+                continue
+        joined.append(span)
+    return joined
 
 
-def _next_slots(slots_S: Ints, request: Request) -> None:
-    """Where the next tokens of a reply go, as far as it has slots."""
-    position = request.num_tokens - 1 - request.num_admitted
-    step = 0
-    for tail in request.tails:
-        if position < tail.length:
-            count = min(tail.length - position, len(slots_S) - step)
-            begin = tail.start + position
-            slots_S[step : step + count] = np.arange(begin, begin + count, dtype=np.int32)
-            step += count
-            position += count
-        if step == len(slots_S):
-            return
-        position -= tail.length
+def _part_tokens(num_tokens: int, num_processors: int) -> int:
+    """How long the parts are: short enough that every multiprocessor gets a few."""
+    wanted = num_tokens // (4 * num_processors)
+    return min(max(128, 1 << max(wanted, 1).bit_length()), MAX_PART_TOKENS)
+
+
+def _next_slots(order: Sequence[Request], steps: int, padding_slot: int) -> Ints:
+    """Where the next tokens of replies go, as far as they have slots: (steps, rows)."""
+    firsts = np.empty(len(order), dtype=np.int32)
+    special: list[tuple[int, list[int]]] = []
+    for row, request in enumerate(order):
+        position = request.num_tokens - 1 - request.num_admitted
+        tail = request.tails[-1]
+        position -= sum(earlier.length for earlier in request.tails[:-1])
+        firsts[row] = tail.start + position
+        if position < 0 or position + steps > tail.length:
+            special.append((row, _slots_one_by_one(request, steps, padding_slot)))
+    slots: Ints = firsts[None, :] + np.arange(steps, dtype=np.int32)[:, None]
+    for row, own in special:
+        slots[:, row] = own
+    return slots
+
+
+def _slots_one_by_one(request: Request, steps: int, padding_slot: int) -> list[int]:
+    own = [slot for tail in request.tails for slot in range(tail.start, tail.start + tail.length)]
+    begin = request.num_tokens - 1 - request.num_admitted
+    chosen = own[begin : begin + steps]
+    return chosen + [padding_slot] * (steps - len(chosen))

@@ -47,7 +47,6 @@ PROMPT_TILE, REPLY_TILE = 128, 32
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """Numbers of rows that are captured."""
 PARTS_PER_ROW = 8
-PROGRAMS_PER_SM = 4
 
 
 def supports(model: Any) -> bool:
@@ -69,7 +68,7 @@ class GpuModel:
         self._heads = _heads(model)
         parameter = next(model.parameters())
         self.device: torch.device = parameter.device
-        self._ops, self._num_programs = _kernels_for(self.device)
+        self._ops, self._num_processors = _kernels_for(self.device)
         shape = (model.config.num_hidden_layers, 2, self._heads.kv_heads, num_slots + 1)
         self._cache = torch.zeros(
             (*shape, self._heads.dim), dtype=parameter.dtype, device=self.device
@@ -77,6 +76,8 @@ class GpuModel:
         self._padding_slot = num_slots
         """Keys and values of rows that do not count are written here; no request owns it."""
         self._replies = _Buffers(self._heads, max_running, self.device)
+        self._order: list[Request] = []
+        """Requests of the last replies, in their rows."""
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._graph_pool: Any = None
         self._addresses = self._parameter_addresses()
@@ -107,7 +108,7 @@ class GpuModel:
         addresses = self._parameter_addresses()
         if addresses != self._addresses:
             self._addresses = addresses
-            self._graphs.clear()
+            self._forget_graphs()
 
     # --- prompts -------------------------------------------------------------------------------
 
@@ -148,16 +149,24 @@ class GpuModel:
         """Fill the buffers of the replies."""
         layout = reply_layout(
             requests,
+            order=self._known_order(requests),
             steps=steps,
             tile_rows=REPLY_TILE // self._heads.group,
-            num_programs=self._num_programs,
+            num_processors=self._num_processors,
             padding_slot=self._padding_slot,
         )
+        self._order = layout.order
         if not self._replies.holds(layout):
-            self._graphs.clear()  # they know the old buffers
+            self._forget_graphs()  # they know the old buffers
             self._replies.grow(layout)
         self._replies.fill(layout, _bucket(len(layout.order)), self._padding_slot)
         return layout
+
+    def _known_order(self, requests: Sequence[Request]) -> list[Request] | None:
+        """The last order without those that ended, if nobody new has come."""
+        present = set(requests)
+        order = [request for request in self._order if request in present]
+        return order if len(order) == len(requests) else None
 
     def _generate(self, layout: ReplyLayout, steps: int) -> None:
         rows = _bucket(len(layout.order))
@@ -205,6 +214,10 @@ class GpuModel:
         self._graphs[rows] = graph
         return graph
 
+    def _forget_graphs(self) -> None:
+        self._graphs.clear()
+        self._graph_pool = None  # it ends with the last graph that uses it
+
     def _reply_step(self, rows: int) -> None:
         """One token of so many rows, from buffers into buffers."""
         buffers = self._replies
@@ -220,7 +233,7 @@ class GpuModel:
                 buffers.counts,
                 buffers.first_parts[: rows + 1],
                 buffers.parts,
-                self._num_programs,
+                self._num_processors,
             )
             return out
 
@@ -305,7 +318,7 @@ class _Buffers:
         self.chances = torch.zeros((MAX_STEPS, rows), dtype=torch.float64, device=device)
         self.temperatures = torch.zeros(rows, device=device)
         self.first_parts = ints(rows + 1)
-        self.counts = ints(1)
+        self.counts = ints(3)
         self.items = ints(PARTS_PER_ROW * max(rows, 512), ITEM_FIELDS)
         self.parts = Parts(heads, PARTS_PER_ROW * max(rows, 512), device)
         self.tokens = ints(MAX_STEPS, rows)
@@ -332,7 +345,8 @@ class _Buffers:
         count, steps = len(layout.order), len(layout.slots)
         temperatures, chances = _sampling_of(layout.order, steps=steps)
         self.items[: len(layout.items)] = _on(self._device, layout.items)
-        self.counts.fill_(len(layout.items))
+        counts = np.array([0, layout.num_shared_items, len(layout.items)], dtype=np.int32)
+        self.counts.copy_(_on(self._device, counts))
         self.first_parts[: count + 1] = _on(self._device, layout.first_parts)
         self.first_parts[count + 1 : rows + 1] = int(layout.first_parts[-1])
         self.ids[:count] = _on(self._device, layout.ids)
@@ -396,12 +410,12 @@ def _heads(model: Any) -> Heads:
 
 
 def _kernels_for(device: torch.device) -> tuple[ModuleType, int]:
-    """The kernels, and how many programs keep the device busy; plain torch where there is no GPU."""
+    """The kernels and the number of multiprocessors; plain torch where there is no GPU."""
     if device.type == "cuda":
         from memagent.engines.local.cuda import kernels
 
         count = torch.cuda.get_device_properties(device).multi_processor_count
-        return kernels, PROGRAMS_PER_SM * count
+        return kernels, count
     from memagent.engines.local.cuda import reference
 
-    return reference, PROGRAMS_PER_SM
+    return reference, 1

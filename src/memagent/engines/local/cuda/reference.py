@@ -49,10 +49,10 @@ def attend_replies(
     counts: torch.Tensor,
     first_parts: torch.Tensor,
     parts: Parts,
-    num_programs: int,
+    num_processors: int,
 ) -> torch.Tensor:
     """Attention of one token per row, through the same parts as the kernel."""
-    for row, num_rows, slot, begin, length, ordinal in items[: int(counts[0])].tolist():
+    for row, num_rows, slot, begin, length, ordinal in items[: int(counts[2])].tolist():
         for reader in range(row, row + num_rows):
             visible = max(min(int(positions[reader]) + 1 - begin, length), 0)
             part = int(first_parts[reader]) + ordinal
