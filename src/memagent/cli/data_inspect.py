@@ -59,7 +59,7 @@ UNEVEN_P = 0.001
     "--text",
     "with_text",
     is_flag=True,
-    help="Make texts again that the file holds only the origin of.",
+    help="Make texts again that the file holds only the origin of: all, or those of --index.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -73,7 +73,8 @@ def command(
     """
     wanted = set(indices or range(samples))
     shown: dict[int, Example] = {}
-    summary = summarize(_passing(file, wanted, shown, with_text=with_text))
+    made_again = (wanted if indices else None) if with_text else set()
+    summary = summarize(_passing(file, wanted, shown, made_again))
     if summary.num_examples == 0:
         raise DataError(f"{file} holds no examples")
     for index in sorted(set(indices) - shown.keys()):
@@ -88,11 +89,14 @@ def command(
 
 
 def _passing(
-    file: Path, wanted: set[int], shown: dict[int, Example], *, with_text: bool
+    file: Path, wanted: set[int], shown: dict[int, Example], made_again: set[int] | None
 ) -> Iterator[Example]:
-    """The examples of a file; those that are wanted are kept on the way."""
+    """The examples of a file; those that are wanted are kept on the way.
+
+    Texts of `made_again` are made again where they are missing; of all examples when it is None.
+    """
     for index, example in enumerate(read_examples(file)):
-        made = rebuild(example) if with_text else example
+        made = rebuild(example) if made_again is None or index in made_again else example
         if index in wanted:
             shown[index] = made
         yield made
@@ -162,7 +166,7 @@ def _marked(excerpt: Excerpt, *, is_styled: bool) -> Text:
     text = Text(f"  {excerpt.depth:.1%} document {excerpt.document + 1}{title}: ", style="dim")
     text.append(_flat(excerpt.before), style="default")
     text.append(
-        excerpt.text if is_styled else f">>>{_flat(excerpt.text)}<<<",
+        _flat(excerpt.text) if is_styled else f">>>{_flat(excerpt.text)}<<<",
         style="not dim black on yellow",
     )
     text.append(_flat(excerpt.after), style="default")

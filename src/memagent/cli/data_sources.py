@@ -49,7 +49,7 @@ def pull_sources(names: tuple[str, ...]) -> None:
 @click.argument("name")
 def path_of_source(name: str) -> None:
     """Print where a source is, and check that it is whole."""
-    if SOURCES.get(name, None) and not _is_here(name):
+    if find_source(name).kind != "texts" and not cached_path(name).exists():
         raise ConfigError(f"{name} is not on this machine; run `memagent data sources pull {name}`")
     click.echo(open_source(name))
 
