@@ -22,6 +22,7 @@ from memagent.cli.progress import SECONDS_BETWEEN_LINES, duration
 from memagent.cli.request import SECRET_SETTINGS
 from memagent.config import EngineConfig, LocalConfig
 from memagent.data.build import refuse_to_overwrite
+from memagent.data.files import FORMATS
 from memagent.data.filtering import (
     KIND,
     FilterReport,
@@ -231,6 +232,13 @@ class Filter:
                     num=request.num,
                     watch=progress.verdict,
                 )
+            models = [engine.model for engine in engines]
+            report = report_on(
+                questions, verdicts, models, request.settings, journal, prices=request.prices
+            )
+            kept = (v.number for v in verdicts if is_kept(v, request.settings.on_failure))
+            write_kept(request.file, request.out, kept)
+            write_report(report_path(request.out), report)
         except asyncio.CancelledError:
             self._tell_kept(run, "interrupted")
             return INTERRUPTED
@@ -239,13 +247,6 @@ class Filter:
                 raise
             self._tell_kept(run, str(error))
             return error.exit_code
-        models = [engine.model for engine in engines]
-        report = report_on(
-            questions, verdicts, models, request.settings, journal, prices=request.prices
-        )
-        kept = (v.number for v in verdicts if is_kept(v, request.settings.on_failure))
-        write_kept(request.file, request.out, kept)
-        write_report(report_path(request.out), report)
         print(report.to_json() if self._options["as_json"] else told(report), end="")
         self._tell(f"kept examples: {request.out}; run: {run.path}")
         if report.num_failed:
@@ -295,6 +296,8 @@ def make_request(options: dict[str, Any]) -> Request:
         if prices == [None, None]
         else Prices(prompt=prices[0] or 0.0, completion=prices[1] or 0.0),
     )
+    if not request.out.name.endswith(tuple(FORMATS)):
+        raise ConfigError(f"{request.out.name}: a dataset ends in {', '.join(FORMATS)}")
     if request.file == request.out:
         raise ConfigError("--out is the file that is read; name another")
     return request
@@ -358,10 +361,14 @@ def _kept_engine(choice: EngineChoice, engine: BaseEngine) -> dict[str, Any]:
     return {"spec": choice.spec, "settings": settings}
 
 
+DEFAULT_LOCAL_CONCURRENCY = 64
+"""Questions at once for a local model; what it cannot work on at once waits inside."""
+
+
 def _concurrency(choice: EngineChoice) -> int:
     """Questions that an engine can work on at once."""
     if split_spec(choice.spec)[0] == "local":
-        return int(choice.settings.get("max_running", LocalConfig().max_running))
+        return int(choice.settings.get("max_running") or DEFAULT_LOCAL_CONCURRENCY)
     return int(choice.settings.get("concurrency", EngineConfig().concurrency))
 
 

@@ -1,0 +1,306 @@
+"""`memagent data filter` as a process: an endpoint with faults, outages, kills, and what is written.
+
+The loopback endpoint answers every bare question with `\\boxed{unknown}`, so the questions whose
+answer is "unknown" are the ones it knows.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memagent.agent.prompts import closed_book_messages
+from memagent.data.example import Example, Passage
+from memagent.data.files import read_examples, write_examples
+from tests.integration.conftest import Cli, Outcome, finish, num_lines, wait_until
+from tests.support.loopback import messages_sha, running
+
+Call = Callable[..., Outcome]
+FAULTS = "500=0.1,429=0.05,reset=0.05,malformed=0.05,empty=0.05,cut=0.05"
+
+
+def make_examples(num: int) -> list[Example]:
+    """Every third question is one that the endpoint knows."""
+    return [
+        Example(
+            id=f"e{number}",
+            task="known" if number % 3 == 0 else "hidden",
+            question=f"What is the code of box {number}?",
+            answers=("unknown",) if number % 3 == 0 else (f"code-{number}",),
+            documents=(Passage(text=f"The code of box {number} is code-{number}."),),
+        )
+        for number in range(num)
+    ]
+
+
+def hidden(examples: list[Example]) -> list[Example]:
+    return [example for example in examples if example.task == "hidden"]
+
+
+@pytest.fixture
+def examples(tmp_path: Path) -> list[Example]:
+    made = make_examples(30)
+    write_examples(tmp_path / "in.jsonl", made)
+    return made
+
+
+def test_what_the_endpoint_knows_is_dropped_and_the_rest_is_written_as_it_was(
+    cli: Cli, tmp_path: Path, examples: list[Example]
+) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    with running(log=tmp_path / "calls.jsonl") as endpoint:
+        outcome = cli(
+            *("data", "filter", source, "--out", out, "--base-url", endpoint.base_url),
+            *("--price-in", "1", "--price-out", "2"),
+        )
+        calls = endpoint.calls()
+    assert outcome.code == 0, outcome.stderr
+    lines = source.read_text().splitlines(keepends=True)
+    assert out.read_text() == "".join(line for n, line in enumerate(lines) if n % 3)
+    assert len(calls) == 10 + 2 * 20
+    told = [line.split() for line in outcome.stdout.splitlines()]
+    assert told[:5] == [
+        *(["questions", "30"], ["screened", "30"], ["kept", "20"], ["dropped", "10"]),
+        ["boxed", "and", "contains", "10"],
+    ]
+    assert ["by", "test-model:", "10"] in told
+    assert "50 calls" in outcome.stdout
+    report = json.loads((tmp_path / "out.jsonl.filter.json").read_text())
+    assert report["by_task"] == {
+        "known": {"kept": 0, "dropped": 10, "failed": 0},
+        "hidden": {"kept": 20, "dropped": 0, "failed": 0},
+    }
+    usage = report["by_engine"][0]["usage"]
+    expected = (usage["prompt_tokens"] + 2 * usage["completion_tokens"]) / 1e6
+    assert report["cost"] == pytest.approx(expected)
+
+
+def test_faults_change_nothing_but_the_number_of_attempts(
+    cli: Cli, tmp_path: Path, examples: list[Example]
+) -> None:
+    out = tmp_path / "out.parquet"
+    with running(log=tmp_path / "calls.jsonl", faults=FAULTS, seed=3, retry_after=0.05) as endpoint:
+        outcome = cli(
+            *("data", "filter", tmp_path / "in.jsonl", "--out", out, "--json"),
+            *("--base-url", endpoint.base_url, "--patience", "60", "--concurrency", "8"),
+        )
+        calls = Counter(call["outcome"] for call in endpoint.calls())
+    assert outcome.code == 0, outcome.stderr
+    assert list(read_examples(out)) == hidden(examples)
+    report = json.loads(outcome.stdout)
+    assert (report["num_kept"], report["num_failed"]) == (20, 0)
+    assert report["by_engine"][0]["usage"]["calls"] == 50
+    assert calls["ok"] == 50
+    assert calls.total() > 55
+
+
+def test_kills_leave_the_same_file_and_nothing_journalled_is_asked_again(
+    cli: Cli, tmp_path: Path, examples: list[Example]
+) -> None:
+    source, out, run = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "run"
+    journal = run / "steps.jsonl"
+    with running(log=tmp_path / "calls.jsonl", latency_ms=60) as endpoint:
+        begin = ("data", "filter", source, "--out", out, "--base-url", endpoint.base_url)
+        journalled: list[int] = []
+        for number in range(3):
+            command = (
+                (*begin, "--run-dir", run, "--concurrency", "3")
+                if number == 0
+                else ("data", "filter", "--resume", run)
+            )
+            before = num_lines(journal)
+            with cli.started(*command) as process:
+                wait_until(lambda wanted=before + 7: num_lines(journal) >= wanted)
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+            assert not out.exists()
+            journalled.append(num_lines(journal))
+        outcome = cli("data", "filter", "--resume", run, "--json")
+        calls = endpoint.calls()
+    assert outcome.code == 0, outcome.stderr
+    assert list(read_examples(out)) == hidden(examples)
+    report = json.loads(outcome.stdout)
+    assert (report["num_kept"], report["num_dropped"]) == (20, 10)
+    assert report["by_engine"][0]["usage"]["calls"] == 50 == num_lines(journal)
+    answered = Counter(call["sha"] for call in calls if call["outcome"] == "ok")
+    # two samples of a hidden question, one of a known one; at most three were under way at a kill
+    wanted = Counter(
+        {
+            messages_sha(closed_book_messages(example.question)): 1 + (example.task == "hidden")
+            for example in examples
+        }
+    )
+    assert wanted <= answered
+    assert (answered - wanted).total() <= 3 * 3
+    assert journalled == sorted(set(journalled))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_screening_tells_how_to_go_on(
+    cli: Cli, tmp_path: Path, examples: list[Example], number: signal.Signals
+) -> None:
+    out, run = tmp_path / "out.jsonl", tmp_path / "my run"
+    with running(latency_ms=60) as endpoint:
+        begin = ("data", "filter", tmp_path / "in.jsonl", "--out", out, "--concurrency", "2")
+        with cli.started(*begin, "--base-url", endpoint.base_url, "--run-dir", run) as process:
+            wait_until(lambda: num_lines(run / "steps.jsonl") >= 3)
+            stopped = finish(process, number=number)
+        resumed = cli("data", "filter", "--resume", run, "--concurrency", "30", "--quiet")
+    assert stopped.code == 130
+    assert stopped.stderr.splitlines()[-1].endswith(f"memagent data filter --resume '{run}'")
+    assert "Traceback" not in stopped.stderr
+    assert (resumed.code, resumed.stderr) == (0, "")
+    assert list(read_examples(out)) == hidden(examples)
+
+
+def test_an_endpoint_that_goes_down_ends_the_run_and_it_goes_on_later(
+    cli: Cli, tmp_path: Path, examples: list[Example]
+) -> None:
+    out, run = tmp_path / "out.jsonl", tmp_path / "run"
+    with running(log=tmp_path / "calls.jsonl", latency_ms=40) as endpoint:
+        begin = ("data", "filter", tmp_path / "in.jsonl", "--out", out, "--patience", "0.2")
+        with cli.started(*begin, "--base-url", endpoint.base_url, "--run-dir", run) as process:
+            wait_until(lambda: num_lines(run / "steps.jsonl") >= 5)
+            endpoint.kill()
+            failed = finish(process)
+        num_done = num_lines(run / "steps.jsonl")
+        assert not out.exists()
+        endpoint.restart()
+        resumed = cli("data", "filter", "--resume", run, "--json")
+    assert failed.code == 3
+    assert "all replies are kept; go on with: memagent data filter --resume" in failed.stderr
+    assert (resumed.code, num_done < 50) == (0, True)
+    assert list(read_examples(out)) == hidden(examples)
+
+
+def test_two_endpoints_of_their_own_are_both_asked(
+    cli: Cli, tmp_path: Path, examples: list[Example]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    with (
+        running(log=tmp_path / "a.jsonl", model="base", reply="fixed") as first,
+        running(log=tmp_path / "b.jsonl", model="instruct") as second,
+    ):
+        outcome = cli(
+            *("data", "filter", tmp_path / "in.jsonl", "--out", out, "--samples", "1", "--json"),
+            *("--engine", f"openai:base@{first.base_url}"),
+            *("--engine", f"openai:instruct@{second.base_url}"),
+        )
+        num_calls = [len(first.calls()), len(second.calls())]
+    assert outcome.code == 0, outcome.stderr
+    report = json.loads(outcome.stdout)
+    assert [(e["model"], e["num_dropped"]) for e in report["by_engine"]] == [
+        *(("base", 0), ("instruct", 10))
+    ]
+    assert num_calls == [30, 30]
+    assert list(read_examples(out)) == hidden(examples)
+
+
+def test_enough_is_enough(cli: Cli, tmp_path: Path, examples: list[Example]) -> None:
+    out = tmp_path / "out.jsonl"
+    with running(log=tmp_path / "calls.jsonl") as endpoint:
+        outcome = cli(
+            *("data", "filter", tmp_path / "in.jsonl", "--out", out, "--num", "5", "--json"),
+            *("--base-url", endpoint.base_url),
+        )
+        num_calls = len(endpoint.calls())
+    report = json.loads(outcome.stdout)
+    assert (report["num_kept"], report["num_screened"], report["num_questions"]) == (5, 8, 30)
+    assert num_calls == 2 * 5 + 3
+    assert list(read_examples(out)) == hidden(examples)[:5]
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def assert_refused(outcome: Outcome, reason: str) -> None:
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert reason in outcome.stderr
+    assert outcome.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--engine", "scripted"), "give --out"),
+        (("--out", "o.txt", "--engine", "scripted"), "a dataset ends in"),
+        (("--out", "there.jsonl", "--engine", "scripted"), "there.jsonl is there already"),
+        (("--out", "in.jsonl", "--engine", "scripted", "--force"), "--out is the file that is"),
+        (("--out", "o.jsonl", "--engine", "scripted", "--samples", "0"), "samples"),
+        (("--out", "o.jsonl", "--engine", "scripted", "--rule", "none"), "--rule"),
+        (("--out", "o.jsonl", "--engine", "scripted", "--device", "cpu"), "--device does not go"),
+        (("--out", "o.jsonl", "--engine", "a", "--model", "b"), "not both"),
+        (("--out", "o.jsonl", "--samples", "1"), "no endpoint is set"),
+        (("--out", "o.jsonl", "--resume", "x", "--run-dir", "y"), "not both"),
+        (("--out", "o.jsonl", "--resume", "nowhere"), "nowhere holds no run"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    here: Call,
+    cli: Cli,
+    tmp_path: Path,
+    examples: list[Example],
+    options: tuple[str, ...],
+    reason: str,
+) -> None:
+    (tmp_path / "there.jsonl").touch()
+    before = sorted(tmp_path.iterdir())
+    assert_refused(here("data", "filter", "in.jsonl", *options, cwd=tmp_path), reason)
+    assert sorted(tmp_path.iterdir()) == before
+    assert cli.runs == []
+
+
+def test_a_wrong_key_is_refused_and_leaves_no_run(
+    here: Call, cli: Cli, tmp_path: Path, examples: list[Example]
+) -> None:
+    with running(api_key="right") as endpoint:
+        outcome = here(
+            *("data", "filter", tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl"),
+            *("--base-url", endpoint.base_url, "--api-key", "wrong-key", "--model", "test-model"),
+        )
+    assert_refused(outcome, "refused the key")
+    assert "wrong-key" not in outcome.stderr
+    assert cli.runs == []
+
+
+def test_an_output_that_cannot_be_written_costs_no_reply(
+    here: Call, cli: Cli, tmp_path: Path, examples: list[Example]
+) -> None:
+    (tmp_path / "file").touch()
+    with running() as endpoint:
+        address = ("--base-url", endpoint.base_url)
+        blocked = here(
+            *("data", "filter", tmp_path / "in.jsonl", "--out", tmp_path / "file" / "out.jsonl"),
+            *address,
+        )
+        resumed = here("data", "filter", "--resume", cli.runs[0], "--out", tmp_path / "out.jsonl")
+        num_calls = endpoint.num_calls()
+    assert blocked.code == 2
+    assert "all replies are kept; go on with" in blocked.stderr
+    assert (resumed.code, num_calls) == (0, 50)
+    assert list(read_examples(tmp_path / "out.jsonl")) == hidden(examples)
+
+
+def test_a_run_goes_on_only_with_its_own_questions(
+    here: Call, tmp_path: Path, examples: list[Example]
+) -> None:
+    source, out, run = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "run"
+    with running() as endpoint:
+        key = ("--api-key", "sk-of-this-test")
+        begin = ("data", "filter", source, "--out", out, "--run-dir", run, *key, "--quiet")
+        assert here(*begin, "--base-url", endpoint.base_url).code == 0
+        again = here("data", "filter", "--resume", run, "--quiet", "--rule", "contains")
+        num_calls = endpoint.num_calls()
+        other = here("data", "filter", "--resume", run, "--temperature", "0.1")
+        write_examples(source, examples[:-1])
+        shorter = here("data", "filter", "--resume", run)
+        assert endpoint.num_calls() == num_calls == 50
+    assert again.code == 0
+    assert "sk-of-this-test" not in (run / "run.json").read_text()
+    assert_refused(other, "temperature was 1.0, now 0.1")
+    assert_refused(shorter, "the questions have changed since (then 30, now 29)")
