@@ -44,6 +44,8 @@ from memagent.errors import DataError
 NAME = "hotpotqa"
 NEXT_HEADING = "\n\nDocument 1:\n"
 """What follows a paragraph: a line end may be merged with what stands before it."""
+SEPARATOR_TOKENS = 4
+"""At most so many tokens separate paragraphs; they are counted after the last one too."""
 MAX_TRIES = 8
 
 
@@ -158,13 +160,15 @@ class HotpotTask:
             return self._mixed(index, own, self._fillers_by_number(index, item, len(own)))
         target = self.settings.tokens
         assert target is not None, "settings have one of docs and tokens"
-        aim = target
+        aim, slack = target, target * (1 - LEAST_SHARE) - SEPARATOR_TOKENS
         for _ in range(MAX_TRIES):
-            made = self._mixed(index, own, self._fillers_by_tokens(index, item, own, aim))
+            fillers = self._fillers_by_tokens(index, item, own, aim, int(slack))
+            expected = self._cost_of(own) + self._cost_of(fillers, first=len(own) + 1)
+            made = self._mixed(index, own, fillers)
             if target * LEAST_SHARE <= made.num_tokens <= target:
                 return made
-            # only where tokens of parts do not add up: the next aim makes up for it
-            aim = int(aim * target * (1 + LEAST_SHARE) / 2 / made.num_tokens)
+            # only where tokens of parts do not add up: aim so as to make up for it, and closer
+            aim, slack = int(target * expected / made.num_tokens) - 1, slack * 0.8
         raise self._out_of_reach(item)
 
     def _mixed(self, index: int, own: list[int], fillers: list[int]) -> _Made:
@@ -196,10 +200,12 @@ class HotpotTask:
             )
         return fillers
 
-    def _fillers_by_tokens(self, index: int, item: Item, own: list[int], aim: int) -> list[int]:
-        """Fillers that bring the text to at most `aim` tokens, and within 2 % of it."""
-        costs, target = self._costs, self.settings.tokens
-        left = aim - self._heading_costs(len(own)) - sum(costs[number] for number in own)
+    def _fillers_by_tokens(
+        self, index: int, item: Item, own: list[int], aim: int, slack: int
+    ) -> list[int]:
+        """Fillers that bring the text to at most `aim` tokens and leave at most `slack` of them."""
+        target = self.settings.tokens
+        left = aim - self._cost_of(own)
         if left < 0:
             raise DataError(
                 f"tokens={target} is below the {aim - left} tokens of question {item.id}'s own "
@@ -211,7 +217,7 @@ class HotpotTask:
             fillers, left_now = self._taken_while_they_fit(drawn, left, first=len(own) + 1)
             if len(fillers) < len(drawn):
                 break
-            if left_now <= aim * (1 - LEAST_SHARE):
+            if left_now <= slack:
                 return fillers
             if len(drawn) < num_wanted:
                 raise DataError(
@@ -219,7 +225,7 @@ class HotpotTask:
                     f"{left_now} tokens free; lower tokens, or name a larger file as paragraphs"
                 )
             num_wanted *= 2
-        return self._closed(index, item, own, fillers, left_now, int(aim * (1 - LEAST_SHARE)))
+        return self._closed(index, item, own, fillers, left_now, slack)
 
     def _taken_while_they_fit(
         self, drawn: list[int], left: int, *, first: int
@@ -294,6 +300,12 @@ class HotpotTask:
         return self.store.counts(
             self._tokenizer.name, lambda body: count(body + NEXT_HEADING) - after
         )
+
+    def _cost_of(self, numbers: list[int], *, first: int = 1) -> int:
+        """Tokens of paragraphs with their headings, the first of which has this number."""
+        costs, last = self._costs, first + len(numbers) - 1
+        headings = self._heading_costs(last) - self._heading_costs(first - 1)
+        return sum(costs[number] for number in numbers) + headings
 
     @cached_property
     def _mean_cost(self) -> float:

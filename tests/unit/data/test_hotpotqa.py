@@ -337,6 +337,23 @@ def test_real_answers_stand_in_the_evidence_paragraphs(split: str) -> None:
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the real files in ../shared/data")
+@pytest.mark.parametrize("kind", ["bytes", "gpt2"])
+def test_real_texts_have_the_length_and_evidence_everywhere(
+    kind: str, tokenizer_folder: Path
+) -> None:
+    name = str(tokenizer_folder) if kind == "gpt2" else kind
+    sources = {"dev": str(REAL), "paragraphs": str(REAL), "tokenizer": name}
+    task = open_task("hotpotqa", {"tokens": 30_000, "seed": 7, **sources})
+    depths = []
+    for index in range(500):
+        example = task.example(index)
+        assert example.num_tokens is not None
+        assert 0.98 * 30_000 <= example.num_tokens <= 30_000
+        depths += evidence_depths(example)
+    assert uniformity_p(bucket_counts(depths, num_buckets=10)) > 0.01
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the real files in ../shared/data")
 def test_real_development_gold_is_in_no_training_pool() -> None:
     sources = {name: str(REAL) for name in ("train", "dev", "paragraphs")}
     train = open_hotpotqa(
