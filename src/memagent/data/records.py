@@ -25,7 +25,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 BLOCK_BYTES = 1 << 18
 """How much of an array is read at once."""
 NEAR_END = 16
-"""A mistake this close to the end of what was read may be a word that is cut, such as `tru`."""
+"""A mistake this close to the end of what was read may be a literal that is cut."""
 SPACE = " \t\n\r"
 
 
