@@ -108,10 +108,11 @@ class CachedModel:
         rotation = (cosine[0][:, None], sine[0][:, None])
         for number, layer in enumerate(backbone.layers):
             attended = self._attention(number, layer, hidden_ND, rotation, batch)
+            if number == len(backbone.layers) - 1:  # nothing reads the other rows any more
+                hidden_ND, attended = hidden_ND[batch.final_rows], attended[batch.final_rows]
             hidden_ND = hidden_ND + attended
             hidden_ND = hidden_ND + layer.mlp(layer.post_attention_layernorm(hidden_ND))
-        final = backbone.norm(hidden_ND[batch.final_rows])
-        logits: torch.Tensor = self._head(final)
+        logits: torch.Tensor = self._head(backbone.norm(hidden_ND))
         return logits
 
     def _attention(

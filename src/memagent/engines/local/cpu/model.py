@@ -40,6 +40,10 @@ PART_SLOTS = 256
 """Slots that one thread reads at a time: enough parts for all cores, each a piece of L2."""
 
 
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""Attention and the logarithms of its sums, which the public function does not give."""
+
+
 class Unsupported(Exception):
     """The kernel cannot run this model; torch can."""
 
@@ -79,6 +83,30 @@ class CpuModel(CachedModel):
         finals = [logits[piece.request] for piece in pieces if piece.is_last]
         return torch.stack(finals) if finals else torch.empty(0, self._native.vocab_size)
 
+    def _read_prompt(
+        self, queries_THD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int
+    ) -> torch.Tensor:
+        """Causal attention in two parts, what came before and the piece itself, neither with a mask.
+
+        The query heads of a KV head stand one after the other, so keys are not repeated for them.
+        """
+        if start == 0 or queries_THD.dtype != torch.float32:
+            return super()._read_prompt(queries_THD, keys, values, start)
+        num_tokens, num_heads, dim = queries_THD.shape
+        num_kv_heads = len(keys)
+        queries = queries_THD.transpose(0, 1).reshape(1, num_kv_heads, -1, dim)
+        before, weight_before = FLASH(queries, keys[None, :, :start], values[None, :, :start])
+        within, weight_within = FLASH(
+            queries.view(1, num_heads, num_tokens, dim),
+            _repeated(keys[:, start:], num_heads),
+            _repeated(values[:, start:], num_heads),
+            is_causal=True,
+        )
+        before = before.reshape(num_heads, num_tokens, dim)
+        weight_before = weight_before.reshape(num_heads, num_tokens)
+        share = torch.sigmoid(weight_before - weight_within[0])  # of the sums under the softmax
+        return torch.lerp(within[0], before, share[..., None]).transpose(0, 1)
+
     def _bind(self) -> None:
         self._native = None
         if self._kernels is None:
@@ -88,6 +116,11 @@ class CpuModel(CachedModel):
         except Unsupported:
             return
         self._packed = self._native.packed
+
+
+def _repeated(heads_KTD: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """KV heads once for each of their query heads."""
+    return heads_KTD.repeat_interleave(num_heads // len(heads_KTD), dim=0)[None]
 
 
 def _read_packed(gguf: Path) -> dict[str, Packed]:
