@@ -25,16 +25,22 @@ ITEM_WORDS = 3
 DENIAL_WORDS = 5
 """How many words before the gold can deny it, within its clause."""
 
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """An expression for what `words_of` makes of a text: without apostrophes."""
+    return re.compile(text.replace("'", ""))
+
+
 _DENIALS = """
-    not never neither nor cannot without except excluding unlike isnt wasnt arent werent dont doesnt
-    didnt cant couldnt wont wouldnt hasnt havent hadnt
+    not never neither nor cannot without except excluding unlike isn't wasn't aren't weren't don't doesn't
+    didn't can't couldn't won't wouldn't hasn't haven't hadn't
 """
-_denials = frozenset(_DENIALS.split())
+_denials = frozenset(_DENIALS.replace("'", "").split())
 _second_of_denial = {"than": ("rather", "other"), "of": ("instead",)}
 _turns = frozenset({"but", "however", "though", "instead"})
 _no_denial_after = frozenset({"only", "just", "merely", "simply", "until"})
-_denied_after = re.compile(
-    r"(?:(?:is|was|are|were) not|isnt|wasnt|arent|werent) (?:\w+ )?"
+_denied_after = _pattern(
+    r"(?:(?:is|was|are|were) not|isn't|wasn't|aren't|weren't) (?:\w+ )?"
     r"(?:it|answer|correct|right|true)\b"
     r"|(?:is|was|are|were|would be) (?:\w+ )?(?:wrong|incorrect|false)\b"
 )
@@ -58,13 +64,13 @@ _unknown_alone = re.compile(
     r"(?:answer )?(?:is )?(?:unknown|unanswerable|undetermined|unspecified|noanswer|no answer|n a|"
     r"none given|not found)"
 )
-_unknown_said = re.compile(
-    rf"\b(?:not|never|isnt|wasnt|arent|werent|cant|couldnt) (?:be )?(?:\w+ )?{_TOLD}\b"
-    r"|\b(?:cannot|can not|cant|could not|couldnt) be (?:\w+ )?(?:found|answered|determined|known)\b"
-    rf"|\b(?:does not|doesnt|do not|dont) (?:\w+ )?{_TELLS}\b"
-    rf"|\b{_TEXT} (?:did not|didnt|never) (?:\w+ )?{_TELLS}\b"
-    rf"|\b(?:not|isnt|wasnt|arent) (?:\w+ )?in (?:any )?{_TEXT}\b"
-    r"|\b(?:i|we) (?:do not|dont|did not|didnt|cannot|can not|cant|could not|couldnt) (?:\w+ )?"
+_unknown_said = _pattern(
+    rf"\b(?:not|never|isn't|wasn't|aren't|weren't|can't|couldn't) (?:be )?(?:\w+ )?{_TOLD}\b"
+    r"|\b(?:cannot|can not|can't|could not|couldn't) be (?:\w+ )?(?:found|answered|determined|known)\b"
+    rf"|\b(?:does not|doesn't|do not|don't) (?:\w+ )?{_TELLS}\b"
+    rf"|\b{_TEXT} (?:did not|didn't|never) (?:\w+ )?{_TELLS}\b"
+    rf"|\b(?:not|isn't|wasn't|aren't) (?:\w+ )?in (?:any )?{_TEXT}\b"
+    r"|\b(?:i|we) (?:do not|don't|did not|didn't|cannot|can not|can't|could not|couldn't) (?:\w+ )?"
     r"(?:know|find|determine|tell|answer|say|see)\b"
     r"|\b(?:is|its|are|was|were|remains?) (?:currently |still )?(?:unknown|unanswerable|unclear)\b"
     r"|\bno (?:\w+ )?(?:information|mention|answer|evidence|details?|indication|data)\b"

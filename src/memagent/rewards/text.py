@@ -27,7 +27,7 @@ NUMBER_WORDS = {word: str(number) for number, word in enumerate(_NUMBERS.split("
 _reasoning_tag = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _box = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _brace = re.compile(r"\\.|[{}]", re.DOTALL)
-_said = re.compile(r"\banswer[*_]*(?:\s+is\b|\s*:)[\s:*]*", re.IGNORECASE)
+_said = re.compile(r"\banswer[*_]*(?:\s+is\b|\s*:)[*_]*[\s:]*", re.IGNORECASE)
 _sentence_end = re.compile(r"[.!?](?=\s)")
 
 _strict_noise = re.compile(r"\\[!,;: ]|\\left|\\right|\^\{?\\circ\}?|°|\\?[$%]|\s+")

@@ -192,8 +192,8 @@ def test_an_answer_is_not_taken_for_unknown(reply: str) -> None:
 
 
 def test_an_unknown_grader_is_named_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="there is no grader 'leniant'; did you mean lenient\\?"):
-        grade("leniant", "x", ["x"])
+    with pytest.raises(ConfigError, match="there is no grader 'lenien'; did you mean lenient\\?"):
+        grade("lenien", "x", ["x"])
     with pytest.raises(ConfigError, match="known: strict, lenient"):
         grade("zzz", "x", ["x"])
 
