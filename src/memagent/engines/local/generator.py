@@ -169,8 +169,9 @@ def _open_model(
     device = next(model.parameters()).device
     if device.type == "cpu" and native:
         from memagent.engines.local.cpu.model import CpuModel
+        from memagent.engines.local.cpu.native import kernels
 
-        return CpuModel(model, num_slots, gguf=gguf)
+        return CpuModel(model, num_slots, kernels(), gguf=gguf)
     if device.type == "cuda":
         from memagent.engines.local.cuda.model import GpuModel, supports
 

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quantize
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from memagent.documents.tokenizers import open_tokenizer
 from memagent.engines import store
-from memagent.engines.local.gguf_files import LAYER_NAMES, OTHER_NAMES
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
-from tests.conftest import CHAT_TEMPLATE, prose
+from tests.conftest import prose
+from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import KINDS, WINDOW, Kind, make_tiny_adapter, make_tiny_model
 
 MESSAGES = [{"role": "user", "content": "Where is the red ledger of 1873?"}]
@@ -96,74 +93,6 @@ def test_loading_prints_nothing(tiny: dict[Kind, Path], capfd: pytest.CaptureFix
 
 
 # --- GGUF -----------------------------------------------------------------------------------------
-
-PARTS = {ours: theirs for theirs, ours in {**LAYER_NAMES, **OTHER_NAMES}.items()}
-
-
-def gguf_name(name: str) -> str:
-    """`model.layers.0.mlp.up_proj.weight` is `blk.0.ffn_up.weight`."""
-    stem, _, suffix = name.rpartition(".")
-    if stem in PARTS:
-        return f"{PARTS[stem]}.{suffix}"
-    _, _, number, part = stem.split(".", 3)
-    return f"blk.{number}.{PARTS[part]}.{suffix}"
-
-
-def permuted(name: str, weight: np.ndarray[Any, Any], config: Any) -> np.ndarray[Any, Any]:
-    """As llama.cpp's converter stores the queries and keys of Llama models."""
-    if config.model_type != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
-        return weight
-    heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
-    return halves.swapaxes(1, 2).reshape(weight.shape)
-
-
-def write_gguf(
-    folder: Path,
-    path: Path,
-    *,
-    architecture: str | None = None,
-    pre: str = "gpt-2",
-    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
-    **extra: str,
-) -> Path:
-    """A Hugging Face folder as a GGUF file."""
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    config = model.config
-    writer = GGUFWriter(path, architecture or config.model_type)
-    writer.add_name("tiny")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    contents = json.loads((folder / "tokenizer.json").read_text())
-    tokens = list(contents["model"]["vocab"])
-    special = {entry["content"] for entry in contents["added_tokens"]}
-    types = [TokenType.CONTROL if token in special else TokenType.NORMAL for token in tokens]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges([" ".join(pair) for pair in contents["model"]["merges"]])
-    writer.add_eos_token_id(config.eos_token_id)
-    writer.add_chat_template(CHAT_TEMPLATE)
-    for key, value in extra.items():
-        writer.add_string(key.replace("__", "."), value)
-    for name, weight in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        array = permuted(name, weight.numpy(), config)
-        stored = GGMLQuantizationType.F32 if array.ndim == 1 else kind
-        writer.add_tensor(gguf_name(name), quantize(array, stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @pytest.mark.parametrize("kind", KINDS)

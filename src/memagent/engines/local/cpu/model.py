@@ -28,7 +28,6 @@ from memagent.engines.local.cpu.native import (
     Matrix,
     Model,
     Step,
-    kernels,
 )
 from memagent.engines.local.model import CachedModel
 from memagent.engines.local.scheduler import Piece, Run
@@ -51,11 +50,14 @@ class Unsupported(Exception):
 class CpuModel(CachedModel):
     """A transformers Llama, Qwen2 or Qwen3 that reads and writes a cache of slots on a CPU."""
 
-    def __init__(self, model: Any, num_slots: int, *, gguf: Path | None = None) -> None:
+    def __init__(
+        self, model: Any, num_slots: int, library: Kernels | None, *, gguf: Path | None = None
+    ) -> None:
+        """`library` None: torch computes everything. `gguf`: the file the weights came from."""
         super().__init__(model, num_slots)
         self._model = model
-        self._kernels = kernels()
-        self._packed = _read_packed(gguf) if gguf and self._kernels else {}
+        self._kernels = library
+        self._packed = _read_packed(gguf) if gguf and library else {}
         self._native: _Native | None = None
         self._bind()
 

@@ -22,11 +22,13 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+Flags = tuple[str, ...]
+
 SOURCE = Path(__file__).with_name("decode.c")
 COMPILERS = ("cc", "gcc", "clang")
 BUILD_SECONDS = 120
 FLAGS = ("-O3", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-w")
-WAYS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+WAYS: tuple[tuple[Flags, Flags], ...] = (
     (("-march=native", "-fopenmp"), ()),
     (("-march=native", "-fopenmp"), ("-fopenmp",)),
     (("-march=native",), ()),
@@ -127,12 +129,14 @@ def kernels() -> Kernels | None:
     return build(compiler, user_cache_path("memagent", appauthor=False) / "kernels")
 
 
-def build(compiler: str | None, folder: Path) -> Kernels | None:
+def build(
+    compiler: str | None, folder: Path, ways: tuple[tuple[Flags, Flags], ...] = WAYS
+) -> Kernels | None:
     """Compile into `folder`, or take what is there. Without a compiler nothing is taken either."""
     if compiler is None or platform.system() == "Windows":
         return None
-    for number, (compile_flags, link_flags) in enumerate(WAYS):
-        path = folder / f"{_fingerprint(compiler)}-{number}.so"
+    for compile_flags, link_flags in ways:
+        path = folder / f"{_fingerprint(compiler, *compile_flags, '|', *link_flags)}.so"
         with suppress(OSError, subprocess.SubprocessError, AttributeError):
             if not path.is_file():
                 _compile(compiler, compile_flags, link_flags, path)
@@ -140,9 +144,7 @@ def build(compiler: str | None, folder: Path) -> Kernels | None:
     return None
 
 
-def _compile(
-    compiler: str, compile_flags: tuple[str, ...], link_flags: tuple[str, ...], path: Path
-) -> None:
+def _compile(compiler: str, compile_flags: Flags, link_flags: Flags, path: Path) -> None:
     """Under another name first: a half-written library must never be found."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     mark = secrets.token_hex(4)
@@ -161,9 +163,10 @@ def _call(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=BUILD_SECONDS)
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: str, *flags: str) -> str:
     digest = hashlib.sha256(SOURCE.read_bytes())
-    for part in (os.path.realpath(compiler), platform.machine(), _instructions()):
+    parts = (os.path.realpath(compiler), platform.machine(), _instructions(), *FLAGS, *flags)
+    for part in parts:
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:32]
 
