@@ -14,7 +14,7 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +30,8 @@ FORMAT = 1
 MANIFEST = "run.json"
 JOURNAL = "steps.jsonl"
 LOCK = ".lock"
+
+Keep = Callable[[dict[str, Any]], dict[str, Any]]
 
 _sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
@@ -88,12 +90,12 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """An existing run, to go on with."""
+    def open(cls, path: Path, *, keep: Keep | None = None) -> Self:
+        """An existing run, to go on with. `keep` makes each record smaller before it is held."""
         manifest = read_manifest(path)
         lock = _locked(path)
         try:
-            return cls(path, manifest, lock, _repaired_records(path / JOURNAL))
+            return cls(path, manifest, lock, _repaired_records(path / JOURNAL, keep))
         except OSError as error:
             lock.release()
             raise RunError(f"cannot read {path / JOURNAL}: {_reason(error)}") from None
@@ -164,31 +166,36 @@ def default_path() -> Path:
 def read_records(path: Path) -> list[dict[str, Any]]:
     """What a run's journal holds, for looking only: a torn last line is passed over."""
     journal = path / JOURNAL
-    return _parse_journal(journal.read_bytes(), journal)[0] if journal.exists() else []
+    return _parse_journal(journal, None)[0] if journal.exists() else []
 
 
-def _repaired_records(journal: Path) -> list[dict[str, Any]]:
+def _repaired_records(journal: Path, keep: Keep | None) -> list[dict[str, Any]]:
     """What the journal holds; a torn last line is removed from the file."""
     if not journal.exists():
         return []
-    records, num_good_bytes = _parse_journal(journal.read_bytes(), journal)
+    records, num_good_bytes = _parse_journal(journal, keep)
     if num_good_bytes < journal.stat().st_size:
         os.truncate(journal, num_good_bytes)
     return records
 
 
-def _parse_journal(data: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
+def _parse_journal(path: Path, keep: Keep | None) -> tuple[list[dict[str, Any]], int]:
     """The records, and how many bytes of the file they cover."""
-    *lines, torn = data.split(b"\n")
     records: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            if number == len(lines) and not torn:
-                return records, len(data) - len(line) - 1
-            raise RunError(f"{path}, line {number}, is damaged; the run cannot go on") from None
-    return records, len(data) - len(torn)
+    num_good_bytes = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                record = json.loads(line)
+            except ValueError:
+                if not lines.read(1):  # the last line
+                    break
+                raise RunError(f"{path}, line {number}, is damaged; the run cannot go on") from None
+            records.append(keep(record) if keep else record)
+            num_good_bytes += len(line)
+    return records, num_good_bytes
 
 
 def _locked(path: Path) -> FileLock:

@@ -220,7 +220,7 @@ _worker: tuple[Task, Storing] | None = None
 
 def _start_worker(task: str, settings: dict[str, Any], store: Storing) -> None:
     global _worker
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     _worker = open_task(task, settings), store
 
 
@@ -230,7 +230,7 @@ def _make_in_worker(index: int) -> Made:
     return make(task, index, store)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """A parent that is killed cannot end its workers, and they would wait for work forever."""
     parent = parent_process()
     assert parent is not None

@@ -1,0 +1,519 @@
+"""Methods: ways to answer a question about a text, all `async (Example, Context) -> Trace`.
+
+    reader        section by section with an overwritten memory (the package's own)
+    direct        the whole text in one prompt, its middle cut out where the window is too small
+    yarn          as direct, with the window extended by YaRN
+    bm25          the passages that share most words with the question, then the answer
+    refine        an answer that is rewritten section by section
+    map_reduce    notes on every section at once, then the answer from the notes
+
+A method of your own is a function in a file, named as `--method my.py:ask_twice`:
+
+    async def ask_twice(example, context):
+        first = await context.call(messages_for(example), kind="read")
+        await context.call(messages_for(example, first.reply))
+        return context.trace()
+
+Every call goes through the context, which records it as a step, keeps to the limits and gives each item
+its own sampling seed. A method that leaves out a part of the text says so with `context.cut`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field
+
+from memagent.agent.budget import JOINT_TOKENS
+from memagent.agent.limits import Limits
+from memagent.agent.memory import rewrite, shortened, split_reasoning
+from memagent.agent.prompts import PROMPT_SETS
+from memagent.agent.reader import Reader
+from memagent.agent.trace import Section, Step, StepKind, Trace
+from memagent.config import AgentConfig
+from memagent.data.example import Example
+from memagent.documents.chunking import Chunks
+from memagent.documents.document import Chunk, Document
+from memagent.documents.tokenizers import Tokenizer
+from memagent.engines.base import BaseEngine
+from memagent.errors import BudgetError, ConfigError, EngineError
+from memagent.eval import prompts
+from memagent.types import Engine, Message, Sampling, Usage
+
+LEFT_OUT = "\n\n[...]\n\n"
+"""Stands where the middle of a text was cut out."""
+MAX_CHARS_PER_TOKEN = 12
+"""Head and tail of a long text are looked for within so many characters per token."""
+LEAST_TEXT_TOKENS = 32
+
+T = TypeVar("T")
+
+
+class MethodSettings(AgentConfig):
+    """How a method reads: what the reader takes, and what the others need beyond it."""
+
+    prompts: str = "boxed"
+    """Prompt set of the reader: default, boxed, paper, small, or the path of a TOML file."""
+    passage_tokens: int = Field(default=256, ge=16)
+    """Tokens of a passage that bm25 searches for."""
+    retrieved_tokens: int | None = Field(default=None, ge=16)
+    """Tokens of passages that bm25 puts into the prompt, at most; what the window holds when not given."""
+    yarn_factor: float = Field(default=4.0, gt=1)
+    """By how much yarn extends the window that the model was trained with."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Whatever a method of your own takes."""
+
+
+@dataclass(kw_only=True)
+class Context:
+    """What a method has to work with, for one item."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    settings: MethodSettings
+    """Sampling seed included."""
+    limits: Limits
+    method: str
+    document: Document
+    """The example's text."""
+    question: str
+    steps: list[Step] = field(default_factory=list)
+    """Calls that are done; of a method that fails, they are kept too."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What the method says of itself, for the record."""
+    is_cut: bool = False
+
+    async def call(
+        self,
+        messages: Sequence[Message],
+        *,
+        kind: StepKind = "answer",
+        max_tokens: int | None = None,
+        chunk: Chunk | None = None,
+        memory: str = "",
+        index: int | None = None,
+    ) -> Step:
+        """One reply, as a step of the trace. `memory` is what is carried on if the reply is empty."""
+        settings = self.settings
+        limit = max_tokens or settings.answer_tokens
+        sampling = Sampling(
+            max_tokens=limit + settings.reasoning_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            seed=settings.seed,
+        )
+        counts = self.limits.max_cost is not None  # counting a long prompt takes longer than asking
+        num_prompt = self.tokenizer.count_messages(messages) if counts else 0
+        reservation = self.limits.reserve(
+            prompt_tokens=num_prompt, completion_tokens=sampling.max_tokens
+        )
+        started, clock = time.time(), time.perf_counter()
+        try:
+            completion = await self.engine.complete(messages, sampling)
+        except BaseException:
+            self.limits.release(reservation)
+            raise
+        seconds = time.perf_counter() - clock
+        usage = completion.usage or Usage(
+            calls=1,
+            prompt_tokens=num_prompt or self.tokenizer.count_messages(messages),
+            completion_tokens=self.tokenizer.count(completion.text),
+            is_estimated=True,
+        )
+        self.limits.settle(reservation, usage)
+        said, reasoning = split_reasoning(completion.text)
+        if kind == "answer" and not said:
+            raise EngineError("the model gave an empty answer")
+        step = Step(
+            kind=kind,
+            index=len(self.steps) if index is None else index,
+            reply=said,
+            memory=said or memory,
+            section=None if chunk is None else _section(chunk),
+            reasoning=completion.reasoning or reasoning,
+            flags=("reply_cut",) if completion.finish_reason == "length" else (),
+            usage=usage,
+            num_attempts=completion.num_attempts,
+            started=round(started, 6),
+            seconds=round(seconds, 6),
+        )
+        self.steps.append(step)
+        return step
+
+    def cut(self, **details: Any) -> None:
+        """Say that a part of the text is not read, and how much."""
+        self.is_cut = True
+        self.notes.update(details)
+
+    def room(self, template: Sequence[Message], *, reply_tokens: int) -> int:
+        """Tokens of text that fit the window beside a prompt and its reply."""
+        reply = reply_tokens + self.settings.reasoning_tokens
+        used = self.tokenizer.count_messages(template) + reply + JOINT_TOKENS
+        room = self.settings.window - used
+        if room < LEAST_TEXT_TOKENS:
+            raise BudgetError(
+                f"question, wording and reply take {used} tokens of a window of "
+                f"{self.settings.window}; raise window or lower answer_tokens"
+            )
+        return room
+
+    def trace(self) -> Trace:
+        """The steps so far as a Trace."""
+        is_reader = self.method.partition(":")[0] == "reader"
+        return Trace(
+            question=self.question,
+            steps=tuple(sorted(self.steps, key=lambda step: step.index)),
+            model=self.engine.model,
+            prompts=self.settings.prompts if is_reader else self.method,
+            source=self.document.source,
+            document_sha256=self.document.sha256,
+        )
+
+
+Method = Callable[[Example, Context], Awaitable[Trace]]
+
+
+# --- the methods ----------------------------------------------------------------------------------
+
+
+async def reader(example: Example, context: Context) -> Trace:
+    """The package's own way: one section after the other, with an overwritten memory."""
+    reader = Reader(
+        context.engine,
+        tokenizer=context.tokenizer,
+        config=context.settings,
+        limits=context.limits,
+    )
+    async with aclosing(reader.steps(example.question, context.document)) as steps:
+        async for step in steps:
+            context.steps.append(step)
+    return context.trace()
+
+
+async def direct(example: Example, context: Context) -> Trace:
+    """The whole text in one prompt; its middle is cut out where it does not fit."""
+    await _ask_once(prompts.DIRECT, example, context)
+    return context.trace()
+
+
+async def bm25(example: Example, context: Context) -> Trace:
+    """The passages that BM25 ranks highest, in the order of the text, then the answer."""
+    empty = prompts.messages(prompts.RETRIEVED, text="", question=example.question)
+    room = context.room(empty, reply_tokens=context.settings.answer_tokens)
+    room = min(room, context.settings.retrieved_tokens or room)
+    found = await asyncio.to_thread(retrieve, context, example.question, max_tokens=room)
+    text = "\n\n".join(chunk.text.strip() for chunk in found.chunks)
+    context.notes["num_passages"] = len(found.chunks)
+    if len(found.chunks) < found.num_passages:
+        context.cut(num_passages_in_text=found.num_passages)
+    await context.call(prompts.messages(prompts.RETRIEVED, text=text, question=example.question))
+    return context.trace()
+
+
+async def refine(example: Example, context: Context) -> Trace:
+    """An answer that is rewritten with each section; the last one counts."""
+    settings = context.settings
+    words = str(settings.memory_tokens * 3 // 4)
+    values = {"question": example.question, "number": "1000000", "words": words}
+    empty = prompts.messages(prompts.REFINE, text="", draft="", **values)
+    _check_sections(context, empty, reply_tokens=2 * settings.memory_tokens)
+    chunks = Chunks(context.document, context.tokenizer, settings.chunk_tokens)
+    draft, chunk = "", await _cut(chunks, 0)
+    while chunk is not None:
+        upcoming = await _cut(chunks, chunk.index + 1)
+        values |= {"number": str(chunk.index + 1)}
+        step = await context.call(
+            prompts.messages(
+                prompts.REFINE, text=chunk.text, draft=draft or prompts.NO_DRAFT, **values
+            ),
+            kind="read" if upcoming else "answer",
+            max_tokens=settings.memory_tokens,
+            chunk=chunk,
+            memory=draft,
+        )
+        draft = rewrite(
+            draft, 0, step.reply, context.tokenizer, memory_tokens=settings.memory_tokens
+        ).text
+        chunk = upcoming
+    return context.trace()
+
+
+async def map_reduce(example: Example, context: Context) -> Trace:
+    """Notes on every section, all at once; notes that do not fit one prompt are merged first."""
+    settings = context.settings
+    words = str(settings.memory_tokens * 3 // 4)
+    question = example.question
+    empty = prompts.messages(prompts.MAP, text="", question=question, number="1000000", words=words)
+    _check_sections(context, empty, reply_tokens=settings.memory_tokens)
+    cut = Chunks(context.document, context.tokenizer, settings.chunk_tokens)
+    chunks = await asyncio.to_thread(list, cut)
+
+    async def take_notes(chunk: Chunk) -> str:
+        number = str(chunk.index + 1)
+        asked = prompts.messages(
+            prompts.MAP, text=chunk.text, question=question, number=number, words=words
+        )
+        step = await context.call(
+            asked,
+            kind="read",
+            max_tokens=settings.memory_tokens,
+            chunk=chunk,
+            index=chunk.index,
+        )
+        return step.reply
+
+    notes = _worth_keeping(await _all([take_notes(chunk) for chunk in chunks]))
+    notes = await _merged(notes, example, context, next_index=len(chunks))
+    text = "\n\n".join(notes) or prompts.NO_DRAFT
+    await context.call(prompts.messages(prompts.REDUCE, text=text, question=question))
+    return context.trace()
+
+
+METHODS: dict[str, Method] = {
+    "reader": reader,
+    "direct": direct,
+    "yarn": direct,
+    "bm25": bm25,
+    "refine": refine,
+    "map_reduce": map_reduce,
+}
+"""Name to method."""
+
+WHOLE_WINDOW = frozenset({"direct", "yarn"})
+"""Methods that take all of the window that an engine serves, unless told otherwise."""
+
+
+# --- finding a method -----------------------------------------------------------------------------
+
+
+def open_method(name: str) -> Method:
+    """A method by name; `reader:PROMPTS` names a prompt set, `FILE.py:FUNCTION` one of your own."""
+    base, colon, rest = name.rpartition(":")
+    if colon and base.endswith(".py"):
+        return _from_file(Path(base).expanduser(), rest)
+    kind, _, prompt_set = name.partition(":")
+    if kind not in METHODS:
+        near = get_close_matches(kind, METHODS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(METHODS)}"
+        raise ConfigError(f"there is no method {name!r}; {hint} Your own is FILE.py:FUNCTION")
+    if prompt_set and kind != "reader":
+        raise ConfigError(f"{name!r}: only the reader takes a prompt set after a colon")
+    return METHODS[kind]
+
+
+def settings_for(
+    name: str, engine: Engine, shared: dict[str, Any], own: dict[str, Any]
+) -> MethodSettings:
+    """The settings of a method: the model's own, then those for all methods, then its own."""
+    base = dict(engine.reading_defaults) if isinstance(engine, BaseEngine) else {}
+    kind, _, prompt_set = name.partition(":")
+    served = engine.served_window if isinstance(engine, BaseEngine) else None
+    if kind in WHOLE_WINDOW and served is not None:
+        base["window"] = served
+    if kind == "reader" and prompt_set:
+        own = {"prompts": prompt_set, **own}
+    values = {**base, **shared, **own}
+    try:
+        settings = MethodSettings.parse(values)
+    except ConfigError as error:
+        raise ConfigError(f"method {name}: {error}") from None
+    if served is not None and served < settings.window:
+        raise ConfigError(
+            f"method {name}: {engine.model} has a window of {served} tokens, less than window "
+            f"{settings.window}; lower window and, if needed, chunk_tokens"
+        )
+    return settings
+
+
+def method_sha256(name: str) -> str:
+    """Fingerprint of what a method asks: our wording, or the file of one's own method."""
+    base, colon, _ = name.rpartition(":")
+    if colon and base.endswith(".py"):
+        return hashlib.sha256(Path(base).expanduser().read_bytes()).hexdigest()
+    return prompts.fingerprint() if name.partition(":")[0] != "reader" else ""
+
+
+def _from_file(path: Path, function: str) -> Method:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path} with a method in it")
+    spec = importlib.util.spec_from_file_location(f"memagent_method_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever a user's file may raise
+        raise ConfigError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from None
+    method: Method | None = getattr(module, function, None)
+    if method is None:
+        raise ConfigError(f"{path} has no function {function}")
+    if not inspect.iscoroutinefunction(method) or len(inspect.signature(method).parameters) != 2:
+        raise ConfigError(f"{path}:{function} must be `async def {function}(example, context)`")
+    return method
+
+
+def is_prompt_set(name: str) -> bool:
+    """Whether a name after `reader:` is a prompt set or a template file."""
+    return name in PROMPT_SETS or Path(name).expanduser().is_file()
+
+
+# --- what they share ------------------------------------------------------------------------------
+
+
+async def _ask_once(template: str, example: Example, context: Context) -> None:
+    empty = prompts.messages(template, text="", question=example.question)
+    room = context.room(empty, reply_tokens=context.settings.answer_tokens)
+    text = context.document.text
+    kept = await asyncio.to_thread(cut_middle, text, context.tokenizer, max_tokens=room)
+    if kept is not None:
+        context.cut(kept_chars=len(kept) - len(LEFT_OUT), num_chars=len(text))
+    asked = prompts.messages(
+        template, text=text if kept is None else kept, question=example.question
+    )
+    await context.call(asked)
+
+
+def cut_middle(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> str | None:
+    """Beginning and end of a text, together within the limit; None when the whole text fits."""
+    if len(text) <= max_tokens * MAX_CHARS_PER_TOKEN and tokenizer.count(text) <= max_tokens:
+        return None
+    half = (max_tokens - tokenizer.count(LEFT_OUT)) // 2
+    block = half * MAX_CHARS_PER_TOKEN
+    head = shortened(text[:block], tokenizer, max_tokens=half)
+    tail = ending(text[max(len(head), len(text) - block) :], tokenizer, max_tokens=half)
+    return head + LEFT_OUT + tail
+
+
+def ending(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> str:
+    """The longest end of a text, or nearly so, that has at most `max_tokens` when it stands alone."""
+    measured = tokenizer.measure(text)
+    if measured.num_tokens <= max_tokens:
+        return text
+    start = measured.end_of(measured.num_tokens - max_tokens)
+    while start < len(text) and tokenizer.count(text[start:]) > max_tokens:
+        start += 1
+    return text[start:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrieved:
+    """Passages that were found."""
+
+    chunks: list[Chunk]
+    """In the order of the text."""
+    num_passages: int
+    """Passages of the whole text."""
+
+
+def retrieve(context: Context, question: str, *, max_tokens: int) -> Retrieved:
+    """The passages with the highest BM25 score, as many as fit."""
+    try:
+        import bm25s
+    except ModuleNotFoundError:
+        raise ConfigError(
+            'the method bm25 needs the library bm25s: pip install "memagent[eval]"'
+        ) from None
+    passages = list(Chunks(context.document, context.tokenizer, context.settings.passage_tokens))
+    index = bm25s.BM25()
+    corpus = bm25s.tokenize([passage.text for passage in passages], show_progress=False)
+    index.index(corpus, show_progress=False)
+    asked = bm25s.tokenize([question], show_progress=False)
+    ranked, scores = index.retrieve(asked, k=len(passages), show_progress=False)
+    chosen: list[Chunk] = []
+    num_tokens = 0
+    for number, score in zip(ranked[0].tolist(), scores[0].tolist(), strict=True):
+        passage = passages[number]
+        num_tokens += passage.num_tokens + 2  # the blank line between passages
+        if num_tokens > max_tokens or (score <= 0 and chosen):
+            break
+        chosen.append(passage)
+    return Retrieved(
+        chunks=sorted(chosen, key=lambda chunk: chunk.index), num_passages=len(passages)
+    )
+
+
+def _check_sections(context: Context, empty: Sequence[Message], *, reply_tokens: int) -> None:
+    """Raise BudgetError when a section does not fit beside wording, question and reply."""
+    room = context.room(empty, reply_tokens=reply_tokens)
+    if room < context.settings.chunk_tokens:
+        raise BudgetError(
+            f"sections of {context.settings.chunk_tokens} tokens do not fit a window of "
+            f"{context.settings.window} beside question, wording and memory; "
+            f"lower chunk_tokens to {room}"
+        )
+
+
+async def _merged(
+    notes: list[str], example: Example, context: Context, *, next_index: int
+) -> list[str]:
+    """Notes that fit one prompt: neighbours are merged until they do."""
+    settings = context.settings
+    words = str(settings.memory_tokens * 3 // 4)
+    empty = prompts.messages(prompts.COLLAPSE, text="", question=example.question, words=words)
+    reply_tokens = max(settings.memory_tokens, settings.answer_tokens)
+    room = context.room(empty, reply_tokens=reply_tokens)
+    limit = min(settings.memory_tokens, room // 2 - 2)  # two notes fit, so every round has fewer
+    notes = [shortened(note, context.tokenizer, max_tokens=limit) for note in notes]
+    while len(groups := _grouped(notes, context.tokenizer, room)) > 1:
+
+        async def merge(group: list[str], index: int) -> str:
+            text = "\n\n".join(group)
+            asked = prompts.messages(
+                prompts.COLLAPSE, text=text, question=example.question, words=words
+            )
+            step = await context.call(
+                asked, kind="read", max_tokens=settings.memory_tokens, index=index
+            )
+            return shortened(step.reply, context.tokenizer, max_tokens=limit)
+
+        merged = [merge(group, next_index + number) for number, group in enumerate(groups)]
+        next_index += len(groups)
+        notes = _worth_keeping(await _all(merged))
+    return notes
+
+
+def _grouped(notes: Iterable[str], tokenizer: Tokenizer, room: int) -> list[list[str]]:
+    groups: list[list[str]] = [[]]
+    used = 0
+    for note in notes:
+        size = tokenizer.count(note) + 2
+        if groups[-1] and used + size > room:
+            groups.append([])
+            used = 0
+        groups[-1].append(note)
+        used += size
+    return groups
+
+
+def _worth_keeping(notes: Iterable[str]) -> list[str]:
+    return [note for note in notes if note and note.strip(" .*").upper() != prompts.NOTHING]
+
+
+async def _all(calls: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all calls; when one fails, the others are not paid for."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _cut(chunks: Chunks, index: int) -> Chunk | None:
+    return chunks.get(index) if chunks.is_quick else await asyncio.to_thread(chunks.get, index)
+
+
+def _section(chunk: Chunk) -> Section:
+    return Section(
+        start=chunk.start, end=chunk.end, num_tokens=chunk.num_tokens, places=chunk.places
+    )
