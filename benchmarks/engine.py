@@ -18,6 +18,7 @@ number of tokens.
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,8 @@ BEFORE, AFTER = 100, 140
 without the memory."""
 MEMORY = (32, 128)
 """Memories have a length between these."""
+REPEAT = 2
+"""Phases are measured so often, and the best counts."""
 DECODE_BATCH_TOKENS = 400_000
 """Where replies alone are measured, prompts are read in a few large steps, so that no reply is far ahead
 of the others when the last prompt has been read."""
@@ -98,7 +101,7 @@ def transformers_generate(
     model: Any, prompts: list[tuple[int, ...]]
 ) -> Iterator[tuple[int, float]]:
     """Batch sizes, and tokens a second in prompts and replies."""
-    for batch in (8, 32, 128, 256):
+    for batch in (32, 128, 256, 512, 1024):
         if batch > len(prompts):
             return
         chosen = prompts[:batch]
@@ -151,6 +154,7 @@ def measure(generator: Generator, prompts: list[tuple[int, ...]], model: Any) ->
     result["total_s"] = timed(lambda: finish(generator))
     result["total_tokens"] = sum(len(r.prompt_ids) + len(r.completion_ids) for r in requests)
     generator.weights_changed()
+    usual = generator.scheduler.max_batch_tokens
     generator.scheduler.max_batch_tokens = DECODE_BATCH_TOKENS
     requests = submit(generator, prompts, REPLY)
     while any(not request.completion_ids for request in requests):
@@ -162,7 +166,35 @@ def measure(generator: Generator, prompts: list[tuple[int, ...]], model: Any) ->
     result["decode_tokens"] = sum(len(r.completion_ids) for r in requests) - num_before
     result["decode_bytes"] = num_bytes
     generator.weights_changed()
+    generator.scheduler.max_batch_tokens = usual
     return result
+
+
+def measure_engine(
+    model: Any, prompts: list[tuple[int, ...]], max_batch_tokens: int
+) -> dict[str, float]:
+    """The best of several measurements, once kernels are compiled and graphs captured."""
+    num_documents = len(prompts) // GROUP
+    num_slots = num_documents * (SECTION + BEFORE) + len(prompts) * (AFTER + MEMORY[1] + 256)
+    generator = Generator(
+        model, num_slots=num_slots, eos_ids=(), max_batch_tokens=max_batch_tokens,
+        max_running=len(prompts),
+    )  # fmt: skip
+    submit(generator, prompts, 20)
+    finish(generator)
+    generator.weights_changed()
+    gc.collect()
+    gc.freeze()  # as `memagent serve` does: what stands now need not be looked through again
+    results = [measure(generator, prompts, model) for _ in range(REPEAT)]
+    apart = load(max(num_documents // 8, 1), is_shared=False)
+    submit(generator, apart, 1)
+    before = generator.num_computed_tokens
+    apart_s = timed(lambda: finish(generator))
+    best = {
+        name: min(each[name] for each in results) if name.endswith("_s") else results[0][name]
+        for name in results[0]
+    }
+    return {**best, "apart_rate": (generator.num_computed_tokens - before) / apart_s}
 
 
 def _bytes_to_read(running: list[Any], model: Any) -> float:
@@ -205,34 +237,19 @@ def main() -> None:
     print(f"{options.documents} documents x {GROUP}, sections of {SECTION}, replies of {REPLY}")
     bandwidth = copy_bandwidth()
     sdpa, sdpa_batch = plain_prefill(model)
+    result = measure_engine(model, prompts, options.max_batch_tokens)
+    peak = torch.cuda.max_memory_allocated()
+    gc.collect()
+    torch.cuda.empty_cache()
     best_generate = 0.0
     if not options.without_generate:
         for batch, rate in transformers_generate(model, prompts):
             print(f"transformers generate, batch {batch:4}: {rate / 1e3:8.1f}k tok/s", flush=True)
             best_generate = max(best_generate, rate)
-
-    num_slots = options.documents * (SECTION + BEFORE) + len(prompts) * (AFTER + MEMORY[1] + 256)
-    generator = Generator(
-        model, num_slots=num_slots, eos_ids=(), max_batch_tokens=options.max_batch_tokens,
-        max_running=len(prompts),
-    )  # fmt: skip
-    small = prompts[: 4 * GROUP]
-    submit(generator, small, REPLY)
-    finish(generator)
-    generator.weights_changed()
-    submit(generator, prompts, 2 * generator_steps(generator))
-    finish(generator)  # captures the graphs that the load needs
-    generator.weights_changed()
-    result = measure(generator, prompts, model)
-    apart = load(max(options.documents // 8, 1), is_shared=False)
-    submit(generator, apart, 1)
-    before = generator.num_computed_tokens
-    apart_s = timed(lambda: finish(generator))
-    apart_tokens = generator.num_computed_tokens - before
-
     total = result["total_tokens"] / result["total_s"]
     prefill = result["prefill_tokens"] / result["prefill_s"]
     decode = result["decode_bytes"] / result["decode_s"]
+    apart = result["apart_rate"]
     prompt_tokens = sum(map(len, prompts))
     print(f"\n{'':34}{'measured':>14}{'bound':>14}{'of bound':>10}")
     print(
@@ -243,7 +260,7 @@ def main() -> None:
     )
     print(f"{'decode, k tok/s':34}{result['decode_tokens'] / result['decode_s'] / 1e3:14.0f}")
     print(
-        f"{'prefill without sharing, k tok/s':34}{apart_tokens / apart_s / 1e3:14.0f}{sdpa / 1e3:14.0f}{apart_tokens / apart_s / sdpa:10.0%}"
+        f"{'prefill without sharing, k tok/s':34}{apart / 1e3:14.0f}{sdpa / 1e3:14.0f}{apart / sdpa:10.0%}"
     )
     print(f"(plain SDPA is best at batch {sdpa_batch})")
     print(
@@ -259,11 +276,7 @@ def main() -> None:
         print(
             f"transformers generate at its best {best_generate / 1e3:.1f}k tok/s: {total / best_generate:.1f}x"
         )
-    print(f"peak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
-
-
-def generator_steps(generator: Generator) -> int:
-    return int(generator._model.max_steps)
+    print(f"peak GPU memory of ours {peak / 2**30:.1f} GiB")
 
 
 if __name__ == "__main__":

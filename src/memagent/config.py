@@ -78,7 +78,8 @@ class EngineConfig(Settings):
     model: str = ""
     """Name of the model, as the endpoint knows it; may be left out if it serves only one."""
     base_url: str | None = None
-    """Address of the endpoint, such as http://localhost:8000/v1."""
+    """Address of the endpoint, such as http://localhost:8000/v1; several, separated by commas, share
+    the calls."""
     api_key: SecretStr | None = None
     """Key for the endpoint; never written anywhere. Prefer the environment to this option."""
     api_version: str | None = None
@@ -91,6 +92,9 @@ class EngineConfig(Settings):
     """Requests under way at once, at most."""
     extra_body: dict[str, Any] | None = None
     """Further fields for every request, as JSON, such as {"top_k": 20}."""
+    prefix_affinity: bool = True
+    """Of several endpoints, send prompts that begin alike to the same one while it is not much busier
+    than the others, so that its prefix cache helps."""
 
 
 class LocalConfig(Settings):
@@ -100,14 +104,44 @@ class LocalConfig(Settings):
     """Folder of a LoRA adapter (peft) to put on the local model."""
     device: str | None = None
     """Where a local model runs, such as cpu or cuda:0; the first GPU, else the CPU, when not given."""
-    cache_gb: float = Field(default=2.0, gt=0, allow_inf_nan=False)
-    """Memory for the keys and values of a local model, in gigabytes."""
-    max_batch_tokens: int = Field(default=512, ge=16)
-    """Tokens that a local model computes in one step, at most."""
-    max_running: int = Field(default=64, ge=1)
-    """Requests that a local model works on at once, at most."""
+    cache_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Memory for the keys and values of a local model, in gigabytes; when not given, 2 on a CPU and
+    half of what is free on a GPU."""
+    max_batch_tokens: int | None = Field(default=None, ge=16)
+    """Tokens of prompts that a local model computes in one step, at most; when not given, 512 on a CPU
+    and 32,768 on a GPU."""
+    max_running: int | None = Field(default=None, ge=1)
+    """Requests that a local model works on at once, at most; when not given, 64 on a CPU and 1,024 on a
+    GPU."""
     native: bool = True
     """On a CPU, generate with a kernel that is compiled once; needs a C compiler, else torch is used."""
+    yarn_window: int | None = Field(default=None, ge=1)
+    """Window to stretch the model's own one to with YaRN, in tokens; also for vllm:MODEL."""
+    yarn_factor: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    """As yarn_window, as a multiple of the model's own window."""
+
+
+class VllmConfig(Settings):
+    """How vLLM is started on this machine."""
+
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs that share one copy of the model in vLLM."""
+    data_parallel_size: int | None = Field(default=None, ge=1)
+    """Copies of the model, each with a server of its own; as many as there are GPUs for when not given."""
+    vllm_python: str | None = None
+    """Python that vLLM is installed for, such as ~/vllm/bin/python; this one when not given."""
+    vllm_args: str | None = None
+    """Further arguments of vLLM's server, in one text, such as '--max-model-len 32768 --dtype half'."""
+    vllm_log_dir: str | None = None
+    """Folder for the logs of vLLM; one in your state folder when not given."""
+    start_seconds: float = Field(default=1200.0, gt=0, allow_inf_nan=False)
+    """Seconds to wait until vLLM has loaded the model."""
+    token_ids: bool = True
+    """Ask vLLM for the token ids and log-probabilities of every prompt and reply."""
+    yarn_window: int | None = Field(default=None, ge=1)
+    """As for a local model."""
+    yarn_factor: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    """As for a local model."""
 
 
 def _explain(error: ValidationError, cls: type[Settings]) -> str:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
@@ -34,6 +35,8 @@ def serve(
     engine: LocalEngine, config: ServeConfig, *, on_ready: Callable[[str], None] = lambda url: None
 ) -> None:
     """Serve until a signal ends it. The engine stays the caller's to close."""
+    gc.collect()
+    gc.freeze()  # models and modules stay: looking through them again and again costs whole steps
     with _listening(config) as listener:
         on_ready(_url(config.host, listener))
         Server(engine, config).run(sockets=[listener])

@@ -72,7 +72,14 @@ def open_local(model: str, **settings: Any) -> LocalEngine:
         raise ConfigError("say which model: local:NAME, or local:PATH of a folder or GGUF file")
     config = LocalConfig.parse(settings)
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return LocalEngine(load(model, adapter=config.adapter, device=device), config)
+    loaded = load(
+        model,
+        adapter=config.adapter,
+        device=device,
+        yarn_window=config.yarn_window,
+        yarn_factor=config.yarn_factor,
+    )
+    return LocalEngine(loaded, config)
 
 
 class LocalEngine(BaseEngine):
@@ -85,13 +92,15 @@ class LocalEngine(BaseEngine):
         self.served_window: int = loaded.window
         self.reading_defaults = store.reading_defaults(loaded.name)
         self._loaded = loaded
-        with _cache_errors(loaded.model.device, config.cache_gb):
+        is_gpu = loaded.model.device.type == "cuda"
+        cache_gb = config.cache_gb or (_half_free_gb(loaded.model.device) if is_gpu else 2.0)
+        with _cache_errors(loaded.model.device, cache_gb):
             self._generator = Generator(
                 loaded.model,
-                num_slots=_num_slots(loaded, config.cache_gb),
+                num_slots=_num_slots(loaded, cache_gb),
                 eos_ids=loaded.eos_ids,
-                max_batch_tokens=config.max_batch_tokens,
-                max_running=config.max_running,
+                max_batch_tokens=config.max_batch_tokens or (32768 if is_gpu else 512),
+                max_running=config.max_running or (1024 if is_gpu else 64),
                 gguf=loaded.gguf,
                 native=config.native,
                 ends_text=self._ends_text,
@@ -487,6 +496,11 @@ def _cache_errors(device: torch.device, cache_gb: float) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise too_large from None
+
+
+def _half_free_gb(device: torch.device) -> float:
+    """Half of the memory of a GPU that nothing uses yet: the rest is for activations and a trainer."""
+    return torch.cuda.mem_get_info(device)[0] / 2 / 2**30
 
 
 def _memory_bytes(device: torch.device) -> float:

@@ -31,6 +31,8 @@ class Model(Protocol):
 
     max_steps: int
     """Tokens of a reply that it draws in one go, at most."""
+    grow_slots: int
+    """Slots that a reply gets at a time."""
 
     def run(self, pieces: Sequence[Piece], steps: int) -> list[tuple[Request, Drawn]]:
         """Compute the pieces; for each that ends in a new token, the next tokens of its reply."""
@@ -63,7 +65,10 @@ class Generator:
         self._ends_text = ends_text
         self._on_tokens = on_tokens
         self.scheduler = Scheduler(
-            num_slots, max_batch_tokens=max_batch_tokens, max_running=max_running
+            num_slots,
+            max_batch_tokens=max_batch_tokens,
+            max_running=max_running,
+            grow_slots=self._model.grow_slots,
         )
         self.num_computed_tokens = 0
         """Tokens that went through the model, for measuring what sharing saves."""

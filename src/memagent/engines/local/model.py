@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from memagent.engines.local.sampling import Drawn, draw
-from memagent.engines.local.scheduler import Piece, Request, Run
+from memagent.engines.local.scheduler import GROW_SLOTS, Piece, Request, Run
 
 
 class Batch(NamedTuple):
@@ -72,6 +72,7 @@ class CachedModel:
     """A transformers Llama, Qwen2 or Qwen3 that reads and writes a cache of slots."""
 
     max_steps = 1
+    grow_slots = GROW_SLOTS
 
     def __init__(self, model: Any, num_slots: int) -> None:
         config = model.config

@@ -108,4 +108,5 @@ def uniforms(seeds_R: Sequence[int], starts_R: Sequence[int], steps: int) -> np.
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         state = (state ^ (state >> np.uint64(31))) >> np.uint64(11)
-    return state.astype(np.float64) / (1 << 53)
+    numbers: np.ndarray[Any, Any] = state.astype(np.float64) / (1 << 53)
+    return numbers

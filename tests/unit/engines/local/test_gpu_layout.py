@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from memagent.engines.local.cuda.layout import prompt_layout, reply_layout
+from memagent.engines.local.cuda.layout import prompt_layout, reply_inputs, reply_layout
 from memagent.engines.local.cuda.model import GpuModel, supports
 from memagent.engines.local.generator import Generator
 from memagent.engines.local.sampling import Drawn, uniform, uniforms
@@ -138,14 +138,15 @@ def test_rows_that_begin_alike_read_their_beginning_together() -> None:
     for request in requests:
         request.completion_ids.append(1)
     replies = [piece.request for piece in scheduler.next_pieces(4) if piece.is_reply]
-    layout = reply_layout(replies, steps=4, tile_rows=5, num_processors=1, padding_slot=4096)
+    layout = reply_layout(replies, tile_rows=5, num_processors=1)
+    inputs = reply_inputs(layout.order, set(replies), steps=4, padding_slot=4096)
     together = [item for item in layout.items.tolist() if item[1] > 1]
     assert layout.num_shared_items == len(together)
     assert {(row, count) for row, count, *_ in together} == {(0, 5)}
     # five rows in one tile and the sixth alone read the 300 shared tokens; each reads its own 2 + 9
     assert sum(item[4] for item in layout.items.tolist() if item[0] == 0 and item[1] == 5) == 300
     assert sum(item[4] for item in layout.items.tolist()) == 2 * 300 + 6 * 11
-    own = {tuple(column) for column in layout.slots.T.tolist()}
+    own = {tuple(column) for column in inputs.slots.T.tolist()}
     assert len(own) == 6
     assert all(slots == tuple(range(slots[0], slots[0] + 4)) for slots in own)
 
@@ -158,8 +159,30 @@ def test_steps_beyond_the_end_of_a_reply_go_to_the_padding_slot() -> None:
         scheduler.computed(piece)
     request.completion_ids.append(4)
     scheduler.next_pieces(8)
-    layout = reply_layout([request], steps=8, tile_rows=5, num_processors=1, padding_slot=64)
-    assert layout.slots[:, 0].tolist() == [3, 4, 5, 64, 64, 64, 64, 64]
+    inputs = reply_inputs([request], {request}, steps=8, padding_slot=64)
+    assert inputs.slots[:, 0].tolist() == [3, 4, 5, 64, 64, 64, 64, 64]
+    ended = reply_inputs([request], set(), steps=2, padding_slot=64)
+    assert (ended.positions.tolist(), ended.slots.tolist()) == ([-1], [[64], [64]])
+
+
+def test_a_layout_is_kept_until_a_request_comes_or_moves() -> None:
+    scheduler = Scheduler(1024, max_batch_tokens=256, max_running=20, grow_slots=4)
+    requests = [
+        Request(prompt_ids=(n, 2, 3), sampling=Sampling(max_tokens=30), seed=0) for n in range(16)
+    ]
+    for request in requests:
+        scheduler.submit(request)
+    for piece in scheduler.next_pieces():
+        scheduler.computed(piece)
+        piece.request.completion_ids.append(4)
+    layout = reply_layout(requests, tile_rows=5, num_processors=1)
+    assert layout.serves(set(requests))
+    assert layout.serves(set(requests[2:])), "two of sixteen have ended"
+    assert not layout.serves(set(requests[3:])), "too many rows would idle"
+    stranger = Request(prompt_ids=(7,), sampling=Sampling(max_tokens=1), seed=0)
+    assert not layout.serves({*requests[1:], stranger})
+    scheduler.next_pieces(8)  # more tokens than they had slots for
+    assert not layout.serves(set(requests))
 
 
 def test_a_piece_that_reaches_over_nodes_finds_its_slots() -> None:

@@ -14,7 +14,7 @@ Numbers only: no torch, no GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,8 @@ ITEM_FIELDS = 6
 """row, number of rows, slot, first position, length, ordinal: see `reply_layout`."""
 
 
+MAX_IDLE_SHARE = 8
+"""A layout is made anew when more than an eighth of its rows have ended."""
 MAX_PART_TOKENS = 1024
 """Longer runs are read by several programs."""
 
@@ -49,20 +51,40 @@ class PromptLayout(NamedTuple):
 
 
 class ReplyLayout(NamedTuple):
-    """Single tokens of many requests, for the next few steps."""
+    """Who reads what while replies are written; holds until a request comes or gets new slots."""
 
     order: list[Request]
     """The request of each row."""
-    ids: Ints
-    positions: Ints
-    slots: Ints
-    """(steps, rows): where the token of each step goes; the padding slot where a reply has ended."""
+    marks: list[tuple[Node | None, int]]
+    """Where each of them stood: the leaf of its prompt and the number of its tails."""
     items: Ints
     """(I, ITEM_FIELDS): work of the attention kernel; those of several rows come first."""
     num_shared_items: int
     """Items of several rows."""
     first_parts: Ints
     """(rows + 1): the parts of a row are numbered from here; the last is the number of all parts."""
+
+    def serves(self, requests: set[Request]) -> bool:
+        """Whether these requests can be computed by it: all have rows, and few rows are left over."""
+        if len(self.order) - len(requests) > len(self.order) // MAX_IDLE_SHARE:
+            return False
+        num_same = 0
+        for request, (leaf, num_tails) in zip(self.order, self.marks, strict=True):
+            if request in requests:
+                if request.leaf is not leaf or len(request.tails) != num_tails:
+                    return False
+                num_same += 1
+        return num_same == len(requests)
+
+
+class ReplyInputs(NamedTuple):
+    """What the rows of a layout begin a round with."""
+
+    ids: Ints
+    positions: Ints
+    """-1 for rows whose request has ended: they see nothing."""
+    slots: Ints
+    """(steps, rows): where the token of each step goes; the padding slot where a reply has ended."""
 
 
 def prompt_layout(pieces: Sequence[Piece], *, tile_rows: int) -> PromptLayout:
@@ -101,23 +123,16 @@ def prompt_layout(pieces: Sequence[Piece], *, tile_rows: int) -> PromptLayout:
 
 
 def reply_layout(
-    requests: Sequence[Request],
-    *,
-    order: list[Request] | None = None,
-    steps: int,
-    tile_rows: int,
-    num_processors: int,
-    padding_slot: int,
+    requests: Iterable[Request], *, tile_rows: int, num_processors: int
 ) -> ReplyLayout:
-    """Lay out one token of each request, for `steps` steps without looking at what they are.
+    """Lay out one token of each request.
 
-    `order` is an order of the same requests that is known to keep those together that begin alike;
-    any order is right, a good one reads less. An item is a range of rows and a part of a run that all of them read. Its result for a row is the
+    An item is a range of rows and a part of a run that all of them read. Its result for a row is the
     row's part number `first_parts[row] + ordinal`; a row's parts are put together afterwards.
     """
-    order = sorted(requests, key=_place_in_tree) if order is None else order
-    spans, num_row_tokens = _spans(order)
-    part_tokens = _part_tokens(num_row_tokens, num_processors)
+    order = sorted(requests, key=_place_in_tree)
+    spans = _spans(order)
+    part_tokens = _part_tokens(sum(span[4] for span in spans), num_processors)
     items: list[tuple[int, int, int, int, int, int]] = []
     num_parts = [0] * len(order)
     for first_row, end_row, slot, position, length in spans:
@@ -135,12 +150,44 @@ def reply_layout(
     np.cumsum(num_parts, out=first_parts[1:])
     return ReplyLayout(
         order=order,
-        ids=np.array([request.completion_ids[-1] for request in order], dtype=np.int32),
-        positions=np.array([request.num_tokens - 1 for request in order], dtype=np.int32),
-        slots=_next_slots(order, steps, padding_slot),
+        marks=[(request.leaf, len(request.tails)) for request in order],
         items=np.array(items, dtype=np.int32),
         num_shared_items=sum(item[1] > 1 for item in items),
         first_parts=first_parts,
+    )
+
+
+def reply_inputs(
+    order: Sequence[Request], present: set[Request], *, steps: int, padding_slot: int
+) -> ReplyInputs:
+    """The last token of each reply, and where it and the following ones go."""
+    ids = [0] * len(order)
+    positions = [-1] * len(order)
+    first_slots = [padding_slot] * len(order)
+    num_slots = [0] * len(order)
+    special: list[tuple[int, list[int]]] = []
+    for row, request in enumerate(order):
+        if request not in present:
+            continue
+        ids[row] = request.completion_ids[-1]
+        position = len(request.prompt_ids) + len(request.completion_ids) - 1
+        positions[row] = position
+        begin = position - request.num_admitted
+        if len(request.tails) == 1:
+            tail = request.tails[0]
+            first_slots[row] = tail.start + begin
+            num_slots[row] = tail.length - begin
+        else:
+            special.append((row, _slots_one_by_one(request, begin, steps, padding_slot)))
+    step = np.arange(steps, dtype=np.int32)[:, None]
+    slots = np.array(first_slots, dtype=np.int32)[None, :] + step
+    slots = np.where(step < np.array(num_slots, dtype=np.int32)[None, :], slots, padding_slot)
+    for row, own in special:
+        slots[:, row] = own
+    return ReplyInputs(
+        ids=np.array(ids, dtype=np.int32),
+        positions=np.array(positions, dtype=np.int32),
+        slots=slots.astype(np.int32),
     )
 
 
@@ -156,8 +203,8 @@ _Span = tuple[int, int, int, int, int]
 """First row, end row, slot, first position, length."""
 
 
-def _spans(order: Sequence[Request]) -> tuple[list[_Span], int]:
-    """Runs with the range of rows that read them, outer ones first; and the tokens in all of them."""
+def _spans(order: Sequence[Request]) -> list[_Span]:
+    """Runs with the range of rows that read them, outer ones first."""
     spans: list[_Span] = []
     open_nodes: list[tuple[Node, int]] = []
     """Nodes of the last row, each with the index of its span."""
@@ -179,7 +226,7 @@ def _spans(order: Sequence[Request]) -> tuple[list[_Span], int]:
         for tail in request.tails:
             spans.append((row, row + 1, tail.start, position, tail.length))
             position += tail.length
-    return _joined(spans), sum(span[4] for span in spans)
+    return _joined(spans)
 
 
 def _joined(spans: Sequence[_Span]) -> list[_Span]:
@@ -201,25 +248,7 @@ def _part_tokens(num_tokens: int, num_processors: int) -> int:
     return min(max(128, 1 << max(wanted, 1).bit_length()), MAX_PART_TOKENS)
 
 
-def _next_slots(order: Sequence[Request], steps: int, padding_slot: int) -> Ints:
-    """Where the next tokens of replies go, as far as they have slots: (steps, rows)."""
-    firsts = np.empty(len(order), dtype=np.int32)
-    special: list[tuple[int, list[int]]] = []
-    for row, request in enumerate(order):
-        position = request.num_tokens - 1 - request.num_admitted
-        tail = request.tails[-1]
-        position -= sum(earlier.length for earlier in request.tails[:-1])
-        firsts[row] = tail.start + position
-        if position < 0 or position + steps > tail.length:
-            special.append((row, _slots_one_by_one(request, steps, padding_slot)))
-    slots: Ints = firsts[None, :] + np.arange(steps, dtype=np.int32)[:, None]
-    for row, own in special:
-        slots[:, row] = own
-    return slots
-
-
-def _slots_one_by_one(request: Request, steps: int, padding_slot: int) -> list[int]:
+def _slots_one_by_one(request: Request, begin: int, steps: int, padding_slot: int) -> list[int]:
     own = [slot for tail in request.tails for slot in range(tail.start, tail.start + tail.length)]
-    begin = request.num_tokens - 1 - request.num_admitted
     chosen = own[begin : begin + steps]
     return chosen + [padding_slot] * (steps - len(chosen))

@@ -25,8 +25,10 @@ import torch
 from memagent.engines.local.cuda.layout import (
     ITEM_FIELDS,
     PromptLayout,
+    ReplyInputs,
     ReplyLayout,
     prompt_layout,
+    reply_inputs,
     reply_layout,
 )
 from memagent.engines.local.cuda.sizes import Heads, Parts
@@ -56,10 +58,14 @@ def supports(model: Any) -> bool:
     return is_even and model.config.hidden_act == "silu" and _heads(model).group <= REPLY_TILE
 
 
+_Graph = tuple[torch.cuda.CUDAGraph, torch.Tensor]
+
+
 class GpuModel:
     """A transformers Llama, Qwen2 or Qwen3 that reads and writes a cache of slots on a GPU."""
 
     max_steps = MAX_STEPS
+    grow_slots = 256
 
     def __init__(self, model: Any, num_slots: int, *, max_running: int) -> None:
         self._model = model
@@ -76,21 +82,21 @@ class GpuModel:
         self._padding_slot = num_slots
         """Keys and values of rows that do not count are written here; no request owns it."""
         self._replies = _Buffers(self._heads, max_running, self.device)
-        self._order: list[Request] = []
-        """Requests of the last replies, in their rows."""
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._layout: ReplyLayout | None = None
+        """Of the last replies."""
+        self._graphs: dict[int, _Graph] = {}
         self._graph_pool: Any = None
         self._addresses = self._parameter_addresses()
 
     @torch.inference_mode()
     def run(self, pieces: Sequence[Piece], steps: int) -> list[tuple[Request, Drawn]]:
         """Compute the pieces, replies for `steps` tokens; what was drawn for each of the requests."""
-        replying = [piece.request for piece in pieces if piece.is_reply]
+        replying = {piece.request for piece in pieces if piece.is_reply}
         reading = [piece for piece in pieces if not piece.is_reply]
-        layout = self._lay_out(replying, steps) if replying else None
+        layout = self._prepare(replying, steps) if replying else None
         prompts = self._upload(reading) if reading else None
         if layout:
-            self._generate(layout, steps)
+            self._generate(layout, replying, steps)
         logits = self._read(prompts) if prompts else None
         drawn: list[tuple[Request, Drawn]] = []
         if logits is not None and len(logits):
@@ -100,7 +106,8 @@ class GpuModel:
             tokens = self._replies.tokens[:steps, : len(layout.order)].t().tolist()
             logprobs = self._replies.logprobs[:steps, : len(layout.order)].t().tolist()
             for request, some, theirs in zip(layout.order, tokens, logprobs, strict=True):
-                drawn.append((request, Drawn(some, theirs)))
+                if request in replying:
+                    drawn.append((request, Drawn(some, theirs)))
         return drawn
 
     def weights_changed(self) -> None:
@@ -145,58 +152,55 @@ class GpuModel:
 
     # --- replies -------------------------------------------------------------------------------
 
-    def _lay_out(self, requests: Sequence[Request], steps: int) -> ReplyLayout:
-        """Fill the buffers of the replies."""
-        layout = reply_layout(
-            requests,
-            order=self._known_order(requests),
-            steps=steps,
-            tile_rows=REPLY_TILE // self._heads.group,
-            num_processors=self._num_processors,
-            padding_slot=self._padding_slot,
-        )
-        self._order = layout.order
-        if not self._replies.holds(layout):
-            self._forget_graphs()  # they know the old buffers
-            self._replies.grow(layout)
-        self._replies.fill(layout, _bucket(len(layout.order)), self._padding_slot)
-        return layout
+    def _prepare(self, requests: set[Request], steps: int) -> ReplyLayout:
+        """Fill the buffers of the replies. The layout of the last round is kept while it serves."""
+        if not (self._layout and self._layout.serves(requests)):
+            self._layout = reply_layout(
+                requests,
+                tile_rows=REPLY_TILE // self._heads.group,
+                num_processors=self._num_processors,
+            )
+            if not self._replies.holds(self._layout):
+                self._forget_graphs()  # they know the old buffers
+                self._replies.grow(self._layout)
+            self._replies.fill_layout(self._layout, _bucket(len(self._layout.order)))
+        order = self._layout.order
+        inputs = reply_inputs(order, requests, steps=steps, padding_slot=self._padding_slot)
+        self._replies.fill_inputs(inputs, *_sampling_of(order, steps=steps), self._padding_slot)
+        return self._layout
 
-    def _known_order(self, requests: Sequence[Request]) -> list[Request] | None:
-        """The last order without those that ended, if nobody new has come."""
-        present = set(requests)
-        order = [request for request in self._order if request in present]
-        return order if len(order) == len(requests) else None
-
-    def _generate(self, layout: ReplyLayout, steps: int) -> None:
+    def _generate(self, layout: ReplyLayout, requests: set[Request], steps: int) -> None:
         rows = _bucket(len(layout.order))
-        if self.device.type != "cuda":
-            for _ in range(steps):
-                self._reply_step(rows)
-        else:
-            graph = self._graphs.get(rows) or self._captured(rows)
+        if self.device.type == "cuda":
+            graph, logits = self._graphs.get(rows) or self._captured(rows)
             for _ in range(steps):
                 graph.replay()
-        filtered = [row for row, request in enumerate(layout.order) if has_filter(request.sampling)]
+        else:
+            for _ in range(steps - 1):
+                self._reply_step(rows)
+            logits = self._reply_step(rows)
+        filtered = [
+            (row, request)
+            for row, request in enumerate(layout.order)
+            if request in requests and has_filter(request.sampling)
+        ]
         if filtered:
             assert steps == 1, "replies with top-k or top-p are drawn one token at a time"
-            self._draw_filtered(layout, filtered)
+            self._draw_filtered(logits, *zip(*filtered, strict=True))
 
-    def _draw_filtered(self, layout: ReplyLayout, rows: Sequence[int]) -> None:
+    def _draw_filtered(
+        self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]
+    ) -> None:
         """Draw again for rows with top-k or top-p, which the kernel does not know."""
-        requests = [layout.order[row] for row in rows]
-        drawn = self._draw(self._replies.logits[rows], requests)
-        buffers = self._replies
         index = torch.tensor(rows, device=self.device)
-        buffers.tokens[0, index] = torch.tensor(
-            [d.tokens[0] for d in drawn], dtype=torch.int32, device=self.device
-        )
-        buffers.logprobs[0, index] = torch.tensor(
-            [d.logprobs[0] for d in drawn], device=self.device
-        )
+        drawn = self._draw(logits[index], requests)
+        tokens = torch.tensor([some.tokens[0] for some in drawn], dtype=torch.int32)
+        logprobs = torch.tensor([some.logprobs[0] for some in drawn])
+        self._replies.tokens[0, index] = tokens.to(self.device)
+        self._replies.logprobs[0, index] = logprobs.to(self.device)
 
-    def _captured(self, rows: int) -> torch.cuda.CUDAGraph:
-        """The graph of one step of so many rows. The first passes compile kernels, so their effects
+    def _captured(self, rows: int) -> _Graph:
+        """The graph of one step of so many rows, and where it leaves logits. The first passes compile kernels, so their effects
         are undone: they count as no step."""
         buffers = self._replies
         kept = (buffers.ids.clone(), buffers.positions.clone(), buffers.step.clone())
@@ -209,17 +213,17 @@ class GpuModel:
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._graph_pool, capture_error_mode="thread_local"):
-            self._reply_step(rows)
+            logits = self._reply_step(rows)
         self._graph_pool = self._graph_pool or graph.pool()
-        self._graphs[rows] = graph
-        return graph
+        self._graphs[rows] = (graph, logits)
+        return graph, logits
 
     def _forget_graphs(self) -> None:
         self._graphs.clear()
         self._graph_pool = None  # it ends with the last graph that uses it
 
-    def _reply_step(self, rows: int) -> None:
-        """One token of so many rows, from buffers into buffers."""
+    def _reply_step(self, rows: int) -> torch.Tensor:
+        """One token of so many rows, from buffers into buffers; and the logits."""
         buffers = self._replies
         positions = buffers.positions[:rows]
 
@@ -240,13 +244,13 @@ class GpuModel:
         slots = buffers.slots[:, :rows].index_select(0, buffers.step)[0]
         chances = buffers.chances[:, :rows].index_select(0, buffers.step)[0]
         logits = self._logits(*self._layers(buffers.ids[:rows], positions, slots, attend))
-        buffers.keep_logits(logits)
         tokens, logprobs = buffers.ids[:rows], buffers.logprob[:rows]
         self._ops.draw(logits, buffers.temperatures[:rows], chances, tokens, logprobs)
         buffers.tokens[:, :rows].index_copy_(0, buffers.step, tokens[None])
         buffers.logprobs[:, :rows].index_copy_(0, buffers.step, logprobs[None])
         positions += 1
         buffers.step += 1
+        return logits
 
     # --- the model -----------------------------------------------------------------------------
 
@@ -325,8 +329,6 @@ class _Buffers:
         self.logprob = torch.zeros(rows, device=device)
         self.logprobs = torch.zeros((MAX_STEPS, rows), device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.logits = torch.zeros(0, device=device)
-        """Of the last step; a graph's own memory, valid until the next replay."""
 
     def holds(self, layout: ReplyLayout) -> bool:
         num_parts = int(layout.first_parts[-1])
@@ -340,28 +342,35 @@ class _Buffers:
         if (num_parts := int(layout.first_parts[-1])) > self.parts.num_parts:
             self.parts = Parts(self._heads, 2 * num_parts, self._device)
 
-    def fill(self, layout: ReplyLayout, rows: int, padding_slot: int) -> None:
-        """Put a layout in place; rows beyond it read nothing and write where nobody looks."""
-        count, steps = len(layout.order), len(layout.slots)
-        temperatures, chances = _sampling_of(layout.order, steps=steps)
+    def fill_layout(self, layout: ReplyLayout, rows: int) -> None:
+        """Put a layout in place; rows beyond it have no parts."""
+        count = len(layout.order)
         self.items[: len(layout.items)] = _on(self._device, layout.items)
         counts = np.array([0, layout.num_shared_items, len(layout.items)], dtype=np.int32)
         self.counts.copy_(_on(self._device, counts))
         self.first_parts[: count + 1] = _on(self._device, layout.first_parts)
         self.first_parts[count + 1 : rows + 1] = int(layout.first_parts[-1])
-        self.ids[:count] = _on(self._device, layout.ids)
+
+    def fill_inputs(
+        self,
+        inputs: ReplyInputs,
+        temperatures: np.ndarray[Any, Any],
+        chances: np.ndarray[Any, Any],
+        padding_slot: int,
+    ) -> None:
+        """Put the beginning of a round in place; rows beyond it write where nobody looks."""
+        steps, count = inputs.slots.shape
+        rows = _bucket(count)
+        self.ids[:count] = _on(self._device, inputs.ids)
         self.ids[count:rows] = 0
-        self.positions[:count] = _on(self._device, layout.positions)
-        self.positions[count:rows] = 0
-        self.slots[:steps, :count] = _on(self._device, layout.slots)
+        self.positions[:count] = _on(self._device, inputs.positions)
+        self.positions[count:rows] = -1
+        self.slots[:steps, :count] = _on(self._device, inputs.slots)
         self.slots[:steps, count:rows] = padding_slot
         self.chances[:steps, :count] = _on(self._device, chances)
         self.temperatures[:count] = _on(self._device, temperatures)
         self.temperatures[count:rows] = 0
         self.step.zero_()
-
-    def keep_logits(self, logits: torch.Tensor) -> None:
-        self.logits = logits
 
     def restore(self, ids: torch.Tensor, positions: torch.Tensor, step: torch.Tensor) -> None:
         self.ids.copy_(ids)
