@@ -2,8 +2,8 @@
 
     memagent models pull smollm2-135m
     python3 -m venv .venv-llama && .venv-llama/bin/pip install -r benchmarks/requirements-llama.txt
-    python -m benchmarks.engine_cpu                  # a quarter of an hour on two cores
-    python -m benchmarks.engine_cpu --tokens 1000    # two minutes
+    python -m benchmarks.engine_cpu                             # a quarter of an hour on two cores
+    python -m benchmarks.engine_cpu --tokens 1000 --repeat 3    # six minutes
 
 Each case is a batch of different prompts of random tokens and 64 new tokens, greedy. Every engine runs
 in a process of its own, one after the other. `total` is from the first prompt token to the last new one;
@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[1000, 5000])
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeat", type=int, default=1, help="take the best of so many")
     parser.add_argument("--worker", choices=ENGINES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -241,12 +242,26 @@ def main() -> None:
         settings = best_llama_settings(job, min(arguments.tokens), batch)
         for tokens in arguments.tokens:
             cases = [{"tokens": tokens, "batch": batch}]
-            ours = measure("memagent", {**job, "cases": cases})[0]
-            report(batch, tokens, "memagent", ours, ours)
-            for engine in ("llama.cpp", "transformers"):
-                theirs = measure(engine, {**job, "cases": cases, "settings": settings})[0]
-                report(batch, tokens, engine, theirs, ours)
+            found: dict[str, dict[str, Any]] = {}
+            for _ in range(arguments.repeat):
+                for engine in ENGINES:
+                    given = settings if engine == "llama.cpp" else {}
+                    result = measure(engine, {**job, "cases": cases, "settings": given})[0]
+                    found[engine] = better(result, found.get(engine))
+            for engine, result in found.items():
+                report(batch, tokens, engine, result, found["memagent"])
         print(f"      llama.cpp with {settings}")
+
+
+def better(result: dict[str, Any], known: dict[str, Any] | None) -> dict[str, Any]:
+    """The best of repeated measurements: others may use the machine, nothing makes it faster."""
+    if known is None:
+        return result
+    return {
+        "total": min(result["total"], known["total"]),
+        "decode": max(result["decode"], known["decode"]),
+        "ids": result["ids"],
+    }
 
 
 def report(

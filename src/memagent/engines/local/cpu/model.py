@@ -255,7 +255,8 @@ class _Native:
         """The active adapter of a peft layer. What is more than plain LoRA is left to torch."""
         from peft.tuners.lora import Linear
 
-        if type(module) is not Linear:
+        is_lora: bool = type(module) is Linear
+        if not is_lora:
             raise Unsupported
         if module.disable_adapters:
             return
