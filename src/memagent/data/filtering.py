@@ -32,7 +32,7 @@ from memagent.config import Settings
 from memagent.data.example import Example, Match
 from memagent.data.files import read_examples, replacing, write_examples
 from memagent.errors import EngineError, EngineRefused, RunError
-from memagent.rewards.verifiers import grade
+from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, grade
 from memagent.runs import Run
 from memagent.types import Completion, Engine, Message, Prices, Sampling, Usage
 
@@ -76,6 +76,7 @@ class Question:
     task: str
     question: str
     answers: tuple[str, ...]
+    """What would be right; none where the question has no answer, so that nothing can be known."""
     match: Match
 
 
@@ -146,7 +147,7 @@ def _question(number: int, example: Example) -> Question:
         id=example.id,
         task=example.task,
         question=example.question,
-        answers=example.answers,
+        answers=() if example.grader in NEEDS_NO_ANSWERS else example.answers,
         match=example.match,
     )
 
@@ -285,7 +286,7 @@ class _Screening:
     async def verdict(self, question: Question) -> Verdict:
         """Ask until a reply is right or all samples are there."""
         failures: list[str] = []
-        if question.answers:  # without any, nothing can be known
+        if question.answers:
             for engine in range(len(self._engines)):
                 for sample in range(self._settings.samples):
                     reply = await self._reply((question.number, engine, sample), question, failures)

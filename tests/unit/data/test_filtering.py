@@ -207,6 +207,21 @@ def test_a_question_without_answers_is_kept_unasked() -> None:
     assert model.asked == []
 
 
+def test_an_unanswerable_question_has_nothing_to_be_known(tmp_path: Path) -> None:
+    example = Example(
+        id="e",
+        task="t",
+        question="Who?",
+        answers=("unknown",),
+        grader="unanswerable",
+        documents=(Passage(text="Nobody says."),),
+    )
+    write_examples(tmp_path / "in.jsonl", [example])
+    model = Model({"Who?": r"\boxed{unknown}"})
+    assert outcomes(screened(read_questions(tmp_path / "in.jsonl"), model)) == "k"
+    assert model.asked == []
+
+
 @pytest.mark.parametrize("concurrency", [1, 5])
 def test_no_question_is_asked_in_vain_when_enough_are_kept(concurrency: int) -> None:
     known = {f"question {number}": f"answer {number}" for number in (0, 2, 3, 5)}
