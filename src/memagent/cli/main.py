@@ -15,7 +15,9 @@ from memagent.errors import MemagentError
 COMMANDS: dict[str, str] = {
     "ask": "Ask questions of texts of any length.",
     "data": "Make, look at and convert datasets with known answers and evidence.",
+    "eval": "Ask many questions by several methods, and score the answers.",
     "models": "List, fetch and delete models for the local engine.",
+    "report": "Report evaluations: tables, a page and plots.",
     "serve": "Serve a local model over HTTP, as OpenAI does it.",
 }
 """Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`."""

@@ -1,0 +1,164 @@
+"""Suites: what an evaluation asks, in a TOML file.
+
+    # dev.toml
+    num = 128
+    [agent]
+    temperature = 0.7                      # settings of every method
+    [[methods]]
+    name = "reader"
+    [[methods]]
+    name = "direct"
+    settings = { window = 32768 }
+    [[tasks]]
+    tasks = ["ruler/niah_multikey_2", "ruler/vt"]
+    tokens = ["8k", "32k"]
+
+    suite = read_suite(Path("dev.toml"), changes=["num=16"])
+
+Unknown names are errors with the nearest known one; `--set tasks.0.num=16` changes anything.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from memagent.config import Settings
+from memagent.data.recipes import changed
+from memagent.data.tasks import TASKS
+from memagent.errors import ConfigError
+from memagent.rewards.verifiers import open_grader
+
+_length = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
+_FACTORS = {"": 1, "k": 1024, "m": 1024 * 1024}
+DEFAULT_NUM = 100
+
+
+def parse_length(value: Any) -> int:
+    """A length in tokens: 8192, or 8k for 8 * 1,024; m is 1,024 * 1,024."""
+    match = _length.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError(f"{value!r} is no length; write it as 8192 or 8k")
+    return round(float(match[1]) * _FACTORS[match[2].lower()])
+
+
+Length = Annotated[int, BeforeValidator(parse_length), Field(ge=64)]
+
+
+class MethodChoice(Settings):
+    """One method, and how it is called in tables."""
+
+    name: str
+    """reader, reader:PROMPTS, direct, yarn, bm25, refine, map_reduce, or FILE.py:FUNCTION."""
+    label: str | None = None
+    """Name in records and tables; the method's own when not given."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of this method; they count more than those in [agent]."""
+    engine_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of an engine of its own, beyond those of the suite."""
+
+    @property
+    def title(self) -> str:
+        """Name in records and tables."""
+        return self.label or self.name
+
+
+class TaskChoice(Settings):
+    """Tasks, or files of examples, that are asked alike."""
+
+    tasks: list[str] = Field(default_factory=list)
+    """Names of tasks; examples are made when they are needed."""
+    files: list[str] = Field(default_factory=list)
+    """Files of examples: .jsonl, .jsonl.gz, .parquet."""
+    tokens: list[Length] | None = None
+    """Lengths of the texts in tokens, such as 8192 or "8k"."""
+    docs: list[int] | None = None
+    """Lengths of the texts in documents, for tasks that have documents."""
+    num: int | None = Field(default=None, ge=1)
+    """Examples of each task and length; of each file, at most."""
+    grader: str | None = None
+    """Grader in place of the one that each example names."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Further settings of the tasks."""
+
+    @model_validator(mode="after")
+    def _can_be_asked(self) -> Self:
+        if bool(self.tasks) == bool(self.files):
+            raise ValueError("give either tasks or files")
+        if self.tokens is not None and self.docs is not None:
+            raise ValueError("give lengths as tokens or as docs, not both")
+        if self.files and (self.tokens or self.docs):
+            raise ValueError(
+                "the texts of files have the length they have; leave out tokens and docs"
+            )
+        if unknown := [task for task in self.tasks if task not in TASKS]:
+            raise ValueError(f"there is no task {unknown[0]!r}; known: {', '.join(TASKS)}")
+        return self
+
+
+class Suite(Settings):
+    """What an evaluation asks: which questions, by which methods, how often, graded how."""
+
+    about: str = ""
+    """What it is for."""
+    engine: str | None = None
+    """Engine as KIND:MODEL, unless the command line names another."""
+    engine_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the engine."""
+    tokenizer: str | None = None
+    """Tokenizer of the model; its own when not given."""
+    length_tokenizer: str | None = None
+    """Tokenizer that counts the lengths of texts that are made; the model's when not given."""
+    num: int = Field(default=DEFAULT_NUM, ge=1)
+    """Examples of each task and length, where a task does not say."""
+    seed: int = 0
+    """Every example and every sample depends on it."""
+    grader: str | None = None
+    """Grader in place of the one that each example names."""
+    agent: dict[str, Any] = Field(default_factory=dict)
+    """Settings of every method: window, chunk_tokens, temperature, and so on."""
+    methods: list[MethodChoice] = Field(default_factory=lambda: [MethodChoice(name="reader")])
+    tasks: list[TaskChoice] = Field(min_length=1)
+    sources: dict[str, str] = Field(default_factory=dict)
+    """Path of each source, by its name; published files that are not named are fetched."""
+
+    @model_validator(mode="after")
+    def _is_clear(self) -> Self:
+        titles = [method.title for method in self.methods]
+        if not titles:
+            raise ValueError("name at least one method")
+        if twice := next((title for title in titles if titles.count(title) > 1), None):
+            raise ValueError(f"two methods are called {twice}; give one a label")
+        for grader in [self.grader, *(task.grader for task in self.tasks)]:
+            if grader is not None:
+                try:
+                    open_grader(grader)
+                except ConfigError as error:
+                    raise ValueError(str(error)) from None
+        return self
+
+
+def read_suite(path: Path, *, changes: Sequence[str] = ()) -> Suite:
+    """A suite from a TOML file; `changes` such as `tasks.0.num=16` are put into it."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no suite {path}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    try:
+        return parse_suite(values, changes=changes)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def parse_suite(values: dict[str, Any], *, changes: Sequence[str] = ()) -> Suite:
+    """A suite from a table, checked."""
+    for change in changes:
+        values = changed(values, change)
+    return Suite.parse(values)
