@@ -1,4 +1,4 @@
-"""Open an engine by name: `local:MODEL`, `openai:MODEL` or `scripted`."""
+"""Open an engine by name: `local:MODEL`, `openai:MODEL`, `vllm:MODEL` or `scripted`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ ENGINES: dict[str, str] = {
     "local": "memagent.engines.local.engine:open_local",
     "openai": "memagent.engines.openai:open_endpoint",
     "scripted": "memagent.engines.scripted:open_scripted",
+    "vllm": "memagent.engines.vllm:open_vllm",
 }
 """Kind to `module:function`; imported when used, because engines bring heavy libraries."""
 NEEDS: dict[str, tuple[str, ...]] = {"local": ("torch", "transformers")}

@@ -2,7 +2,7 @@
 
 Failures that may pass (no connection, stalls, 429, 5xx, broken or empty replies) are tried again
 until patience runs out; refusals (key, model, size) are reported at once. The key appears in no
-message, trace or log.
+message, trace or log. Several addresses, separated by commas, are one engine: see `balance.py`.
 """
 
 from __future__ import annotations
@@ -52,8 +52,14 @@ RetryListener = Callable[[Failure, float], None]
 def open_endpoint(model: str, **settings: Any) -> EndpointEngine:
     """An endpoint engine; address and key come from the settings or the environment."""
     address = endpoint_from(os.environ, settings.get("base_url"), settings.get("api_key"))
-    given = {**settings, "model": model, "base_url": address.base_url, "api_key": address.api_key}
-    return EndpointEngine(EngineConfig.parse(given))
+    base_url = ",".join(addresses(address.base_url)) or address.base_url
+    given = {**settings, "model": model, "base_url": base_url, "api_key": address.api_key}
+    config = EngineConfig.parse(given)
+    if len(addresses(base_url)) < 2:
+        return EndpointEngine(config)
+    from memagent.engines.balance import BalancedEngine  # here, because it is made of these engines
+
+    return BalancedEngine(config)
 
 
 class Address(NamedTuple):
@@ -103,18 +109,20 @@ class EndpointEngine(BaseEngine):
         """One reply, retried until it comes or patience runs out."""
         if not self.model:
             raise ConfigError("no model is chosen; open the engine as openai:MODEL")
-        client = self._client()
         patience = Patience(self.config.patience, has_answered_before=self._has_answered)
         num_empty = 0
         while True:
-            result = await self._attempt(client, messages, sampling)
+            result = await self._attempt(messages, sampling)
             if isinstance(result, Completion):
                 self._has_answered = True
                 is_empty = not result.text.strip() and result.finish_reason != "length"
                 num_empty += is_empty
                 if not is_empty or num_empty == NUM_EMPTY_TRIES:
-                    return replace(result, num_attempts=patience.num_failures + 1)
-                result = Failure(kind="failed", reason="an empty reply")
+                    num_attempts = patience.num_attempts + result.num_attempts
+                    return replace(result, num_attempts=num_attempts)
+                result = Failure(
+                    kind="failed", reason="an empty reply", num_attempts=result.num_attempts
+                )
             elif result.kind != "unreachable":
                 self._has_answered = True
             delay = patience.delay(result)
@@ -129,7 +137,10 @@ class EndpointEngine(BaseEngine):
 
         vLLM tells all of this; others tell less, and what they do not tell stays as it is.
         """
-        models = await self.list_models()
+        self._learn(await self.list_models())
+
+    def _learn(self, models: list[dict[str, Any]]) -> None:
+        """Take over what the endpoint says of its models."""
         if not self.model:
             self.model = self._only_model(models)
         card = next((entry for entry in models if entry["id"] == self.model), {})
@@ -172,9 +183,10 @@ class EndpointEngine(BaseEngine):
         return client
 
     async def _attempt(
-        self, client: _Client, messages: Sequence[Message], sampling: Sampling
+        self, messages: Sequence[Message], sampling: Sampling
     ) -> Completion | Failure:
         """One request: its completion, or a failure that may pass. Raises EngineRefused."""
+        client = self._client()
         try:
             async with client.slots:
                 # `post` gives the plain JSON: servers differ, and typed objects cost more than the call
@@ -183,7 +195,7 @@ class EndpointEngine(BaseEngine):
                 )
             return parse_completion(reply)
         except openai.APIStatusError as error:
-            return await self._classify(client, error)
+            return await self._classify(error)
         except openai.APITimeoutError as error:
             if type(error.__cause__).__name__ == "ConnectTimeout":  # aiohttp: also when refused
                 return Failure(kind="unreachable", reason=self._clean(_cause(error)))
@@ -208,7 +220,7 @@ class EndpointEngine(BaseEngine):
         }
         return {name: value for name, value in fields.items() if value is not None}
 
-    async def _classify(self, client: _Client, error: openai.APIStatusError) -> Failure:
+    async def _classify(self, error: openai.APIStatusError) -> Failure:
         """A status that may pass, as a Failure. Raises EngineRefused for the others."""
         status, code = error.status_code, _error_code(error)
         reason = self._clean(f"HTTP {status}: {_error_message(error)}")
@@ -221,9 +233,9 @@ class EndpointEngine(BaseEngine):
         if "max_completion_tokens" in reason and self._limit_name == "max_tokens":
             self._limit_name = "max_completion_tokens"  # newer OpenAI models take only this name
             return Failure(kind="failed", reason=reason, retry_after=0.0)
-        raise EngineRefused(await self._refusal(client, status, code, reason))
+        raise EngineRefused(await self._refusal(status, code, reason))
 
-    async def _refusal(self, client: _Client, status: int, code: str | None, reason: str) -> str:
+    async def _refusal(self, status: int, code: str | None, reason: str) -> str:
         if status in (401, 403):
             return f"{self.address} refused the key ({reason}); set --api-key or MEMAGENT_API_KEY"
         if status == 404:
@@ -250,7 +262,7 @@ class EndpointEngine(BaseEngine):
                 f"{self.address} asks to wait {failure.retry_after:.0f} s ({failure.reason}), longer "
                 f"than --patience {self.config.patience:g}"
             )
-        attempts = f"{patience.num_failures} attempt{'s' if patience.num_failures > 1 else ''}"
+        attempts = f"{patience.num_attempts} attempt{'s' if patience.num_attempts > 1 else ''}"
         return f"{self.address} failed for {patience.waited:.0f} s ({attempts}): {failure.reason}"
 
     def _clean(self, text: str) -> str:
@@ -272,6 +284,7 @@ def parse_completion(data: Any) -> Completion:
         message = choice["message"]
         text = _content_text(message.get("content"))
         reasoning = message.get("reasoning_content") or message.get("reasoning")
+        completion_ids = _token_ids(choice.get("token_ids"))
     except (KeyError, IndexError, TypeError, AttributeError):
         raise ValueError("no message in it") from None
     return Completion(
@@ -279,11 +292,21 @@ def parse_completion(data: Any) -> Completion:
         finish_reason=choice.get("finish_reason"),
         usage=_usage(data.get("usage")),
         reasoning=_valid_unicode(reasoning) if isinstance(reasoning, str) else None,
+        prompt_ids=_token_ids(data.get("prompt_token_ids") or choice.get("prompt_token_ids")),
+        completion_ids=completion_ids,
+        logprobs=_logprobs(choice.get("logprobs"), completion_ids),
     )
 
 
+def addresses(base_url: str | None) -> tuple[str, ...]:
+    """The addresses in a setting that may hold several, separated by commas."""
+    return tuple(filter(None, (part.strip() for part in (base_url or "").split(","))))
+
+
 def public_url(url: str) -> str:
-    """An address without user, password and query: they can be secrets."""
+    """An address, or several, without user, password and query: they can be secrets."""
+    if "," in url:
+        return ",".join(public_url(address) for address in addresses(url))
     parts = urlsplit(url)
     if not parts.hostname:
         return url
@@ -306,19 +329,26 @@ def _check_address(config: EngineConfig) -> None:
                 "use --engine local:smollm2-135m for a small model on this machine"
             )
         return
+    if not addresses(config.base_url):
+        raise ConfigError("the address of the endpoint is empty; give one, or leave --base-url out")
+    for address in addresses(config.base_url):
+        _check_one_address(address)
+
+
+def _check_one_address(address: str) -> None:
     try:
-        parts = urlsplit(config.base_url)
+        parts = urlsplit(address)
         _ = parts.port
     except ValueError as error:
         raise ConfigError(f"the address of the endpoint is not valid: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        shown = public_url(config.base_url)
+        shown = public_url(address)
         raise ConfigError(
             f"{shown!r} is no endpoint address; it looks like http://localhost:8000/v1"
         )
     if parts.username or parts.password:  # the client library cannot send them beside a key
         raise ConfigError(
-            f"leave user and password out of the address {public_url(config.base_url)}; "
+            f"leave user and password out of the address {public_url(address)}; "
             "a key goes into --api-key or MEMAGENT_API_KEY"
         )
 
@@ -370,6 +400,22 @@ def _usage(reported: Any) -> Usage | None:
         completion_tokens=int(reported.get("completion_tokens") or 0),
         cached_tokens=int(cached or 0),
     )
+
+
+def _token_ids(value: Any) -> tuple[int, ...] | None:
+    """Token ids, which vLLM sends on request; None where there are none."""
+    return tuple(value) if isinstance(value, list) else None
+
+
+def _logprobs(value: Any, ids: tuple[int, ...] | None) -> tuple[float, ...] | None:
+    """The log-probability of each token of the reply; None unless they are there for every one."""
+    entries = value.get("content") if isinstance(value, dict) else None
+    if not isinstance(entries, list) or ids is None or len(entries) != len(ids):
+        return None
+    try:
+        return tuple(float(entry["logprob"]) for entry in entries)
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _content_text(content: Any) -> str:

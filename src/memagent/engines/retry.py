@@ -28,6 +28,8 @@ class Failure:
     reason: str
     retry_after: float | None = None
     """Seconds the server asked us to wait."""
+    num_attempts: int = 1
+    """Requests that failed: more than one where several endpoints were tried in turn."""
 
 
 class Patience:
@@ -38,6 +40,8 @@ class Patience:
         self._has_answered_before = has_answered_before
         self._started: float | None = None
         self.num_failures = 0
+        self.num_attempts = 0
+        """Requests so far; a failure may stand for several."""
 
     def delay(self, failure: Failure) -> float | None:
         """Seconds to wait before trying again, or None when patience has run out."""
@@ -45,6 +49,7 @@ class Patience:
         self._started = now if self._started is None else self._started
         delay = _delay(failure, self.num_failures)
         self.num_failures += 1
+        self.num_attempts += failure.num_attempts
         return None if now - self._started + delay > self._limit(failure) else delay
 
     @property

@@ -3,6 +3,7 @@
     load("smollm2-135m")                        pulled before with `memagent models pull`
     load("./my-model", adapter="./my-lora")     a folder, with a LoRA adapter on it
     load("./model.gguf")                        dequantised
+    load("./my-model", yarn_window=131072)      its positions stretched: see `yarn.py`
 
 Only safetensors and GGUF are read and no code of a model is ever run: loading a stranger's model is
 as safe as reading a file. Nothing is printed.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent.engines import store
+from memagent.engines.yarn import yarn_settings
 from memagent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,17 +63,21 @@ def load(
     adapter: str | None = None,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
+    yarn_window: int | None = None,
+    yarn_factor: float | None = None,
 ) -> LoadedModel:
     """The model that `source` names: in the store, a folder, or a .gguf file.
 
     `adapter` is a LoRA folder as peft saves it. Without `dtype` it is float32 on the CPU, which is
-    faster there than bfloat16, and elsewhere as stored (bfloat16 for a GGUF file).
+    faster there than bfloat16, and elsewhere as stored (bfloat16 for a GGUF file). `yarn_window` or
+    `yarn_factor` stretches the window; the model's files stay as they are.
     """
     _require("torch", "transformers")
     path = _locate(source)
+    stretch = _Stretch(window=yarn_window, factor=yarn_factor)
     with _quietly(), _memory_errors(source, device):
         target = _device(device)
-        folder, model = _load_model(path, _dtype(dtype, target))
+        folder, model = _load_model(path, _dtype(dtype, target), stretch)
         tokenizer = _load_tokenizer(folder)
         if adapter is not None:
             _put_on(model, Path(adapter).expanduser())
@@ -131,14 +137,25 @@ def _dtype(dtype: torch.dtype | None, device: torch.device) -> torch.dtype | Non
 # --- weights --------------------------------------------------------------------------------------
 
 
-def _load_model(path: Path, dtype: torch.dtype | None) -> tuple[Path, PreTrainedModel]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stretch:
+    """How the window is to be stretched, as the user says it."""
+
+    window: int | None
+    factor: float | None
+
+
+def _load_model(
+    path: Path, dtype: torch.dtype | None, stretch: _Stretch
+) -> tuple[Path, PreTrainedModel]:
     """The folder with its tokenizer, and the model. `dtype` None: as stored."""
     if path.is_file():
-        return _load_gguf(path, dtype)
+        return _load_gguf(path, dtype, stretch)
     architecture = _check_folder(path)
     try:
         model, report = _model_class(architecture).from_pretrained(
             path,
+            config=_config(path, stretch),
             dtype=dtype or "auto",
             attn_implementation="sdpa",
             use_safetensors=True,
@@ -146,6 +163,8 @@ def _load_model(path: Path, dtype: torch.dtype | None) -> tuple[Path, PreTrained
             trust_remote_code=False,
             output_loading_info=True,
         )
+    except ConfigError:
+        raise
     except Exception as error:  # files of any content: many types
         if is_out_of_memory(error):
             raise
@@ -154,9 +173,11 @@ def _load_model(path: Path, dtype: torch.dtype | None) -> tuple[Path, PreTrained
     return path, model
 
 
-def _load_gguf(path: Path, dtype: torch.dtype | None) -> tuple[Path, PreTrainedModel]:
+def _load_gguf(
+    path: Path, dtype: torch.dtype | None, stretch: _Stretch
+) -> tuple[Path, PreTrainedModel]:
     import torch
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
     _require("gguf")
     from memagent.engines.local import gguf_files
@@ -167,7 +188,7 @@ def _load_gguf(path: Path, dtype: torch.dtype | None) -> tuple[Path, PreTrainedM
         name: torch.from_numpy(array).to(dtype, copy=True)
         for name, array in gguf_files.weights(path, header)
     }
-    config = AutoConfig.from_pretrained(header.folder, local_files_only=True)
+    config = _config(header.folder, stretch)
     model, report = _model_class(header.architecture).from_pretrained(
         None,
         config=config,
@@ -179,6 +200,18 @@ def _load_gguf(path: Path, dtype: torch.dtype | None) -> tuple[Path, PreTrainedM
     _check_report(path, report)
     model.generation_config = GenerationConfig.from_pretrained(header.folder, local_files_only=True)
     return header.folder, model
+
+
+def _config(folder: Path, stretch: _Stretch) -> Any:
+    """The configuration in a folder, with its positions stretched if that is wanted."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    yarn = yarn_settings(config.to_dict(), window=stretch.window, factor=stretch.factor)
+    if yarn is not None:
+        for name, value in yarn.overrides.items():
+            setattr(config, name, value)
+    return config
 
 
 def _model_class(architecture: str) -> Any:

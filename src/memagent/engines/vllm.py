@@ -1,0 +1,474 @@
+"""The vLLM engine: start vLLM on the GPUs of this machine, ask it, and end it again.
+
+    vllm:MODEL ──▶ GPU 0 1 ──▶ watchdog ──▶ vLLM on a free port ──┐
+                   GPU 2 3 ──▶ watchdog ──▶ vLLM on a free port ──┴──▶ balanced ──▶ complete
+
+One server for each group of `tensor_parallel_size` GPUs, all of them on this machine's own address and
+behind a key of their own. vLLM runs in a process of its own, which may use another Python, so neither
+its libraries nor its version meet ours. It ends with the engine, with Ctrl-C and with this process.
+
+    with open_engine("vllm:Qwen/Qwen2.5-7B-Instruct", tensor_parallel_size=2) as engine:
+        Reader(engine).ask(question, document)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import http.client
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_state_path
+
+from memagent.config import EngineConfig, VllmConfig
+from memagent.engines import store
+from memagent.engines.balance import BalancedEngine
+from memagent.engines.openai import RetryListener
+from memagent.engines.retry import Failure
+from memagent.engines.yarn import vllm_arguments, yarn_settings
+from memagent.errors import ConfigError, EngineError
+from memagent.types import Completion, Message, Sampling
+
+HOST = "127.0.0.1"
+WATCHDOG = Path(__file__).with_name("watchdog.py")
+SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+POLL_SECONDS = 0.2
+HEALTH_SECONDS = 5.0
+"""For one question whether a server is up."""
+GRACE_SECONDS = 15.0
+"""For a server to end by itself before it is killed."""
+CONCURRENCY_PER_SERVER = 64
+OWN_ARGUMENTS: dict[str, str] = {
+    "--model": "the name after vllm:",
+    "--served-model-name": "the name after vllm:",
+    "--host": "chosen here",
+    "--port": "chosen here",
+    "--api-key": "chosen here",
+    "--tensor-parallel-size": "--tensor-parallel-size",
+    "-tp": "--tensor-parallel-size",
+    "--data-parallel-size": "--data-parallel-size",
+    "-dp": "--data-parallel-size",
+}
+"""Arguments of the server that are not for `vllm_args`, and what sets them."""
+NOT_OURS = ("model", "base_url", "api_key", "api_version")
+"""Settings of an endpoint that somebody else started."""
+EXACT_TOKENS = {"return_token_ids": True, "logprobs": True}
+
+_error_line = re.compile(r"\b[A-Za-z_.]*(?:Error|Exception|Interrupt): |\berror: ")
+_line_head = re.compile(r"^(\(\w+ pid=\d+\) *)?((ERROR|WARNING|INFO) [\d-]+ [\d:]+ \[[^]]*\] *)?")
+
+
+def open_vllm(model: str, **settings: Any) -> VllmEngine:
+    """Start vLLM for a model and wait until it answers; the engine ends it when it is closed."""
+    if not model:
+        raise ConfigError("say which model: vllm:HUB_ID, or vllm:PATH of a Hugging Face folder")
+    for name in NOT_OURS:
+        if settings.get(name) is not None:
+            raise ConfigError(
+                f"{name} does not go with vllm:{model}, which starts a server of its own; for one "
+                f"that runs use openai:{model}"
+            )
+    names = set(VllmConfig.model_fields)
+    config = VllmConfig.parse({n: value for n, value in settings.items() if n in names})
+    calls = EngineConfig.parse({n: value for n, value in settings.items() if n not in names})
+    launches = plan_launches(model, config, environment=os.environ)
+    servers = start_servers(launches, seconds=config.start_seconds)
+    try:
+        return VllmEngine(servers, _endpoint_config(model, config, calls, servers))
+    except BaseException:
+        end_servers(servers)
+        raise
+
+
+def _endpoint_config(
+    model: str, config: VllmConfig, calls: EngineConfig, servers: Sequence[Server]
+) -> EngineConfig:
+    """How the servers are called: as the user says, with what only we know."""
+    given = calls.model_dump(exclude_unset=True)
+    extra_body = {**(EXACT_TOKENS if config.token_ids else {}), **(calls.extra_body or {})}
+    return EngineConfig.parse(
+        {
+            "concurrency": CONCURRENCY_PER_SERVER * len(servers),
+            **given,
+            "model": model,
+            "base_url": ",".join(server.base_url for server in servers),
+            "api_key": servers[0].launch.api_key,
+            "extra_body": extra_body or None,
+        }
+    )
+
+
+class VllmEngine(BalancedEngine):
+    """vLLM servers that this process started."""
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        config: EngineConfig,
+        on_retry: RetryListener | None = None,
+    ) -> None:
+        super().__init__(config, on_retry)
+        self.servers = tuple(servers)
+        for endpoint, server in zip(self.endpoints, self.servers, strict=True):
+            endpoint._learn(server.models())
+        self._check_alike(self.endpoints)
+        self.tokenizer = self.endpoints[0].tokenizer
+        self.served_window = self.endpoints[0].served_window
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """What the servers wrote."""
+        return tuple(server.launch.log for server in self.servers)
+
+    async def aclose(self) -> None:
+        """Close the connections and end the servers."""
+        await super().aclose()
+        await asyncio.to_thread(end_servers, self.servers)
+
+    async def _attempt(
+        self, messages: Sequence[Message], sampling: Sampling
+    ) -> Completion | Failure:
+        """As for any endpoints, but when no server is left there is nothing to wait for."""
+        if not any(server.is_running for server in self.servers):
+            raise EngineError(self.servers[0].why_ended())
+        return await super()._attempt(messages, sampling)
+
+
+# --- what is started ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One server, before it is started."""
+
+    command: tuple[str, ...]
+    port: int
+    api_key: str
+    log: Path
+    environment: Mapping[str, str]
+    """All variables of the server's process."""
+
+
+def plan_launches(
+    model: str, config: VllmConfig, *, environment: Mapping[str, str]
+) -> list[Launch]:
+    """The servers to start: one for each group of GPUs, or one where there is no GPU."""
+    python = find_python(config.vllm_python)
+    groups = gpu_groups(
+        visible_gpus(environment),
+        tensor_parallel_size=config.tensor_parallel_size,
+        data_parallel_size=config.data_parallel_size,
+    )
+    arguments = server_arguments(model, config)
+    folder = _log_folder(config.vllm_log_dir)
+    api_key = secrets.token_urlsafe(24)
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    return [
+        Launch(
+            command=(python, "-m", SERVER_MODULE, *arguments, "--host", HOST, "--port", str(port)),
+            port=port,
+            api_key=api_key,
+            log=folder / f"{name}-{number}.log",
+            environment={
+                **environment,
+                **({"CUDA_VISIBLE_DEVICES": ",".join(group)} if group else {}),
+                "VLLM_API_KEY": api_key,  # not an argument: everybody can see those
+                "PYTHONUNBUFFERED": "1",
+            },
+        )
+        for number, (group, port) in enumerate(zip(groups, free_ports(len(groups)), strict=True))
+    ]
+
+
+def server_arguments(model: str, config: VllmConfig) -> list[str]:
+    """Arguments that all servers of a model get."""
+    further = _further_arguments(config.vllm_args)
+    arguments = ["--model", _located(model), "--served-model-name", model]
+    arguments += ["--tensor-parallel-size", str(config.tensor_parallel_size)]
+    arguments += ["--enable-prompt-tokens-details"]  # so that it tells what its prefix cache saved
+    if config.token_ids:
+        # of the distribution that was sampled from, temperature and top_p included
+        arguments += ["--logprobs-mode", "processed_logprobs"]
+    return arguments + _yarn_arguments(model, config, further) + further
+
+
+def _further_arguments(text: str | None) -> list[str]:
+    try:
+        further = shlex.split(text or "")
+    except ValueError as error:
+        raise ConfigError(f"vllm_args cannot be taken apart: {error}") from None
+    for argument in further:
+        name = argument.partition("=")[0].replace("_", "-")
+        if name in OWN_ARGUMENTS:
+            raise ConfigError(f"leave {name} out of vllm_args: it is {OWN_ARGUMENTS[name]}")
+    return further
+
+
+def _yarn_arguments(model: str, config: VllmConfig, further: Sequence[str]) -> list[str]:
+    if config.yarn_window is None and config.yarn_factor is None:
+        return []
+    if any(argument.partition("=")[0] == "--hf-overrides" for argument in further):
+        raise ConfigError("give yarn_window and yarn_factor or --hf-overrides, not both")
+    settings = yarn_settings(
+        _model_config(model), window=config.yarn_window, factor=config.yarn_factor
+    )
+    assert settings is not None, "one of them is given"
+    return vllm_arguments(settings)
+
+
+def _model_config(model: str) -> dict[str, Any]:
+    """The config.json of a model in a folder, or of one on the hub."""
+    path = Path(_located(model)) / "config.json"
+    try:
+        if not path.is_file():
+            from huggingface_hub import hf_hub_download
+
+            path = Path(hf_hub_download(model, "config.json"))
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except Exception as error:  # of the network, of the hub, of the file
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"the config.json of {model} cannot be read: {reason}") from None
+    return config
+
+
+def _located(model: str) -> str:
+    """Where a model lies, if it is on this machine; else its name, which vLLM looks up itself."""
+    path = store.find(model)
+    return model if path is None else str(path)
+
+
+def find_python(python: str | None) -> str:
+    """The Python to start vLLM with. Raises ConfigError where it has none."""
+    if python is None:
+        if find_spec("vllm") is None:
+            raise ConfigError(
+                'the vllm engine needs vllm; install it with pip install "memagent[vllm]", or name a '
+                "Python that has it with --vllm-python, or a running server with --base-url"
+            )
+        return sys.executable
+    found = shutil.which(Path(python).expanduser())
+    if found is None:
+        raise ConfigError(f"vllm_python {python} is no program that can be run")
+    question = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    try:
+        done = subprocess.run([found, "-c", question], capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"vllm_python {python} cannot be run: {error}") from None
+    if done.returncode:
+        raise ConfigError(
+            f'{python} has no vllm; install it there with pip install "memagent[vllm]" or pip install '
+            "vllm, or name another --vllm-python"
+        )
+    return found
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """The GPUs that may be used, as CUDA_VISIBLE_DEVICES names them; none where there is no driver."""
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        listed = _listed_by_driver(environment)
+    devices = [device.strip() for device in listed.replace("\n", ",").split(",")]
+    return [device for device in devices if device and device != "-1"]
+
+
+def _listed_by_driver(environment: Mapping[str, str]) -> str:
+    program = shutil.which("nvidia-smi", path=environment.get("PATH"))
+    if program is None:
+        return ""
+    command = [program, "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def gpu_groups(
+    devices: Sequence[str], *, tensor_parallel_size: int, data_parallel_size: int | None = None
+) -> list[tuple[str, ...]]:
+    """The GPUs of each server; one empty group where there are none, and vLLM takes what it finds."""
+    if not devices:
+        return [()] * (data_parallel_size or 1)
+    num_groups = data_parallel_size or len(devices) // tensor_parallel_size
+    needed = max(num_groups, 1) * tensor_parallel_size
+    if needed > len(devices):
+        raise ConfigError(
+            f"{needed} GPUs are needed and {len(devices)} are here; lower tensor_parallel_size or "
+            "data_parallel_size"
+        )
+    starts = range(0, needed, tensor_parallel_size)
+    return [tuple(devices[start : start + tensor_parallel_size]) for start in starts]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for opened in sockets:
+            opened.bind((HOST, 0))
+        return [int(opened.getsockname()[1]) for opened in sockets]
+
+
+def _log_folder(given: str | None) -> Path:
+    default = user_state_path("memagent", appauthor=False) / "vllm"
+    folder = Path(given).expanduser() if given else default
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"vllm_log_dir {folder} cannot be made: {error.strerror}") from None
+    return folder
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+class Server:
+    """A vLLM server and the watchdog that ends it."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        command = [sys.executable, "-I", str(WATCHDOG), str(GRACE_SECONDS), *launch.command]
+        with launch.log.open("xb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(launch.environment),
+                start_new_session=True,  # Ctrl-C is for us; we end the server in our own time
+            )
+
+    @property
+    def base_url(self) -> str:
+        """Where it answers."""
+        return f"http://{HOST}:{self.launch.port}/v1"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process is there."""
+        return self.process.poll() is None
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it says that it is ready."""
+        with suppress(OSError, http.client.HTTPException):
+            return self._get("/health")[0] == 200
+        return False
+
+    def models(self) -> list[dict[str, Any]]:
+        """What it serves."""
+        try:
+            status, body = self._get("/v1/models")
+            models: list[dict[str, Any]] = json.loads(body)["data"] if status == 200 else []
+        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+            raise EngineError(f"vLLM does not say what it serves: {error}{self._log()}") from None
+        return models
+
+    def why_ended(self) -> str:
+        """One line about a server whose process is gone."""
+        return f"vLLM ended with status {self.process.returncode}: {self.last_lines()}{self._log()}"
+
+    def why_late(self, seconds: float) -> str:
+        """One line about a server that is not ready in time."""
+        return (
+            f"vLLM was not ready within {seconds:g} s; raise --start-seconds: {self.last_lines()}"
+            f"{self._log()}"
+        )
+
+    def last_lines(self) -> str:
+        """What tells most of the end of its log, on one line."""
+        text = self.launch.log.read_text(encoding="utf-8", errors="replace")
+        return telling_lines(text) or "its log is empty"
+
+    def let_go(self) -> None:
+        """Tell the watchdog to end it, without waiting."""
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        try:
+            self.process.wait(GRACE_SECONDS + 10.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _get(self, path: str) -> tuple[int, bytes]:
+        """Not with urllib, which would ask a proxy for our own machine."""
+        connection = http.client.HTTPConnection(HOST, self.launch.port, timeout=HEALTH_SECONDS)
+        try:
+            key = {"Authorization": f"Bearer {self.launch.api_key}"}
+            connection.request("GET", path, headers=key)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def _log(self) -> str:
+        return f"; its log is {self.launch.log}"
+
+
+def start_servers(launches: Sequence[Launch], *, seconds: float) -> list[Server]:
+    """Start servers side by side and wait until all are ready. If one fails, all are ended."""
+    deadline = time.monotonic() + seconds
+    servers: list[Server] = []
+    try:
+        for launch in launches:
+            servers.append(Server(launch))
+            atexit.register(servers[-1].let_go)
+        for server in servers:
+            _await_health(server, servers, deadline, seconds)
+    except BaseException:  # Ctrl-C too
+        end_servers(servers)
+        raise
+    return servers
+
+
+def _await_health(
+    server: Server, servers: Sequence[Server], deadline: float, seconds: float
+) -> None:
+    while not server.is_healthy:
+        for other in servers:
+            if not other.is_running:
+                raise EngineError(other.why_ended())
+        if time.monotonic() > deadline:
+            raise EngineError(server.why_late(seconds))
+        time.sleep(POLL_SECONDS)
+
+
+def end_servers(servers: Sequence[Server]) -> None:
+    """End servers, all at once, and wait until they are gone. Ending twice does no harm."""
+    for server in servers:
+        server.let_go()
+    for server in servers:
+        server.wait()
+        atexit.unregister(server.let_go)
+
+
+def telling_lines(log: str, *, limit: int = 3) -> str:
+    """The lines of a log that name errors, else its last ones, joined to one line.
+
+    The first error is the cause; those that follow mostly say that something failed because of it.
+    """
+    lines = [_line_head.sub("", line).strip() for line in log.splitlines()]
+    lines = [line for line in lines if line]
+    errors = list(dict.fromkeys(line for line in lines if _error_line.search(line)))
+    chosen = [*errors[: limit - 1], *errors[limit - 1 :][-1:]] if errors else lines[-limit:]
+    return " | ".join(" ".join(line.split())[:200] for line in chosen)
