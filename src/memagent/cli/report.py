@@ -1,0 +1,110 @@
+"""`memagent report`: tables, a page and plots of evaluations."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from memagent.errors import ConfigError
+from memagent.eval.anchors import read_anchors
+from memagent.eval.report import (
+    Report,
+    load_report,
+    notes,
+    report_sheets,
+    write_report,
+)
+from memagent.eval.sheets import Sheet
+
+FILE_WIDTH = 200
+"""Columns of output that goes to a file or another program, where lines need not fit a screen."""
+DEFAULT_OUT = Path("report")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for report.html, report.md, CSV files and plots. Without it, tables are printed only.",
+)
+@click.option(
+    "--figure",
+    type=click.Choice(["paper"]),
+    help="Make the paper's figures again from these runs; written to --out, or to `report`.",
+)
+@click.option(
+    "--anchors",
+    default="paper",
+    show_default=True,
+    help="Published lines to show beside ours: paper, none, or a JSON file.",
+)
+@click.option("--title", default="Evaluation", show_default=True, help="Heading of the report.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def command(
+    runs: tuple[str, ...],
+    out: Path | None,
+    figure: str | None,
+    anchors: str,
+    title: str,
+    as_json: bool,
+) -> None:
+    """Report evaluations: scores with intervals, failures, cost, comparisons, published results.
+
+    Each RUN is the directory of an evaluation, or LABEL=DIRECTORY to give it a name.
+
+    \b
+      memagent report runs/reader runs/direct
+      memagent report runs/* --out report
+      memagent report small=runs/a large=runs/b --figure paper --out figures
+    """
+    if figure and anchors == "none":
+        raise ConfigError("--figure paper needs the paper's lines; leave out --anchors none")
+    published = () if anchors == "none" else read_anchors(anchors)
+    report = load_report(runs, anchors=published)
+    folder = out or (DEFAULT_OUT if figure else None)
+    written = write_report(report, folder, title=title, with_paper=bool(figure)) if folder else []
+    if as_json:
+        _print_json(report)
+    else:
+        _print_tables(report)
+    if written:
+        print(f"report: {written[0]}", file=sys.stderr)
+
+
+def _print_tables(report: Report) -> None:
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, width=FILE_WIDTH)
+    for sheet in report_sheets(report):
+        console.print(_table(sheet))
+    for note in notes(report):
+        console.print(Text(note, style="yellow" if note.startswith("UNFINISHED") else "dim"))
+
+
+def _table(sheet: Sheet) -> Table:
+    table = Table(title=Text(sheet.name, style="bold"), title_justify="left", box=None)
+    for column in sheet.shown:
+        table.add_column(
+            column.title or "",
+            justify="right" if column.is_number else "left",
+            no_wrap=column.is_number,
+            overflow="fold",
+        )
+    for line in sheet.lines():
+        table.add_row(*(Text(cell) for cell in line))
+    return table
+
+
+def _print_json(report: Report) -> None:
+    """Every table by name, each row by the names of its columns, numbers in full."""
+    speaks_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    tables = {sheet.name: sheet.records() for sheet in report_sheets(report)}
+    values = {"notes": notes(report), **tables}
+    print(json.dumps(values, ensure_ascii=not speaks_utf8))

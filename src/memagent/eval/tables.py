@@ -1,0 +1,400 @@
+"""From the records of evaluations to the rows of tables: scores, averages, comparisons, depths.
+
+    Entry(series, record)*  ─┬─▶ result_rows      one row per series, task and length
+                             ├─▶ average_rows     the mean over tasks of a group, such as ruler
+                             ├─▶ compare_rows     two series on the same items, with p-values
+                             └─▶ depth_rows       does it matter where the evidence stands?
+
+A series is what becomes one line of a plot: a model with a method. Failed items are in every row with
+a score of 0. Where an item was sampled several times, its scores are averaged first.
+
+    rows = result_rows(entries)
+    print(rows[0].series, rows[0].task, rows[0].length.label, rows[0].score)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from statistics import fmean
+from typing import NamedTuple
+
+from memagent.eval.records import ItemRecord
+from memagent.eval.stats import Comparison, DepthBucket, Interval, by_depth, compare, mean_interval
+
+NUM_DEPTHS = 5
+RULER_TEN = (
+    *(f"ruler/niah_single_{number}" for number in (1, 2, 3)),
+    *(f"ruler/niah_multikey_{number}" for number in (1, 2, 3)),
+    *("ruler/niah_multiquery", "ruler/niah_multivalue", "ruler/vt", "ruler/fwe"),
+)
+"""The synthetic tasks whose average the paper reports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Length:
+    """How long the texts of a row were asked to be. Example: Length(tokens=8192).label == "8K" """
+
+    tokens: int | None = None
+    """None where no length was asked for."""
+
+    @property
+    def label(self) -> str:
+        """For people: 8K is 8 * 1,024 tokens, 8k is 8,000."""
+        return "as given" if self.tokens is None else format_tokens(self.tokens)
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """For sorting: those without a length come last."""
+        return (self.tokens is None, self.tokens or 0)
+
+
+class Entry(NamedTuple):
+    """A record, and the series it counts towards."""
+
+    series: str
+    record: ItemRecord
+
+
+class Cell(NamedTuple):
+    """What one row is about."""
+
+    series: str
+    task: str
+    length: Length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultRow:
+    """A series on a task at a length."""
+
+    series: str
+    task: str
+    length: Length
+    mean_tokens: float | None
+    """Mean length of the texts; None when it is not known."""
+    score: Interval
+    """Failed items count as 0; `score.num` is the number of items."""
+    num_samples: int
+    """Answers that were asked for: more than items where items were sampled several times."""
+    num_failed: int
+    num_cut: int
+    """Answers whose method did not read the whole text."""
+    graders: tuple[str, ...]
+    prompt_tokens: float
+    """Per answer, as are the rows below."""
+    completion_tokens: float
+    cached_tokens: float
+    num_calls: float
+    seconds: float
+    cost: float | None
+    """None where an answer has no cost."""
+
+    @property
+    def failure_rate(self) -> float:
+        """Share of the answers that failed."""
+        return self.num_failed / self.num_samples
+
+    @property
+    def num_tokens(self) -> float:
+        """Prompt and reply together, per answer."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def x(self) -> float | None:
+        """Where the row stands on an axis of lengths."""
+        return float(self.length.tokens) if self.length.tokens is not None else self.mean_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AverageRow:
+    """A series over the tasks of a group at a length; every task weighs the same."""
+
+    series: str
+    group: str
+    length: Length
+    tasks: tuple[str, ...]
+    score: Interval
+    x: float | None
+
+    @property
+    def anchor_task(self) -> str | None:
+        """Under which name published averages compare; None where they are over other tasks."""
+        is_other = self.group == "ruler" and set(self.tasks) != set(RULER_TEN)
+        return None if is_other else f"{self.group}/average"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareRow:
+    """Two series on the items that both have."""
+
+    task: str
+    length: Length | None
+    """None for all lengths together, each item averaged over its lengths."""
+    first: str
+    second: str
+    comparison: Comparison
+    p_adjusted: float
+    """After Holm's correction for the number of comparisons in the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthRow:
+    """A series on a task at a length, by the depth of the evidence."""
+
+    series: str
+    task: str
+    length: Length
+    buckets: tuple[DepthBucket, ...]
+    num_without: int
+    """Items without evidence, which are in no bucket."""
+
+
+def format_tokens(num: int) -> str:
+    """8192 is 8K, 3670016 is 3.5M, 7000 is 7k, 5120 is 5K, 4321 is 4,321."""
+    if num and num % 1024 == 0:
+        if num < 1024 * 1024:
+            return f"{num // 1024}K"
+        if (num * 4) % (1024 * 1024) == 0:
+            return f"{num / (1024 * 1024):g}M"
+    return f"{num // 1000}k" if num and num % 1000 == 0 else f"{num:,}"
+
+
+def item_of(record: ItemRecord) -> str:
+    """What makes two records records of the same question: its id, else its place in the task."""
+    return record.id or f"#{record.index}"
+
+
+# --- scores ---------------------------------------------------------------------------------------
+
+
+def result_rows(entries: Iterable[Entry]) -> list[ResultRow]:
+    """One row per series, task and length, in this order: task, length, series as they came."""
+    cells = _cells(entries)
+    order = {series: number for number, series in enumerate({cell.series: None for cell in cells})}
+    ranked = sorted(cells, key=lambda cell: (cell.task, cell.length.rank, order[cell.series]))
+    return [_result_row(cell, cells[cell]) for cell in ranked]
+
+
+def _result_row(cell: Cell, records: Sequence[ItemRecord]) -> ResultRow:
+    costs = [record.cost for record in records if record.cost is not None]
+    lengths = [record.num_tokens for record in records if record.num_tokens is not None]
+    return ResultRow(
+        series=cell.series,
+        task=cell.task,
+        length=cell.length,
+        mean_tokens=fmean(lengths) if lengths else None,
+        score=mean_interval(list(_by_item(records).values())),
+        num_samples=len(records),
+        num_failed=sum(record.status == "failed" for record in records),
+        num_cut=sum(record.is_cut for record in records),
+        graders=tuple(sorted({record.grader for record in records})),
+        prompt_tokens=fmean(record.prompt_tokens for record in records),
+        completion_tokens=fmean(record.completion_tokens for record in records),
+        cached_tokens=fmean(record.cached_tokens for record in records),
+        num_calls=fmean(record.num_calls for record in records),
+        seconds=fmean(record.seconds for record in records),
+        cost=fmean(costs) if len(costs) == len(records) else None,
+    )
+
+
+def _cells(entries: Iterable[Entry]) -> dict[Cell, list[ItemRecord]]:
+    cells: dict[Cell, list[ItemRecord]] = defaultdict(list)
+    for series, record in entries:
+        cells[Cell(series, record.task, Length(tokens=record.target_tokens))].append(record)
+    return dict(cells)
+
+
+def _by_item(records: Iterable[ItemRecord]) -> dict[str, float]:
+    """The score of each item; samples of one item are not independent, so they are averaged."""
+    scores: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        scores[item_of(record)].append(_score(record))
+    return {item: fmean(values) for item, values in sorted(scores.items())}
+
+
+def _score(record: ItemRecord) -> float:
+    return record.score if record.status == "ok" else 0.0
+
+
+# --- averages over tasks --------------------------------------------------------------------------
+
+
+def average_rows(rows: Sequence[ResultRow]) -> list[AverageRow]:
+    """Means over the tasks of each group, at the lengths where a series has all of them."""
+    by_place = {(row.series, row.task, row.length): row for row in rows}
+    series_names = list({row.series: None for row in rows})
+    lengths = sorted({row.length for row in rows}, key=lambda length: length.rank)
+    averages = []
+    for group, tasks in _groups(rows).items():
+        for length in lengths:
+            for series in series_names:
+                found = [by_place.get((series, task, length)) for task in tasks]
+                parts = [row for row in found if row is not None]
+                if len(parts) == len(tasks):
+                    averages.append(_average_row(series, group, length, tasks, parts))
+    return averages
+
+
+def _groups(rows: Sequence[ResultRow]) -> dict[str, tuple[str, ...]]:
+    """The tasks of each group that has several; of RULER the paper's ten where all are there."""
+    tasks = sorted({row.task for row in rows})
+    groups: dict[str, tuple[str, ...]] = {}
+    for group in sorted({task.split("/")[0] for task in tasks if "/" in task}):
+        own = tuple(task for task in tasks if task.startswith(f"{group}/"))
+        if group == "ruler" and set(RULER_TEN) <= set(own):
+            own = RULER_TEN
+        if len(own) > 1:
+            groups[group] = own
+    return groups
+
+
+def _average_row(
+    series: str, group: str, length: Length, tasks: tuple[str, ...], parts: Sequence[ResultRow]
+) -> AverageRow:
+    xs = [row.x for row in parts if row.x is not None]
+    return AverageRow(
+        series=series,
+        group=group,
+        length=length,
+        tasks=tasks,
+        score=average_interval([row.score for row in parts]),
+        x=fmean(xs) if xs else None,
+    )
+
+
+def average_interval(parts: Sequence[Interval]) -> Interval:
+    """The interval of a mean of independent estimates, from theirs.
+
+    Distances to the limits add as variances do (Zou and Donner's method), so limits stay in range
+    and those of all-right tasks keep their width.
+    """
+    value = fmean(part.value for part in parts)
+    below = math.sqrt(math.fsum((part.value - part.low) ** 2 for part in parts)) / len(parts)
+    above = math.sqrt(math.fsum((part.high - part.value) ** 2 for part in parts)) / len(parts)
+    return Interval(
+        value=value,
+        low=max(0.0, value - below),
+        high=min(1.0, value + above),
+        num=sum(part.num for part in parts),
+    )
+
+
+# --- comparisons ----------------------------------------------------------------------------------
+
+
+def compare_rows(entries: Iterable[Entry]) -> list[CompareRow]:
+    """Every two series, on the items both have, for each task and length and for all lengths."""
+    cells = _cells(entries)
+    series_names = list({cell.series: None for cell in cells})
+    tasks = sorted({cell.task for cell in cells})
+    rows = []
+    for task in tasks:
+        lengths = sorted({c.length for c in cells if c.task == task}, key=lambda one: one.rank)
+        for first, second in combinations(series_names, 2):
+            shared = _shared(cells, task, lengths, first, second)
+            for length, pairs in shared.items():
+                rows.append(_compare_row(task, length, first, second, pairs))
+            if len(shared) > 1:
+                rows.append(_compare_row(task, None, first, second, _over_lengths(shared.values())))
+    adjusted = holm([row.comparison.p_value for row in rows])
+    return [replace(row, p_adjusted=p) for row, p in zip(rows, adjusted, strict=True)]
+
+
+class _Pair(NamedTuple):
+    """An item and its scores in two series."""
+
+    index: int
+    first: float
+    second: float
+
+
+def _shared(
+    cells: Mapping[Cell, list[ItemRecord]],
+    task: str,
+    lengths: Iterable[Length],
+    first: str,
+    second: str,
+) -> dict[Length, list[_Pair]]:
+    """For each length, the items that both series have."""
+    shared = {}
+    for length in lengths:
+        records = cells.get(Cell(first, task, length), [])
+        places = {item_of(record): record.index for record in records}
+        one = _by_item(records)
+        other = _by_item(cells.get(Cell(second, task, length), []))
+        if pairs := [_Pair(places[item], one[item], other[item]) for item in one if item in other]:
+            shared[length] = pairs
+    return shared
+
+
+def _over_lengths(shared: Iterable[Sequence[_Pair]]) -> list[_Pair]:
+    """Items averaged over lengths: a question has the same index at every length."""
+    by_index: dict[int, list[_Pair]] = defaultdict(list)
+    for pair in (pair for pairs in shared for pair in pairs):
+        by_index[pair.index].append(pair)
+    return [
+        _Pair(index, fmean(pair.first for pair in pairs), fmean(pair.second for pair in pairs))
+        for index, pairs in sorted(by_index.items())
+    ]
+
+
+def _compare_row(
+    task: str, length: Length | None, first: str, second: str, pairs: Sequence[_Pair]
+) -> CompareRow:
+    comparison = compare([pair.first for pair in pairs], [pair.second for pair in pairs])
+    return CompareRow(
+        task=task,
+        length=length,
+        first=first,
+        second=second,
+        comparison=comparison,
+        p_adjusted=comparison.p_value,
+    )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for how many there are: the chance of any false alarm stays as asked for."""
+    adjusted = [0.0] * len(p_values)
+    highest = 0.0
+    ranked = sorted(range(len(p_values)), key=lambda number: p_values[number])
+    for rank, number in enumerate(ranked):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[number]))
+        adjusted[number] = highest
+    return adjusted
+
+
+# --- depth ----------------------------------------------------------------------------------------
+
+
+def depth_rows(entries: Iterable[Entry], *, num_buckets: int = NUM_DEPTHS) -> list[DepthRow]:
+    """Scores by depth of the evidence, where a task has evidence."""
+    rows = []
+    for cell, records in _cells(entries).items():
+        depths: dict[str, float] = {}
+        for record in records:
+            if record.depth is not None:
+                depths[item_of(record)] = record.depth
+        scores = _by_item(records)
+        if not depths:
+            continue
+        items = sorted(depths)
+        buckets = by_depth(
+            [depths[item] for item in items],
+            [scores[item] for item in items],
+            num_buckets=num_buckets,
+        )
+        rows.append(
+            DepthRow(
+                series=cell.series,
+                task=cell.task,
+                length=cell.length,
+                buckets=tuple(buckets),
+                num_without=len(scores) - len(depths),
+            )
+        )
+    order = {series: number for number, series in enumerate({row.series: None for row in rows})}
+    return sorted(rows, key=lambda row: (row.task, order[row.series], row.length.rank))
