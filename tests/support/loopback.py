@@ -51,7 +51,8 @@ NAMED_FAULTS = ("reset", "stall", "malformed", "empty", "cut")
 CHAT_PATH = "/chat/completions"
 MODELS_PATH = "/models"
 STATS_PATH = "/stats"
-"""`{"calls": N}`: chat calls so far, for benchmarks without a log."""
+"""`{"calls": N, "call_seconds": X, "span_seconds": Y}`, for benchmarks without a log: chat calls so far,
+the time they were under way, added up, and the time from the first call's start to the last one's end."""
 PHRASES = {status.value: status.phrase for status in HTTPStatus}
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER on with zero seconds: closing sends RST instead of FIN."""
@@ -332,6 +333,26 @@ class Server:
     log: CallLog
     num_active: int = 0
     waiting: deque[Callable[[], None]] = field(default_factory=deque)
+    call_seconds: float = 0.0
+    first_at: float | None = None
+    changed_at: float = 0.0
+
+    def count_time(self) -> None:
+        """Add the time since the last change for each call under way."""
+        now = time.monotonic()
+        if self.first_at is None:
+            self.first_at = self.changed_at = now
+        self.call_seconds += self.num_active * (now - self.changed_at)
+        self.changed_at = now
+
+    def stats_body(self) -> bytes:
+        span = 0.0 if self.first_at is None else self.changed_at - self.first_at
+        stats = {
+            "calls": self.log.num_calls,
+            "call_seconds": self.call_seconds,
+            "span_seconds": span,
+        }
+        return json.dumps(stats).encode()
 
     def admit(self, start: Callable[[], None]) -> None:
         """Start now, or when one of the calls before it has been answered."""
@@ -339,10 +360,12 @@ class Server:
         if limit is not None and self.num_active >= limit:
             self.waiting.append(start)
             return
+        self.count_time()
         self.num_active += 1
         start()
 
     def release(self) -> None:
+        self.count_time()
         self.num_active -= 1
         if self.waiting:
             self.num_active += 1
@@ -475,9 +498,7 @@ class Connection(asyncio.Protocol):
             "auth": request.auth_header,
         }
         if request.path == STATS_PATH:
-            self.send(
-                response_bytes(200, json.dumps({"calls": self.server.log.num_calls}).encode())
-            )
+            self.send(response_bytes(200, self.server.stats_body()))
             return
         refusal = self.server.check_key(request)
         if request.method != "GET" or not request.path.endswith(MODELS_PATH):
@@ -746,8 +767,13 @@ class Endpoint:
 
     def num_calls(self) -> int:
         """Chat calls the server has seen; works without a log."""
+        return int(self.stats()["calls"])
+
+    def stats(self) -> dict[str, float]:
+        """How many calls there were, and how long; see STATS_PATH."""
         with urlopen(self.root_url + STATS_PATH) as response:
-            return int(json.load(response)["calls"])
+            stats: dict[str, float] = json.load(response)
+            return stats
 
     def records(self) -> list[dict[str, Any]]:
         """The whole log, model listings included."""

@@ -278,7 +278,7 @@ class Eval:
         settings = settings_for(choice.name, engine, request.suite.agent, choice.settings)
         gate = Gate(
             engine,
-            concurrency=request.concurrency,
+            concurrency=_concurrency(request, engine),
             limits_itself=isinstance(engine, EndpointEngine),
         )
         if choice.name == "yarn" and split_spec(request.engine)[0] not in ("local", "vllm"):
@@ -295,7 +295,7 @@ class Eval:
         )
 
     def _note_tokenizers(self, plan: Plan, tokenizer: Tokenizer) -> None:
-        for name in plan.tokenizers:
+        for name in plan.tokenizers if tokenizer.is_exact else ():
             with suppress(MemagentError):  # of files made elsewhere it may not be here
                 if not _count_alike(length_tokenizer(name), tokenizer):
                     self._tell(
@@ -365,7 +365,7 @@ class Eval:
             run=run,
             limits=request.limits(),
             prices=request.prices,
-            concurrency=request.concurrency,
+            concurrency=max(_concurrency(request, engine) for engine in self._engines.values()),
             watch=progress.record,
         )
         progress.begin(evaluation.records.values())
@@ -583,6 +583,13 @@ def _num_calls(item: Item, choice: MethodChoice, request: EvalRequest) -> int:
     chunk_tokens = int(values.get("chunk_tokens") or AgentConfig().chunk_tokens)
     sections = max(1, math.ceil(item.num_tokens / chunk_tokens))
     return sections if kind == "refine" else sections + 1
+
+
+def _concurrency(request: EvalRequest, engine: BaseEngine) -> int:
+    """Calls that may be under way at once."""
+    if isinstance(engine, EndpointEngine):
+        return engine.config.concurrency
+    return request.concurrency or EngineConfig().concurrency
 
 
 def _cell(task: str, target_tokens: int | None) -> tuple[str, int | None]:

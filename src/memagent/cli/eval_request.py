@@ -9,12 +9,18 @@ from typing import Any
 
 from memagent.agent.limits import Limits
 from memagent.cli.options import given
-from memagent.cli.request import ANY_ENDPOINT, EMBEDDED, SECRET_SETTINGS
-from memagent.config import AgentConfig, EngineConfig, LocalConfig, Settings, VllmConfig
+from memagent.cli.request import (
+    ANY_ENDPOINT,
+    EMBEDDED,
+    SECRET_SETTINGS,
+    SETTINGS_OF,
+    settings_of,
+)
+from memagent.config import AgentConfig, EngineConfig
 from memagent.data.recipes import named_sources
 from memagent.engines import store
 from memagent.engines.base import BaseEngine, split_spec
-from memagent.engines.openai import EndpointEngine, endpoint_from, public_url
+from memagent.engines.openai import EndpointEngine, endpoint_from
 from memagent.errors import ConfigError
 from memagent.eval.methods import MethodSettings, is_prompt_set, open_method
 from memagent.eval.records import KIND
@@ -22,13 +28,6 @@ from memagent.eval.suites import MethodChoice, Suite, TaskChoice, parse_suite, r
 from memagent.runs import read_manifest
 from memagent.types import Prices
 
-SETTINGS_OF: dict[str, tuple[type[Settings], ...]] = {
-    "openai": (EngineConfig,),
-    "vllm": (EngineConfig, VllmConfig),
-    "local": (LocalConfig,),
-    "scripted": (),
-}
-"""The settings that go with a kind of engine."""
 LIMITS = ("max_calls", "max_cost", "price_in", "price_out")
 STRETCHED = ("local", "vllm")
 """Kinds of engines that are opened with YaRN settings for the method yarn."""
@@ -45,7 +44,8 @@ class EvalRequest:
     is_embedded: bool
     """True when the engine was chosen for want of any other."""
     engine_settings: dict[str, Any]
-    concurrency: int
+    concurrency: int | None
+    """Calls under way at once; None leaves it to the engine."""
     limit_settings: dict[str, Any]
 
     @property
@@ -76,10 +76,8 @@ class EvalRequest:
     def public_settings(self, engine: BaseEngine) -> dict[str, Any]:
         """Settings of the engine that may be kept: no key, no credentials in an address."""
         settings = {n: v for n, v in self.engine_settings.items() if n not in SECRET_SETTINGS}
-        if isinstance(engine, EndpointEngine) and engine.config.base_url:
-            settings["base_url"] = ",".join(
-                public_url(url) for url in engine.config.base_url.split(",")
-            )
+        if isinstance(engine, EndpointEngine) and engine.kept_address:
+            settings["base_url"] = engine.kept_address
         return settings
 
     def kept(self, engine: BaseEngine) -> dict[str, Any]:
@@ -105,8 +103,7 @@ def make_request(options: dict[str, Any]) -> EvalRequest:
     engine, is_embedded = _engine(options, stored, suite)
     settings = _engine_settings(options, stored, suite, engine)
     concurrency = settings.pop("concurrency", None) or stored.get("concurrency")
-    concurrency = int(concurrency or EngineConfig().concurrency)
-    if EngineConfig in SETTINGS_OF[split_spec(engine)[0]]:
+    if concurrency is not None and EngineConfig in SETTINGS_OF[split_spec(engine)[0]]:
         settings["concurrency"] = concurrency
     limits = {name: options[name] for name in LIMITS if options[name] is not None}
     for method in suite.methods:
@@ -253,18 +250,9 @@ def _engine_settings(
 ) -> dict[str, Any]:
     """The settings of the engine; those of another kind of engine are refused."""
     kind, name = split_spec(engine)
-    own = SETTINGS_OF.get(kind, ())
-    new: dict[str, Any] = {}
-    for settings in (EngineConfig, LocalConfig, VllmConfig):
-        values = given(settings, {**options, "model": None})
-        if settings in own:
-            new |= values
-            continue
-        known = {field for one in own for field in one.model_fields} | {"concurrency"}
-        new |= {n: value for n, value in values.items() if n == "concurrency"}
-        if foreign := [n for n in values if n not in known]:
-            names = ", ".join(f"--{n.replace('_', '-')}" for n in foreign)
-            raise ConfigError(f"{names} does not go with the engine {engine!r}")
+    new = settings_of(kind, {**options, "concurrency": None}, engine)
+    if options["concurrency"] is not None:  # how many calls at once: for engines of every kind
+        new["concurrency"] = options["concurrency"]
     base = stored["engine_settings"] if stored else suite.engine_settings
     if not stored and suite.engine is not None and split_spec(suite.engine)[0] != kind:
         base = {n: value for n, value in base.items() if n == "concurrency"}

@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -97,7 +98,9 @@ class TaskChoice(Settings):
                 "the texts of files have the length they have; leave out tokens and docs"
             )
         if unknown := [task for task in self.tasks if task not in TASKS]:
-            raise ValueError(f"there is no task {unknown[0]!r}; known: {', '.join(TASKS)}")
+            near = get_close_matches(unknown[0], TASKS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(TASKS)}"
+            raise ValueError(f"there is no task {unknown[0]!r}; {hint}")
         return self
 
 

@@ -36,7 +36,7 @@ from memagent.data.tasks import Task, open_task, rebuild
 from memagent.errors import ConfigError, DataError, MemagentError
 from memagent.eval.suites import Suite, TaskChoice
 
-NOMINAL_TOKENS_PER_DOCUMENT = 140
+NOMINAL_TOKENS_PER_DOCUMENT = 7 * 1024 / 50
 """A length in documents counts as so many tokens each: the published series calls 50 documents 7K."""
 QUICK_TOKENS = 2_000_000
 """Texts of so many tokens together are made in this process: another takes a second to start."""
@@ -169,7 +169,7 @@ def _task_items(
 def _lengths(choice: TaskChoice, base: dict[str, Any]) -> list[tuple[int | None, dict[str, int]]]:
     """Each length as it is told, and the setting that makes it."""
     if choice.docs is not None:
-        return [(num * NOMINAL_TOKENS_PER_DOCUMENT, {"docs": num}) for num in choice.docs]
+        return [(round(num * NOMINAL_TOKENS_PER_DOCUMENT), {"docs": num}) for num in choice.docs]
     if choice.tokens is not None:
         return [(num, {"tokens": num}) for num in choice.tokens]
     return [(base.get("tokens"), {})]
@@ -196,7 +196,7 @@ def _file_items(
             tokenizers.setdefault(str(made["tokenizer"]), path.name)
         target = example.target_tokens
         if target is None and made.get("docs") is not None:
-            target = int(made["docs"]) * NOMINAL_TOKENS_PER_DOCUMENT
+            target = round(int(made["docs"]) * NOMINAL_TOKENS_PER_DOCUMENT)
         index = numbers.get((example.task, target), 0)
         numbers[example.task, target] = index + 1
         yield Item(
