@@ -56,6 +56,7 @@ def make_run(
         "memagent": "0.1.0",
         "model": MODEL,
         "tokenizer": "bytes",
+        "length_tokenizer": "bytes",
         "methods": methods,
         "suite": "test",
         "seed": 7,

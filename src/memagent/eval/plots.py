@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -45,10 +46,11 @@ THEIRS = (
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p")
 COLORS = "cividis"
 
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "memagent",
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
+    "text.parse_math": False,
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.spines.top": False,
@@ -283,10 +285,14 @@ def drawn(
         matplotlib.rcdefaults()  # nobody's own matplotlibrc changes a report
         matplotlib.rcParams.update(STYLE)
         figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
         svg, png = io.BytesIO(), io.BytesIO()
-        figure.savefig(svg, format="svg", metadata={"Title": title, "Date": None, "Creator": None})
-        figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
+        with warnings.catch_warnings():
+            # a name in a script the font lacks shows as boxes in the PNG; in the SVG it is text
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
+            draw(figure)
+            metadata = {"Title": title, "Date": None, "Creator": None}
+            figure.savefig(svg, format="svg", metadata=metadata)
+            figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
     return Plot(
         name=name, title=title, description=description, svg=svg.getvalue(), png=png.getvalue()
     )
@@ -328,7 +334,7 @@ def _draw_line(axes: Axes, line: Line, *, num_lines: int) -> None:
             [100 * (score.value - score.low) for score in scores],
             [100 * (score.high - score.value) for score in scores],
         ),
-        label=line.label,
+        label=_legend_name(line.label),
         color=OURS[number % len(OURS)],
         marker=MARKERS[(number // len(OURS) + number) % len(MARKERS)],
         markersize=5.5,
@@ -343,7 +349,7 @@ def _draw_anchor(axes: Axes, anchor: Anchor, number: int) -> None:
     axes.plot(
         [length for length, _ in anchor.points],
         [100 * score for _, score in anchor.points],
-        label=f"{anchor.label}{' (off a plot)' if anchor.is_read_off_a_plot else ''}",
+        label=_legend_name(f"{anchor.label}{' (off a plot)' * anchor.is_read_off_a_plot}"),
         color=THEIRS[number % len(THEIRS)],
         marker=MARKERS[number % len(MARKERS)],
         markersize=3.5,
@@ -418,6 +424,11 @@ def _score_axis(axes: Axes) -> None:
     axes.set_ylim(-3, 103)
     axes.set_ylabel("score in percent")
     axes.grid(axis="y")
+
+
+def _legend_name(label: str) -> str:
+    """A name as a legend takes it: matplotlib leaves out those that begin with an underscore."""
+    return f" {label}" if label.startswith("_") else label
 
 
 def _legend(axes: Axes, num_anchors: int, num_lines: int) -> None:

@@ -51,6 +51,9 @@ from memagent.eval.tables import (
 )
 from memagent.runs import read_manifest
 
+ANSWERING = frozenset({"adapter", "extra_body", "yarn_factor", "yarn_window"})
+"""Settings of engines that change answers, not only how fast or from where they come."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
@@ -65,7 +68,7 @@ class RunInfo:
     suite: str | None
     seed: int | None
     tokenizer: str | None
-    """Counted the lengths of the texts."""
+    """Counted the lengths of the texts; None where no lengths were asked for."""
     num_done: int
     num_planned: int | None
     """None where the run does not tell."""
@@ -120,8 +123,12 @@ class _Loaded:
 
     path: Path
     info: RunInfo
-    settings: dict[str, Any]
-    """What decides the answers of each method."""
+    methods: dict[str, Any]
+    """Each method with its settings, as the manifest has them."""
+    engine: dict[str, Any]
+    """Settings of the engine that change its answers."""
+    sources: dict[str, str]
+    """SHA-256 of the files that texts were made from."""
     records: tuple[ItemRecord, ...]
 
 
@@ -133,6 +140,7 @@ def load_report(names: Sequence[str], *, anchors: Sequence[Anchor] = ()) -> Repo
     runs = [_loaded(name) for name in names]
     _check_distinct(runs)
     _check_tokenizers(runs)
+    _check_sources(runs)
     _check_graders(runs)
     series_of = _series(runs)
     _check_settings(runs, series_of)
@@ -187,14 +195,22 @@ def _loaded(name: str) -> _Loaded:
         methods=methods,
         suite=manifest.get("suite"),
         seed=manifest.get("seed"),
-        tokenizer=manifest.get("length_tokenizer") or manifest.get("tokenizer"),
+        tokenizer=manifest.get("length_tokenizer"),
         num_done=len(records),
         num_planned=manifest.get("num_items"),
         num_failed=sum(record.status == "failed" for record in records),
         created=str(manifest.get("created", "")),
         version=str(manifest.get("memagent", "")),
     )
-    return _Loaded(path=path, info=info, settings=manifest.get("methods", {}), records=records)
+    engine = manifest.get("engine", {}).get("settings", {})
+    return _Loaded(
+        path=path,
+        info=info,
+        methods=manifest.get("methods", {}),
+        engine={name: engine[name] for name in sorted(ANSWERING & engine.keys())},
+        sources=manifest.get("sources", {}),
+        records=records,
+    )
 
 
 def _split(name: str) -> tuple[str | None, Path]:
@@ -254,13 +270,27 @@ def _check_distinct(runs: Sequence[_Loaded]) -> None:
 
 
 def _check_tokenizers(runs: Sequence[_Loaded]) -> None:
-    first = runs[0]
-    for run in runs[1:]:
+    counted = [run for run in runs if run.info.tokenizer is not None]
+    for run in counted[1:]:
+        first = counted[0]
         if run.info.tokenizer != first.info.tokenizer:
             raise ConfigError(
                 f"{first.path} counts lengths with the tokenizer {first.info.tokenizer}, {run.path} "
                 f"with {run.info.tokenizer}, so their lengths do not compare; report them apart"
             )
+
+
+def _check_sources(runs: Sequence[_Loaded]) -> None:
+    """Items of the same number were made from the same files."""
+    known: dict[str, tuple[str, Path]] = {}
+    for run in runs:
+        for source, digest in run.sources.items():
+            before, path = known.setdefault(source, (digest, run.path))
+            if digest != before:
+                raise ConfigError(
+                    f"{path} and {run.path} made texts from different files of the source {source}, "
+                    "so their items are not the same; report them apart"
+                )
 
 
 def _check_graders(runs: Sequence[_Loaded]) -> None:
@@ -284,7 +314,7 @@ def _check_settings(runs: Sequence[_Loaded], series_of: dict[tuple[int, str], st
     known: dict[str, tuple[Any, Path]] = {}
     for (number, method), series in series_of.items():
         run = runs[number]
-        settings = (run.info.model, run.settings.get(method))
+        settings = (run.info.model, run.engine, run.methods.get(method))
         before, path = known.setdefault(series, (settings, run.path))
         if json.dumps(settings, sort_keys=True) != json.dumps(before, sort_keys=True):
             raise ConfigError(

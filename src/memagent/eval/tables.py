@@ -154,13 +154,14 @@ class DepthRow:
 
 
 def format_tokens(num: int) -> str:
-    """8192 is 8K, 3670016 is 3.5M, 7000 is 7k, 5120 is 5K, 4321 is 4,321."""
-    if num and num % 1024 == 0:
-        if num < 1024 * 1024:
-            return f"{num // 1024}K"
-        if (num * 4) % (1024 * 1024) == 0:
-            return f"{num / (1024 * 1024):g}M"
-    return f"{num // 1000}k" if num and num % 1000 == 0 else f"{num:,}"
+    """8192 is 8K, 3670016 is 3.5M, 7000 is 7k, 4321 is 4,321."""
+    if num and num % 1000 == 0:
+        return f"{num // 1000}k"
+    if num and num < 1024 * 1024 and num % 1024 == 0:
+        return f"{num // 1024}K"
+    if num and (num * 4) % (1024 * 1024) == 0:
+        return f"{num / (1024 * 1024):g}M"
+    return f"{num:,}"
 
 
 def item_of(record: ItemRecord) -> str:
@@ -307,7 +308,7 @@ def compare_rows(entries: Iterable[Entry]) -> list[CompareRow]:
 class _Pair(NamedTuple):
     """An item and its scores in two series."""
 
-    index: int
+    question: int
     first: float
     second: float
 
@@ -333,12 +334,12 @@ def _shared(
 
 def _over_lengths(shared: Iterable[Sequence[_Pair]]) -> list[_Pair]:
     """Items averaged over lengths: a question has the same index at every length."""
-    by_index: dict[int, list[_Pair]] = defaultdict(list)
+    by_question: dict[int, list[_Pair]] = defaultdict(list)
     for pair in (pair for pairs in shared for pair in pairs):
-        by_index[pair.index].append(pair)
+        by_question[pair.question].append(pair)
     return [
-        _Pair(index, fmean(pair.first for pair in pairs), fmean(pair.second for pair in pairs))
-        for index, pairs in sorted(by_index.items())
+        _Pair(number, fmean(pair.first for pair in pairs), fmean(pair.second for pair in pairs))
+        for number, pairs in sorted(by_question.items())
     ]
 
 
