@@ -25,7 +25,7 @@ from memagent.cli.options import PanelCommand, panel_option, settings_options
 from memagent.cli.output import print_answers, print_plan
 from memagent.cli.progress import ReadingProgress, duration
 from memagent.cli.request import Request, make_request
-from memagent.config import AgentConfig, EngineConfig, LocalConfig
+from memagent.config import AgentConfig, EngineConfig, LocalConfig, VllmConfig
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.loaders import load_with_report
@@ -113,10 +113,11 @@ STDIN_COPY = "stdin"
     "--engine",
     panel="Engine",
     help="Engine as KIND:MODEL: openai:MODEL for an endpoint, local:MODEL for a model in this "
-    "process, scripted for none at all.",
+    "process, vllm:MODEL for vLLM started on the GPUs here, scripted for none at all.",
 )
 @settings_options(EngineConfig, panel="Engine")
 @settings_options(LocalConfig, panel="Local model")
+@settings_options(VllmConfig, panel="vLLM", skip=tuple(LocalConfig.model_fields))
 @panel_option(
     "--tokenizer",
     panel="Reading",
@@ -214,6 +215,8 @@ class Ask:
                 pull_if_known(model, is_quiet=self._is_quiet)
             except ConfigError as error:
                 raise ConfigError(f"{error}; or give an endpoint: --base-url URL") from None
+        if kind == "vllm":
+            self._tell("starting vLLM; it is ended with this command")
         return open_engine(request.engine, **request.engine_settings)
 
     async def _reader(self, request: Request, engine: BaseEngine) -> Reader:

@@ -43,7 +43,7 @@ from memagent.data.filtering import (
     write_report,
 )
 from memagent.engines.base import BaseEngine, check_engine, open_engine, split_spec
-from memagent.engines.openai import EndpointEngine, public_url
+from memagent.engines.openai import EndpointEngine
 from memagent.errors import ConfigError, EngineRefused, MemagentError
 from memagent.runs import Run, read_manifest
 from memagent.types import Prices
@@ -356,8 +356,8 @@ def _opened(choice: EngineChoice, *, is_quiet: bool) -> BaseEngine:
 
 def _kept_engine(choice: EngineChoice, engine: BaseEngine) -> dict[str, Any]:
     settings = {n: value for n, value in choice.settings.items() if n not in SECRET_SETTINGS}
-    if isinstance(engine, EndpointEngine) and engine.config.base_url:
-        settings["base_url"] = public_url(engine.config.base_url)
+    if isinstance(engine, EndpointEngine) and engine.kept_address:
+        settings["base_url"] = engine.kept_address
     return {"spec": choice.spec, "settings": settings}
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from memagent.agent.limits import Limits
 from memagent.agent.reader import checked_question
 from memagent.cli.options import given
-from memagent.config import AgentConfig, EngineConfig, LocalConfig
+from memagent.config import AgentConfig, EngineConfig, LocalConfig, Settings, VllmConfig
 from memagent.engines import store
 from memagent.engines.base import split_spec
-from memagent.engines.openai import EndpointEngine, endpoint_from, public_url
+from memagent.engines.openai import EndpointEngine, endpoint_from
 from memagent.errors import ConfigError
 from memagent.runs import read_manifest
 from memagent.types import Engine, Prices
@@ -23,6 +23,13 @@ ANY_ENDPOINT = "openai:"
 """The engine where an endpoint is set and no model is given: the endpoint is asked for it."""
 EMBEDDED = f"local:{store.EMBEDDED}"
 """The engine where neither an engine nor an endpoint is given."""
+SETTINGS_OF: dict[str, tuple[type[Settings], ...]] = {
+    "openai": (EngineConfig,),
+    "local": (LocalConfig,),
+    "vllm": (EngineConfig, VllmConfig),
+    "scripted": (),
+}
+"""The settings that go with a kind of engine."""
 SECRET_SETTINGS = ("api_key", "base_url")
 """Never kept as given: one is a key, the other may hold one."""
 
@@ -67,8 +74,8 @@ class Request:
             for name, value in self.engine_settings.items()
             if name not in SECRET_SETTINGS
         }
-        if isinstance(engine, EndpointEngine) and engine.config.base_url:
-            engine_settings["base_url"] = public_url(engine.config.base_url)
+        if isinstance(engine, EndpointEngine) and engine.kept_address:
+            engine_settings["base_url"] = engine.kept_address
         return {
             "paths": list(self.paths),
             "folder": self.folder,
@@ -119,7 +126,7 @@ def _engine(
     options: dict[str, Any], manifest: Mapping[str, Any] | None
 ) -> tuple[str, dict[str, Any]]:
     """The engine's name and its settings; settings of another kind of engine are refused."""
-    endpoint, local = given(EngineConfig, options), given(LocalConfig, options)
+    endpoint = given(EngineConfig, options)
     model = endpoint.pop("model", "")
     if options["engine"] and model:
         raise ConfigError("give either --engine KIND:MODEL or --model, not both")
@@ -130,13 +137,20 @@ def _engine(
     else:
         engine = ANY_ENDPOINT if endpoint or any(endpoint_from(os.environ)) else EMBEDDED
     kind, name = split_spec(engine)
-    if foreign := endpoint if kind == "local" else local:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
-        raise ConfigError(f"{names} does not go with the engine {engine!r}")
-    if kind != "local":
-        return engine, endpoint
-    adapter = store.shipped_adapter(name) if manifest is None else None
-    return engine, {"adapter": str(adapter), **local} if adapter else local
+    settings = settings_of(kind, options, engine)
+    adapter = store.shipped_adapter(name) if kind == "local" and manifest is None else None
+    return engine, {"adapter": str(adapter), **settings} if adapter else settings
+
+
+def settings_of(kind: str, options: dict[str, Any], engine: str) -> dict[str, Any]:
+    """The options that are settings of a kind of engine; those of other kinds are refused."""
+    values = {**options, "model": None}  # part of the engine's name by now
+    own = {name: v for settings in SETTINGS_OF[kind] for name, v in given(settings, values).items()}
+    for settings in (EngineConfig, LocalConfig, VllmConfig):
+        if foreign := [name for name in given(settings, values) if name not in own]:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
+            raise ConfigError(f"{names} does not go with the engine {engine!r}")
+    return own
 
 
 def _resumed(new: Request, manifest: Mapping[str, Any]) -> Request:

@@ -105,6 +105,11 @@ class EndpointEngine(BaseEngine):
         """The endpoint's address without credentials, fit to be shown."""
         return public_url(self.config.base_url or "the default OpenAI endpoint")
 
+    @property
+    def kept_address(self) -> str | None:
+        """The address that a run is resumed with, without credentials; None if it is of no use then."""
+        return public_url(self.config.base_url) if self.config.base_url else None
+
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """One reply, retried until it comes or patience runs out."""
         if not self.model:

@@ -70,7 +70,7 @@ NOT_OURS = ("model", "base_url", "api_key", "api_version")
 """Settings of an endpoint that somebody else started."""
 EXACT_TOKENS = {"return_token_ids": True, "logprobs": True}
 
-_error_line = re.compile(r"\b[A-Za-z_.]*(?:Error|Exception|Interrupt): |\berror: ")
+_error_line = re.compile(r"\b[A-Za-z_.]*(?:Error|Exception)\w*: |\berror: ")
 _line_head = re.compile(r"^(\(\w+ pid=\d+\) *)?((ERROR|WARNING|INFO) [\d-]+ [\d:]+ \[[^]]*\] *)?")
 
 
@@ -86,7 +86,8 @@ def open_vllm(model: str, **settings: Any) -> VllmEngine:
             )
     names = set(VllmConfig.model_fields)
     config = VllmConfig.parse({n: value for n, value in settings.items() if n in names})
-    calls = EngineConfig.parse({n: value for n, value in settings.items() if n not in names})
+    rest = {n: value for n, value in settings.items() if n not in names}
+    calls = EngineConfig.parse(rest)
     launches = plan_launches(model, config, environment=os.environ)
     servers = start_servers(launches, seconds=config.start_seconds)
     try:
@@ -135,6 +136,10 @@ class VllmEngine(BalancedEngine):
     def logs(self) -> tuple[Path, ...]:
         """What the servers wrote."""
         return tuple(server.launch.log for server in self.servers)
+
+    @property
+    def kept_address(self) -> None:
+        """None: the next time it is another port."""
 
     async def aclose(self) -> None:
         """Close the connections and end the servers."""

@@ -20,17 +20,16 @@ import threading
 import time
 from contextlib import suppress
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.1
 
 
 def main(arguments: list[str]) -> int:
     """Watch over a command; its exit status."""
     grace_seconds, command = float(arguments[0]), arguments[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the pipe alone decides
-    child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, start_new_session=True, restore_signals=True
-    )
+        # the pipe alone decides; not SIG_IGN, which the command would inherit
+        signal.signal(number, lambda *_: None)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def end_when_alone() -> None:
         while os.read(sys.stdin.fileno(), 1024):
@@ -48,10 +47,25 @@ def end_group(group: int, grace_seconds: float) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGTERM)
         deadline = time.monotonic() + grace_seconds
-        while time.monotonic() < deadline:
-            os.killpg(group, 0)  # raises when nobody is left
+        while time.monotonic() < deadline and is_anyone_left(group):
             time.sleep(POLL_SECONDS)
         os.killpg(group, signal.SIGKILL)
+
+
+def is_anyone_left(group: int) -> bool:
+    """Whether a process of a group runs. One that has ended does not, even if nobody took notice."""
+    os.killpg(group, 0)  # raises when there is not even one that has ended
+    if not os.path.isdir("/proc/self"):
+        return True
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with (
+            suppress(OSError),
+            open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file,
+        ):
+            state, _, process_group = file.read().rpartition(")")[2].split()[:3]
+            if int(process_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 if __name__ == "__main__":
