@@ -42,9 +42,16 @@ class Kept(NamedTuple):
 class CallLog:
     """The replies of unfinished items. Without a path, nothing is on disk."""
 
-    def __init__(self, path: Path | None, unfinished: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        unfinished: Iterable[str] = (),
+        *,
+        max_dead_bytes: int = MAX_DEAD_BYTES,
+    ) -> None:
         """Takes over what the file holds of `unfinished` items, and drops the rest of it."""
         self._path = path
+        self._max_dead_bytes = max_dead_bytes
         self._lines: dict[str, list[bytes]] = {}
         self._kept: dict[tuple[str, str], Kept] = {}
         self._num_bytes = 0
@@ -73,9 +80,9 @@ class CallLog:
         self._lines.pop(item, None)
         for key in [key for key in self._kept if key[0] == item]:
             del self._kept[key]
-        if self._num_bytes > MAX_DEAD_BYTES:
+        if self._num_bytes > self._max_dead_bytes:
             num_live = sum(len(line) for lines in self._lines.values() for line in lines)
-            if self._num_bytes > max(MAX_DEAD_BYTES + num_live, 2 * num_live):
+            if self._num_bytes > num_live + max(self._max_dead_bytes, num_live):
                 self._rewrite()
 
     def close(self) -> None:

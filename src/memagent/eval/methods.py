@@ -212,7 +212,7 @@ async def bm25(example: Example, context: Context) -> Trace:
     room = context.room(empty, reply_tokens=context.settings.answer_tokens)
     room = min(room, context.settings.retrieved_tokens or room)
     found = await asyncio.to_thread(retrieve, context, example.question, max_tokens=room)
-    text = "\n\n".join(chunk.text.strip() for chunk in found.chunks)
+    text = _joined(found.chunks)
     context.notes["num_passages"] = len(found.chunks)
     if len(found.chunks) < found.num_passages:
         context.cut(num_passages_in_text=found.num_passages)
@@ -440,6 +440,15 @@ def retrieve(context: Context, question: str, *, max_tokens: int) -> Retrieved:
     return Retrieved(
         chunks=sorted(chosen, key=lambda chunk: chunk.index), num_passages=len(passages)
     )
+
+
+def _joined(passages: Sequence[Chunk]) -> str:
+    """Passages as one text: neighbours as they stand in the text, a blank line between others."""
+    text = ""
+    for number, passage in enumerate(passages):
+        is_next = number > 0 and passages[number - 1].end == passage.start
+        text = text + passage.text if is_next else f"{text.rstrip()}\n\n{passage.text.lstrip()}"
+    return text.strip()
 
 
 def _check_sections(context: Context, empty: Sequence[Message], *, reply_tokens: int) -> None:

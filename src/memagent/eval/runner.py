@@ -25,7 +25,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,9 @@ class Evaluation:
             self._disk.shutdown()
         return sorted(self.records.values(), key=_order)
 
+    def _is_stopped(self) -> bool:
+        return self._stopped is not None
+
     def _unfinished(self, item: Item) -> list[OpenMethod]:
         return [method for method in self._methods if _key(item, method) not in self.records]
 
@@ -144,7 +147,7 @@ class Evaluation:
         ahead: deque[tuple[Item, list[OpenMethod], asyncio.Future[Example]]] = deque()
         remaining = iter(pending)
         try:
-            while self._stopped is None:
+            while not self._is_stopped():
                 while len(ahead) < maker.num_ahead and (following := next(remaining, None)):
                     item, methods = following
                     ahead.append((item, methods, maker.make(item)))
@@ -156,7 +159,7 @@ class Evaluation:
                     while len(under_way) >= self._num_items:
                         await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
                         _collect(under_way)
-                    if self._stopped is not None:
+                    if self._is_stopped():
                         return
                     under_way.add(asyncio.create_task(self._ask(item, example, method)))
         finally:
@@ -351,7 +354,7 @@ def _key(item: Item, method: OpenMethod) -> Key:
 
 def _name(key: Key) -> str:
     """A key as one text, as the log of calls has it."""
-    return json.dumps(key)
+    return json.dumps(astuple(key))
 
 
 def _order(record: ItemRecord) -> tuple[str, int, str, int]:

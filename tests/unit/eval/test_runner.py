@@ -1,0 +1,210 @@
+"""The runner inside this process: concurrency, failures that are the engine's or the item's, replays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memagent.agent.limits import Limits
+from memagent.documents.tokenizers import ByteTokenizer
+from memagent.engines.base import BaseEngine
+from memagent.errors import EngineError, LimitReached, RunError
+from memagent.eval.calls import CALLS, CallLog, Gate, ItemEngine, Kept
+from memagent.eval.methods import MethodSettings, open_method
+from memagent.eval.records import KIND, ItemRecord, read_items
+from memagent.eval.runner import Evaluation, OpenMethod, check_same, open_run
+from memagent.eval.suites import parse_suite
+from memagent.eval.tasks import Maker, Plan, make_plan
+from memagent.runs import Run
+from memagent.types import Completion, Message, Sampling, Usage
+
+SIZES = {"window": 5000, "chunk_tokens": 1000, "memory_tokens": 300, "answer_tokens": 100}
+ASKED = Sampling(max_tokens=5, seed=1)
+MESSAGES: list[Message] = [{"role": "user", "content": "Who?"}]
+
+
+class Counting(BaseEngine):
+    """Says the same to everything, after a moment; fails where it is told to."""
+
+    def __init__(self, *, fails: Sequence[int] = (), seconds: float = 0.0) -> None:
+        self.model, self.tokenizer = "counting", "bytes"
+        self.num_calls = self.num_under_way = self.most_under_way = 0
+        self._fails = frozenset(fails)
+        self._seconds = seconds
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        self.num_calls += 1
+        number = self.num_calls
+        self.num_under_way += 1
+        self.most_under_way = max(self.most_under_way, self.num_under_way)
+        await asyncio.sleep(self._seconds)
+        self.num_under_way -= 1
+        if number in self._fails:
+            raise EngineError(f"call {number} failed")
+        return Completion(text=f"reply {sampling.seed}", usage=Usage(calls=1, prompt_tokens=7))
+
+    async def aclose(self) -> None:
+        pass
+
+
+def make(num: int = 6) -> Plan:
+    tasks = {"tasks": ["beyond/two_hop"], "tokens": [1500], "num": num}
+    return make_plan(parse_suite({"tasks": [tasks]}), length_tokenizer="bytes")
+
+
+def evaluate(
+    engine: BaseEngine,
+    plan: Plan,
+    *,
+    methods: Sequence[str] = ("direct",),
+    run: Run | None = None,
+    concurrency: int = 2,
+    **more: Any,
+) -> list[ItemRecord]:
+    async def records() -> list[ItemRecord]:
+        gate = Gate(engine, concurrency=concurrency)
+        opened = [
+            OpenMethod(
+                title=name,
+                function=open_method(name),
+                settings=MethodSettings.parse(SIZES),
+                gate=gate,
+                tokenizer=ByteTokenizer(),
+            )
+            for name in methods
+        ]
+        evaluation = Evaluation(methods=opened, seed=3, run=run, concurrency=concurrency, **more)
+        with Maker(plan, processes=0) as maker:
+            return await evaluation.evaluate(plan, maker)
+
+    return asyncio.run(records())
+
+
+def new_run(folder: Path) -> Run:
+    return Run.create(folder, {"kind": KIND, "identity": {}})
+
+
+# --- items ----------------------------------------------------------------------------------------
+
+
+def test_calls_of_all_items_and_methods_share_one_limit() -> None:
+    engine = Counting(seconds=0.002)
+    found = evaluate(engine, make(8), methods=("direct", "map_reduce", "reader"), concurrency=3)
+    assert len(found) == 24
+    assert engine.most_under_way == 3
+    assert engine.num_calls == sum(record.num_calls for record in found)
+
+
+def test_a_call_that_fails_is_the_items_fault_if_the_engine_still_answers() -> None:
+    found = evaluate(Counting(fails=[2, 5]), make(6))
+    assert sorted(record.status for record in found) == ["failed"] * 2 + ["ok"] * 4
+    failed = [record for record in found if record.status == "failed"]
+    assert {record.error for record in failed} == {"call 2 failed", "call 5 failed"}
+    assert {(record.score, record.num_calls) for record in failed} == {(0.0, 0)}
+
+
+def test_the_last_item_may_fail_too(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as run:
+        evaluate(Counting(fails=[6]), make(6), run=run)
+    found = list(read_items(tmp_path / "run"))
+    assert [record.status for record in found].count("failed") == 1
+    assert len(found) == 6
+
+
+def test_an_engine_that_never_answers_stops_the_run_and_blames_no_item(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as run:
+        with pytest.raises(EngineError, match="failed"):
+            evaluate(Counting(fails=range(1, 1000)), make(60), run=run)
+        assert run.discard_if_empty()
+
+
+def test_an_outage_after_answers_keeps_what_was_answered(tmp_path: Path) -> None:
+    engine = Counting(fails=range(11, 1000))
+    with new_run(tmp_path / "run") as run, pytest.raises(EngineError):
+        evaluate(engine, make(60), run=run)
+    assert [record.status for record in read_items(tmp_path / "run")] == ["ok"] * 10
+    assert engine.num_calls < 40  # not all of the 60 are tried in vain
+
+
+def test_items_made_for_all_methods_have_the_same_seed_and_their_own(tmp_path: Path) -> None:
+    found = evaluate(Counting(), make(3), methods=("direct", "bm25"))
+    seeds = {(record.index, record.seed) for record in found}
+    assert len(seeds) == 3
+    assert {record.answer for record in found} == {f"reply {seed}" for _, seed in seeds}
+
+
+def test_a_limit_lets_calls_under_way_finish_and_starts_no_more(tmp_path: Path) -> None:
+    engine = Counting(seconds=0.001)
+    with new_run(tmp_path / "run") as run, pytest.raises(LimitReached):
+        evaluate(engine, make(10), run=run, limits=Limits(max_calls=4))
+    assert engine.num_calls == 4
+    assert len(list(read_items(tmp_path / "run"))) == 4
+    with open_run(tmp_path / "run", {}) as run, pytest.raises(LimitReached):
+        evaluate(engine, make(10), run=run, limits=Limits(max_calls=6))
+    assert engine.num_calls == 6
+    with open_run(tmp_path / "run", {}) as run:
+        assert len(evaluate(engine, make(10), run=run)) == 10
+    assert engine.num_calls == 10
+
+
+def test_another_identity_is_refused_and_named(tmp_path: Path) -> None:
+    stored = {"kind": KIND, "identity": {"model": "a", "seed": 1}}
+    check_same(stored, {"model": "a", "seed": 1}, tmp_path)
+    with pytest.raises(RunError, match='model was "a", now "b"; start a new run'):
+        check_same(stored, {"model": "b", "seed": 1}, tmp_path)
+    with pytest.raises(RunError, match="kind 'ask'"):
+        check_same({"kind": "ask"}, {}, tmp_path)
+
+
+# --- calls that were made before ------------------------------------------------------------------
+
+
+def test_a_reply_is_given_again_after_a_restart_and_each_of_two_alike_calls_has_its_own(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / CALLS
+    engine = Counting()
+
+    async def ask(log: CallLog, times: int) -> list[str]:
+        item = ItemEngine(Gate(engine, concurrency=1), log, "item")
+        return [(await item.complete(MESSAGES, ASKED)).text for _ in range(times)]
+
+    first = CallLog(path)
+    assert asyncio.run(ask(first, 2)) == ["reply 1"] * 2
+    first.close()
+    path.write_bytes(path.read_bytes() + b'{"item": "item", "ca')  # torn by a kill
+    second = CallLog(path, ["item"])
+    assert asyncio.run(ask(second, 3)) == ["reply 1"] * 3
+    assert engine.num_calls == 3
+    second.forget("item")
+    second.close()
+    assert not path.exists()
+
+
+def test_replies_of_items_that_are_finished_are_not_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / CALLS
+    log = CallLog(path)
+    for item in ("done", "open"):
+        log.append(item, "call-1", Kept(Completion(text=item), 0.5))
+    log.close()
+    again = CallLog(path, ["open"])
+    assert again.find("done", "call-1") is None
+    assert again.find("open", "call-1") == Kept(Completion(text="open"), 0.5)
+    assert [json.loads(line)["item"] for line in path.read_text().splitlines()] == ["open"]
+
+
+def test_the_log_is_written_anew_when_most_of_it_is_done_with(tmp_path: Path) -> None:
+    path = tmp_path / CALLS
+    log = CallLog(path, max_dead_bytes=2000)
+    for number in range(50):
+        log.append(f"item {number}", "call-1", Kept(Completion(text="x" * 100), 0.0))
+        if number:
+            log.forget(f"item {number}")
+    assert path.stat().st_size < 4000
+    assert json.loads(path.read_text().splitlines()[0])["item"] == "item 0"
+    log.close()

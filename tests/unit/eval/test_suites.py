@@ -1,0 +1,184 @@
+"""Suites: what their files mean, that all shipped ones can be read, and which items they stand for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from memagent.data.example import Example, Origin, Passage
+from memagent.data.files import write_examples
+from memagent.errors import ConfigError, DataError
+from memagent.eval.suites import parse_length, parse_suite, read_suite
+from memagent.eval.tasks import Item, Maker, Source, item_seed, make_example, make_plan
+
+CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs" / "eval").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_suite_is_read_and_planned(path: Path) -> None:
+    suite = read_suite(path)
+    plan = make_plan(suite, length_tokenizer="bytes" if suite.length_tokenizer is None else None)
+    num_lengths = sum(len(task.tasks) * len(task.tokens or task.docs or []) for task in suite.tasks)
+    assert len(plan.items) == num_lengths * suite.num
+
+
+def test_the_papers_suites_ask_at_the_papers_lengths() -> None:
+    shipped = {path.stem: make_plan(read_suite(path)) for path in CONFIGS}
+    targets = sorted({item.target_tokens or 0 for item in shipped["paper_hqa"].items})
+    assert targets[0] == 7 * 1024
+    assert targets[-1] == 3.5 * 1024 * 1024
+    assert len(targets) == 10
+    ruler = shipped["paper_ruler"].items
+    assert {item.target_tokens for item in ruler} == {1024 * 2**power for power in range(3, 10)}
+    assert len({item.task for item in ruler}) == 11
+    assert not [
+        item for item in ruler if item.task == "ruler/qa_1" and item.target_tokens == 524288
+    ]
+
+
+def test_lengths_are_read_as_people_write_them() -> None:
+    assert [parse_length(text) for text in ("8k", "3.5M", "7000", 64, " 16K ")] == [
+        *(8192, 3670016, 7000, 64, 16384),
+    ]
+    with pytest.raises(ValueError, match="no length"):
+        parse_length("8kb")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"tasks": [{"tasks": ["ruler/vtt"]}]}, "did you mean ruler/vt?"),
+        ({"tasks": [{}]}, "give either tasks or files"),
+        ({"tasks": [{"tasks": ["ruler/vt"], "tokens": [99], "docs": [5]}]}, "not both"),
+        ({"tasks": [{"tasks": ["ruler/vt"]}], "grader": "strickt"}, "did you mean strict?"),
+        ({"tasks": [{"files": ["f"], "tokens": ["8k"]}]}, "leave out tokens"),
+        (
+            {"tasks": [{"tasks": ["ruler/vt"]}], "methods": [{"name": "direct"}] * 2},
+            "two methods are called direct",
+        ),
+    ],
+)
+def test_a_suite_that_cannot_be_asked_is_refused(values: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace("?", r"\?")):
+        parse_suite(values)
+
+
+# --- items ----------------------------------------------------------------------------------------
+
+
+def two_lengths(num: int = 3) -> dict[str, object]:
+    tasks = {"tasks": ["beyond/two_hop"], "tokens": [1000, 2000], "num": num}
+    return {"tasks": [tasks], "length_tokenizer": "bytes", "seed": 4}
+
+
+def test_long_items_come_first_and_each_is_made_as_its_task_makes_it() -> None:
+    plan = make_plan(parse_suite(two_lengths()), length_tokenizer="bytes")
+    assert [(item.target_tokens, item.index) for item in plan.items] == [
+        *((2000, 0), (2000, 1), (2000, 2), (1000, 0), (1000, 1), (1000, 2)),
+    ]
+    example = make_example(plan.items[1])
+    assert example.origin is not None
+    assert (example.origin.index, example.seed, example.target_tokens) == (1, 4, 2000)
+    assert 1960 <= (example.num_tokens or 0) <= 2000
+    assert make_example(plan.items[1]) == example
+
+
+def test_seeds_differ_between_items_and_are_the_same_in_every_run() -> None:
+    plan = make_plan(parse_suite(two_lengths()), length_tokenizer="bytes")
+    seeds = [item_seed(4, item) for item in plan.items]
+    assert len(set(seeds)) == 6
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert item_seed(4, plan.items[0]) == 533580071
+    assert item_seed(5, plan.items[0]) != seeds[0]
+
+
+def written(path: Path, num: int, *, docs: int | None = None) -> Path:
+    settings = {} if docs is None else {"docs": docs}
+    origin = Origin(task="t", settings=settings, index=0)
+    write_examples(
+        path,
+        [
+            Example(
+                id=f"{path.stem}-{number}",
+                task="t",
+                question="q?",
+                answers=("a",),
+                documents=(Passage(text=f"text {number} of {path.stem}"),),
+                num_tokens=100 - number,
+                origin=origin,
+            )
+            for number in range(num)
+        ],
+    )
+    return path
+
+
+def test_files_of_one_task_are_numbered_through_and_read_in_their_order(tmp_path: Path) -> None:
+    first, second = written(tmp_path / "a.jsonl", 3), written(tmp_path / "b.jsonl", 2, docs=50)
+    third = written(tmp_path / "c.parquet", 2)
+    suite = parse_suite({"tasks": [{"files": [str(first), str(second), str(third)], "num": 2}]})
+    plan = make_plan(suite)
+    named = [(make_example(item).id, item.target_tokens, item.index) for item in plan.items]
+    assert named == [
+        *(("a-0", None, 0), ("a-1", None, 1), ("b-0", 7168, 0), ("b-1", 7168, 1)),
+        *(("c-0", None, 2), ("c-1", None, 3)),
+    ]
+    assert make_example(plan.items[0]).text() == "text 0 of a"  # going back in a file works
+    assert len(plan.files) == 3
+
+
+def test_a_file_without_examples_and_one_that_is_broken_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "broken.jsonl").write_text('{"id": 3}\n')
+    for name, said in (("empty", "holds no examples"), ("broken", "line 1")):
+        with pytest.raises(DataError, match=said):
+            make_plan(parse_suite({"tasks": [{"files": [str(tmp_path / f"{name}.jsonl")]}]}))
+
+
+def test_examples_are_made_in_other_processes_too() -> None:
+    plan = make_plan(parse_suite(two_lengths()), length_tokenizer="bytes")
+
+    async def made() -> list[Example]:
+        with Maker(plan, processes=1) as maker:
+            assert await maker.check(plan) == {}
+            return [await maker.make(item) for item in plan.items[:2]]
+
+    assert asyncio.run(made()) == [make_example(item) for item in plan.items[:2]]
+
+
+def test_more_examples_than_a_task_has_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "dev.json"
+    answers = [{"text": "old", "answer_start": 11}]
+    articles = [
+        {"title": f"t{n}", "paragraphs": [{"context": f"City {n} is old. " * 5, "qas": [asked]}]}
+        for n in range(10, 50)
+        for asked in [{"id": str(n), "question": f"How is {n}?", "answers": answers}]
+    ]
+    source.write_text(json.dumps({"version": "v2.0", "data": articles}))
+    tasks = {"tasks": ["ruler/qa_1"], "tokens": [1000], "num": 99}
+    suite = parse_suite({"tasks": [tasks], "sources": {"squad-dev": str(source)}})
+    plan = make_plan(suite, length_tokenizer="bytes")
+
+    async def check() -> None:
+        with Maker(plan, processes=0) as maker:
+            await maker.check(plan)
+
+    with pytest.raises(ConfigError, match=r"40 examples, 99 were asked for; lower num"):
+        asyncio.run(check())
+
+
+def test_an_item_of_a_file_that_has_shrunk_is_an_error(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", 1)
+    item = Item(
+        source=Source(file=str(path)),
+        position=5,
+        task="t",
+        target_tokens=None,
+        index=5,
+        num_tokens=0,
+    )
+    with pytest.raises(DataError, match="has changed"):
+        make_example(item)
