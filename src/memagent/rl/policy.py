@@ -189,6 +189,6 @@ def accumulate(
             reference=None if reference is None else reference[number],
             entropies=scores.entropies,
         )
-        (result.loss * scale).backward()
+        torch.autograd.backward(result.loss * scale)
         found.append(result.stats)
     return merged(found)

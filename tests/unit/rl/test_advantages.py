@@ -77,7 +77,7 @@ def test_a_group_that_failed_altogether_has_no_signal() -> None:
 
 
 def test_a_group_of_one_is_refused_with_a_remedy() -> None:
-    with pytest.raises(ConfigError, match="group_size=1 .* use at least 2"):
+    with pytest.raises(ConfigError, match=r"group_size=1 .* use at least 2"):
         check_group_size(1)
     with pytest.raises(ConfigError, match="use at least 2"):
         group_advantages(group_of(1.0))
