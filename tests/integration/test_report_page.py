@@ -19,7 +19,7 @@ from PIL import Image
 from memagent.eval.report import load_report
 from memagent.eval.sheets import interval, rate
 from memagent.eval.tables import RULER_TEN
-from tests.integration.conftest import Cli, Outcome
+from tests.integration.conftest import MEMAGENT, Cli, Outcome
 from tests.support.eval_runs import item, lifelike, make_run
 
 Call = Callable[..., Outcome]
@@ -184,6 +184,14 @@ def test_tables_are_printed_without_a_folder(here: Call, runs: list[Path]) -> No
     assert [line[6:9] for line in printed if line[:6] == cells] == [["0", "3", "9,692"]]
     assert "Failed items count as wrong: they score 0 and stay in n." in done.stdout
     assert "UNFINISHED: tasks has 16 of 100 items" in done.stdout
+
+
+def test_a_closed_pipe_is_no_error(cli: Cli, runs: list[Path]) -> None:
+    shell = f"'{MEMAGENT}' report '{runs[0]}' '{runs[1]}' | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", shell], env=cli.environment(), capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 def test_json_holds_every_table_by_name(here: Call, runs: list[Path]) -> None:

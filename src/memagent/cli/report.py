@@ -82,10 +82,12 @@ def _print_tables(report: Report) -> None:
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=FILE_WIDTH)
-    for sheet in report_sheets(report):
-        console.print(_table(sheet))
-    for note in notes(report):
-        console.print(Text(note, style="yellow" if note.startswith("UNFINISHED") else "dim"))
+    with console.capture() as printed:  # rich would end the process where a pipe is closed
+        for sheet in report_sheets(report):
+            console.print(_table(sheet))
+        for note in notes(report):
+            console.print(Text(note, style="yellow" if note.startswith("UNFINISHED") else "dim"))
+    print(printed.get(), end="")
 
 
 def _table(sheet: Sheet) -> Table:

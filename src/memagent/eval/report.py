@@ -424,9 +424,13 @@ def notes(report: Report) -> list[str]:
     for task in report.tasks:
         by_grader.setdefault(_graders(report, task), []).append(task)
     told += [f"Graded by {grader}: {', '.join(tasks)}." for grader, tasks in by_grader.items()]
-    cited = {(anchor.citation, anchor.note): None for anchor in report.anchors}
-    told += [f"Lines called published are those of {who}. {note}".strip() for who, note in cited]
     return told
+
+
+def credits_of(report: Report) -> list[str]:
+    """Whose the published lines are, and how they differ from ours."""
+    cited = {(anchor.citation, anchor.note): None for anchor in report.anchors}
+    return [f"Lines called published are those of {who}. {note}".strip() for who, note in cited]
 
 
 def _graders(report: Report, task: str) -> str:
@@ -465,7 +469,8 @@ def write_report(
     if with_paper:
         made = paper_figures(report.results, report.averages, report.anchors, series=report.series)
         plots = [*made, *plots]
-    tables, beside, told = report_sheets(report), published_sheets(report), notes(report)
+    tables, beside = report_sheets(report), published_sheets(report)
+    told = [*notes(report), *credits_of(report)]
     contents: dict[str, bytes] = {
         "report.html": page(title, told, tables, beside, plots).encode(),
         "report.md": markdown_report(title, told, [*tables, *beside], plots).encode(),

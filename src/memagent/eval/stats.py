@@ -46,7 +46,7 @@ class Comparison:
     """Two methods on the same questions."""
 
     difference: Interval
-    """Mean of first minus second, with its bootstrap interval."""
+    """Mean of first minus second: `paired` where all scores are 0 or 1, else from resampling."""
     num_better: int
     """Questions on which the first scored higher."""
     num_worse: int
@@ -134,14 +134,41 @@ def compare(
     differences = [one - other for one, other in zip(first, second, strict=True)]
     num_better = sum(difference > 0 for difference in differences)
     num_worse = sum(difference < 0 for difference in differences)
-    return Comparison(
-        difference=bootstrap(
+    if all(score in (0.0, 1.0) for score in (*first, *second)):
+        difference = paired(num_better, num_worse, len(differences), confidence=confidence)
+    else:
+        difference = bootstrap(
             differences, confidence=confidence, num_resamples=num_resamples, seed=seed
-        ),
+        )
+        if not num_better and not num_worse:  # resampling zeros says nothing of what they hide
+            difference = paired(0, 0, len(differences), confidence=confidence)
+    return Comparison(
+        difference=difference,
         num_better=num_better,
         num_worse=num_worse,
         num_equal=len(differences) - num_better - num_worse,
         p_value=sign_test(num_better, num_worse),
+    )
+
+
+def paired(
+    num_better: int, num_worse: int, num: int, *, confidence: float = CONFIDENCE
+) -> Interval:
+    """The interval of a difference of two shares right on the same questions.
+
+    Half a question is added to each of the four outcomes (Agresti and Min), so it keeps a width
+    where no question tells the two apart.
+    """
+    if num_better < 0 or num_worse < 0 or num_better + num_worse > num or num == 0:
+        raise ValueError(f"{num_better} better and {num_worse} worse of {num} cannot be")
+    total, apart = num + 2, num_better + num_worse + 1
+    center = (num_better - num_worse) / total
+    margin = _z(confidence) * math.sqrt(apart - (num_better - num_worse) ** 2 / total) / total
+    return Interval(
+        value=(num_better - num_worse) / num,
+        low=max(-1.0, center - margin),
+        high=min(1.0, center + margin),
+        num=num,
     )
 
 

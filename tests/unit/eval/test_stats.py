@@ -14,6 +14,7 @@ from memagent.eval.stats import (
     by_depth,
     compare,
     mean_interval,
+    paired,
     sign_test,
     wilson,
 )
@@ -130,6 +131,39 @@ def test_a_comparison_counts_and_subtracts_question_by_question() -> None:
     assert result.p_value == 1.0
     with pytest.raises(ValueError, match="3 and 2 scores"):
         compare([1, 1, 1], [1, 1])
+
+
+def test_the_interval_of_a_paired_difference_is_as_worked_by_hand() -> None:
+    interval = paired(12, 4, 60)
+    assert interval.value == pytest.approx(8 / 60)
+    center, margin = 8 / 62, 1.959964 * math.sqrt(17 - 64 / 62) / 62
+    assert interval.low == pytest.approx(center - margin, abs=1e-6)
+    assert interval.high == pytest.approx(center + margin, abs=1e-6)
+
+
+def test_methods_that_no_question_tells_apart_keep_an_interval_of_some_width() -> None:
+    for scores in ([1.0, 0.0] * 10, [0.5, 0.25] * 10):
+        difference = compare(scores, scores).difference
+        assert difference.value == 0.0
+        assert difference.high == -difference.low == pytest.approx(1.959964 / 22, abs=1e-6)
+
+
+@pytest.mark.parametrize(("better", "worse"), [(0.02, 0.0), (0.2, 0.1), (0.5, 0.45)])
+def test_the_interval_of_a_paired_difference_covers(better: float, worse: float) -> None:
+    rng = random.Random(4)
+    intervals = []
+    for _ in range(1000):
+        draws = [rng.random() for _ in range(50)]
+        num_better = sum(draw < better for draw in draws)
+        num_worse = sum(draw > 1 - worse for draw in draws)
+        intervals.append(paired(num_better, num_worse, 50))
+    assert share_covered(intervals, better - worse) >= 0.93
+
+
+@pytest.mark.parametrize(("better", "worse", "num"), [(-1, 0, 5), (3, 3, 5), (0, 0, 0)])
+def test_counts_that_cannot_be_are_refused(better: int, worse: int, num: int) -> None:
+    with pytest.raises(ValueError, match="cannot be"):
+        paired(better, worse, num)
 
 
 def test_pairing_finds_a_difference_that_separate_intervals_hide() -> None:
