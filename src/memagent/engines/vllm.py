@@ -86,8 +86,7 @@ def open_vllm(model: str, **settings: Any) -> VllmEngine:
             )
     names = set(VllmConfig.model_fields)
     config = VllmConfig.parse({n: value for n, value in settings.items() if n in names})
-    rest = {n: value for n, value in settings.items() if n not in names}
-    calls = EngineConfig.parse(rest)
+    calls = EngineConfig.parse({n: value for n, value in settings.items() if n not in names})
     launches = plan_launches(model, config, environment=os.environ)
     servers = start_servers(launches, seconds=config.start_seconds)
     try:
