@@ -203,6 +203,27 @@ def test_json_holds_every_table_by_name(here: Call, runs: list[Path]) -> None:
     assert row["low"] < row["score"] < row["high"]
 
 
+def test_what_an_evaluation_writes_is_what_a_report_reads(here: Call, cli: Cli) -> None:
+    asked = ("--task", "ruler/niah_single_1", "--lengths", "2k,4k", "--num", "3", "--seed", "5")
+    methods = ("--method", "reader", "--method", "direct", "--engine", "scripted")
+    done = here("eval", *asked, *methods, "--length-tokenizer", "bytes", "--run-dir", "run")
+    assert done.code == 0, done.stderr
+    report = json.loads(here("report", "run", "--json").stdout)
+    [run] = report["runs"]
+    assert (run["run"], run["model"], run["seed"]) == ("run", "scripted", 5)
+    assert (run["tokenizer"], run["num_done"], run["state"]) == ("bytes", 12, "finished")
+    rows = [(row["series"], row["tokens"], row["num_items"]) for row in report["results"]]
+    assert rows == [
+        ("reader", 2048, 3),
+        ("direct", 2048, 3),
+        ("reader", 4096, 3),
+        ("direct", 4096, 3),
+    ]
+    assert [row["score"] for row in report["results"]] == [1.0] * 4
+    assert [row["num_items"] for row in report["comparisons"]] == [3, 3, 3]
+    assert report["depth"][0]["num_without"] == 0
+
+
 def test_the_papers_figures_come_from_one_command(cli: Cli, runs: list[Path]) -> None:
     done = cli("report", *runs, "--figure", "paper")
     assert (done.code, done.stderr) == (0, "report: report/report.html\n")
