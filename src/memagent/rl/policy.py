@@ -23,15 +23,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memagent.rl.block_attention import block_mask, dense_mask, use_block_attention
+from memagent.rl.block_attention import BLOCK, block_mask, dense_mask, use_block_attention
 from memagent.rl.loss import Stats, merged, policy_loss
 from memagent.rl.objective import ObjectiveConfig
 from memagent.rl.packing import Pack
 
 HEAD_PLACES = 1024
 """Places whose logits exist at once."""
-PAD_MULTIPLE = 128
-"""Packs are filled up to a multiple of this on a GPU, the size of a block of attention."""
 
 
 class Scores(NamedTuple):
@@ -47,7 +45,9 @@ class Policy(nn.Module):
 
     `temperature` is the one that replies are drawn with: log-probabilities are those of the
     distribution that tokens were drawn from. `checkpointing` computes each layer's activations again
-    in the backward pass, which needs less memory and a third more time.
+    in the backward pass, which needs less memory and a third more time. `in_blocks` chooses the
+    attention: in blocks, as on a GPU if not given, or with a dense mask. `compiled` fuses what layers
+    compute, which is worth its minute of compilation for long runs on a GPU.
     """
 
     def __init__(
@@ -56,6 +56,8 @@ class Policy(nn.Module):
         *,
         temperature: float = 1.0,
         checkpointing: bool = False,
+        in_blocks: bool | None = None,
+        compiled: bool = False,
         head_places: int = HEAD_PLACES,
     ) -> None:
         super().__init__()
@@ -67,8 +69,12 @@ class Policy(nn.Module):
             decoder_of(model).gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
-        if self.device.type == "cuda":
+        self._in_blocks = self.device.type == "cuda" if in_blocks is None else in_blocks
+        if self._in_blocks:
             use_block_attention(model)
+        if compiled:
+            for layer in decoder_of(model).layers:
+                layer.compile()
         self.train()
 
     @property
@@ -107,14 +113,14 @@ class Policy(nn.Module):
         """The last hidden state of every token."""
         device = self.device
         ids, positions, until = pack.ids, pack.positions, pack.until
-        if device.type == "cuda":
-            padding = -len(ids) % PAD_MULTIPLE
+        if self._in_blocks:
+            padding = -len(ids) % BLOCK
             places = np.arange(len(ids), len(ids) + padding)
             ids = np.pad(ids, (0, padding))
             positions = np.pad(positions, (0, padding))
             until = np.concatenate([until, places + 1])  # each sees itself alone
         until_N = torch.from_numpy(until).to(device)
-        mask = block_mask(until_N) if device.type == "cuda" else dense_mask(until_N)
+        mask = block_mask(until_N) if self._in_blocks else dense_mask(until_N)
         output = decoder_of(self.model)(
             input_ids=torch.from_numpy(ids).to(device)[None],
             position_ids=torch.from_numpy(positions).to(device)[None],

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from memagent.engines.local.generator import Generator
-from memagent.rl.block_attention import block_mask, dense_mask, use_block_attention
+from memagent.rl.block_attention import BLOCK, block_mask, dense_mask, use_block_attention
 from memagent.rl.loss import summary
 from memagent.rl.objective import ObjectiveConfig
 from memagent.rl.packing import Pack, pack, share_out
@@ -444,6 +444,17 @@ def test_blocks_cover_exactly_what_is_seen(llama: Any) -> None:
             assert (k in wholly) == bool(block.all())
             assert (k in partly) == bool(block.any() and not block.all())
     assert mask.full_kv_num_blocks.sum() > 0
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_attention_in_blocks_gives_the_same_log_probabilities(model: Any) -> None:
+    rows = rows_of(groups_of(model, group_size=4), OBJECTIVE).rows
+    packs = pack(rows, max_tokens=10_000)
+    assert packs[0].num_tokens > BLOCK
+    copy = AutoModelForCausalLM.from_config(model.config).double()
+    copy.load_state_dict(model.state_dict())
+    (found,), (expected,) = score(Policy(copy, in_blocks=True), packs), score(Policy(model), packs)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-6)
 
 
 def test_block_attention_leaves_other_masks_as_they_were(llama: Any) -> None:
