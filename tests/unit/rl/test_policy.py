@@ -19,6 +19,7 @@ from memagent.rl.policy import Policy, accumulate, score
 from memagent.rl.samples import Row, StepRows, rows_of
 from memagent.rl.types import Group, Rollout, Sample
 from memagent.types import Sampling
+from tests.support.rollouts import near_policy, random_groups, row_logprobs
 from tests.support.tiny_models import KINDS, make_tiny_model
 
 OBJECTIVE = ObjectiveConfig(clip_low=0.2, clip_high=0.28)
@@ -43,89 +44,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, kind: Any, **shape: Any) -> A
     )
 
 
-# --- rollouts -------------------------------------------------------------------------------------
-
-
-def groups_of(
-    model: Any, *, seed: int = 0, num_groups: int = 2, group_size: int = 3
-) -> list[Group]:
-    """Rollouts of two sections and an answer, and one with a tool in between; random tokens."""
-    rng = random.Random(seed)
-
-    def tokens(count: int) -> list[int]:
-        return [rng.randrange(3, model.config.vocab_size) for _ in range(count)]
-
-    groups = []
-    for number in range(num_groups):
-        question, sections = tokens(4), [tokens(rng.randint(10, 14)) for _ in range(2)]
-        rollouts = []
-        for index in range(group_size):
-            samples = []
-            for section in sections:
-                prompt = [*question, *section, *tokens(rng.randint(0, 4))]
-                samples.append(sample(prompt, tokens(rng.randint(1, 6)), rng))
-            samples.append(sample(question, tokens(3), rng, then=(tokens(2), tokens(2))))
-            rollouts.append(
-                Rollout(
-                    task_id=str(number), index=index, samples=tuple(samples), reward=rng.random()
-                )
-            )
-        groups.append(Group(task_id=str(number), rollouts=tuple(rollouts)))
-    return groups
-
-
-def sample(
-    prompt: Sequence[int],
-    reply: Sequence[int],
-    rng: random.Random,
-    then: tuple[list[int], list[int]] = ([], []),
-) -> Sample:
-    tool, more = then
-    marks = [False] * len(prompt) + [True] * len(reply) + [False] * len(tool) + [True] * len(more)
-    return Sample(
-        ids=(*prompt, *reply, *tool, *more),
-        is_sampled=tuple(marks),
-        logprobs=tuple(-5.5 + rng.random() if mark else 0.0 for mark in marks),
-    )
-
-
-def near(model: Any, groups: Sequence[Group], *, noise: float = 0.4) -> list[Group]:
-    """The same rollouts with behaviour near the model's own, so that some ratios are clipped."""
-    rng = random.Random(1)
-
-    def with_logprobs(one: Sample) -> Sample:
-        own = row_logprobs(model, one.ids).tolist()
-        values = [
-            logprob + rng.gauss(0, noise) if mark else 0.0
-            for mark, logprob in zip(one.is_sampled, [0.0, *own], strict=True)
-        ]
-        return Sample(ids=one.ids, is_sampled=one.is_sampled, logprobs=tuple(values))
-
-    return [
-        Group(
-            task_id=group.task_id,
-            rollouts=tuple(
-                Rollout(
-                    task_id=rollout.task_id,
-                    index=rollout.index,
-                    samples=tuple(map(with_logprobs, rollout.samples)),
-                    reward=rollout.reward,
-                )
-                for rollout in group.rollouts
-            ),
-        )
-        for group in groups
-    ]
-
-
 # --- the textbook ---------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def row_logprobs(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    logits = model(torch.tensor([ids])).logits[0, :-1]
-    chosen: torch.Tensor = logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-    return chosen
 
 
 def textbook_loss(model: Any, groups: Sequence[Group], mean: str, reference: Any = None) -> Any:
@@ -195,7 +114,7 @@ def packed(
     ids=lambda m: m["loss_mean"],
 )
 def test_the_gradient_is_that_of_the_textbook(model: Any, means: dict[str, Any]) -> None:
-    groups = near(model, groups_of(model))
+    groups = near_policy(model, random_groups(model))
     expected = gradient(model, lambda: textbook_loss(model, groups, means["loss_mean"]).backward())
     objective = ObjectiveConfig(clip_low=0.2, clip_high=0.28, **means)
     rows = rows_of(groups, objective).rows
@@ -204,7 +123,7 @@ def test_the_gradient_is_that_of_the_textbook(model: Any, means: dict[str, Any])
 
 def test_the_test_is_not_blind(llama: Any) -> None:
     """Clipping of all kinds happens in these rollouts, and sharing saves tokens."""
-    rows = rows_of(near(llama, groups_of(llama)), OBJECTIVE).rows
+    rows = rows_of(near_policy(llama, random_groups(llama)), OBJECTIVE).rows
     shared, apart = (pack(rows, max_tokens=10_000, share=share) for share in (True, False))
     assert sum(one.num_tokens for one in shared) < 0.7 * sum(one.num_tokens for one in apart)
     told = summary(accumulate(Policy(llama), shared, OBJECTIVE))
@@ -233,24 +152,24 @@ def test_the_test_is_not_blind(llama: Any) -> None:
     ],
 )
 def test_how_rows_are_packed_leaves_the_gradient_as_it_is(llama: Any, how: dict[str, Any]) -> None:
-    rows = rows_of(near(llama, groups_of(llama)), OBJECTIVE).rows
+    rows = rows_of(near_policy(llama, random_groups(llama)), OBJECTIVE).rows
     assert_same(packed(llama, rows, **how), packed(llama, rows))
 
 
 def test_the_order_of_rows_leaves_the_gradient_as_it_is(llama: Any) -> None:
-    rows = rows_of(near(llama, groups_of(llama)), OBJECTIVE).rows
+    rows = rows_of(near_policy(llama, random_groups(llama)), OBJECTIVE).rows
     shuffled = random.Random(0).sample(rows, len(rows))
     assert_same(packed(llama, shuffled), packed(llama, rows))
 
 
 def test_micro_batches_add_up_to_the_whole(llama: Any) -> None:
-    rows = rows_of(near(llama, groups_of(llama)), OBJECTIVE).rows
+    rows = rows_of(near_policy(llama, random_groups(llama)), OBJECTIVE).rows
     parts = [packed(llama, rows[first : first + 4]) for first in range(0, len(rows), 4)]
     assert_same(sum(parts[1:], parts[0]), packed(llama, rows))
 
 
 def test_processes_with_their_own_packs_add_up_to_the_whole(llama: Any) -> None:
-    rows = rows_of(near(llama, groups_of(llama)), OBJECTIVE).rows
+    rows = rows_of(near_policy(llama, random_groups(llama)), OBJECTIVE).rows
     policy, packs = Policy(llama), pack(rows, max_tokens=60)
     parts = [
         gradient(llama, lambda part=part: accumulate(policy, part, OBJECTIVE))
@@ -260,7 +179,7 @@ def test_processes_with_their_own_packs_add_up_to_the_whole(llama: Any) -> None:
 
 
 def test_float32_keeps_the_gradient_within_a_millionth(llama: Any) -> None:
-    rows = rows_of(near(llama, groups_of(llama)), OBJECTIVE).rows
+    rows = rows_of(near_policy(llama, random_groups(llama)), OBJECTIVE).rows
     single = AutoModelForCausalLM.from_config(llama.config).float()
     single.load_state_dict(llama.state_dict())
     trees, alone = packed(single, rows), packed(single, rows, share=False, max_tokens=60)
@@ -269,7 +188,7 @@ def test_float32_keeps_the_gradient_within_a_millionth(llama: Any) -> None:
 
 def test_kl_holds_on_to_the_reference(llama: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     reference = tiny(tmp_path_factory, "llama", seed=5)
-    groups = near(llama, groups_of(llama))
+    groups = near_policy(llama, random_groups(llama))
     expected = gradient(llama, lambda: textbook_loss(llama, groups, "token", reference).backward())
     objective = ObjectiveConfig(clip_low=0.2, clip_high=0.28, kl_coef=0.05)
     packs = pack(rows_of(groups, objective).rows, max_tokens=80)
@@ -279,7 +198,7 @@ def test_kl_holds_on_to_the_reference(llama: Any, tmp_path_factory: pytest.TempP
 
 
 def test_recomputed_ratios_are_one_and_the_mismatch_becomes_a_weight(llama: Any) -> None:
-    rows = rows_of(near(llama, groups_of(llama)), OBJECTIVE).rows
+    rows = rows_of(near_policy(llama, random_groups(llama)), OBJECTIVE).rows
     policy, packs = Policy(llama), pack(rows, max_tokens=80)
     told = summary(accumulate(policy, packs, OBJECTIVE, old=score(policy, packs)))
     llama.zero_grad(set_to_none=True)
@@ -289,7 +208,7 @@ def test_recomputed_ratios_are_one_and_the_mismatch_becomes_a_weight(llama: Any)
 
 
 def test_temperature_and_entropy_are_those_of_the_distribution_drawn_from(llama: Any) -> None:
-    rows = rows_of(groups_of(llama, num_groups=1), OBJECTIVE).rows
+    rows = rows_of(random_groups(llama, num_groups=1), OBJECTIVE).rows
     (one,) = pack(rows, max_tokens=10_000)
     with torch.no_grad():
         scores = Policy(llama, temperature=0.5)(one, with_entropy=True)
@@ -325,7 +244,7 @@ def with_adapter(model: Any, *, dropout: float = 0.0) -> Any:
 
 def test_an_adapter_alone_gets_the_gradient(llama: Any) -> None:
     adapted = with_adapter(llama)
-    groups = near(adapted, groups_of(llama))
+    groups = near_policy(adapted, random_groups(llama))
     expected = gradient(adapted, lambda: textbook_loss(adapted, groups, "token").backward())
     rows = rows_of(groups, OBJECTIVE).rows
     assert_same(packed(adapted, rows, max_tokens=80), expected)
@@ -337,7 +256,7 @@ def test_an_adapter_alone_gets_the_gradient(llama: Any) -> None:
 
 def test_dropout_is_off_so_that_ratios_mean_something(llama: Any) -> None:
     adapted = with_adapter(llama, dropout=0.5)
-    rows = rows_of(groups_of(llama), OBJECTIVE).rows
+    rows = rows_of(random_groups(llama), OBJECTIVE).rows
     policy, packs = Policy(adapted, checkpointing=True).train(), pack(rows, max_tokens=80)
     first, second = score(policy, packs), score(policy, packs)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -431,7 +350,7 @@ def whole(one: Pack, multiple: int) -> torch.Tensor:
 
 
 def test_blocks_cover_exactly_what_is_seen(llama: Any) -> None:
-    rows = rows_of(groups_of(llama, group_size=6), OBJECTIVE).rows
+    rows = rows_of(random_groups(llama, group_size=6), OBJECTIVE).rows
     (one,) = pack(rows, max_tokens=10_000)
     until = whole(one, 8)
     mask, sees = block_mask(until, block=8), dense_mask(until)[0, 0]
@@ -448,7 +367,7 @@ def test_blocks_cover_exactly_what_is_seen(llama: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_attention_in_blocks_gives_the_same_log_probabilities(model: Any) -> None:
-    rows = rows_of(groups_of(model, group_size=4), OBJECTIVE).rows
+    rows = rows_of(random_groups(model, group_size=4), OBJECTIVE).rows
     packs = pack(rows, max_tokens=10_000)
     assert packs[0].num_tokens > BLOCK
     copy = AutoModelForCausalLM.from_config(model.config).double()
