@@ -2,7 +2,7 @@
 
 import pytest
 
-from memagent.config import AgentConfig, EngineConfig
+from memagent.config import AgentConfig, EngineConfig, LocalConfig, VllmConfig
 from memagent.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ def test_a_wrong_setting_is_explained_in_one_line(values: dict[str, object], mes
 
 
 def test_every_setting_has_a_help_text() -> None:
-    for settings in (AgentConfig, EngineConfig):
+    for settings in (AgentConfig, EngineConfig, LocalConfig, VllmConfig):
         for name in settings.model_fields:
             assert len(settings.help(name)) > 10
 
