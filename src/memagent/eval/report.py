@@ -47,6 +47,7 @@ from memagent.eval.tables import (
     average_rows,
     compare_rows,
     depth_rows,
+    item_of,
     result_rows,
 )
 from memagent.runs import read_manifest
@@ -294,19 +295,27 @@ def _check_sources(runs: Sequence[_Loaded]) -> None:
 
 
 def _check_graders(runs: Sequence[_Loaded]) -> None:
-    """A task is graded in one way in a report; within a run, by what its examples ask for."""
-    known: dict[str, tuple[set[str], Path]] = {}
+    """An item is graded in one way in a report; those of a task may ask for different graders."""
+    by_item: dict[tuple[Any, ...], tuple[str, Path]] = {}
+    by_task: dict[str, tuple[set[str], Path]] = {}
     for run in runs:
         graders: dict[str, set[str]] = {}
         for record in run.records:
             graders.setdefault(record.task, set()).add(record.grader)
+            item = (record.task, record.target_tokens, item_of(record))
+            before, path = by_item.setdefault(item, (record.grader, run.path))
+            if record.grader != before:
+                raise _graded_twice(record.task, before, path, record.grader, run.path)
         for task, own in graders.items():
-            before, path = known.setdefault(task, (own, run.path))
-            if own != before:
-                raise ConfigError(
-                    f"{task} is graded by {' and '.join(sorted(before))} in {path}, by "
-                    f"{' and '.join(sorted(own))} in {run.path}; report them apart"
-                )
+            others, path = by_task.setdefault(task, (own, run.path))
+            if own.isdisjoint(others):  # other items, which may still be asked for the same
+                raise _graded_twice(task, min(others), path, min(own), run.path)
+
+
+def _graded_twice(task: str, one: str, path: Path, other: str, other_path: Path) -> ConfigError:
+    return ConfigError(
+        f"{task} is graded by {one} in {path}, by {other} in {other_path}; report them apart"
+    )
 
 
 def _check_settings(runs: Sequence[_Loaded], series_of: dict[tuple[int, str], str]) -> None:

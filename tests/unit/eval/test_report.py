@@ -169,6 +169,19 @@ def test_other_graders_and_other_sources_are_refused(tmp_path: Path) -> None:
     assert "different files of the source hotpotqa" in message_of([str(one), str(moved)])
 
 
+def test_items_of_a_task_may_have_graders_of_their_own(tmp_path: Path) -> None:
+    task = "beyond/unanswerable"
+    items = [
+        item(task, "reader", 8192, n, grader=("lenient", "unanswerable")[n % 2]) for n in range(4)
+    ]
+    whole = make_run(tmp_path / "whole", items)
+    part = make_run(tmp_path / "part", [item(task, "direct", 8192, 0)], num_planned=4)
+    report = load_report([str(whole), str(part)])
+    assert "Graded by lenient and unanswerable: beyond/unanswerable." in notes(report)
+    other = make_run(tmp_path / "other", [item(task, "bm25", 8192, 1)])
+    assert "is graded by unanswerable in" in message_of([str(whole), str(other)])
+
+
 def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
     with Run.create(tmp_path / "ask", {"kind": "ask"}):
         pass
