@@ -1,0 +1,224 @@
+"""One update: rollouts that share sections as prefix trees, as packed rows, and in a plain padded loop.
+
+    python -m benchmarks.train_step                   # one H200: about 3 minutes
+    python -m benchmarks.train_step --smoke           # a tiny model on a CPU: seconds; checks, no figures
+
+The load is one optimizer step of memory rollouts: 16 groups of 16, each with a section of 5,000 tokens
+that the group shares and 300 tokens of its own (a memory, a request, and a reply that carries loss).
+The model has SmolLM2-135M's shape in bfloat16 with random weights: the time does not depend on them.
+
+    tree      ours; the section is computed once per group
+    rows      ours; every row in full, packed one after the other, same attention, same head
+    padded    a plain transformers loop: batches of rows, padded, SDPA, logits of all tokens
+
+All three compute the same loss; the difference of their gradients is printed and has to be small. Times
+are the best of several steps after a warm-up, with the zeroing of gradients and without the optimizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from memagent.rl.objective import ObjectiveConfig
+from memagent.rl.packing import pack
+from memagent.rl.policy import Policy, accumulate
+from memagent.rl.samples import Row, rows_of
+from memagent.rl.types import Group, Rollout, Sample
+
+SMOLLM2: dict[str, Any] = {
+    "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192,
+    "rope_theta": 1e5, "tie_word_embeddings": True,
+}  # fmt: skip
+TINY: dict[str, Any] = {
+    **SMOLLM2, "vocab_size": 500, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+}  # fmt: skip
+OBJECTIVE = ObjectiveConfig()
+REPLY_SHARE = 0.5
+"""Of what a row has for itself: the reply. The rest is memory and request."""
+
+
+class Load(NamedTuple):
+    """What is measured with."""
+
+    groups: int
+    group_size: int
+    section: int
+    suffix: int
+    max_tokens: int
+    """Of a packed sequence."""
+    padded_rows: int
+    """Rows of a batch of the plain loop."""
+    repeats: int
+
+
+FULL = Load(16, 16, 5000, 300, max_tokens=40_000, padded_rows=8, repeats=3)
+SMOKE = Load(2, 4, 100, 12, max_tokens=300, padded_rows=2, repeats=1)
+
+
+def make_rows(load: Load, vocabulary: int, *, seed: int = 0) -> tuple[Row, ...]:
+    """Rows of one step. Behaviour is uniform, as a model with random weights nearly is."""
+    rng = random.Random(seed)
+
+    def some(count: int) -> list[int]:
+        return [rng.randrange(vocabulary) for _ in range(count)]
+
+    uniform = -torch.tensor(float(vocabulary)).log().item()
+    groups = []
+    for number in range(load.groups):
+        section = some(load.section)
+        rollouts = []
+        for index in range(load.group_size):
+            reply = int(load.suffix * REPLY_SHARE)
+            given = [*section, *some(load.suffix - reply)]
+            sample = Sample(
+                ids=(*given, *some(reply)),
+                is_sampled=(*[False] * len(given), *[True] * reply),
+                logprobs=(*[0.0] * len(given), *[uniform] * reply),
+            )
+            rollouts.append(
+                Rollout(
+                    task_id=str(number), index=index, samples=(sample,), reward=float(index % 2)
+                )
+            )
+        groups.append(Group(task_id=str(number), rollouts=tuple(rollouts)))
+    return rows_of(groups, OBJECTIVE).rows
+
+
+def packed_step(
+    model: Any, rows: Sequence[Row], load: Load, *, share: bool, compiled: bool
+) -> tuple[Callable[[], None], int]:
+    """An update over packs, and the tokens that it computes."""
+    policy = Policy(model, compiled=compiled)
+    packs = pack(rows, max_tokens=load.max_tokens, share=share)
+    num_tokens = sum(one.num_tokens for one in packs)
+    return lambda: void(accumulate(policy, packs, OBJECTIVE)), num_tokens
+
+
+def padded_step(model: Any, rows: Sequence[Row], load: Load) -> tuple[Callable[[], None], int]:
+    """An update as a first version of a trainer would have it."""
+    device = next(model.parameters()).device
+    batches = []
+    for first in range(0, len(rows), load.padded_rows):
+        some = rows[first : first + load.padded_rows]
+        longest = max(len(row.sample.ids) for row in some)
+
+        def padded(values: Sequence[Sequence[float]], longest: int = longest) -> torch.Tensor:
+            filled = [[*one, *[0] * (longest - len(one))] for one in values]
+            return torch.tensor(filled, device=device)
+
+        batches.append(
+            (
+                padded([row.sample.ids for row in some]),
+                padded([[1] * len(row.sample.ids) for row in some]),
+                padded([row.sample.is_sampled for row in some])[:, 1:].bool(),
+                padded([row.sample.logprobs for row in some])[:, 1:],
+                torch.tensor([[row.advantage] for row in some], device=device),
+                torch.tensor([[row.weight] for row in some], device=device),
+            )
+        )
+
+    def step() -> None:
+        for ids, attention, mask, behaviour, advantages, weights in batches:
+            logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits
+            logprobs = logits[:, :-1].float().log_softmax(-1)
+            chosen = logprobs.gather(2, ids[:, 1:, None])[:, :, 0]
+            ratio = (chosen - behaviour).exp()
+            low, high = 1 - OBJECTIVE.clip_low, 1 + OBJECTIVE.clip_high
+            gain = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+            floor = (OBJECTIVE.dual_clip or 0.0) * advantages
+            gain = torch.where(advantages < 0, torch.maximum(gain, floor), gain)
+            torch.where(mask, -weights * gain, 0.0).sum().backward()
+
+    return step, sum(batch[0].numel() for batch in batches)
+
+
+def void(value: object) -> None:
+    """Nothing is kept of a step but its gradient."""
+
+
+def gradient_of(model: Any) -> torch.Tensor:
+    return torch.cat([p.grad.detach().float().flatten().cpu() for p in model.parameters()])
+
+
+def measured(model: Any, step: Callable[[], None], load: Load) -> dict[str, Any]:
+    """Seconds of a step, its memory, and its gradient."""
+    on_gpu = next(model.parameters()).is_cuda
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
+    model.zero_grad(set_to_none=True)
+    step()
+    gradient = gradient_of(model)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(load.repeats):
+        wait()
+        started = time.perf_counter()
+        model.zero_grad(set_to_none=True)
+        step()
+        wait()
+        times.append(time.perf_counter() - started)
+    model.zero_grad(set_to_none=True)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0
+    return {"seconds": min(times), "peak_gib": peak, "gradient": gradient}
+
+
+def build(shape: dict[str, Any], device: str, dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(**shape)
+    config._attn_implementation = "sdpa"
+    return LlamaForCausalLM(config).to(device=device, dtype=dtype)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
+    parser.add_argument("--compiled", action="store_true", help="compile layers of tree and rows")
+    parser.add_argument("--groups", type=int, help="groups of the step")
+    arguments = parser.parse_args()
+    if not arguments.smoke and not torch.cuda.is_available():
+        parser.error("needs a GPU; --smoke runs a tiny one on the CPU")
+    load = SMOKE if arguments.smoke else FULL
+    if arguments.groups:
+        load = load._replace(groups=arguments.groups)
+    shape = TINY if arguments.smoke else SMOLLM2
+    device, dtype = ("cpu", torch.float32) if arguments.smoke else ("cuda", torch.bfloat16)
+    rows = make_rows(load, shape["vocab_size"])
+    results: dict[str, dict[str, Any]] = {}
+    for name in ("tree", "rows", "padded"):
+        model = build(shape, device, dtype)
+        step, num_tokens = (
+            padded_step(model, rows, load)
+            if name == "padded"
+            else packed_step(model, rows, load, share=name == "tree", compiled=arguments.compiled)
+        )
+        results[name] = {"tokens": num_tokens, **measured(model, step, load)}
+        del model, step
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    expected = results["padded"]["gradient"]
+    tree_seconds = results["tree"]["seconds"]
+    limit = 1e-4 if arguments.smoke else 5e-2  # of bfloat16, rounded differently
+    for name, result in results.items():
+        gradient = result.pop("gradient")
+        result["difference"] = ((gradient - expected).norm() / expected.norm()).item()
+        print(
+            f"{name:8} {result['seconds'] * 1e3:9.1f} ms  {result['tokens']:8d} tokens  "
+            f"{result['seconds'] / tree_seconds:5.2f}x the tree's time  "
+            f"peak {result['peak_gib']:.1f} GiB  gradient differs by {result['difference']:.1e}"
+        )
+        assert result["difference"] < limit, f"{name} computes another gradient"
+    print(json.dumps({"load": load._asdict(), "compiled": arguments.compiled, **results}))
+
+
+if __name__ == "__main__":
+    main()
