@@ -454,7 +454,21 @@ def _await_health(
                 raise EngineError(other.why_ended())
         if time.monotonic() > deadline:
             raise EngineError(server.why_late(seconds))
+        if _is_cancelled():
+            raise asyncio.CancelledError
         time.sleep(POLL_SECONDS)
+
+
+def _is_cancelled() -> bool:
+    """Whether the task that starts servers, if it is one, was told to stop.
+
+    In a task Ctrl-C is not raised: the task is cancelled, which shows only when it waits for something.
+    """
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop runs here
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 def end_servers(servers: Sequence[Server]) -> None:

@@ -221,9 +221,19 @@ def test_it_ends_when_the_process_that_started_it_is_killed(fake: Fake) -> None:
     assert await_true(lambda: not any(is_alive(pid) for pid in pids))
 
 
-def test_an_interrupt_while_it_starts_ends_it(fake: Fake) -> None:
+PARENT_TASK = """
+import asyncio, json, sys
+from memagent.engines.base import open_engine
+async def main():
+    open_engine("vllm:some/model", **json.loads(sys.argv[1]))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("program", [PARENT, PARENT_TASK], ids=["plain", "in_a_task"])
+def test_an_interrupt_while_it_starts_ends_it(program: str, fake: Fake) -> None:
     settings = fake.settings("--fake-delay 600")
-    command = [sys.executable, "-c", PARENT, json.dumps(settings)]
+    command = [sys.executable, "-c", program, json.dumps(settings)]
     parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert await_true(lambda: len(fake.pids()) == 2)
     parent.send_signal(signal.SIGINT)
