@@ -22,6 +22,7 @@ from memagent.eval.records import ItemRecord, read_items
 from memagent.runs import read_manifest
 from tests.integration.conftest import SMALL_SECTIONS, Cli, Outcome, finish, story, wait_until
 from tests.support.loopback import Endpoint, running
+from tests.support.tiny_models import make_tiny_model
 
 Call = Callable[..., Outcome]
 NUM_ITEMS = 12
@@ -297,6 +298,33 @@ def test_a_mistake_is_one_line_before_the_first_call(
     assert len(outcome.stderr.splitlines()) == 1
 
 
+def test_methods_that_need_two_vllm_servers_do_not_go_into_one_run(here: Call) -> None:
+    methods = ("--method", "reader", "--method", "yarn")
+    outcome = here("eval", "--engine", "vllm:lab/model", "--task", "beyond/two_hop", *methods)
+    assert outcome.code == 2
+    assert "reader and yarn need vLLM with different settings" in outcome.stderr
+
+
+def test_yarn_stretches_a_local_model_and_leaves_other_methods_as_they_are(
+    here: Call, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tiny"
+    make_tiny_model(folder, "llama", max_position_embeddings=1024, num_hidden_layers=1)
+    run = tmp_path / "run"
+    outcome = here(
+        *("eval", "--engine", f"local:{folder}", "--task", "ruler/niah_single_1"),
+        *("--lengths", "2500", "--num", "1", "--method", "direct", "--method", "yarn"),
+        *("--chunk-tokens", "300", "--memory-tokens", "32", "--answer-tokens", "8"),
+        *("--set", "agent.yarn_factor=4", "--run-dir", run, "--quiet"),
+    )
+    assert outcome.code == 0, outcome.stderr
+    settings = {name: m["settings"] for name, m in read_manifest(run)["methods"].items()}
+    assert settings["direct"]["window"] == 1024
+    assert settings["yarn"]["window"] == 4096
+    cut = {record.method: record.is_cut for record in read_items(run)}
+    assert cut == {"direct": True, "yarn": False}
+
+
 def test_a_function_that_is_not_async_is_refused(here: Call, method_file: Path) -> None:
     outcome = here(
         *("eval", "--engine", "scripted", "--task", "beyond/two_hop"),
@@ -356,7 +384,7 @@ def test_the_smoke_suite_runs_with_a_scripted_engine(here: Call, tmp_path: Path)
     suite = Path(__file__).resolve().parents[2] / "configs" / "eval" / "smoke.toml"
     run = tmp_path / "run"
     small = ("--num", "1", "--length-tokenizer", "bytes", "--tokenizer", "bytes")
-    roomy = ("--window", "6000", "--memory-tokens", "400")  # in bytes
+    roomy = ("--window", "6000", "--memory-tokens", "400", "--answer-tokens", "200")  # in bytes
     outcome = here(
         "eval", suite, "--engine", "scripted", *small, *roomy, "--run-dir", run, "--json"
     )

@@ -212,7 +212,7 @@ class Eval:
         try:
             if self._options["dry_run"] and request.suite.length_tokenizer:
                 return self._print_plan(request, self._plan(request, None))
-            engine = await self._engine(request, request.engine_settings)
+            engine = await self._engine(request, request.settings_of(request.suite.methods[0]))
             tokenizer = self._tokenizer(request, engine)
             plan = self._plan(request, self._length_tokenizer(request, engine, tokenizer))
             if self._options["dry_run"]:
@@ -407,7 +407,9 @@ class Eval:
 
     def _print_plan(self, request: EvalRequest, plan: Plan) -> int:
         cells = Counter((item.task, item.target_tokens) for item in plan.items)
-        for (task, target), num in sorted(cells.items(), key=lambda cell: str(cell)):
+        for (task, target), num in sorted(
+            cells.items(), key=lambda cell: (cell[0][0], cell[0][1] or 0)
+        ):
             length = "as it is" if target is None else f"{target:,} tokens"
             print(f"{task}, {length}: {num:,} items")
         for choice in request.suite.methods:

@@ -109,7 +109,7 @@ def make_request(options: dict[str, Any]) -> EvalRequest:
     for method in suite.methods:
         open_method(method.name)
         _check_prompts(method)
-    return EvalRequest(
+    request = EvalRequest(
         suite=suite,
         suite_name=options["suite"].stem if options["suite"] else stored.get("suite_name"),
         engine=engine,
@@ -118,6 +118,8 @@ def make_request(options: dict[str, Any]) -> EvalRequest:
         concurrency=concurrency,
         limit_settings={**stored.get("limits", {}), **limits},
     )
+    _check_engines(request)
+    return request
 
 
 # --- the suite ------------------------------------------------------------------------------------
@@ -258,6 +260,19 @@ def _engine_settings(
         base = {n: value for n, value in base.items() if n == "concurrency"}
     adapter = store.shipped_adapter(name) if kind == "local" and not stored else None
     return {**({"adapter": str(adapter)} if adapter else {}), **base, **new}
+
+
+def _check_engines(request: EvalRequest) -> None:
+    """Two vLLM servers do not fit the same GPUs; local models and endpoints may be opened twice."""
+    methods = request.suite.methods
+    other = next(
+        (m for m in methods if request.settings_of(m) != request.settings_of(methods[0])), None
+    )
+    if other is not None and split_spec(request.engine)[0] == "vllm":
+        raise ConfigError(
+            f"{methods[0].title} and {other.title} need vLLM with different settings; evaluate them in "
+            "runs of their own"
+        )
 
 
 def _stored(run: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -43,6 +44,8 @@ QUICK_TOKENS = 2_000_000
 AHEAD_TOKENS = 8_000_000
 """Texts of so many tokens together wait for their turn, at most, or two of them."""
 MAX_AHEAD = 32
+MAX_PROCESSES = 4
+"""Examples are made faster than they are read; more would only take memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +243,9 @@ class Maker:
     def __init__(self, plan: Plan, *, processes: int | None = None) -> None:
         """Without a number of processes, the amount of text decides."""
         if processes is None:
-            processes = 0 if plan.num_tokens <= QUICK_TOKENS else 2
+            cores = os.cpu_count() or 1
+            is_quick = plan.num_tokens <= QUICK_TOKENS
+            processes = 0 if is_quick else max(1, min(MAX_PROCESSES, cores - 1))
         self._pool: Executor = (
             ProcessPoolExecutor(
                 processes,
