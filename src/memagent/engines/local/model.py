@@ -86,7 +86,8 @@ class CachedModel:
         parameter = next(model.parameters())
         self.device: torch.device = parameter.device
         shape = (config.num_hidden_layers, 2, self._num_kv_heads, num_slots, self._head_dim)
-        self._cache = torch.zeros(shape, dtype=parameter.dtype, device=self.device)
+        # not zeroed: a slot is read only after it was written, and memory is taken only when used
+        self._cache = torch.empty(shape, dtype=parameter.dtype, device=self.device)
 
     def run(self, pieces: Sequence[Piece], steps: int = 1) -> list[tuple[Request, Drawn]]:
         """Compute the pieces, and draw a token for those that end in a new one."""
