@@ -19,8 +19,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from memagent.cli.models import pull_if_known
 from memagent.cli.options import PanelCommand, given, panel_option, settings_options
 from memagent.cli.progress import SECONDS_BETWEEN_LINES, duration
-from memagent.cli.request import SECRET_SETTINGS
-from memagent.config import EngineConfig, LocalConfig
+from memagent.cli.request import SECRET_SETTINGS, SETTINGS_OF
+from memagent.config import EngineConfig, LocalConfig, VllmConfig
 from memagent.data.build import refuse_to_overwrite
 from memagent.data.files import FORMATS
 from memagent.data.filtering import (
@@ -113,6 +113,7 @@ SHOWN_FAILURES = 3
 )
 @settings_options(EngineConfig, panel="Engine")
 @settings_options(LocalConfig, panel="Local model")
+@settings_options(VllmConfig, panel="vLLM", skip=tuple(LocalConfig.model_fields))
 def command(**options: Any) -> int:
     """Drop the questions of FILE that a model answers right without the text.
 
@@ -316,8 +317,8 @@ def _stored_command(run: Path) -> dict[str, Any]:
 
 def _engines(options: dict[str, Any], stored: dict[str, Any]) -> tuple[EngineChoice, ...]:
     """The engines with their settings; settings that go with none of them are refused."""
-    endpoint, local = given(EngineConfig, options), given(LocalConfig, options)
-    model = endpoint.pop("model", "")
+    model = options["model"] or ""
+    values = {**options, "model": None}
     if options["engines"] and model:
         raise ConfigError("give either --engine KIND:MODEL or --model, not both")
     is_stored = not options["engines"] and not model and stored
@@ -327,14 +328,18 @@ def _engines(options: dict[str, Any], stored: dict[str, Any]) -> tuple[EngineCho
         else [_choice(name) for name in options["engines"] or [f"openai:{model}"]]
     )
     kinds = {split_spec(choice.spec)[0] for choice in choices}
-    for kind, settings in (("openai", endpoint), ("local", local)):
-        if settings and kind not in kinds:
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in settings)
+    general = {
+        kind: {n: value for one in SETTINGS_OF[kind] for n, value in given(one, values).items()}
+        for kind in kinds
+    }
+    for settings in (EngineConfig, LocalConfig, VllmConfig):
+        known = {name for of_kind in general.values() for name in of_kind}
+        if foreign := [name for name in given(settings, values) if name not in known]:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
             raise ConfigError(f"{names} does not go with the engines that were chosen")
-    general: dict[str, dict[str, Any]] = {"openai": endpoint, "local": local}
     engines = []
     for spec, own in choices:
-        new = general.get(split_spec(spec)[0], {})
+        new = general[split_spec(spec)[0]]
         # an address in the spec is meant for this engine alone; a stored one may be out of date
         engines.append(EngineChoice(spec, {**own, **new} if is_stored else {**new, **own}))
     return tuple(engines)

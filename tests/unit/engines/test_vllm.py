@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from memagent.cli.main import run
 from memagent.config import VllmConfig
 from memagent.engines.base import open_engine
 from memagent.engines.vllm import (
@@ -365,3 +366,23 @@ def test_of_a_log_the_causes_are_told_before_what_follows_from_them() -> None:
     assert telling_lines(log) == "Error0: e0 | Error1: e1 | Error8: e8"
     assert telling_lines("loading\n\nstill loading\n") == "loading | still loading"
     assert telling_lines("") == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--engine", "local:x", "--tensor-parallel-size", "2"], "--tensor-parallel-size does not"),
+        (
+            ["--engine", "vllm:x", "--device", "cpu"],
+            "--device does not go with the engine 'vllm:x'",
+        ),
+        (["--model", "x", "--yarn-window", "9000"], "--yarn-window does not go with the engine"),
+        (["--engine", "vllm:x", "--base-url", "http://a/v1"], "base_url does not go with vllm:x"),
+    ],
+)
+def test_an_option_of_another_engine_is_refused(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "book.txt").write_text("The ledger is in the attic.")
+    assert run(["ask", str(tmp_path / "book.txt"), "-q", "Where?", *options]) == 2
+    assert message in capsys.readouterr().err
