@@ -1,0 +1,62 @@
+"""Packed trees on a GPU: attention in blocks, compiled, has the gradient of plain rows.
+
+Skipped without a GPU. On the CPU the same laws hold in tests/unit/rl/test_policy.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from memagent.rl.objective import ObjectiveConfig
+from memagent.rl.packing import pack
+from memagent.rl.policy import Policy, accumulate
+from memagent.rl.samples import rows_of
+from tests.support.rollouts import near_policy, random_groups
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+OBJECTIVE = ObjectiveConfig(clip_high=0.28)
+CONFIG = LlamaConfig(
+    vocab_size=1000,
+    hidden_size=192,
+    intermediate_size=256,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    max_position_embeddings=2048,
+    initializer_range=0.2,
+)
+
+
+def gradient(model: Any, packs: Any, **settings: Any) -> torch.Tensor:
+    model.zero_grad(set_to_none=True)
+    accumulate(Policy(model, **settings), packs, OBJECTIVE)
+    return torch.cat([p.grad.flatten().float().cpu() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("settings", [{}, {"checkpointing": True}, {"compiled": True}], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 5e-2)], ids=["fp32", "bf16"]
+)
+def test_trees_in_blocks_have_the_gradient_of_rows_with_a_dense_mask(
+    settings: dict[str, Any], dtype: torch.dtype, tolerance: float
+) -> None:
+    torch.manual_seed(0)
+    plain, blocks = (
+        AutoModelForCausalLM.from_config(CONFIG, attn_implementation="sdpa") for _ in range(2)
+    )
+    blocks.load_state_dict(plain.state_dict())
+    groups = near_policy(plain, random_groups(plain, num_groups=4, group_size=6), noise=0.01)
+    rows = rows_of(groups, OBJECTIVE).rows
+    for model in (plain, blocks):
+        model.to(device="cuda", dtype=dtype)
+    alone = pack(rows, max_tokens=10_000, share=False)
+    expected = gradient(plain, alone, in_blocks=False)
+    for max_tokens in (10_000, 300, 200):  # lengths change from pack to pack
+        found = gradient(blocks, pack(rows, max_tokens=max_tokens), **settings)
+        difference = (found - expected).norm() / expected.norm()
+        assert difference < tolerance, f"max_tokens={max_tokens}"
