@@ -222,6 +222,16 @@ async def test_calls_are_spread_evenly(endpoints: list[Endpoint]) -> None:
     assert [num_answered(endpoint) for endpoint in endpoints] == [20, 20, 20]
 
 
+@pytest.mark.parametrize(("affinity", "shares"), [(True, [0, 8]), (False, [4, 4])])
+async def test_prompts_that_begin_alike_stay_together_if_that_is_wanted(
+    affinity: bool, shares: list[int], endpoints: list[Endpoint]
+) -> None:
+    async with balanced(endpoints[:2], prefix_affinity=affinity) as engine:
+        for number in range(8):
+            await engine.complete(long_prompt("a", str(number)), SAMPLING)
+    assert sorted(num_answered(endpoint) for endpoint in endpoints[:2]) == shares
+
+
 async def test_the_limit_of_calls_under_way_holds_for_all_together(tmp_path: Path) -> None:
     with (
         running(log=tmp_path / "a.jsonl", latency_ms=50) as one,

@@ -17,6 +17,7 @@ import pytest
 from memagent.cli.main import run
 from memagent.config import VllmConfig
 from memagent.engines.base import open_engine
+from memagent.engines.openai import parse_completion
 from memagent.engines.vllm import (
     VllmEngine,
     find_python,
@@ -161,6 +162,16 @@ def test_yarn_settings_are_handed_on(fake: Fake, tmp_path: Path) -> None:
     argv = fake.notes()[0]["argv"]
     overrides = json.loads(argv[argv.index("--hf-overrides") + 1])
     assert overrides["rope_parameters"]["factor"] == 4.0
+
+
+def test_log_probabilities_that_do_not_match_the_tokens_are_not_believed() -> None:
+    whole = fake_vllm.reply({"return_token_ids": True, "logprobs": True}, 1)
+    assert parse_completion(whole).logprobs == (-0.5, -0.25)
+    whole["choices"][0]["logprobs"]["content"].pop()
+    short = parse_completion(whole)
+    assert (short.completion_ids, short.logprobs) == ((7, 1), None)
+    del whole["choices"][0]["token_ids"]
+    assert parse_completion(whole).completion_ids is None
 
 
 # --- when it does not start -----------------------------------------------------------------------
