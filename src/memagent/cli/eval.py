@@ -276,11 +276,7 @@ class Eval:
     ) -> OpenMethod:
         engine = await self._engine(request, request.settings_of(choice))
         settings = settings_for(choice.name, engine, request.suite.agent, choice.settings)
-        gate = Gate(
-            engine,
-            concurrency=_concurrency(request, engine),
-            limits_itself=isinstance(engine, EndpointEngine),
-        )
+        gate = Gate(engine, concurrency=_concurrency(request, engine))
         if choice.name == "yarn" and split_spec(request.engine)[0] not in ("local", "vllm"):
             self._tell(
                 f"{choice.title}: the endpoint must serve {engine.model} with YaRN settings; "

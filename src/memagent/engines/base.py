@@ -33,6 +33,8 @@ class BaseEngine(ABC):
     """Tokens the model can see at once, where the engine knows."""
     reading_defaults: Mapping[str, Any] = MappingProxyType({})
     """Settings of reading that suit the model, by name; what the user sets counts more."""
+    limits_itself: bool = False
+    """True when the engine keeps to its own limit of calls at once, waits between attempts left out."""
 
     @abstractmethod
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:

@@ -85,6 +85,8 @@ def endpoint_from(
 class EndpointEngine(BaseEngine):
     """An OpenAI-compatible endpoint."""
 
+    limits_itself = True
+
     def __init__(self, config: EngineConfig, on_retry: RetryListener | None = None) -> None:
         _check_address(config)
         self.config = config

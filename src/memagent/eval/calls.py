@@ -24,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from memagent.engines.base import BaseEngine
 from memagent.errors import EngineError, EngineRefused, RunError
 from memagent.types import Completion, Engine, Message, Sampling, Usage
 
@@ -124,12 +125,13 @@ class CallLog:
 class Gate:
     """The engine as all items share it: one limit on calls under way, and an eye on outages."""
 
-    def __init__(self, engine: Engine, *, concurrency: int, limits_itself: bool = False) -> None:
-        """An engine that limits itself frees its place while it waits to try again."""
+    def __init__(self, engine: Engine, *, concurrency: int) -> None:
+        """An engine that limits itself is left to it: its place is free while it waits to try again."""
         self.engine = engine
         self.num_answered = 0
         self.num_failed_in_a_row = 0
         self.last_error: EngineError | EngineRefused | None = None
+        limits_itself = isinstance(engine, BaseEngine) and engine.limits_itself
         self._slots = None if limits_itself else asyncio.Semaphore(concurrency)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:

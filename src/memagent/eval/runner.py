@@ -12,8 +12,8 @@ More items are begun than calls are allowed at once, so that a place that become
 A failed item is a record with a score of 0. What stops a run is a limit, Ctrl-C, or an engine that fails
 again and again; everything finished is kept then, and so are the replies of items that were under way.
 
-    evaluation = Evaluation(methods=methods, seed=7, run=run, limits=Limits())
-    records = await evaluation.evaluate(plan, maker)
+    suite = parse_suite({"tasks": [{"tasks": ["ruler/vt"], "tokens": ["8k"]}], "num": 16})
+    records = await evaluate(suite, engine)          # from Python: training validates with it
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from memagent.agent.trace import Trace
 from memagent.data.example import Example
 from memagent.data.inspection import depths
 from memagent.documents.document import Document
-from memagent.documents.tokenizers import Tokenizer
+from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.errors import (
     DataError,
     EngineError,
@@ -44,12 +44,13 @@ from memagent.errors import (
     RunError,
 )
 from memagent.eval.calls import CALLS, CallLog, Gate, ItemEngine
-from memagent.eval.methods import Context, Method, MethodSettings
+from memagent.eval.methods import Context, Method, MethodSettings, open_method, settings_for
 from memagent.eval.records import KIND, ItemRecord, Key, parse_item
-from memagent.eval.tasks import Item, Maker, Plan, is_lost, item_seed
+from memagent.eval.suites import Suite
+from memagent.eval.tasks import Item, Maker, Plan, is_lost, item_seed, make_plan
 from memagent.rewards.verifiers import grade
 from memagent.runs import Run
-from memagent.types import Prices, Usage
+from memagent.types import Engine, Prices, Usage
 
 LEAST_FAILURES = 16
 """So many failed calls in a row, or two for each that is allowed at once, mean an outage."""
@@ -311,6 +312,55 @@ class Evaluation:
     def _last_error(self) -> MemagentError:
         errors = [method.gate.last_error for method in self._methods if method.gate.last_error]
         return errors[-1]
+
+
+# --- from Python ----------------------------------------------------------------------------------
+
+
+async def evaluate(
+    suite: Suite,
+    engine: Engine,
+    *,
+    run: Run | None = None,
+    sources: Sequence[str] = (),
+    concurrency: int = 16,
+    limits: Limits | None = None,
+    prices: Prices | None = None,
+    watch: Watcher | None = None,
+) -> list[ItemRecord]:
+    """The records of a suite asked of an engine that is open already; its own engine is not used.
+
+    Without a run nothing is on disk. `watch` is told each record when it is finished.
+    """
+    if suite.tokenizer is not None:
+        tokenizer = open_tokenizer(suite.tokenizer)
+    else:
+        tokenizer, _ = tokenizer_for_model(engine.tokenizer)
+    own = suite.tokenizer or engine.tokenizer if tokenizer.is_exact else None
+    plan = make_plan(suite, sources=sources, length_tokenizer=suite.length_tokenizer or own)
+    gate = Gate(engine, concurrency=concurrency)
+    methods = [
+        OpenMethod(
+            title=choice.title,
+            function=open_method(choice.name),
+            settings=settings_for(choice.name, engine, suite.agent, choice.settings),
+            gate=gate,
+            tokenizer=tokenizer,
+        )
+        for choice in suite.methods
+    ]
+    evaluation = Evaluation(
+        methods=methods,
+        seed=suite.seed,
+        run=run,
+        limits=limits,
+        prices=prices,
+        concurrency=concurrency,
+        watch=watch,
+    )
+    with Maker(plan) as maker:
+        await maker.check(plan)
+        return await evaluation.evaluate(plan, maker)
 
 
 # --- the run --------------------------------------------------------------------------------------

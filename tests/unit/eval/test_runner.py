@@ -18,6 +18,7 @@ from memagent.eval.calls import CALLS, CallLog, Gate, ItemEngine, Kept
 from memagent.eval.methods import MethodSettings, open_method
 from memagent.eval.records import KIND, ItemRecord, read_items
 from memagent.eval.runner import Evaluation, OpenMethod, check_same, open_run
+from memagent.eval.runner import evaluate as evaluate_suite
 from memagent.eval.suites import parse_suite
 from memagent.eval.tasks import Maker, Plan, make_plan
 from memagent.runs import Run
@@ -159,6 +160,17 @@ def test_another_identity_is_refused_and_named(tmp_path: Path) -> None:
         check_same(stored, {"model": "b", "seed": 1}, tmp_path)
     with pytest.raises(RunError, match="kind 'ask'"):
         check_same({"kind": "ask"}, {}, tmp_path)
+
+
+def test_a_suite_is_evaluated_from_python_with_nothing_on_disk() -> None:
+    tasks = {"tasks": ["beyond/two_hop"], "tokens": [1500], "num": 3}
+    suite = parse_suite({"tasks": [tasks], "agent": SIZES, "methods": [{"name": "direct"}]})
+    seen: list[ItemRecord] = []
+    engine = Counting()
+    found = asyncio.run(evaluate_suite(suite, engine, concurrency=2, watch=seen.append))
+    assert [record.index for record in found] == [0, 1, 2]
+    assert sorted(seen, key=lambda record: record.index) == found
+    assert engine.num_calls == 3
 
 
 # --- calls that were made before ------------------------------------------------------------------
