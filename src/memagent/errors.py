@@ -10,6 +10,7 @@ Anything else that escapes is a bug in memagent and keeps its traceback.
     │   ├── RunError         a run directory cannot be used
     │   └── DataError        a dataset or a source of one is not as it should be
     ├── EngineError          the endpoint failed after retries: exit code 3
+    │   └── EmptyAnswer      the model said nothing where its answer was due
     └── LimitReached         a limit on calls or cost stopped the run: exit code 4
 """
 
@@ -56,6 +57,10 @@ class EngineError(MemagentError):
     """The endpoint failed for longer than our patience. What was read so far is kept."""
 
     exit_code = 3
+
+
+class EmptyAnswer(EngineError):
+    """The model said nothing, or only thought aloud, where its answer was due."""
 
 
 class LimitReached(MemagentError):

@@ -36,7 +36,7 @@ from memagent.documents.chunking import Chunks, Span
 from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.engines.base import BaseEngine
-from memagent.errors import ConfigError, DocumentError, EngineError
+from memagent.errors import ConfigError, DocumentError, EmptyAnswer
 from memagent.types import Completion, Engine, Message, Sampling, Usage
 
 
@@ -275,7 +275,7 @@ class Reader:
         call = await self._call(messages, prompt_tokens, max_tokens=budget.answer_reply)
         said, reasoning = split_reasoning(call.completion.text)
         if not said:
-            raise EngineError(_no_answer(call.was_cut))
+            raise EmptyAnswer(_no_answer(call.was_cut))
         return Step(
             kind="answer",
             index=index,

@@ -303,6 +303,10 @@ class LocalEngine(BaseEngine):
         ids: list[int] = self._loaded.tokenizer.encode(text)
         return ids
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Tokens as text, special ones left out: as the text of a completion is made."""
+        return self._decode(ids)
+
     def token_text(self, token_id: int) -> str:
         """A token by itself, special ones as they are written; U+FFFD for parts of a character."""
         return str(self._loaded.tokenizer.decode([token_id], skip_special_tokens=False))

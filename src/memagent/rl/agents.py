@@ -1,0 +1,66 @@
+"""Agents: async functions that solve a task by calling a client. Shipped ones by name, others from files.
+
+    async def agent(task, client) -> Outcome:
+        messages = [{"role": "user", "content": task.question}]
+        completion = await client.chat.completions.create(messages=messages)
+        return Outcome(answer=completion.choices[0].message.content)
+
+    agent = open_agent("calculator", {"max_turns": 6})
+    agent = open_agent("my_agent.py:agent")
+
+An agent with settings has a parameter `settings` whose default is an instance of a class derived from
+`memagent.config.Settings`; what the user sets is checked by that class.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from memagent.config import Settings
+from memagent.errors import ConfigError
+from memagent.rl.client import Client
+from memagent.rl.loading import is_file_spec, load_function
+from memagent.rl.types import Outcome
+
+Agent = Callable[[Any, Client], Awaitable[Outcome]]
+
+AGENTS: dict[str, str] = {
+    "single": "memagent.rl.shipped.single:agent",
+    "calculator": "memagent.rl.shipped.calculator:agent",
+    "memory": "memagent.rl.shipped.memory:agent",
+}
+"""Name to `module:function`; imported when used."""
+PARAMETERS = ("task", "client")
+
+
+def open_agent(spec: str, settings: Mapping[str, Any] | None = None) -> Agent:
+    """An agent by name, or from a file as `path.py:function`."""
+    if is_file_spec(spec):
+        function = load_function(spec, what="agent", parameters=PARAMETERS)
+    elif spec in AGENTS:
+        module, name = AGENTS[spec].split(":")
+        function = getattr(import_module(module), name)
+    else:
+        near = get_close_matches(spec, AGENTS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(AGENTS)}"
+        raise ConfigError(f"there is no agent {spec!r}; {hint}, or path.py:function")
+    if not inspect.iscoroutinefunction(function):
+        raise ConfigError(f"{spec} is not async; write it as async def, and await the client")
+    return _with_settings(spec, function, dict(settings or {}))
+
+
+def _with_settings(spec: str, function: Callable[..., Any], settings: dict[str, Any]) -> Agent:
+    parameter = inspect.signature(function).parameters.get("settings")
+    default = parameter.default if parameter else None
+    if isinstance(default, Settings):
+        kept = default.model_dump(exclude_unset=True)  # what the agent has set for itself
+        return partial(function, settings=type(default).parse({**kept, **settings}))
+    if settings:
+        names = ", ".join(settings)
+        raise ConfigError(f"the agent {spec} has no settings, and {names} was given; leave it out")
+    return function

@@ -1,0 +1,1 @@
+"""Agents that come with memagent. Each is a file to start your own from."""
