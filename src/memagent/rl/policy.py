@@ -5,8 +5,8 @@
     stats = accumulate(policy, packs, objective)              forward, loss and backward, pack by pack
 
 The model's own modules and parameters are used as they are, so full fine-tuning, adapters and sharded
-parameters need nothing special. Who sees whom goes in as a mask: dense on a CPU, in blocks for
-FlexAttention on a GPU. The language-model head runs only where a sampled token is predicted, some
+parameters need nothing special. Attention runs tree by tree on a CPU, and in blocks (FlexAttention) on
+a GPU. The language-model head runs only where a sampled token is predicted, some
 hundred places at a time, and is computed again in the backward pass: logits of a whole pack never
 exist.
 
@@ -23,10 +23,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memagent.rl.block_attention import BLOCK, block_mask, dense_mask, use_block_attention
 from memagent.rl.loss import Stats, merged, policy_loss
 from memagent.rl.objective import ObjectiveConfig
 from memagent.rl.packing import Pack
+from memagent.rl.tree_attention import BLOCK, attention_arguments, use_tree_attention
 
 HEAD_PLACES = 1024
 """Places whose logits exist at once."""
@@ -46,7 +46,7 @@ class Policy(nn.Module):
     `temperature` is the one that replies are drawn with: log-probabilities are those of the
     distribution that tokens were drawn from. `checkpointing` computes each layer's activations again
     in the backward pass, which needs less memory and a third more time. `in_blocks` chooses the
-    attention: in blocks, as on a GPU if not given, or with a dense mask. `compiled` fuses what layers
+    attention: in blocks, the default on a GPU, or tree by tree. `compiled` fuses what layers
     compute, which is worth its minute of compilation for long runs on a GPU.
     """
 
@@ -70,8 +70,7 @@ class Policy(nn.Module):
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
         self._in_blocks = self.device.type == "cuda" if in_blocks is None else in_blocks
-        if self._in_blocks:
-            use_block_attention(model)
+        use_tree_attention(model)
         if compiled:
             for layer in decoder_of(model).layers:
                 layer.compile()
@@ -120,12 +119,11 @@ class Policy(nn.Module):
             positions = np.pad(positions, (0, padding))
             until = np.concatenate([until, places + 1])  # each sees itself alone
         until_N = torch.from_numpy(until).to(device)
-        mask = block_mask(until_N) if self._in_blocks else dense_mask(until_N)
         output = decoder_of(self.model)(
             input_ids=torch.from_numpy(ids).to(device)[None],
             position_ids=torch.from_numpy(positions).to(device)[None],
-            attention_mask=mask,
             use_cache=False,
+            **attention_arguments(until_N, in_blocks=self._in_blocks),
         )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden

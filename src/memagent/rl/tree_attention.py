@@ -1,7 +1,7 @@
 """Attention over packed trees: query q sees key k when k <= q < until[k].
 
-    dense_mask(until)      True where a query sees a key; for SDPA on a CPU
-    block_mask(until)      the same in blocks, for FlexAttention on a GPU
+    tree_masks(until)      tree by tree, each with a mask of its own; for SDPA on a CPU
+    block_mask(until)      in blocks, for FlexAttention on a GPU
 
     blocks      k 0   1   2   3
       q 0       #                     # partly: the rule is asked for each pair
@@ -10,27 +10,49 @@
         3       .       .   #
 
 Which blocks are needed follows from the least and the greatest `until` of each block of keys, so no
-mask of all pairs is ever made. Transformers models take both masks as they take any attention mask.
+mask of all pairs is ever made. Models of transformers take both by an attention that is registered
+with it; with any other mask it computes as before.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-NAME = "memagent_blocks"
+NAME = "memagent_trees"
 """Of this attention, among those that transformers knows."""
 BLOCK = 128
 
 
+class TreeMask(NamedTuple):
+    """One tree of a pack."""
+
+    start: int
+    end: int
+    mask: torch.Tensor | None
+    """Who sees whom in it, [queries, keys]; None for a plain row, where all see all before them."""
+
+
+def tree_masks(until_N: torch.Tensor) -> list[TreeMask]:
+    """The trees of a pack. The first token of a tree is seen by all of it."""
+    trees, start = [], 0
+    while start < len(until_N):
+        end = int(until_N[start])
+        own = until_N[start:end] - start
+        is_plain = bool((own == end - start).all())
+        trees.append(TreeMask(start, end, None if is_plain else dense_mask(own)))
+        start = end
+    return trees
+
+
 def dense_mask(until_N: torch.Tensor) -> torch.Tensor:
-    """Who sees whom, as [1, 1, queries, keys]."""
+    """Who sees whom, as [queries, keys]."""
     places_N = torch.arange(len(until_N), device=until_N.device)
-    sees = (places_N[None, :] <= places_N[:, None]) & (places_N[:, None] < until_N[None, :])
-    return sees[None, None]
+    return (places_N[None, :] <= places_N[:, None]) & (places_N[:, None] < until_N[None, :])
 
 
 def block_mask(until_N: torch.Tensor, *, block: int = BLOCK) -> BlockMask:
@@ -60,8 +82,8 @@ def _ordered(is_needed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return counts[None, None].contiguous(), order[None, None].contiguous()
 
 
-def use_block_attention(model: Any) -> None:
-    """Let a transformers model take block masks. With any other mask it computes as before."""
+def use_tree_attention(model: Any) -> None:
+    """Let a transformers model attend as packs need it; otherwise it computes as before."""
     _register()
     for module in model.modules():
         if hasattr(module, "config") and hasattr(module.config, "_attn_implementation"):
@@ -77,6 +99,15 @@ def _register() -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
+def attention_arguments(until_N: torch.Tensor, *, in_blocks: bool) -> dict[str, Any]:
+    """What a model is called with to attend as a pack needs it."""
+    if in_blocks:
+        return {"attention_mask": block_mask(until_N)}
+    # transformers makes a mask of all pairs unless it is given one
+    unused = torch.empty((1, 1, 0, 0), dtype=torch.bool, device=until_N.device)
+    return {"attention_mask": unused, "trees": tree_masks(until_N)}
+
+
 def _attend(
     module: Any,
     query: torch.Tensor,
@@ -84,18 +115,41 @@ def _attend(
     value: torch.Tensor,
     attention_mask: Any,
     scaling: float | None = None,
+    trees: list[TreeMask] | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    if not isinstance(attention_mask, BlockMask):
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    if trees is not None:
+        return _attend_trees(query, key, value, trees, scaling), None
+    if isinstance(attention_mask, BlockMask):
+        attend = _compiled() if query.is_cuda else _flex  # on a CPU only for comparison
+        out = attend(query, key, value, attention_mask, scaling)
+        return out.transpose(1, 2).contiguous(), None
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **others
+    plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        module, query, key, value, attention_mask, scaling=scaling, **others
+    )
+    return plain
+
+
+def _attend_trees(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    trees: list[TreeMask],
+    scaling: float | None,
+) -> torch.Tensor:
+    num_shared = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(num_shared, dim=1) for part in (key, value))
+    found = []
+    for start, end, mask in trees:
+        parts = (part[:, :, start:end] for part in (query, key, value))
+        found.append(
+            F.scaled_dot_product_attention(
+                *parts, attn_mask=mask, is_causal=mask is None, scale=scaling
+            )
         )
-        return plain
-    attend = _compiled() if query.is_cuda else _flex  # on a CPU only for comparison
-    out = attend(query, key, value, attention_mask, scaling)
-    return out.transpose(1, 2).contiguous(), None
+    return torch.cat(found, dim=2).transpose(1, 2).contiguous()
 
 
 @cache
