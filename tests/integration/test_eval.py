@@ -173,10 +173,10 @@ def test_calls_that_fail_for_a_while_change_nothing(
 ) -> None:
     perfect, faulty = tmp_path / "perfect", tmp_path / "faulty"
     with running() as endpoint:
-        assert cli(*asked(dataset, endpoint, perfect)).code == 0
+        assert cli(*asked(dataset, endpoint, perfect, "--num", "6")).code == 0
     faults = {"faults": "500=0.1,reset=0.05,malformed=0.05", "seed": 2}
     with running(log=tmp_path / "calls.jsonl", **faults) as endpoint:
-        outcome = cli(*asked(dataset, endpoint, faulty, "--patience", "60"))
+        outcome = cli(*asked(dataset, endpoint, faulty, "--patience", "60", "--num", "6"))
         outcomes = Counter(call["outcome"] for call in endpoint.calls())
     assert outcome.code == 0, outcome.stderr
     assert outcomes.total() > 1.1 * outcomes["ok"]
@@ -208,7 +208,7 @@ def test_an_outage_stops_the_run_without_blaming_items_and_it_goes_on_later(
 
 def test_an_interrupted_run_says_how_to_go_on(cli: Cli, dataset: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with running(log=tmp_path / "calls.jsonl", latency_ms=30) as endpoint:
+    with running(log=tmp_path / "calls.jsonl", latency_ms=12) as endpoint:
         command = asked(dataset, endpoint, run, "--concurrency", "2")
         with cli.started(*command) as process:
             wait_until(lambda: endpoint.num_calls() >= 9)

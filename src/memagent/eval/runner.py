@@ -54,6 +54,8 @@ from memagent.types import Engine, Prices, Usage
 
 LEAST_FAILURES = 16
 """So many failed calls in a row, or two for each that is allowed at once, mean an outage."""
+TAIL_FAILURES = 4
+"""So many items that fail at the very end, with no answer after them, mean an outage too."""
 TRACEBACK_LINES = 6
 
 Watcher = Callable[[ItemRecord], None]
@@ -190,8 +192,7 @@ class Evaluation:
                 break
         if self._stopped is not None:
             raise self._stopped
-        has_answers = any(record.status == "ok" for record in self.records.values())
-        if self._suspects and not has_answers and not self._has_replies():
+        if self._suspects and self._is_outage():
             raise self._last_error()
         await self._write_suspects()
 
@@ -306,8 +307,12 @@ class Evaluation:
             prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
         )
 
-    def _has_replies(self) -> bool:
-        return any(method.gate.num_answered for method in self._methods)
+    def _is_outage(self) -> bool:
+        """Whether the last items failed because the engine did, and not each by its own fault."""
+        is_refused = isinstance(self._last_error(), EngineRefused)  # for what it is: no outage
+        if any(method.gate.num_answered for method in self._methods):
+            return not is_refused and len(self._suspects) >= TAIL_FAILURES
+        return not (is_refused and any(one.status == "ok" for one in self.records.values()))
 
     def _last_error(self) -> MemagentError:
         errors = [method.gate.last_error for method in self._methods if method.gate.last_error]

@@ -132,6 +132,18 @@ def test_an_outage_after_answers_keeps_what_was_answered(tmp_path: Path) -> None
     assert engine.num_calls < 40  # not all of the 60 are tried in vain
 
 
+def test_an_outage_at_the_very_end_or_after_a_restart_blames_no_item_either(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as run, pytest.raises(EngineError):
+        evaluate(Counting(fails=range(5, 100)), make(9), run=run)
+    assert len(list(read_items(tmp_path / "run"))) == 4
+    with open_run(tmp_path / "run", {}) as run, pytest.raises(EngineError):
+        evaluate(Counting(fails=range(1, 100)), make(5), run=run)
+    assert len(list(read_items(tmp_path / "run"))) == 4
+    with open_run(tmp_path / "run", {}) as run:
+        found = evaluate(Counting(), make(9), run=run)
+    assert [record.status for record in found] == ["ok"] * 9
+
+
 def test_items_made_for_all_methods_have_the_same_seed_and_their_own(tmp_path: Path) -> None:
     found = evaluate(Counting(), make(3), methods=("direct", "bm25"))
     seeds = {(record.index, record.seed) for record in found}
