@@ -143,10 +143,14 @@ def _attend_trees(
     key, value = (part.repeat_interleave(num_shared, dim=1) for part in (key, value))
     found = []
     for start, end, mask in trees:
-        parts = (part[:, :, start:end] for part in (query, key, value))
         found.append(
             F.scaled_dot_product_attention(
-                *parts, attn_mask=mask, is_causal=mask is None, scale=scaling
+                query[:, :, start:end],
+                key[:, :, start:end],
+                value[:, :, start:end],
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=scaling,
             )
         )
     return torch.cat(found, dim=2).transpose(1, 2).contiguous()
