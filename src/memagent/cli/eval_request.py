@@ -259,7 +259,10 @@ def _engine_settings(
     if not stored and suite.engine is not None and split_spec(suite.engine)[0] != kind:
         base = {n: value for n, value in base.items() if n == "concurrency"}
     adapter = store.shipped_adapter(name) if kind == "local" and not stored else None
-    return {**({"adapter": str(adapter)} if adapter else {}), **base, **new}
+    ours: dict[str, Any] = {"adapter": str(adapter)} if adapter else {}
+    if kind == "vllm":
+        ours["token_ids"] = False  # only training needs them, and they make replies long
+    return {**ours, **base, **new}
 
 
 def _check_engines(request: EvalRequest) -> None:
