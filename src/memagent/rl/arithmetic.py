@@ -112,7 +112,10 @@ def _number(value: Fraction) -> str:
     """Whole numbers as such, others with a few decimals."""
     if value.denominator == 1:
         return str(value.numerator)
-    return f"{round(value, NUM_DECIMALS):.{NUM_DECIMALS}f}".rstrip("0").rstrip(".")
+    whole, part = divmod(round(abs(value) * 10**NUM_DECIMALS), 10**NUM_DECIMALS)
+    decimals = f"{part:0{NUM_DECIMALS}}".rstrip("0")
+    sign = "-" if value < 0 and (whole or part) else ""
+    return f"{sign}{whole}.{decimals}" if decimals else f"{sign}{whole}"
 
 
 # --- word problems ----------------------------------------------------------------------------------

@@ -1,0 +1,239 @@
+"""Drivers and the pool: when calls leave, and that heavy work holds up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memagent.errors import ConfigError, EngineError
+from memagent.rl.client import Client
+from memagent.rl.drivers import Lockstep, open_driver
+from memagent.rl.loading import load_function
+from memagent.rl.offload import WorkerPool, offload
+from memagent.rl.rollouts import collect
+from memagent.rl.types import Outcome, Rollout
+from memagent.types import Message
+from tests.support.jobs import Job, jobs
+from tests.support.token_engine import TokenScript, TokenTakingScript, random_reply
+
+
+async def turns(task: Job, client: Client) -> Outcome:
+    """As many turns as the task says, in one conversation; the last reply counts."""
+    messages: list[Any] = [{"role": "user", "content": f"{task.id} begins"}]
+    for number in range(task.num_turns):
+        reply = await client.chat.completions.create(messages=messages)
+        messages += [reply.choices[0].message, {"role": "user", "content": f"turn {number}"}]
+    return Outcome(answer=messages[-2].content, reward=float(len(messages)))
+
+
+async def branches(task: Job, client: Client) -> Outcome:
+    """Conversations at the same time, of different lengths."""
+
+    async def branch(number: int) -> str:
+        messages: list[Any] = [{"role": "user", "content": f"{task.id} branch {number}"}]
+        for _ in range(number + 1):
+            reply = await client.chat.completions.create(messages=messages)
+            messages += [reply.choices[0].message, {"role": "user", "content": "more"}]
+        return str(messages[-2].content)
+
+    said = await asyncio.gather(*(branch(number) for number in range(3)))
+    return Outcome(answer=" ".join(said), reward=1.0)
+
+
+def uneven(messages: Sequence[Message]) -> float:
+    """Seconds that differ from call to call, so that free calls come back in any order."""
+    return 0.002 * (len(messages[0]["content"]) * 7 % 5)
+
+
+def without_times(rollout: Rollout) -> dict[str, Any]:
+    metrics = {k: v for k, v in rollout.metrics.items() if not k.startswith("time/")}
+    return {
+        "id": (rollout.task_id, rollout.index),
+        "samples": sorted(rollout.samples, key=lambda sample: sample.ids),
+        "reward": rollout.reward,
+        "metrics": metrics,
+        "record": dict(rollout.record),
+    }
+
+
+@pytest.mark.parametrize("agent", [turns, branches])
+@pytest.mark.parametrize("engine_class", [TokenScript, TokenTakingScript])
+async def test_lockstep_and_free_give_the_same_rollouts(
+    agent: Any, engine_class: type[TokenScript]
+) -> None:
+    found = {}
+    for driver, concurrency in (("free", 64), ("free", 3), ("lockstep", 64), ("lockstep", 5)):
+        engine = engine_class(random_reply, delay=uneven)
+        groups = await collect(
+            jobs(5), agent, engine, group_size=3, driver=driver, seed=9, concurrency=concurrency
+        ).all()
+        found[driver, concurrency] = [
+            without_times(rollout) for group in groups for rollout in group.rollouts
+        ]
+    first, *others = found.values()
+    assert len(first) == 15
+    assert len({rollout["record"]["answer"] for rollout in first}) == 15
+    assert all(other == first for other in others)
+
+
+async def test_another_seed_gives_other_rollouts() -> None:
+    answers = set()
+    for seed in (1, 2):
+        (group,) = await collect(
+            jobs(1), turns, TokenScript(random_reply), group_size=2, seed=seed
+        ).all()
+        answers |= {rollout.record["answer"] for rollout in group.rollouts}
+    assert len(answers) == 4
+
+
+async def test_lockstep_sends_every_turn_of_the_batch_together() -> None:
+    engine = TokenScript(random_reply, delay=uneven)
+    collection = collect(jobs(4), turns, engine, group_size=2, driver="lockstep")
+    await collection.all()
+    driver = collection._attempts._driver
+    assert isinstance(driver, Lockstep)
+    # jobs have 1, 2, 3 and 4 turns, and two rollouts each
+    assert driver.batches == [8, 6, 4, 2]
+    assert engine.most_at_once == 8
+
+
+async def test_free_calls_wait_for_nobody() -> None:
+    order: list[str] = []
+
+    async def agent(task: Job, client: Client) -> Outcome:
+        outcome = await turns(task, client)
+        order.append(task.id)
+        return outcome
+
+    slow_first = [Job(id="slow", num_turns=6), Job(id="quick", num_turns=1)]
+    await collect(slow_first, agent, TokenScript(random_reply), group_size=1).all()
+    assert order == ["quick", "slow"]
+
+
+async def test_no_more_rollouts_run_at_once_than_allowed() -> None:
+    engine = TokenScript(random_reply, delay=lambda messages: 0.001)
+    await collect(jobs(6), turns, engine, group_size=4, concurrency=5).all()
+    assert engine.most_at_once == 5
+
+
+async def test_a_rollout_that_fails_or_is_cancelled_holds_up_no_batch() -> None:
+    driver = Lockstep()
+    for name in "abc":
+        driver.enter(name)
+    waiting = {name: asyncio.ensure_future(driver.turn(name)) for name in "ab"}
+    await asyncio.sleep(0.01)
+    assert not any(task.done() for task in waiting.values())
+    waiting["a"].cancel()
+    driver.leave("a")
+    driver.leave("c")
+    await asyncio.wait_for(waiting["b"], 1)
+    assert driver.batches == [1]
+
+
+async def test_a_slow_reward_delays_no_other_rollout(tmp_path: Path) -> None:
+    """One reward sleeps in its process; everybody else's calls and rewards go on."""
+    file = tmp_path / "rewards.py"
+    file.write_text(
+        "import time\n"
+        "def score(task, outcome):\n"
+        "    time.sleep(1 if task.id == 'job0' else 0)\n"
+        "    return 1.0\n"
+    )
+    score = load_function(f"{file}:score", what="reward", parameters=("task", "outcome"))
+
+    async def reward(task: Any, outcome: Outcome) -> float:
+        return float(await offload(score, task, outcome))
+
+    async def agent(task: Job, client: Client) -> Outcome:
+        return Outcome(answer=(await turns(task, client)).answer)
+
+    for driver in ("free", "lockstep"):
+        finished: dict[str, float] = {}
+        with WorkerPool(2) as pool:
+            await asyncio.gather(*(pool.run(time.sleep, 0.3) for _ in range(2)))  # both are there
+            started = time.perf_counter()
+            async with collect(
+                jobs(4),
+                agent,
+                TokenScript(random_reply),
+                group_size=1,
+                driver=driver,  # type: ignore[arg-type]
+                reward=reward,
+                pool=pool,
+                concurrency=1,
+            ) as groups:
+                async for group in groups:
+                    finished[group.task_id] = time.perf_counter() - started
+        assert list(finished)[-1] == "job0"  # it began first, and the others ran one by one
+        assert finished["job0"] >= 1
+
+
+async def test_the_event_loop_goes_on_while_a_function_computes() -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    with WorkerPool(1) as pool:
+        await pool.run(os.getpid)
+        pool.use()
+        ticking = asyncio.ensure_future(tick())
+        assert await offload(sum, range(6_000_000)) == 17999997000000
+        ticking.cancel()
+    assert ticks >= 3
+
+
+async def test_functions_of_a_users_file_run_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("FACTOR = 3\n")
+    file = tmp_path / "tools.py"
+    file.write_text(
+        "import os\nfrom beside import FACTOR\n"
+        "def tripled(x):\n    return FACTOR * x, os.getpid()\n"
+        "def broken():\n    raise ValueError('no good')\n"
+    )
+    tripled = load_function(f"{file}:tripled", what="tool", parameters=("x",))
+    broken = load_function(f"{file}:broken", what="tool", parameters=())
+    with WorkerPool(1) as pool:
+        value, process = await pool.run(tripled, 14)
+        assert value == 42
+        assert process != os.getpid()
+        with pytest.raises(ValueError, match="no good"):
+            await pool.run(broken)
+
+
+async def test_a_lambda_is_refused_and_a_dead_worker_is_replaced() -> None:
+    with WorkerPool(1) as pool:
+        with pytest.raises(ConfigError, match="cannot be sent to another process"):
+            await pool.run(lambda: 1)
+        with pytest.raises(EngineError, match="a worker process died"):
+            await pool.run(os._exit, 1)
+        assert await pool.run(abs, -3) == 3
+
+
+async def test_a_function_that_hangs_does_not_keep_the_pool_from_closing() -> None:
+    pool = WorkerPool(1)
+    await pool.run(os.getpid)
+    hanging = asyncio.ensure_future(pool.run(time.sleep, 600))
+    await asyncio.sleep(0.1)
+    started = time.perf_counter()
+    hanging.cancel()
+    pool.close()
+    assert time.perf_counter() - started < 5
+
+
+async def test_without_a_pool_work_is_done_in_a_thread() -> None:
+    assert await offload(abs, -2) == 2
+
+
+def test_an_unknown_driver_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="there is no driver 'lockstepp'; did you mean lockstep"):
+        open_driver("lockstepp")
