@@ -1,0 +1,22 @@
+"""The example of reinforcement learning in one file learns what it says it learns."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minimal_rl.py"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_tiny_model_learns_to_keep_its_memory(
+    seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewards = runpy.run_path(str(EXAMPLE))["train"](30, seed=seed)
+    first, last = sum(rewards[:3]) / 3, sum(rewards[-5:]) / 5
+    assert first < 0.75
+    assert last > 0.85
+    assert last > first + 0.2
+    assert capsys.readouterr().out.startswith(f"step    0  reward {rewards[0]:.2f}  entropy")
