@@ -180,20 +180,24 @@ def continued_prompt(
 ) -> tuple[int, ...] | None:
     """The prompt of a conversation that continues a turn, with the turn's tokens as they were drawn.
 
-    rendered_ids   [ the turn's prompt ][ the reply, cut anew ] end [ what follows ]
-    the result     [ the turn's prompt ][ the reply, as drawn ] end [ what follows ]
+    rendered_ids   [ the turn's prompt ][ the reply, cut anew ][ end, what follows ]
+    the result     [ the turn's prompt ][ the reply, as drawn ][ end, what follows ]
 
-    None where that is not what the template makes of it: it must keep what stood before the reply and
-    the reply itself (white space at its ends aside), and the reply must have ended by itself, with the
-    token that the template puts there too.
+    `decode` leaves special tokens out; the first one after the reply is its end. It is the one that was
+    drawn, or, where the limit cut the reply, it is put there and carries no loss. None where the result
+    would not be what the template makes of the conversation: it must keep what stood before the reply,
+    the reply itself (white space at its ends aside), and the way in which it ended.
     """
     before, drawn = turn.rendered_ids, turn.call.completion_ids
     if not drawn or tuple(rendered_ids[: len(before)]) != before:
         return None
     after = list(rendered_ids[len(before) :])
-    if drawn[-1] not in after:
+    end = next((place for place, token in enumerate(after) if not decode([token])), None)
+    if end is None:
         return None
-    end = after.index(drawn[-1])
-    if decode(after[:end]).strip() != turn.reply.strip():
+    said = {decode(ids).strip() for ids in (after[:end], drawn)}
+    if said != {turn.reply.strip()}:  # the template changed it, or a stop text was taken off
         return None
-    return turn.call.ids + tuple(after[end + 1 :])
+    if decode(drawn[-1:]):
+        return turn.call.ids + tuple(after[end:])
+    return turn.call.ids + tuple(after[end + 1 :]) if drawn[-1] == after[end] else None

@@ -19,11 +19,11 @@ from memagent.types import Completion, Message, Sampling
 from tests.support.token_engine import (
     END,
     PAIR,
+    START,
     TokenScript,
     TokenTakingScript,
     chat_template,
     decode,
-    encode,
     in_pairs,
     random_reply,
     without_ends,
@@ -250,10 +250,10 @@ async def test_tokens_drawn_otherwise_than_written_go_on_where_tokens_can_be_sen
 
 async def test_a_reply_cut_by_its_limit_gets_an_end_that_carries_no_loss() -> None:
     ours = await converse(
-        TokenTakingScript(scripted("Abcdef", "B"), drift=False), tools=["x"], max_tokens=3
+        TokenTakingScript(scripted("Abcdef", "Bc"), drift=True), tools=["x"], max_tokens=3
     )
     (row,) = ours.recorder.samples()
-    assert [token for token, _ in drawn_of(row)] == [*encode("Abc"), *encode("B"), END]
+    assert [token for token, _ in drawn_of(row)] == [*in_pairs("Abcdef"), *in_pairs("Bc"), END]
     place = row.ids.index(END, len(chat_template([{"role": "user", "content": "begin"}])))
     assert not row.is_sampled[place]
 
@@ -281,7 +281,11 @@ def test_a_prompt_goes_on_only_with_what_the_template_keeps() -> None:
     assert continued_prompt(turn, rendered("abc"), decode) is None  # changed
     assert continued_prompt(turn, rendered("abcd")[1:], decode) is None  # another beginning
     cut = turn_of("abcd", in_pairs("abcd"))
-    assert continued_prompt(cut, rendered("abcd"), decode) is None  # no end was drawn
+    assert continued_prompt(cut, rendered("abcd"), decode) == (*cut.call.ids, END, *tail)
+    ended_otherwise = turn_of("abcd", [*in_pairs("abcd"), START])
+    assert continued_prompt(ended_otherwise, rendered("abcd"), decode) is None
+    stopped = turn_of("ab", in_pairs("abcd"))  # "cd" was the stop text
+    assert continued_prompt(stopped, rendered("ab"), decode) is None
     assert continued_prompt(turn_of("", []), rendered(""), decode) is None
 
 
