@@ -2,7 +2,7 @@
 
     ratio     r = exp(logprob - old)
     gain      g = min(r A, clip(r, 1 - low, 1 + high) A), and not below dual_clip x A where A < 0
-    loss      sum over tokens of  weight x (kl_coef x k3 - correction x g)
+    loss      sum over tokens of  weight x (kl_coef x k3 - correction x g), without masked ones
 
 The sum of the losses of all packs of a step is the loss of the step, whatever the packs are: there is
 no mean in here. Weights come from `samples.py`, the formula is in docs/training.md.
@@ -39,7 +39,7 @@ class TokenLosses(NamedTuple):
     policy: torch.Tensor
     """What falls when the policy gets better; 0 where masked."""
     kl: torch.Tensor | None
-    """Divergence to the reference."""
+    """Divergence to the reference; 0 where masked."""
     ratio: torch.Tensor
     is_clipped_low: torch.Tensor
     """The ratio is below its bound and the advantage is negative: no gradient."""
@@ -82,7 +82,7 @@ def token_losses(
     correction, is_masked = _correction(log_mismatch, objective, is_recomputed=old is not None)
     return TokenLosses(
         policy=torch.where(is_masked, 0.0, -correction * gain),
-        kl=None if reference is None else k3(logprobs, reference),
+        kl=None if reference is None else torch.where(is_masked, 0.0, k3(logprobs, reference)),
         ratio=ratio.detach(),
         is_clipped_low=is_negative & (ratio < 1 - objective.clip_low),
         is_clipped_high=(advantages > 0) & (ratio > 1 + objective.clip_high),

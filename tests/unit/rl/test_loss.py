@@ -130,8 +130,12 @@ def test_without_a_cap_recomputed_tokens_all_weigh_one() -> None:
 def test_tokens_that_trainer_and_engine_disagree_about_are_masked() -> None:
     objective = ObjectiveConfig(mask_below=0.5, mask_above=2.0)
     logprobs = logs(0.4, 0.6, 1.9, 2.1, requires_grad=True)
-    found = token_losses(logprobs, same(4), numbers(-1, 1, -1, -1), objective)
+    found = token_losses(
+        logprobs, same(4), numbers(-1, 1, -1, -1), objective, reference=logs(0.8, 0.6, 3.8, 4.2)
+    )
     assert found.is_masked.tolist() == [True, False, False, True]
+    assert found.kl is not None
+    assert found.kl.tolist() == pytest.approx([0.0, 0.0, 2 - math.log(2) - 1, 0.0])
     assert found.policy.tolist() == pytest.approx([0.0, -0.6, 1.9, 0.0])
     found.policy.sum().backward()
     assert logprobs.grad is not None
