@@ -32,7 +32,8 @@ pytestmark = [
 WINDOW = 1024
 FACTOR = 4.0
 ARGUMENTS = "--enforce-eager --dtype float32 --max-num-seqs 8"
-MESSAGES = [{"role": "user", "content": "Where is the red ledger of 1873?"}]
+MESSAGES = [{"role": "user", "content": "Where is the red ledger kept?"}]
+"""Without figures, which transformers takes apart in its own way for every Qwen2 tokenizer."""
 GREEDY = Sampling(max_tokens=12, temperature=0.0)
 TEMPLATES = """
 read = "Question: {question}\\nText: {section}\\nMemory: {memory}\\nNew memory:"
