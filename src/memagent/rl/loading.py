@@ -9,6 +9,7 @@ to be sent to another process, which runs the file itself.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from memagent.errors import ConfigError
 
 PREFIX = "memagent_file_"
 """How the modules of such files are called; the rest is their name and a fingerprint of the path."""
+
+_place = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +112,12 @@ def portable(function: Callable[..., Any]) -> Callable[..., Any]:
 def error_line(error: BaseException) -> str:
     """An error in one line: its kind, its message, and the last line of code that is the user's own."""
     message = " ".join(str(error).split()) or "no message"
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = str(Path(__file__).parents[1])
-    theirs = [frame for frame in frames if not _is_foreign(frame.filename, ours)]
-    where = f" ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})" if theirs else ""
+    frames = [
+        (frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    frames += _place.findall(str(error.__cause__))  # as text, if it comes from another process
+    theirs = [frame for frame in frames if not _is_foreign(frame[0])]
+    where = f" ({Path(theirs[-1][0]).name}, line {theirs[-1][1]})" if theirs else ""
     return f"{type(error).__name__}: {message}{where}"
 
 
@@ -121,8 +126,11 @@ def is_own_function(value: object, module: ModuleType) -> bool:
     return inspect.isfunction(value) and value.__module__ == module.__name__
 
 
-def _is_foreign(filename: str, ours: str) -> bool:
+def _is_foreign(filename: str) -> bool:
     """Code of memagent, of the standard library or of installed packages."""
-    is_ours = filename.startswith(ours) and "shipped" not in Path(filename).parts
+    is_ours = (
+        filename.startswith(str(Path(__file__).parents[1]))
+        and "shipped" not in Path(filename).parts
+    )
     is_library = filename.startswith((sys.base_prefix, sys.prefix)) or "site-packages" in filename
     return is_ours or is_library or filename.startswith("<")

@@ -14,6 +14,8 @@ import asyncio
 import multiprocessing
 import os
 import pickle
+import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -80,8 +82,23 @@ class WorkerPool:
     def _start(self) -> ProcessPoolExecutor:
         # a fork of a process with threads (the engine's, torch's) can hang
         context = multiprocessing.get_context("spawn")
-        self._executor = ProcessPoolExecutor(self._num_workers, mp_context=context)
+        self._executor = ProcessPoolExecutor(
+            self._num_workers, mp_context=context, initializer=_prepare_worker
+        )
         return self._executor
+
+
+def _prepare_worker() -> None:
+    """Leave Ctrl-C to the program, and end with it even when it was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    program = multiprocessing.parent_process()
+    assert program is not None, "a worker is started by a program"
+
+    def end_with_the_program() -> None:
+        program.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_the_program, daemon=True).start()
 
 
 _pool: ContextVar[WorkerPool | None] = ContextVar("memagent_pool", default=None)

@@ -452,6 +452,11 @@ async def test_a_users_reward_grades_rollouts_in_processes(reward_file: Path) ->
     reward = open_reward(f"{reward_file}:right")
     (group,) = await collect([example()], agent, engine, group_size=2, reward=reward).all()
     assert [rollout.reward for rollout in group.rollouts] == [1.0, 1.0]
+    silent = TokenScript(lambda messages, sampling: "")
+    fragile = open_reward(f"{reward_file}:fragile")
+    (group,) = await collect([example()], agent, silent, group_size=2, reward=fragile).all()
+    place = f"{reward_file.name}, line 12"
+    assert group.rollouts[0].error == f"ZeroDivisionError: division by zero ({place})"
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -48,7 +51,7 @@ async def branches(task: Job, client: Client) -> Outcome:
 
 def uneven(messages: Sequence[Message]) -> float:
     """Seconds that differ from call to call, so that free calls come back in any order."""
-    return 0.002 * (len(messages[0]["content"]) * 7 % 5)
+    return 0.002 * (crc32(str(messages).encode()) % 5)
 
 
 def without_times(rollout: Rollout) -> dict[str, Any]:
@@ -134,6 +137,33 @@ async def test_a_rollout_that_fails_or_is_cancelled_holds_up_no_batch() -> None:
     driver.leave("c")
     await asyncio.wait_for(waiting["b"], 1)
     assert driver.batches == [1]
+
+
+async def test_a_batch_waits_for_a_rollout_that_enters_at_the_same_moment() -> None:
+    driver = Lockstep()
+    driver.enter("a")
+    first = asyncio.ensure_future(driver.turn("a"))
+    await asyncio.sleep(0)  # all that were live wait now, and the batch is about to leave
+    driver.enter("b")
+    await asyncio.sleep(0.01)
+    assert not first.done()
+    await asyncio.gather(first, driver.turn("b"))
+    assert driver.batches == [2]
+
+
+async def test_a_call_left_behind_by_a_finished_rollout_stands_for_no_other() -> None:
+    driver = Lockstep()
+    for name in "abc":
+        driver.enter(name)
+    behind = asyncio.ensure_future(driver.turn("a"))
+    await asyncio.sleep(0)
+    driver.leave("a")
+    second = asyncio.ensure_future(driver.turn("b"))
+    await asyncio.sleep(0.01)
+    assert not behind.done()
+    assert not second.done()
+    await asyncio.gather(behind, second, driver.turn("c"))
+    assert driver.batches == [3]
 
 
 async def test_a_slow_reward_delays_no_other_rollout(tmp_path: Path) -> None:
@@ -228,6 +258,28 @@ async def test_a_function_that_hangs_does_not_keep_the_pool_from_closing() -> No
     hanging.cancel()
     pool.close()
     assert time.perf_counter() - started < 5
+
+
+def test_workers_end_when_their_program_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(
+        "import asyncio, os, time\n"
+        "from memagent.rl.offload import WorkerPool\n"
+        "if __name__ == '__main__':\n"
+        "    print(asyncio.run(WorkerPool(1).run(os.getpid)), flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    program = subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert program.stdout is not None
+        worker = int(program.stdout.readline())
+    finally:
+        program.kill()
+        program.communicate()
+    until = time.monotonic() + 20
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{worker}").exists()
 
 
 async def test_without_a_pool_work_is_done_in_a_thread() -> None:
