@@ -8,7 +8,7 @@
 Each case is a batch of different prompts of random tokens and 64 new tokens, greedy. Every engine runs
 in a process of its own, one after the other. `total` is from the first prompt token to the last new one;
 `decode` counts new tokens once the prompts are read. llama.cpp takes the settings that were the fastest
-of LLAMA_SETTINGS on the shortest prompts; a batch goes through it as sequences of one context.
+of LLAMA_SETTINGS on prompts of TRIAL_TOKENS; a batch goes through it as sequences of one context.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 
 LLAMA_PYTHON = Path(__file__).parents[1] / ".venv-llama" / "bin" / "python"
 NEW_TOKENS = 64
+TRIAL_TOKENS = 1000
 FIRST_TOKEN, LAST_TOKEN = 100, 49_000
 LLAMA_SETTINGS: tuple[dict[str, Any], ...] = (
     {"n_ubatch": 512, "flash": False, "unified": False},
@@ -194,8 +195,8 @@ def measure(engine: str, job: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def best_llama_settings(job: dict[str, Any], tokens: int, batch: int) -> dict[str, Any]:
-    case = {"tokens": tokens, "batch": batch}
+def best_llama_settings(job: dict[str, Any], batch: int) -> dict[str, Any]:
+    case = {"tokens": TRIAL_TOKENS, "batch": batch}
 
     def total(settings: dict[str, Any]) -> float:
         return float(
@@ -239,7 +240,7 @@ def main() -> None:
     head = f"{'batch':>5} {'tokens':>6}  {'engine':13} {'total s':>8} {'decode tok/s':>12}"
     print(f"{head} {'our total':>10} {'our decode':>11}  same tokens as ours")
     for batch in arguments.batch:
-        settings = best_llama_settings(job, min(arguments.tokens), batch)
+        settings = best_llama_settings(job, batch)
         for tokens in arguments.tokens:
             cases = [{"tokens": tokens, "batch": batch}]
             found: dict[str, dict[str, Any]] = {}

@@ -304,7 +304,7 @@ static void one_row(const Matrix *m, int64_t t, const float *x, const float *s, 
     some_rows(m, t, x, s, 1, y);
 }
 
-/* What a matrix is multiplied with: rows, the sums of their groups, and LoRA's way through its rank. */
+/* What a matrix is multiplied with: rows of inputs, and the sums of their groups of 32. */
 typedef struct {
     const float *x;
     const float *sums;
