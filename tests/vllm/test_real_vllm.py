@@ -128,7 +128,7 @@ def test_the_reader_reads_through_it(engine: VllmEngine, tmp_path: Path) -> None
     )
     reader = Reader(engine, config=config)
     assert reader.tokenizer_note is None
-    trace = reader.ask("Where is the ledger?", prose(12))
+    trace = reader.ask("Where is the ledger?", prose(30))
     assert len(trace.steps) > 3
     assert [step.kind for step in trace.steps][-2:] == ["read", "answer"]
     assert trace.answer
