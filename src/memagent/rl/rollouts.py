@@ -173,6 +173,8 @@ class Collection:
         self._under_way: dict[str, list[Rollout | None]] = {}
         """Rollouts of unfinished groups, by task."""
         self._running: dict[asyncio.Task[_Attempt], tuple[str, int]] = {}
+        self._done: asyncio.Queue[asyncio.Task[_Attempt]] = asyncio.Queue()
+        """Of those that run, the finished ones: waiting for all of them anew each time takes long."""
         self._ready: deque[Group] = deque()
         self._order: dict[str, int] = {}
         """When each task was drawn."""
@@ -198,9 +200,8 @@ class Collection:
                 if not self._running:
                     await self.aclose()
                     raise StopAsyncIteration
-                done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    self._take(*self._running.pop(task), task.result())
+                done = await self._done.get()
+                self._take(*self._running.pop(done), done.result())
         except StopAsyncIteration:
             raise
         except BaseException:
@@ -253,6 +254,7 @@ class Collection:
         for index, place in enumerate(places):
             if place is None:
                 attempt = asyncio.ensure_future(self._attempts.attempt(task, index, self._pool))
+                attempt.add_done_callback(self._done.put_nowait)
                 self._running[attempt] = (task.id, index)
         self._close_group(task.id)
 

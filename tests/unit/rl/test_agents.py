@@ -13,6 +13,7 @@ import torch
 
 from memagent.config import LocalConfig
 from memagent.data.example import Example, Passage
+from memagent.engines.base import open_engine
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
 from memagent.engines.scripted import ScriptedEngine
@@ -22,10 +23,11 @@ from memagent.rl.agents import AGENTS, open_agent
 from memagent.rl.arithmetic import CalculationError, calculate, calculation_reply, problem
 from memagent.rl.client import Client, Session
 from memagent.rl.rewards import check_reward, open_reward
-from memagent.rl.rollouts import collect
+from memagent.rl.rollouts import check_engine, collect
 from memagent.rl.types import Outcome, Sample
 from tests.conftest import prose
 from tests.support.tiny_models import make_tiny_model
+from tests.support.tiny_server import serving_tiny
 from tests.support.token_engine import TokenScript, TokenTakingScript, encode, random_reply
 
 SMALL = {"window": 1000, "chunk_tokens": 120, "memory_tokens": 24, "answer_tokens": 16}
@@ -287,6 +289,29 @@ async def test_both_drivers_draw_the_same_tokens_from_a_model(engine: LocalEngin
         )
     assert drawn[0] == drawn[1]
     assert len({ids for rollout in drawn[0] for ids in rollout}) > 6
+
+
+async def test_an_endpoint_that_returns_tokens_gives_the_rows_of_the_model_itself(
+    engine: LocalEngine, folder: Path
+) -> None:
+    agent = open_agent("single", {"max_tokens": 12})
+    tasks = [example(id=name, documents=()) for name in "ab"]
+    rows = []
+    with serving_tiny(folder) as server:
+        asks = {"return_token_ids": True, "logprobs": True}
+        settings = {"base_url": server.base_url, "extra_body": asks}
+        endpoint = open_engine(f"openai:{server.engine.model}", **settings)
+        await check_engine(endpoint)
+        for one in (engine, endpoint):
+            collection = collect(tasks, agent, one, group_size=3, reward=open_reward("strict"))
+            groups = await collection.all()
+            rows.append([row for g in groups for rollout in g.rollouts for row in rollout.samples])
+        await endpoint.aclose()
+    assert [row.ids for row in rows[0]] == [row.ids for row in rows[1]]
+    assert [row.is_sampled for row in rows[0]] == [row.is_sampled for row in rows[1]]
+    for own, sent in zip(*rows, strict=True):
+        assert own.logprobs == pytest.approx(sent.logprobs, abs=1e-5)
+    assert len({row.ids for row in rows[0]}) == 6
 
 
 async def test_rows_tell_the_version_of_the_weights(engine: LocalEngine) -> None:

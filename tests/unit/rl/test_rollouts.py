@@ -208,6 +208,20 @@ async def test_when_nothing_succeeds_the_collection_stops_with_the_reason() -> N
         await collect(endless(), ask, TokenScript(dead), group_size=2, stop_after=4).all()
 
 
+async def test_failures_with_successes_between_them_stop_nothing() -> None:
+    script = engine()
+
+    async def every_second(task: Job, client: Client) -> Outcome:
+        outcome = await ask(task, client)
+        if len(script.prompts) % 2:
+            raise ValueError("no good")
+        return outcome
+
+    collection = collect(jobs(4), every_second, script, group_size=2, concurrency=1, stop_after=2)
+    assert len(await collection.all()) == 4
+    assert collection.stats.num_failed == 4
+
+
 async def test_leaving_early_cancels_what_is_under_way() -> None:
     cancelled = 0
 
