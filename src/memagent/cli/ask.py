@@ -25,6 +25,7 @@ from memagent.cli.options import PanelCommand, panel_option, settings_options
 from memagent.cli.output import print_answers, print_plan
 from memagent.cli.progress import ReadingProgress, duration
 from memagent.cli.request import Request, make_request
+from memagent.cli.run_options import limit_options, price_options, run_options
 from memagent.config import AgentConfig, EngineConfig, LocalConfig, VllmConfig
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
@@ -73,42 +74,9 @@ STDIN_COPY = "stdin"
 @panel_option("--show-memory", is_flag=True, panel="Options", help="Show the memory as it changes.")
 @panel_option("--quiet", is_flag=True, panel="Options", help="Show no progress.")
 @panel_option("--encoding", panel="Options", help="Encoding of the files; detected when not given.")
-@panel_option(
-    "--run-dir",
-    type=click.Path(path_type=Path),
-    panel="Run",
-    help="Folder to keep the run in. [default: a new one in your state folder]",
-)
-@panel_option(
-    "--resume",
-    type=click.Path(path_type=Path),
-    panel="Run",
-    help="Go on with the run in this folder; nothing that was finished is done again.",
-)
-@panel_option(
-    "--max-calls",
-    type=click.IntRange(min=1),
-    panel="Run",
-    help="Stop before more calls than this are made, over all resumptions.",
-)
-@panel_option(
-    "--max-cost",
-    type=click.FloatRange(min=0),
-    panel="Run",
-    help="Stop before the run can cost more than this, over all resumptions.",
-)
-@panel_option(
-    "--price-in",
-    type=click.FloatRange(min=0),
-    panel="Run",
-    help="Price of a million prompt tokens.",
-)
-@panel_option(
-    "--price-out",
-    type=click.FloatRange(min=0),
-    panel="Run",
-    help="Price of a million completion tokens.",
-)
+@run_options("the run")
+@limit_options
+@price_options
 @panel_option(
     "--engine",
     panel="Engine",

@@ -20,6 +20,7 @@ from memagent.cli.models import pull_if_known
 from memagent.cli.options import PanelCommand, given, panel_option, settings_options
 from memagent.cli.progress import SECONDS_BETWEEN_LINES, duration
 from memagent.cli.request import SECRET_SETTINGS, SETTINGS_OF
+from memagent.cli.run_options import price_options, run_options
 from memagent.config import EngineConfig, LocalConfig, VllmConfig
 from memagent.data.build import refuse_to_overwrite
 from memagent.data.files import FORMATS
@@ -79,30 +80,8 @@ SHOWN_FAILURES = 3
     help=f"{FilterSettings.help('on_failure')} [default: drop]",
 )
 @settings_options(FilterSettings, panel="Screening", skip=("rule", "on_failure"))
-@panel_option(
-    "--run-dir",
-    type=click.Path(path_type=Path),
-    panel="Run",
-    help="Folder to keep the replies in. [default: a new one in your state folder]",
-)
-@panel_option(
-    "--resume",
-    type=click.Path(path_type=Path),
-    panel="Run",
-    help="Go on with the run in this folder; nothing that was answered is asked again.",
-)
-@panel_option(
-    "--price-in",
-    type=click.FloatRange(min=0),
-    panel="Run",
-    help="Price of a million prompt tokens.",
-)
-@panel_option(
-    "--price-out",
-    type=click.FloatRange(min=0),
-    panel="Run",
-    help="Price of a million completion tokens.",
-)
+@run_options("the replies")
+@price_options
 @panel_option(
     "--engine",
     "engines",

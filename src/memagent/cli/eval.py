@@ -23,6 +23,7 @@ from memagent.cli.eval_request import EvalRequest, make_request
 from memagent.cli.models import pull_if_known
 from memagent.cli.options import PanelCommand, panel_option, settings_options
 from memagent.cli.progress import SECONDS_BETWEEN_LINES, duration
+from memagent.cli.run_options import limit_options, price_options, run_options
 from memagent.config import AgentConfig, EngineConfig, LocalConfig, VllmConfig
 from memagent.data.lengths import length_tokenizer
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
@@ -121,42 +122,9 @@ ONE_CALL = ("direct", "yarn", "bm25")
     panel="How",
     help="Tokenizer of the model: a hub id, a path, tiktoken:NAME, bytes.",
 )
-@panel_option(
-    "--run-dir",
-    type=click.Path(path_type=Path),
-    panel="Run",
-    help="Folder for the records. [default: a new one in your state folder]",
-)
-@panel_option(
-    "--resume",
-    type=click.Path(path_type=Path),
-    panel="Run",
-    help="Go on with the run in this folder; nothing that was answered is asked again.",
-)
-@panel_option(
-    "--max-calls",
-    type=click.IntRange(min=1),
-    panel="Run",
-    help="Stop before a call beyond this number, over all resumptions.",
-)
-@panel_option(
-    "--max-cost",
-    type=click.FloatRange(min=0),
-    panel="Run",
-    help="Stop before a call that could pass this cost.",
-)
-@panel_option(
-    "--price-in",
-    type=click.FloatRange(min=0),
-    panel="Run",
-    help="Price of a million prompt tokens.",
-)
-@panel_option(
-    "--price-out",
-    type=click.FloatRange(min=0),
-    panel="Run",
-    help="Price of a million completion tokens.",
-)
+@run_options("the records")
+@limit_options
+@price_options
 @panel_option(
     "--processes",
     type=click.IntRange(min=0),

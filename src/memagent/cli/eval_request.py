@@ -16,6 +16,7 @@ from memagent.cli.request import (
     SETTINGS_OF,
     settings_of,
 )
+from memagent.cli.run_options import limits_of, prices_of
 from memagent.config import AgentConfig, EngineConfig
 from memagent.data.recipes import named_sources
 from memagent.engines import store
@@ -51,18 +52,11 @@ class EvalRequest:
     @property
     def prices(self) -> Prices | None:
         """What the endpoint charges, if the user said so."""
-        limits = self.limit_settings
-        if "price_in" not in limits and "price_out" not in limits:
-            return None
-        return Prices(prompt=limits.get("price_in", 0.0), completion=limits.get("price_out", 0.0))
+        return prices_of(self.limit_settings)
 
     def limits(self) -> Limits:
         """The limits the user set."""
-        return Limits(
-            max_calls=self.limit_settings.get("max_calls"),
-            max_cost=self.limit_settings.get("max_cost"),
-            prices=self.prices,
-        )
+        return limits_of(self.limit_settings)
 
     def settings_of(self, method: MethodChoice) -> dict[str, Any]:
         """The settings of the engine that answers a method."""

@@ -11,6 +11,7 @@ from typing import Any
 from memagent.agent.limits import Limits
 from memagent.agent.reader import checked_question
 from memagent.cli.options import given
+from memagent.cli.run_options import limits_of, prices_of
 from memagent.config import AgentConfig, EngineConfig, LocalConfig, Settings, VllmConfig
 from memagent.engines import store
 from memagent.engines.base import split_spec
@@ -54,18 +55,11 @@ class Request:
     @property
     def prices(self) -> Prices | None:
         """What the endpoint charges, if the user said so."""
-        limits = self.limit_settings
-        if "price_in" not in limits and "price_out" not in limits:
-            return None
-        return Prices(prompt=limits.get("price_in", 0.0), completion=limits.get("price_out", 0.0))
+        return prices_of(self.limit_settings)
 
     def limits(self) -> Limits:
         """The limits the user set."""
-        return Limits(
-            max_calls=self.limit_settings.get("max_calls"),
-            max_cost=self.limit_settings.get("max_cost"),
-            prices=self.prices,
-        )
+        return limits_of(self.limit_settings)
 
     def kept(self, engine: Engine) -> dict[str, Any]:
         """What a manifest keeps, to resume by: no key, no credentials in the address."""
