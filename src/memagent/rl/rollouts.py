@@ -38,8 +38,8 @@ from memagent.rl.rewards import Reward, Task, checked_reward
 from memagent.rl.types import Group, Outcome, Rollout
 from memagent.types import Engine, Sampling, Usage
 
-STOP_AFTER = 16
-"""So many failed rollouts without a success between them mean that something else is wrong."""
+STOP_AFTER = 4
+"""So many tasks without any success, one after the other, mean that the tasks are not to blame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +108,7 @@ def collect(
     max_unwanted     how many are replaced, at most; then there may be fewer than `num_groups`
     concurrency      rollouts whose agents run at once, at most
     seconds          how long an agent may take, and a reward; None sets no limit
+    stop_after       so many tasks that fail one after the other, in all rollouts, end the collection
     finished         rollouts from an earlier run; they are not made again
     pool             processes for `offload`, to keep for the next time; one of its own if None
     needs_tokens     False takes any engine and records nothing, for validation
@@ -179,6 +180,8 @@ class Collection:
         self._order: dict[str, int] = {}
         """When each task was drawn."""
         self._num_failed_in_a_row = 0
+        """Tasks of which no rollout succeeded, since the last one that did."""
+        self._last_error: BaseException | None = None
         self._started: float | None = None
         self.stats = Stats()
 
@@ -261,7 +264,9 @@ class Collection:
     def _take(self, task_id: str, index: int, attempt: _Attempt) -> None:
         rollout = attempt.rollout
         self._under_way[task_id][index] = rollout
-        self._num_failed_in_a_row = 0 if rollout.is_ok else self._num_failed_in_a_row + 1
+        self._last_error = attempt.error or self._last_error
+        if rollout.is_ok:
+            self._num_failed_in_a_row = 0
         assert self._started is not None
         before = self.stats
         self._count(
@@ -274,13 +279,13 @@ class Collection:
         )
         if self._watch:
             self._watch(rollout, self.stats)
-        if self._num_failed_in_a_row >= self._stop_after:
-            kind = EngineError if isinstance(attempt.error, EngineError) else ConfigError
-            raise kind(
-                f"{self._num_failed_in_a_row} rollouts failed one after the other, the last with: "
-                f"{rollout.error}"
-            )
         self._close_group(task_id)
+        if self._num_failed_in_a_row >= self._stop_after:
+            kind = EngineError if isinstance(self._last_error, EngineError) else ConfigError
+            raise kind(
+                f"all rollouts of {self._num_failed_in_a_row} tasks failed one after the other, the "
+                f"last with: {rollout.error}"
+            )
 
     def _close_group(self, task_id: str) -> None:
         rollouts = [rollout for rollout in self._under_way[task_id] if rollout is not None]
@@ -288,6 +293,7 @@ class Collection:
             return
         del self._under_way[task_id]
         group = Group(task_id=task_id, rollouts=tuple(rollouts))
+        self._num_failed_in_a_row += not group.ok
         if self._is_wanted(group):
             self._ready.append(group)
             self._count(num_groups=self.stats.num_groups + 1)
