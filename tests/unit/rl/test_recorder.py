@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -103,27 +104,26 @@ def call_lists(draw: st.DrawFn) -> list[Call]:
 @given(call_lists())
 @settings(max_examples=300, deadline=None)
 def test_rows_hold_every_drawn_token_once_in_the_order_of_the_calls(calls: list[Call]) -> None:
-    rows = merge_calls(calls)
-    # every call ends in exactly one row, at the place where its prompt ends
-    left = {
-        number: list(zip(c.completion_ids, c.logprobs, strict=True))
-        for number, c in enumerate(calls)
+    # a log-probability that nothing else has tells where a drawn token comes from
+    marked = [
+        replace(one, logprobs=tuple(-(10 * n + k + 1) / 64 for k in range(len(one.logprobs))))
+        for n, one in enumerate(calls)
+    ]
+    owner = {
+        logprob: (n, k) for n, one in enumerate(marked) for k, logprob in enumerate(one.logprobs)
     }
-    for row in rows:
-        found: list[tuple[int, float]] = []
-        for number, one in enumerate(calls):
-            end = len(one.ids)
-            start = len(one.prompt_ids)
-            is_here = row.ids[:end] == one.ids and all(row.is_sampled[start:end])
-            if (
-                number in left
-                and is_here
-                and drawn_of(row)[: len(found) + end - start] == found + left[number]
-            ):
-                found += left.pop(number)
-        assert drawn_of(row) == found
-    assert not any(left.values())
-    assert sum(row.num_sampled for row in rows) == sum(len(c.completion_ids) for c in calls)
+    found = []
+    for row in merge_calls(marked):
+        places = [place for place, is_sampled in enumerate(row.is_sampled) if is_sampled]
+        drawn = [owner[row.logprobs[place]] for place in places]
+        assert drawn == sorted(drawn)
+        for place, (number, position) in zip(places, drawn, strict=True):
+            one = marked[number]
+            assert place == len(one.prompt_ids) + position
+            assert row.ids[: place + 1] == one.ids[: place + 1]
+        assert all(row.logprobs[place] == 0 for place in range(len(row.ids)) if place not in places)
+        found += drawn
+    assert sorted(found) == sorted(owner.values())
 
 
 # --- what an engine returns -------------------------------------------------------------------------
