@@ -430,7 +430,7 @@ class EvalProgress:
         self._bar.stop()
 
     def begin(self, records: Iterable[ItemRecord]) -> None:
-        """Take in what earlier sessions finished."""
+        """Take in what was finished before."""
         for record in records:
             self._count(record)
         self._work_before = self._work_done

@@ -114,7 +114,7 @@ class Evaluation:
         return len(plan.items) * len(self._methods)
 
     async def evaluate(self, plan: Plan, maker: Maker) -> list[ItemRecord]:
-        """All records, those of earlier sessions included, without traces.
+        """All records, those from before it was resumed included, without traces.
 
         Raises LimitReached at a limit, and the engine's error when it fails again and again.
         """
