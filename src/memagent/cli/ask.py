@@ -6,10 +6,9 @@ import asyncio
 import io
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import chdir, suppress
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from memagent.agent.journal import Journal, check_same
 from memagent.agent.plan import plan_reading
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace, total_usage
+from memagent.cli.interrupt import stop_like_ctrl_c
 from memagent.cli.models import pull_if_known
 from memagent.cli.options import PanelCommand, panel_option, settings_options
 from memagent.cli.output import print_answers, print_plan
@@ -213,7 +213,7 @@ class Ask:
 
     async def _read(self, request: Request, reader: Reader, chunks: Chunks) -> int:
         journal = self._journal(request, reader, chunks.document)
-        _stop_like_ctrl_c(signal.SIGTERM)
+        stop_like_ctrl_c()
         try:
             traces = await self._watched(request, reader, chunks, journal)
         except asyncio.CancelledError:
@@ -318,11 +318,3 @@ def _check_served_window(engine: BaseEngine, config: AgentConfig) -> None:
             f"{engine.model} has a window of {served} tokens, less than window {config.window}; "
             f"give --window {served} and, if needed, a lower --chunk-tokens"
         )
-
-
-def _stop_like_ctrl_c(number: int) -> None:
-    """Treat a polite request to end like Ctrl-C: stop between steps and say how to go on."""
-    task = asyncio.current_task()
-    assert task is not None
-    with suppress(NotImplementedError):  # Windows has no signal handlers in its event loop
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)

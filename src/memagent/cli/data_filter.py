@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import signal
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self, get_args
@@ -16,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from memagent.cli.interrupt import stop_like_ctrl_c
 from memagent.cli.models import pull_if_known
 from memagent.cli.options import PanelCommand, given, panel_option, settings_options
 from memagent.cli.progress import SECONDS_BETWEEN_LINES, duration
@@ -193,7 +192,7 @@ class Filter:
         engines: list[BaseEngine],
         run: Run,
     ) -> int:
-        _stop_like_ctrl_c(signal.SIGTERM)
+        stop_like_ctrl_c()
         journal = Journal(run)
         progress = FilterProgress(
             len(questions), request, console=self._console, is_quiet=self._options["quiet"]
@@ -354,14 +353,6 @@ def _concurrency(choice: EngineChoice) -> int:
     if split_spec(choice.spec)[0] == "local":
         return int(choice.settings.get("max_running") or DEFAULT_LOCAL_CONCURRENCY)
     return int(choice.settings.get("concurrency", EngineConfig().concurrency))
-
-
-def _stop_like_ctrl_c(number: int) -> None:
-    """Treat a polite request to end like Ctrl-C: stop and say how to go on."""
-    task = asyncio.current_task()
-    assert task is not None
-    with suppress(NotImplementedError):  # Windows has no signal handlers in its event loop
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 # --- what is shown --------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import shlex
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from memagent.cli.eval_request import EvalRequest, make_request
+from memagent.cli.interrupt import stop_like_ctrl_c
 from memagent.cli.models import pull_if_known
 from memagent.cli.options import PanelCommand, panel_option, settings_options
 from memagent.cli.progress import SECONDS_BETWEEN_LINES, duration
@@ -319,7 +319,7 @@ class Eval:
         methods: list[OpenMethod],
         run: Run,
     ) -> int:
-        _stop_like_ctrl_c(signal.SIGTERM)
+        stop_like_ctrl_c()
         progress = EvalProgress(
             plan, len(methods), console=self._console, is_quiet=self._options["quiet"]
         )
@@ -564,11 +564,3 @@ def _cell(task: str, target_tokens: int | None) -> tuple[str, int | None]:
 
 def _count_alike(one: Tokenizer, other: Tokenizer) -> bool:
     return one.count(PROBE) == other.count(PROBE)
-
-
-def _stop_like_ctrl_c(number: int) -> None:
-    """Treat a polite request to end like Ctrl-C: stop and say how to go on."""
-    task = asyncio.current_task()
-    assert task is not None
-    with suppress(NotImplementedError):  # Windows has no signal handlers in its event loop
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)

@@ -43,7 +43,7 @@ from memagent.engines.local.scheduler import Piece, Request
 
 MAX_STEPS = 8
 """Tokens of a reply that are drawn before the host looks at them. A reply that ends in between wastes
-the rest, so more is not better."""
+the rest, so this is kept small."""
 PROMPT_TILE, REPLY_TILE = 128, 32
 """Rows of a tile of attention, heads folded in; as the kernels have it."""
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)

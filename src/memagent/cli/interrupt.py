@@ -1,0 +1,15 @@
+"""How long commands end when they are asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import suppress
+
+
+def stop_like_ctrl_c(number: int = signal.SIGTERM) -> None:
+    """Treat a polite request to end like Ctrl-C: stop between steps and say how to go on."""
+    task = asyncio.current_task()
+    assert task is not None
+    with suppress(NotImplementedError):  # Windows has no signal handlers in its event loop
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
