@@ -17,10 +17,13 @@ counted once or twice:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BeforeValidator, Field
 
 from memagent.documents.tokenizers import HuggingFaceTokenizer, Tokenizer, open_tokenizer
 from memagent.engines import store
@@ -33,6 +36,21 @@ PROBE_TOKENS = 512
 PROBE_SHARE = 0.03
 """Length of the second probe: cheap to count, long enough to be typical."""
 LATE_TRIES = 6
+
+_length = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
+_FACTORS = {"": 1, "k": 1024, "m": 1024 * 1024}
+
+
+def parse_length(value: Any) -> int:
+    """A length in tokens: 8192, or 8k for 8 * 1,024; m is 1,024 * 1,024."""
+    match = _length.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError(f"{value!r} is no length; write it as 8192 or 8k")
+    return round(float(match[1]) * _FACTORS[match[2].lower()])
+
+
+Length = Annotated[int, BeforeValidator(parse_length), Field(ge=64)]
+"""A length in settings."""
 
 
 class Fitted(NamedTuple):

@@ -20,35 +20,22 @@ Unknown names are errors with the nearest known one; `--set tasks.0.num=16` chan
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from memagent.config import Settings
+from memagent.data.lengths import Length
 from memagent.data.recipes import changed
 from memagent.data.tasks import TASKS
 from memagent.errors import ConfigError
 from memagent.rewards.verifiers import open_grader
 
-_length = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
-_FACTORS = {"": 1, "k": 1024, "m": 1024 * 1024}
 DEFAULT_NUM = 100
-
-
-def parse_length(value: Any) -> int:
-    """A length in tokens: 8192, or 8k for 8 * 1,024; m is 1,024 * 1,024."""
-    match = _length.fullmatch(str(value).strip())
-    if match is None:
-        raise ValueError(f"{value!r} is no length; write it as 8192 or 8k")
-    return round(float(match[1]) * _FACTORS[match[2].lower()])
-
-
-Length = Annotated[int, BeforeValidator(parse_length), Field(ge=64)]
 
 
 class MethodChoice(Settings):

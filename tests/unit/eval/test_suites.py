@@ -10,8 +10,9 @@ import pytest
 
 from memagent.data.example import Example, Origin, Passage
 from memagent.data.files import write_examples
+from memagent.data.lengths import parse_length
 from memagent.errors import ConfigError, DataError
-from memagent.eval.suites import parse_length, parse_suite, read_suite
+from memagent.eval.suites import parse_suite, read_suite
 from memagent.eval.tasks import Item, Maker, Source, item_seed, make_example, make_plan
 
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs" / "eval").glob("*.toml"))

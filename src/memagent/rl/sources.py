@@ -1,0 +1,263 @@
+"""Tasks to train on: a mixture without end, whose next task depends on a seed and a position only.
+
+    stream = TaskStream(open_sources(config.tasks, ...), seed=config.seed)
+    stream.draw(16)             the next 16 tasks
+    stream.position             how many were drawn: all that a checkpoint has to keep
+
+    position  0   1   2   3   4 ...
+    source    A   A   B   A   B      drawn in proportion to the weights
+    index     0   1   0   2   1      each source in its own order
+
+Tasks that are made by program are new for ever. Files, and tasks of a certain number of questions, are
+gone through in a new random order each time; what comes again has another id.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from pydantic import Field, model_validator
+
+from memagent.config import Settings
+from memagent.data.example import Example
+from memagent.data.files import read_examples
+from memagent.data.lengths import Length
+from memagent.data.recipes import source_settings
+from memagent.data.tasks import TASKS, open_task, rebuild, rng
+from memagent.errors import ConfigError, DataError
+from memagent.rl import arithmetic
+
+VALIDATION_SEED = 1_000_003
+"""Added to the seed of a run, so that validation makes other examples."""
+
+
+class TaskSource(Settings):
+    """Tasks, or files of examples, that are drawn alike."""
+
+    tasks: list[str] = Field(default_factory=list)
+    """Names of tasks; examples are made when they are needed."""
+    files: list[str] = Field(default_factory=list)
+    """Files of examples: .jsonl, .jsonl.gz, .parquet."""
+    tokens: list[Length] | None = None
+    """Lengths of the texts in tokens, such as 8192 or "8k"."""
+    docs: list[int] | None = None
+    """Lengths of the texts in documents, for tasks that have documents."""
+    weight: float = Field(default=1.0, gt=0)
+    """How often they are drawn, compared with others; shared by its tasks, files and lengths."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Further settings of the tasks."""
+
+    @model_validator(mode="after")
+    def _can_be_drawn(self) -> Self:
+        if bool(self.tasks) == bool(self.files):
+            raise ValueError("give either tasks or files")
+        if self.tokens is not None and self.docs is not None:
+            raise ValueError("give lengths as tokens or as docs, not both")
+        if self.files and (self.tokens or self.docs):
+            raise ValueError(
+                "the texts of files have the length they have; leave out tokens and docs"
+            )
+        known = (*TASKS, arithmetic.TASK)
+        if unknown := [task for task in self.tasks if task not in known]:
+            near = get_close_matches(unknown[0], known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise ValueError(f"there is no task {unknown[0]!r}; {hint}")
+        return self
+
+    @property
+    def lengths(self) -> list[dict[str, int]]:
+        """The setting that makes each length."""
+        if self.docs is not None:
+            return [{"docs": number} for number in self.docs]
+        if self.tokens is not None:
+            return [{"tokens": number} for number in self.tokens]
+        return [{}]
+
+
+class ArithmeticSettings(Settings):
+    """Word problems made by program."""
+
+    num_steps: int = Field(default=3, ge=1)
+    """Things that happen in a problem."""
+    max_number: int = Field(default=20, ge=3)
+    """Largest number that is given."""
+    seed: int = 0
+
+
+class Examples(Protocol):
+    """Makes or holds examples."""
+
+    num_available: int | None
+    """How many different ones there are; None when there is no end."""
+
+    def example(self, index: int) -> Example:
+        """The example of an index, with its documents."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSource:
+    """One task of one length, or one file."""
+
+    name: str
+    """How it is told: the task, or the file's name."""
+    weight: float
+    examples: Examples
+    content: str
+    """What the examples are about: two sources of the same content ask the same questions."""
+
+
+def open_sources(
+    sources: Sequence[TaskSource],
+    *,
+    seed: int,
+    tokenizer: str | None,
+    paths: Mapping[str, str],
+) -> list[OpenSource]:
+    """Open tasks and files. `tokenizer` counts lengths where a source does not name another."""
+    return [one for source in sources for one in _opened(source, seed, tokenizer or "bytes", paths)]
+
+
+def check_apart(training: Sequence[OpenSource], validation: Sequence[OpenSource]) -> None:
+    """Refuse to validate with what is learnt. Tasks without end have another seed, and may be both."""
+    learnt = {source.content for source in training if source.examples.num_available is not None}
+    for source in validation:
+        if source.content in learnt:
+            raise ConfigError(
+                f"validation would ask the questions of {source.name} that are trained on; give it "
+                "another file or split"
+            )
+
+
+class TaskStream:
+    """Tasks in an order that depends on the seed alone."""
+
+    def __init__(self, sources: Sequence[OpenSource], *, seed: int, position: int = 0) -> None:
+        self._sources = sources
+        self._seed = seed
+        self._weights = [source.weight for source in sources]
+        self._counts = [0] * len(sources)
+        """How often each source was drawn from."""
+        self.position = 0
+        while self.position < position:
+            self._next()
+
+    def draw(self, num: int) -> list[Example]:
+        """The next tasks, with their texts."""
+        return [self._made(*self._next()) for _ in range(num)]
+
+    def _next(self) -> tuple[int, int]:
+        """Source of the next task, and its number there."""
+        generator = rng(self._seed, "mixture", self.position)
+        number = generator.choices(range(len(self._sources)), self._weights)[0]
+        index = self._counts[number]
+        self._counts[number] += 1
+        self.position += 1
+        return number, index
+
+    def _made(self, number: int, index: int) -> Example:
+        source = self._sources[number]
+        available = source.examples.num_available
+        if available is None:
+            return source.examples.example(index)
+        again, place = divmod(index, available)
+        order = _shuffled(available, self._seed, source.name, again)
+        example = source.examples.example(order[place])
+        return replace(example, id=f"{example.id}~{again}") if again else example
+
+
+def first_examples(sources: Sequence[OpenSource], num: int) -> list[Example]:
+    """The first `num` examples of each source: what is validated with."""
+    found = []
+    for source in sources:
+        available = source.examples.num_available
+        count = num if available is None else min(num, available)
+        found += [source.examples.example(index) for index in range(count)]
+    return found
+
+
+# --- kinds of sources -----------------------------------------------------------------------------
+
+
+def _opened(
+    source: TaskSource, seed: int, tokenizer: str, paths: Mapping[str, str]
+) -> list[OpenSource]:
+    found = []
+    share = source.weight / (len(source.tasks) * len(source.lengths) or len(source.files))
+    for task in source.tasks:
+        base = {"seed": seed, **source_settings(task, dict(paths)), **source.settings}
+        if task != arithmetic.TASK:
+            base = {"tokenizer": tokenizer, **base}
+        for length in source.lengths:
+            settings = {**base, **length}
+            examples = _Problems(settings) if task == arithmetic.TASK else open_task(task, settings)
+            same = {
+                name: value
+                for name, value in sorted(settings.items())
+                if name not in ("seed", "tokens", "docs", "tokenizer")
+            }
+            found.append(
+                OpenSource(name=task, weight=share, examples=examples, content=f"{task} {same}")
+            )
+    for name in source.files:
+        path = Path(name).expanduser()
+        file = _File(path, {**paths}, source.settings)
+        found.append(
+            OpenSource(name=path.name, weight=share, examples=file, content=str(path.resolve()))
+        )
+    return found
+
+
+class _Problems:
+    """Word problems."""
+
+    num_available = None
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        try:
+            self._settings = ArithmeticSettings.parse(dict(settings))
+        except ConfigError as error:
+            raise ConfigError(f"{arithmetic.TASK}: {error}") from None
+
+    def example(self, index: int) -> Example:
+        """The problem of an index."""
+        settings = self._settings
+        return arithmetic.problem(
+            index,
+            seed=settings.seed,
+            num_steps=settings.num_steps,
+            max_number=settings.max_number,
+        )
+
+
+class _File:
+    """The examples of a file. Long texts are made again from their origin when they are drawn."""
+
+    def __init__(self, path: Path, paths: dict[str, str], settings: Mapping[str, Any]) -> None:
+        self._paths, self._settings = paths, settings
+        self._examples = list(read_examples(path))
+        if not self._examples:
+            raise DataError(f"{path} holds no example")
+        self.num_available: int | None = len(self._examples)
+
+    def example(self, index: int) -> Example:
+        """The example of an index, with its text."""
+        example = self._examples[index]
+        return rebuild(
+            example, settings={**source_settings(example.task, self._paths), **self._settings}
+        )
+
+
+@lru_cache(maxsize=64)
+def _shuffled(num: int, seed: int, name: str, again: int) -> list[int]:
+    """The order in which a source of `num` examples is gone through."""
+    order = list(range(num))
+    generator: random.Random = rng(seed, f"order/{name}", again)
+    generator.shuffle(order)
+    return order
