@@ -80,11 +80,11 @@ class Run:
             header = {"format": FORMAT, "memagent": __version__, "created": _now()}
             contents = {**header, **manifest}
             for name, data in (files or {}).items():
-                _write_atomically(path / name, data)
+                write_atomically(path / name, data)
             text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
-            _write_atomically(path / MANIFEST, text.encode("utf-8", "backslashreplace"))
+            write_atomically(path / MANIFEST, text.encode("utf-8", "backslashreplace"))
         except OSError as error:
-            raise RunError(f"cannot write the run to {path}: {_reason(error)}") from None
+            raise RunError(f"cannot write the run to {path}: {reason_of(error)}") from None
         run = cls(path, contents, lock, [])
         run._created = (MANIFEST, LOCK, *(files or ()))
         return run
@@ -98,7 +98,7 @@ class Run:
             return cls(path, manifest, lock, _repaired_records(path / JOURNAL, keep))
         except OSError as error:
             lock.release()
-            raise RunError(f"cannot read {path / JOURNAL}: {_reason(error)}") from None
+            raise RunError(f"cannot read {path / JOURNAL}: {reason_of(error)}") from None
         except BaseException:
             lock.release()
             raise
@@ -109,11 +109,11 @@ class Run:
             if self._journal is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
                 self._journal = os.open(self.path / JOURNAL, flags, 0o600)
-                _sync_folder(self.path)
-            _write_line(self._journal, line)
+                sync_folder(self.path)
+            write_line(self._journal, line)
         except OSError as error:
             raise RunError(
-                f"cannot write to {self.path / JOURNAL}: {_reason(error)}; "
+                f"cannot write to {self.path / JOURNAL}: {reason_of(error)}; "
                 "what was written before is kept"
             ) from None
 
@@ -166,21 +166,24 @@ def default_path() -> Path:
 def read_records(path: Path) -> list[dict[str, Any]]:
     """What a run's journal holds, for looking only: a torn last line is passed over."""
     journal = path / JOURNAL
-    return _parse_journal(journal, None)[0] if journal.exists() else []
+    return parse_lines(journal)[0] if journal.exists() else []
 
 
 def _repaired_records(journal: Path, keep: Keep | None) -> list[dict[str, Any]]:
     """What the journal holds; a torn last line is removed from the file."""
     if not journal.exists():
         return []
-    records, num_good_bytes = _parse_journal(journal, keep)
+    records, num_good_bytes = parse_lines(journal, keep)
     if num_good_bytes < journal.stat().st_size:
         os.truncate(journal, num_good_bytes)
     return records
 
 
-def _parse_journal(path: Path, keep: Keep | None) -> tuple[list[dict[str, Any]], int]:
-    """The records, and how many bytes of the file they cover."""
+def parse_lines(path: Path, keep: Keep | None = None) -> tuple[list[dict[str, Any]], int]:
+    """The records of a file of JSON lines, and how many bytes of it they cover.
+
+    A torn last line is left out. Any other damage is a RunError.
+    """
     records: list[dict[str, Any]] = []
     num_good_bytes = 0
     with path.open("rb") as lines:
@@ -205,11 +208,12 @@ def _locked(path: Path) -> FileLock:
     except Timeout:
         raise RunError(f"{path} is in use by another memagent process") from None
     except OSError as error:
-        raise RunError(f"cannot lock {path}: {_reason(error)}") from None
+        raise RunError(f"cannot lock {path}: {reason_of(error)}") from None
     return lock
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put a file on disk: all of it, or what was there before."""
     temporary = path.with_suffix(".tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -218,11 +222,11 @@ def _write_atomically(path: Path, data: bytes) -> None:
     finally:
         os.close(descriptor)
     temporary.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _write_line(descriptor: int, line: bytes) -> None:
-    """All of the line, or, if the disk is full, nothing of it."""
+def write_line(descriptor: int, line: bytes) -> None:
+    """Put a line on disk: all of it, or, if the disk is full, nothing of it."""
     size = os.fstat(descriptor).st_size
     try:
         _write_all(descriptor, line + b"\n")
@@ -238,7 +242,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Put the names in a folder on disk: files that were made, renamed or removed in it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -246,7 +251,8 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _reason(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
+    """What the system says is wrong, in a few words."""
     reason = error.strerror or str(error)
     if error.errno == errno.EMFILE:
         return f"{reason}; read fewer texts at once, or raise the limit with `ulimit -n`"

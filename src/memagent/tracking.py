@@ -1,0 +1,313 @@
+"""Where the numbers of a run go: a file that is always there, and boards where they are wanted.
+
+    with Tracker(folder, config=settings, name="my run", wandb=True) as tracker:
+        tracker.log(3, {"reward": 0.5, "time/update": 1.7})
+        tracker.log(3, {"accuracy": 0.8}, kind="validation")
+
+    RUN/
+      metrics.jsonl    {"step": 3, "kind": "train", "reward": 0.5, "time/update": 1.7}
+      tensorboard/     the same, where TensorBoard is installed
+      wandb_id         which run at W&B it is, so that a resumed run goes on there
+
+A line is on disk when `log` returns, and numbers come back bit for bit. What JSON has no number for is
+written as the strings "NaN", "Infinity" and "-Infinity"; `read_metrics` makes numbers of them again.
+
+What depends on the clock has a name that starts with `time/` or `speed/`. All else repeats when a run
+is repeated: `comparable` leaves those names out, to compare two runs.
+
+To resume, the number of lines is kept with a checkpoint (`tracker.num_lines`) and given again: what was
+logged after the checkpoint is cut from the file and taken off TensorBoard. W&B and trackio cannot take
+back; there a step that is done again is drawn twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from memagent.errors import ConfigError, RunError
+from memagent.runs import parse_lines, reason_of, sync_folder, write_atomically, write_line
+
+METRICS = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+WANDB_ID = "wandb_id"
+TOLD_BY_THE_CLOCK = ("time/", "speed/")
+"""How names of numbers start that differ when a run is repeated."""
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+"""Strings that stand for numbers."""
+
+
+class Tracker:
+    """Writes the numbers of one run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        config: Mapping[str, Any],
+        name: str,
+        project: str = "memagent",
+        tensorboard: bool = True,
+        wandb: bool = False,
+        trackio: bool = False,
+        num_lines: int | None = None,
+    ) -> None:
+        """Opens or goes on with the files in `folder`.
+
+        `config`, `name` and `project` are what W&B and trackio show. With `num_lines`, lines after
+        these are cut: the run goes on from there.
+        """
+        for library in [*["wandb"] * wandb, *["trackio"] * trackio]:
+            _require(library)
+        self._path = folder / METRICS
+        kept, cut = _opened(self._path, num_lines)
+        self.num_lines = len(kept)
+        """Lines of the file so far."""
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        self._boards: list[_Board] = []
+        try:
+            if tensorboard and _has_tensorboard():
+                self._boards.append(_TensorBoard(folder / TENSORBOARD, kept, cut))
+            if wandb:
+                self._boards.append(_Wandb(folder, config=config, name=name, project=project))
+            if trackio:
+                resume = "allow" if kept else "never"
+                self._boards.append(
+                    _Trackio(config=config, name=name, project=project, resume=resume)
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def log(self, step: int, metrics: Mapping[str, float], *, kind: str = "train") -> None:
+        """Put the numbers of a step on disk and on the boards."""
+        assert not {"step", "kind"} & metrics.keys(), "these names are taken"
+        values = {key: _number(metrics[key]) for key in sorted(metrics)}
+        written = {key: _json_value(value) for key, value in values.items()}
+        line = json.dumps({"step": step, "kind": kind, **written}, ensure_ascii=False)
+        try:
+            write_line(self._file, line.encode())
+            self.num_lines += 1
+            for board in self._boards:
+                board.write(step, kind, values)
+        except OSError as error:
+            raise RunError(
+                f"cannot write metrics to {self._path.parent}: {reason_of(error)}"
+            ) from None
+
+    def close(self) -> None:
+        """Close the file and the boards. Does nothing the second time."""
+        if self._file < 0:
+            return
+        os.close(self._file)
+        self._file = -1
+        for board in self._boards:
+            board.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, in order; `step` and `kind` are among the keys of each."""
+    path = Path(folder) / METRICS
+    try:
+        records, _ = parse_lines(path)
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {reason_of(error)}") from None
+    return [_from_json(record) for record in records]
+
+
+def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of metrics without what depends on the clock."""
+    return {key: value for key, value in record.items() if not key.startswith(TOLD_BY_THE_CLOCK)}
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+def _opened(path: Path, num_lines: int | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The lines that stay and those that were cut; the file is there, and ends with a whole line."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        sync_folder(path.parent)
+        records, num_bytes = parse_lines(path)
+        num_kept = len(records) if num_lines is None else num_lines
+        if num_kept > len(records):
+            raise RunError(
+                f"{path} has {len(records)} lines and the checkpoint counts on {num_kept}; "
+                "put the file back, or start a new run"
+            )
+        if num_kept < len(records):
+            num_bytes = _num_bytes(path, num_kept)
+        os.truncate(path, num_bytes)
+    except OSError as error:
+        raise RunError(f"cannot write metrics to {path}: {reason_of(error)}") from None
+    records = [_from_json(record) for record in records]
+    return records[:num_kept], records[num_kept:]
+
+
+def _num_bytes(path: Path, num_lines: int) -> int:
+    with path.open("rb") as lines:
+        return sum(len(line) for line, _ in zip(lines, range(num_lines), strict=False))
+
+
+def _number(value: float) -> float:
+    """Scalars of other libraries become numbers of Python."""
+    return value if isinstance(value, int) else float(value)
+
+
+def _json_value(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _from_json(record: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: float(value) if key != "kind" and value in NOT_FINITE else value
+        for key, value in record.items()
+    }
+
+
+# --- boards ---------------------------------------------------------------------------------------
+
+
+class _Board(Protocol):
+    """Somewhere that numbers are looked at."""
+
+    def write(self, step: int, kind: str, metrics: Mapping[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+class _TensorBoard:
+    """Event files. They are only added to, so what was cut is taken back by a mark of a restart."""
+
+    def __init__(
+        self, folder: Path, kept: Sequence[dict[str, Any]], cut: Sequence[dict[str, Any]]
+    ) -> None:
+        from tensorboard.compat.proto import event_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._events = event_pb2
+        self._writer = EventFileWriter(str(folder))
+        if kept or cut:
+            # all kinds of lines lose what is at this step or later, so the kept ones are given again;
+            # the last may have been missing, for the file is written first
+            first = min(record["step"] for record in [*kept[-1:], *cut])
+            started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._writer.add_event(event_pb2.Event(step=first, session_log=started))
+            for record in kept:
+                if record["step"] >= first:
+                    numbers = {key: record[key] for key in record.keys() - {"step", "kind"}}
+                    self.write(record["step"], record["kind"], numbers)
+
+    def write(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto import summary_pb2
+
+        values = [
+            summary_pb2.Summary.Value(tag=f"{kind}/{key}", simple_value=value)
+            for key, value in metrics.items()
+        ]
+        summary = summary_pb2.Summary(value=values)
+        event = self._events.Event(wall_time=time.time(), step=step, summary=summary)
+        self._writer.add_event(event)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    """W&B. Steps of several kinds overlap, so each kind has its own axis."""
+
+    def __init__(self, folder: Path, *, config: Mapping[str, Any], name: str, project: str) -> None:
+        wandb = import_module("wandb")
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=name,
+                id=_wandb_id(folder / WANDB_ID),
+                resume="allow",
+                dir=str(folder),
+                config=dict(config),
+            )
+        except wandb.Error as error:
+            raise ConfigError(
+                f"W&B cannot be used ({_one_line(error)}); run `wandb login`, set WANDB_MODE=offline, "
+                "or leave wandb out"
+            ) from None
+        self._kinds: set[str] = set()
+
+    def write(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+        if kind not in self._kinds:
+            self._run.define_metric(f"{kind}/*", step_metric=f"{kind}/step")
+            self._kinds.add(kind)
+        numbers = {f"{kind}/{key}": value for key, value in metrics.items()}
+        self._run.log({f"{kind}/step": step, **numbers})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Trackio:
+    """trackio, which prints: that goes where messages go."""
+
+    def __init__(self, *, config: Mapping[str, Any], name: str, project: str, resume: str) -> None:
+        trackio = import_module("trackio")
+        with redirect_stdout(sys.stderr):
+            try:
+                self._run = trackio.init(
+                    project=project, name=name, config=dict(config), resume=resume, embed=False
+                )
+            except ValueError as error:
+                raise ConfigError(f"trackio cannot be used: {_one_line(error)}") from None
+
+    def write(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
+        self._run.log({f"{kind}/{key}": value for key, value in metrics.items()}, step=step)
+
+    def close(self) -> None:
+        with redirect_stdout(sys.stderr):
+            self._run.finish()
+
+
+def _has_tensorboard() -> bool:
+    try:
+        import_module("tensorboard.summary.writer.event_file_writer")
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def _require(library: str) -> None:
+    try:
+        import_module(library)
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise
+        raise ConfigError(
+            f"{library} is not installed; pip install {library}, or leave it out of the run's logging"
+        ) from None
+
+
+def _wandb_id(path: Path) -> str:
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(4).encode())
+    return path.read_text()
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
