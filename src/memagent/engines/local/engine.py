@@ -286,17 +286,7 @@ class LocalEngine(BaseEngine):
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation in the model's own chat template, ready for the reply."""
-        given = [{"role": message["role"], "content": message["content"]} for message in messages]
-        try:
-            text = self._loaded.tokenizer.apply_chat_template(
-                given, tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # whatever the template raises: it is the model's own program
-            raise EngineRefused(
-                f"the model's chat template refuses these messages: {error}"
-            ) from None
-        ids: list[int] = self._loaded.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return self._loaded.prompt_ids(messages)
 
     def text_ids(self, text: str) -> list[int]:
         """The tokens of a plain text, with what the tokenizer puts at its beginning."""
@@ -325,7 +315,7 @@ class LocalEngine(BaseEngine):
         return any(stop in recent for stop in stops)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._loaded.tokenizer.decode(list(ids), skip_special_tokens=True))
+        return self._loaded.decode(ids)
 
     # --- the thread ----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from memagent.engines import store
 from memagent.engines.yarn import yarn_settings
-from memagent.errors import ConfigError
+from memagent.errors import ConfigError, EngineRefused
+from memagent.types import Message
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +57,32 @@ class LoadedModel:
     gguf: Path | None = None
     """The GGUF file that the weights came from, if any."""
 
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation in the model's own chat template, ready for the reply."""
+        return self.encode(self.rendered(messages, is_open=True))
+
+    def rendered(self, messages: Sequence[Message], *, is_open: bool) -> str:
+        """A conversation in the model's own chat template; when open, a reply is to follow."""
+        given = [{"role": message["role"], "content": message["content"]} for message in messages]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                given, tokenize=False, add_generation_prompt=is_open
+            )
+        except Exception as error:  # whatever the template raises: it is the model's own program
+            raise EngineRefused(
+                f"the model's chat template refuses these messages: {error}"
+            ) from None
+        return str(text)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, and nothing put before or after it."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Tokens as text, special ones left out."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
 
 def load(
     source: str,
@@ -75,7 +102,7 @@ def load(
     _require("torch", "transformers")
     path = _locate(source)
     stretch = _Stretch(window=yarn_window, factor=yarn_factor)
-    with _quietly(), _memory_errors(source, device):
+    with quietly(), _memory_errors(source, device):
         target = _device(device)
         folder, model = _load_model(path, _dtype(dtype, target), stretch)
         tokenizer = _load_tokenizer(folder)
@@ -329,7 +356,7 @@ def _inject(model: PreTrainedModel, adapter: Path, config: Any) -> None:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Without the progress bars, notes and warnings of the libraries."""
     from transformers.utils import logging as transformers_logging
 
