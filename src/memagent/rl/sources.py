@@ -217,7 +217,7 @@ def _opened(
 class _Problems:
     """Word problems."""
 
-    num_available = None
+    num_available: int | None = None
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         try:

@@ -1,0 +1,150 @@
+"""The model that is trained, and the engine that draws replies from the same weights.
+
+    trained = open_model(config, run)          loaded, adapter put on, trainable parameters chosen
+    engine = open_rollout_engine(config, trained)
+
+Weights exist once: the engine in this process generates with the parameters that the optimizer changes
+in place, so new weights reach it without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memagent.config import LocalConfig
+from memagent.engines.base import BaseEngine, open_engine
+from memagent.engines.local.engine import LocalEngine
+from memagent.engines.local.loading import LoadedModel, load
+from memagent.errors import ConfigError
+from memagent.rl.settings import ModelSettings, RolloutSettings
+
+CACHE_SHARE = 0.3
+"""Of a GPU's free memory, what keys and values of replies may take; training needs the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A model in training."""
+
+    loaded: LoadedModel
+    parameters: tuple[tuple[str, torch.nn.Parameter], ...]
+    """Those that are trained, by name."""
+    has_adapter: bool
+
+    @property
+    def model(self) -> Any:
+        return self.loaded.model
+
+    @property
+    def num_trained(self) -> int:
+        """Numbers that are trained."""
+        return sum(parameter.numel() for _, parameter in self.parameters)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers of the whole model."""
+        return sum(parameter.numel() for parameter in self.loaded.model.parameters())
+
+
+def open_model(settings: ModelSettings, source: str, *, seed: int) -> Trained:
+    """Load the model of a run from `source`, and choose what is trained."""
+    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    is_cpu = torch.device(device).type == "cpu"
+    dtype = getattr(torch, settings.dtype or ("float32" if is_cpu else "bfloat16"))
+    loaded = load(source, adapter=settings.adapter, device=device, dtype=dtype)
+    if settings.adapter is None and settings.lora_rank is not None:
+        _add_adapter(loaded.model, settings, seed=seed)
+    has_adapter = settings.adapter is not None or settings.lora_rank is not None
+    for name, parameter in loaded.model.named_parameters():
+        parameter.requires_grad_(not has_adapter or "lora_" in name)
+    if not has_adapter:
+        loaded = replace(loaded, gguf=None)  # the file no longer has the weights
+    parameters = tuple((n, p) for n, p in loaded.model.named_parameters() if p.requires_grad)
+    if not parameters:
+        raise ConfigError("nothing of the model is trained; set model.lora_rank, or no adapter")
+    return Trained(loaded=loaded, parameters=parameters, has_adapter=has_adapter)
+
+
+def open_rollout_engine(settings: RolloutSettings, trained: Trained) -> BaseEngine:
+    """The engine that draws replies: on the weights in training, or elsewhere."""
+    if settings.engine is not None:
+        return open_engine(settings.engine, **settings.engine_settings)
+    values = dict(settings.engine_settings)
+    device = trained.loaded.model.device
+    if device.type == "cuda" and "cache_gb" not in values:
+        free, _ = torch.cuda.mem_get_info(device)
+        values["cache_gb"] = free * CACHE_SHARE / 1e9
+    for name in ("adapter", "device"):
+        if name in values:
+            raise ConfigError(f"rollout.engine_settings.{name}: set it in [model]")
+    return LocalEngine(trained.loaded, LocalConfig.parse(values))
+
+
+class Snapshot:
+    """The values of trained parameters at one moment: the reference that KL is measured to."""
+
+    def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
+        self._values = dict(values)
+
+    @classmethod
+    def of(cls, trained: Trained) -> Snapshot:
+        """As they are now."""
+        return cls({name: parameter.detach().clone() for name, parameter in trained.parameters})
+
+    @contextmanager
+    def in_place(self, trained: Trained) -> Iterator[None]:
+        """While the model has these values. Nothing is copied, and afterwards it is as before."""
+        own = {name: parameter.data for name, parameter in trained.parameters}
+        try:
+            for name, parameter in trained.parameters:
+                parameter.data = self._values[name]
+            yield
+        finally:
+            for name, parameter in trained.parameters:
+                parameter.data = own[name]
+
+    def save(self, path: Path) -> None:
+        """Write the values; the file is complete, or not there."""
+        from safetensors.torch import save_file
+
+        part = path.with_suffix(".part")
+        save_file({name: value.contiguous() for name, value in self._values.items()}, part)
+        part.replace(path)
+
+    @classmethod
+    def read(cls, path: Path, trained: Trained) -> Snapshot:
+        """Values that were saved, where the model's are."""
+        from safetensors.torch import load_file
+
+        stored = load_file(path)
+        return cls({name: stored[name].to(one.device) for name, one in trained.parameters})
+
+
+def _add_adapter(model: Any, settings: ModelSettings, *, seed: int) -> None:
+    """Put LoRA layers into the model. They change nothing yet: one of the two factors is 0."""
+    from peft import LoraConfig
+
+    assert settings.lora_rank is not None
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    if unknown := [target for target in settings.lora_targets if target not in names]:
+        raise ConfigError(
+            f"model.lora_targets: the model has no layers called {', '.join(unknown)}"
+        )
+    torch.manual_seed(seed)
+    alpha = settings.lora_alpha if settings.lora_alpha is not None else 2 * settings.lora_rank
+    model.add_adapter(
+        LoraConfig(
+            r=settings.lora_rank,
+            lora_alpha=alpha,  # type: ignore[arg-type]
+            target_modules=list(settings.lora_targets),
+            lora_dropout=0.0,
+            bias="none",
+            task_type="CAUSAL_LM",
+        )
+    )
