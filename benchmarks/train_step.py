@@ -1,6 +1,6 @@
 """One update: rollouts that share sections as prefix trees, as packed rows, and in a plain padded loop.
 
-    python -m benchmarks.train_step                   # one H200: about 3 minutes
+    python -m benchmarks.train_step --compiled        # one H200: about 3 minutes
     python -m benchmarks.train_step --smoke           # a tiny model on a CPU: seconds; checks, no figures
 
 The load is one optimizer step of memory rollouts: 16 groups of 16, each with a section of 5,000 tokens
@@ -11,13 +11,16 @@ The model has SmolLM2-135M's shape in bfloat16 with random weights: the time doe
     rows      ours; every row in full, packed one after the other, same attention, same head
     padded    a plain transformers loop: batches of rows, padded, SDPA, logits of all tokens
 
-All three compute the same loss; the difference of their gradients is printed and has to be small. Times
-are the best of several steps after a warm-up, with the zeroing of gradients and without the optimizer.
+All three compute the same loss. On a few groups each gradient is compared with that of the padded loop in
+float32 with the same weights; ours may not be much further from it than the padded loop in bfloat16 is.
+Times are the best of several steps after a warm-up, with the zeroing of gradients and without the
+optimizer.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import time
@@ -43,6 +46,9 @@ TINY: dict[str, Any] = {
     "num_attention_heads": 6,
 }  # fmt: skip
 OBJECTIVE = ObjectiveConfig()
+WAYS = ("tree", "rows", "padded")
+MAX_ERROR = 1.5
+"""How much further than the padded loop's a gradient of ours may be from that in float32."""
 REPLY_SHARE = 0.5
 """Of what a row has for itself: the reply. The rest is memory and request."""
 
@@ -146,21 +152,45 @@ def void(value: object) -> None:
     """Nothing is kept of a step but its gradient."""
 
 
+def step_of(
+    name: str, model: Any, rows: Sequence[Row], load: Load, *, compiled: bool
+) -> tuple[Callable[[], None], int]:
+    """An update in one of the ways, and the tokens that it computes."""
+    if name == "padded":
+        return padded_step(model, rows, load)
+    return packed_step(model, rows, load, share=name == "tree", compiled=compiled)
+
+
+def gradient_errors(
+    shape: dict[str, Any], device: str, load: Load, compiled: bool
+) -> dict[str, float]:
+    """How far each way's gradient in bfloat16 is from that in float32, on a small load."""
+    rows = make_rows(load, shape["vocab_size"])
+    exact_model = build(shape, device).float()
+    padded_step(exact_model, rows, load)[0]()
+    exact = gradient_of(exact_model)
+    del exact_model
+    errors = {}
+    for name in WAYS:
+        model = build(shape, device)
+        step_of(name, model, rows, load, compiled=compiled)[0]()
+        errors[name] = ((gradient_of(model) - exact).norm() / exact.norm()).item()
+    return errors
+
+
 def gradient_of(model: Any) -> torch.Tensor:
     return torch.cat([p.grad.detach().float().flatten().cpu() for p in model.parameters()])
 
 
-def measured(model: Any, step: Callable[[], None], load: Load) -> dict[str, Any]:
-    """Seconds of a step, its memory, and its gradient."""
+def measured(model: Any, step: Callable[[], None], repeats: int) -> dict[str, float]:
+    """Seconds of a step and its memory, after one that warms up."""
     on_gpu = next(model.parameters()).is_cuda
     wait = torch.cuda.synchronize if on_gpu else lambda: None
-    model.zero_grad(set_to_none=True)
     step()
-    gradient = gradient_of(model)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     times = []
-    for _ in range(load.repeats):
+    for _ in range(repeats):
         wait()
         started = time.perf_counter()
         model.zero_grad(set_to_none=True)
@@ -169,14 +199,15 @@ def measured(model: Any, step: Callable[[], None], load: Load) -> dict[str, Any]
         times.append(time.perf_counter() - started)
     model.zero_grad(set_to_none=True)
     peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0
-    return {"seconds": min(times), "peak_gib": peak, "gradient": gradient}
+    return {"seconds": min(times), "peak_gib": peak}
 
 
-def build(shape: dict[str, Any], device: str, dtype: torch.dtype) -> Any:
+def build(shape: dict[str, Any], device: str) -> Any:
+    """The model in bfloat16, every time with the same weights."""
     torch.manual_seed(0)
     config = LlamaConfig(**shape)
     config._attn_implementation = "sdpa"
-    return LlamaForCausalLM(config).to(device=device, dtype=dtype)
+    return LlamaForCausalLM(config).to(device=device, dtype=torch.bfloat16)
 
 
 def main() -> None:
@@ -187,37 +218,33 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.smoke and not torch.cuda.is_available():
         parser.error("needs a GPU; --smoke runs a tiny one on the CPU")
-    load = SMOKE if arguments.smoke else FULL
+    load, shape, device = (SMOKE, TINY, "cpu") if arguments.smoke else (FULL, SMOLLM2, "cuda")
     if arguments.groups:
         load = load._replace(groups=arguments.groups)
-    shape = TINY if arguments.smoke else SMOLLM2
-    device, dtype = ("cpu", torch.float32) if arguments.smoke else ("cuda", torch.bfloat16)
+    few = load._replace(groups=2, group_size=4, padded_rows=2)
+    errors = gradient_errors(shape, device, few, arguments.compiled)
+    for name, error in errors.items():
+        print(f"{name:8} gradient in bfloat16 is {error:.2e} from that in float32")
+        assert error <= MAX_ERROR * errors["padded"], f"{name} computes another gradient"
     rows = make_rows(load, shape["vocab_size"])
-    results: dict[str, dict[str, Any]] = {}
-    for name in ("tree", "rows", "padded"):
-        model = build(shape, device, dtype)
-        step, num_tokens = (
-            padded_step(model, rows, load)
-            if name == "padded"
-            else packed_step(model, rows, load, share=name == "tree", compiled=arguments.compiled)
-        )
-        results[name] = {"tokens": num_tokens, **measured(model, step, load)}
-        del model, step
+    results: dict[str, dict[str, float]] = {}
+    for name in WAYS:
+        gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
-    expected = results["padded"]["gradient"]
-    tree_seconds = results["tree"]["seconds"]
-    limit = 1e-4 if arguments.smoke else 5e-2  # of bfloat16, rounded differently
-    for name, result in results.items():
-        gradient = result.pop("gradient")
-        result["difference"] = ((gradient - expected).norm() / expected.norm()).item()
+        model = build(shape, device)
+        step, num_tokens = step_of(name, model, rows, load, compiled=arguments.compiled)
+        results[name] = {"tokens": num_tokens, **measured(model, step, load.repeats)}
+        del model, step
+        result, tree = results[name], results["tree"]
         print(
-            f"{name:8} {result['seconds'] * 1e3:9.1f} ms  {result['tokens']:8d} tokens  "
-            f"{result['seconds'] / tree_seconds:5.2f}x the tree's time  "
-            f"peak {result['peak_gib']:.1f} GiB  gradient differs by {result['difference']:.1e}"
+            f"{name:8} {result['seconds'] * 1e3:9.1f} ms  {num_tokens:8d} tokens  "
+            f"{result['seconds'] / tree['seconds']:5.2f}x the tree's time  "
+            f"peak {result['peak_gib']:.1f} GiB",
+            flush=True,
         )
-        assert result["difference"] < limit, f"{name} computes another gradient"
-    print(json.dumps({"load": load._asdict(), "compiled": arguments.compiled, **results}))
+    told = {"load": load._asdict(), "compiled": arguments.compiled, "errors": errors, **results}
+    print(json.dumps(told))
 
 
 if __name__ == "__main__":

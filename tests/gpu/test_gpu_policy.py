@@ -38,25 +38,29 @@ def gradient(model: Any, packs: Any, **settings: Any) -> torch.Tensor:
     return torch.cat([p.grad.flatten().float().cpu() for p in model.parameters()])
 
 
+def error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((found - exact).norm() / exact.norm()).item()
+
+
 @pytest.mark.parametrize("settings", [{}, {"checkpointing": True}, {"compiled": True}], ids=str)
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 5e-2)], ids=["fp32", "bf16"]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_trees_in_blocks_have_the_gradient_of_rows_with_a_dense_mask(
-    settings: dict[str, Any], dtype: torch.dtype, tolerance: float
+    settings: dict[str, Any], dtype: torch.dtype
 ) -> None:
+    """In bfloat16 they may be hardly further from the gradient in float32 than plain rows are."""
     torch.manual_seed(0)
-    plain, blocks = (
-        AutoModelForCausalLM.from_config(CONFIG, attn_implementation="sdpa") for _ in range(2)
+    exact, plain, blocks = (
+        AutoModelForCausalLM.from_config(CONFIG, attn_implementation="sdpa") for _ in range(3)
     )
-    blocks.load_state_dict(plain.state_dict())
-    groups = near_policy(plain, random_groups(plain, num_groups=4, group_size=6), noise=0.01)
+    plain.to(dtype)
+    for model in (exact, blocks):
+        model.load_state_dict(plain.state_dict())
+    groups = near_policy(exact, random_groups(exact, num_groups=4, group_size=6), noise=0.01)
     rows = rows_of(groups, OBJECTIVE).rows
-    for model in (plain, blocks):
-        model.to(device="cuda", dtype=dtype)
     alone = pack(rows, max_tokens=10_000, share=False)
-    expected = gradient(plain, alone, in_blocks=False)
+    expected = gradient(exact.cuda(), alone, in_blocks=False)
+    limit = max(1e-3, 1.5 * error(gradient(plain.cuda(), alone, in_blocks=False), expected))
+    blocks.to(device="cuda", dtype=dtype)
     for max_tokens in (10_000, 300, 200):  # lengths change from pack to pack
         found = gradient(blocks, pack(rows, max_tokens=max_tokens), **settings)
-        difference = (found - expected).norm() / expected.norm()
-        assert difference < tolerance, f"max_tokens={max_tokens}"
+        assert error(found, expected) < limit, f"max_tokens={max_tokens}"
