@@ -1,0 +1,238 @@
+"""A whole step of reinforcement learning: rollouts and the update on them, ours and a plain loop.
+
+    python -m benchmarks.rl_step --compiled           # one H200: about 3 minutes
+    python -m benchmarks.rl_step --smoke              # a tiny model on a CPU: seconds; no figures
+
+The load is that of `benchmarks.train_step`: 16 groups of 16 rollouts. A prompt has a section of 5,000
+tokens that the group shares and 150 tokens of its own, and a reply has 150 tokens: nothing ends one
+earlier. Both sides have SmolLM2-135M's shape in bfloat16 with the same random weights, and draw from the
+whole distribution.
+
+    ours      replies by the embedded engine, update over prefix trees, AdamW with float32 masters, and
+              the engine is told of the new weights; one step after the other on one model
+    theirs    replies by transformers' `generate`, in static batches of the size that is best; update over
+              padded batches, logits of all tokens; AdamW on the bfloat16 weights
+
+Of each batch size of `generate` one batch is measured, and its time is taken times the number of batches.
+The rows of both updates are made from tokens within the time of the update. Our figure is the best whole
+step of several after one that warms up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.train_step import (
+    FULL,
+    OBJECTIVE,
+    SMOKE,
+    SMOLLM2,
+    TINY,
+    Load,
+    build,
+    make_rows,
+    padded_step,
+)
+from memagent.engines.local.generator import Generator
+from memagent.rl.loss import summary
+from memagent.rl.optim import Optimizer
+from memagent.rl.packing import pack
+from memagent.rl.policy import Policy, accumulate
+from memagent.rl.samples import Row, rows_of
+from memagent.rl.settings import OptimSettings
+from memagent.rl.types import Group, Rollout, Sample
+from memagent.types import Sampling
+
+BATCHES = (64, 128, 256)
+"""Sizes of batches that `generate` is tried with."""
+LR = 1e-6
+
+
+class Times(NamedTuple):
+    """Seconds of a step, and the most memory that it needed."""
+
+    rollouts: float
+    update: float
+    peak_gib: float
+
+    @property
+    def total(self) -> float:
+        """Of the whole step."""
+        return self.rollouts + self.update
+
+
+def prompts_of(rows: Sequence[Row]) -> list[tuple[int, ...]]:
+    """What stands before the reply of each row."""
+    return [row.sample.ids[: row.sample.is_sampled.index(True)] for row in rows]
+
+
+def timed(act: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of what is done, and what comes of it."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait()
+    started = time.perf_counter()
+    result = act()
+    wait()
+    return time.perf_counter() - started, result
+
+
+def peak_gib() -> float:
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+
+
+def clear_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+# --- ours -----------------------------------------------------------------------------------------
+
+
+class Ours:
+    """One model, drawn from and trained."""
+
+    def __init__(self, model: Any, load: Load, reply: int, *, compiled: bool) -> None:
+        self._load, self._reply = load, reply
+        num_rows = load.groups * load.group_size
+        self._generator = Generator(
+            model,
+            num_slots=load.groups * load.section + num_rows * (load.suffix + 256),
+            eos_ids=(),
+            max_batch_tokens=131072,
+            max_running=num_rows,
+            native=False,
+        )
+        self._policy = Policy(model, compiled=compiled)
+        self._optimizer = Optimizer(model.named_parameters(), OptimSettings(lr=LR), num_steps=100)
+
+    def step(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Times, dict[str, float]]:
+        """One step; its times and what it tells of itself."""
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        rollouts_s, groups = timed(lambda: self._rollouts(prompts))
+        update_s, told = timed(lambda: self._update(groups))
+        return Times(rollouts_s, update_s, peak_gib()), told
+
+    def _rollouts(self, prompts: Sequence[tuple[int, ...]]) -> list[Group]:
+        sampling = Sampling(max_tokens=self._reply, temperature=1.0)
+        requests = [self._generator.submit(p, sampling, seed=n) for n, p in enumerate(prompts)]
+        while self._generator.has_work:
+            self._generator.step()
+        rollouts = []
+        for number, request in enumerate(requests):
+            given, drawn = len(request.prompt_ids), len(request.completion_ids)
+            sample = Sample(
+                ids=(*request.prompt_ids, *request.completion_ids),
+                is_sampled=(*[False] * given, *[True] * drawn),
+                logprobs=(*[0.0] * given, *request.logprobs),
+            )
+            group, index = divmod(number, self._load.group_size)
+            rollouts.append(
+                Rollout(task_id=str(group), index=index, samples=(sample,), reward=index % 2)
+            )
+        size = self._load.group_size
+        return [
+            Group(task_id=rollouts[first].task_id, rollouts=tuple(rollouts[first : first + size]))
+            for first in range(0, len(rollouts), size)
+        ]
+
+    def _update(self, groups: Sequence[Group]) -> dict[str, float]:
+        packs = pack(rows_of(groups, OBJECTIVE).rows, max_tokens=self._load.max_tokens)
+        stats = accumulate(self._policy, packs, OBJECTIVE)
+        self._optimizer.step()
+        self._generator.weights_changed()
+        return summary(stats)
+
+
+# --- theirs ---------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def generate_seconds(
+    model: Any, prompts: Sequence[tuple[int, ...]], batch: int, reply: int
+) -> float:
+    """Seconds of all replies by `generate` in batches of one size, from one such batch."""
+    model.generation_config.eos_token_id = None
+    ids = torch.tensor(prompts[:batch], device=model.device)
+
+    def generate(count: int) -> None:
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0,
+            max_new_tokens=count, min_new_tokens=count, pad_token_id=0,
+        )  # fmt: skip
+
+    generate(2)
+    return timed(lambda: generate(reply))[0] * len(prompts) / batch
+
+
+def best_generate(model: Any, prompts: Sequence[tuple[int, ...]], reply: int) -> float:
+    """Seconds of all replies with the best size of batches that fits."""
+    found = []
+    for batch in [size for size in BATCHES if size <= len(prompts)] or [len(prompts)]:
+        try:
+            found.append(generate_seconds(model, prompts, batch, reply))
+        except torch.OutOfMemoryError:
+            break
+        print(f"generate, batches of {batch:4}: {found[-1]:.2f} s for all", flush=True)
+    return min(found)
+
+
+def their_step(
+    model: Any, rows: Sequence[Row], prompts: Sequence[tuple[int, ...]], load: Load, reply: int
+) -> Times:
+    """A step of the plain loop. What it learns from are other random replies of the same length."""
+    clear_memory()
+    rollouts_s = best_generate(model, prompts, reply)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
+
+    def update() -> None:
+        padded_step(model, rows, load)[0]()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    update()
+    return Times(rollouts_s, timed(update)[0], peak_gib())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
+    parser.add_argument("--compiled", action="store_true", help="compile layers of our update")
+    arguments = parser.parse_args()
+    if not arguments.smoke and not torch.cuda.is_available():
+        parser.error("needs a GPU; --smoke runs a tiny one on the CPU")
+    load, shape, device = (SMOKE, TINY, "cpu") if arguments.smoke else (FULL, SMOLLM2, "cuda")
+    rows = make_rows(load, shape["vocab_size"])
+    prompts = prompts_of(rows)
+    reply = len(rows[0].sample.ids) - len(prompts[0])
+    ours = Ours(build(shape, device), load, reply, compiled=arguments.compiled)
+    ours.step(prompts)
+    steps = [ours.step(prompts) for _ in range(load.repeats)]
+    best, told = min(steps, key=lambda step: step[0].total)
+    assert told["num_tokens"] == len(prompts) * reply
+    del ours
+    clear_memory()
+    theirs = their_step(build(shape, device), rows, prompts, load, reply)
+    for name, times in (("ours", best), ("theirs", theirs)):
+        print(
+            f"{name:8} {times.total:7.2f} s   rollouts {times.rollouts:6.2f} s   "
+            f"update {times.update:6.2f} s   peak {times.peak_gib:.1f} GiB"
+        )
+    print(
+        f"{theirs.total / best.total:.1f}x; mismatch of engine and trainer {told['mismatch_kl']:.1e}"
+    )
+    result = {"load": load._asdict(), "ours": best._asdict(), "theirs": theirs._asdict()}
+    print(json.dumps({**result, "compiled": arguments.compiled, "told": told}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Benchmarks of training run, tiny and on a CPU, and what they compare is the same."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["train_step", "rl_step"])
+def test_a_benchmark_of_training_runs(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--smoke"])
+    importlib.import_module(f"benchmarks.{name}").main()
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    if name == "train_step":
+        assert told["tree"]["tokens"] < 0.4 * told["rows"]["tokens"]
+        assert told["errors"]["tree"] < 0.02
+    else:
+        assert told["told"]["ratio"] == pytest.approx(1.0, abs=1e-3)
+        assert told["told"]["mismatch_max"] < 0.02
