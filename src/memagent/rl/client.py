@@ -19,6 +19,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
@@ -102,10 +103,6 @@ class TokenEngine(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
-async def at_once() -> None:
-    """The turn of a call that waits for nobody."""
-
-
 class Session:
     """One rollout's way to the engine: seeds, turns, tokens, counts."""
 
@@ -117,12 +114,13 @@ class Session:
         index: int,
         seed: int,
         sampling: RunSampling | None = None,
-        turn: Callable[[], Awaitable[None]] = at_once,
+        turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         needs_tokens: bool = True,
         policy_version: int = 0,
     ) -> None:
         """Without `needs_tokens` nothing is recorded, and any engine will do: for validation.
-        `policy_version` counts where the engine tells none."""
+        `turn` is entered for each call, which waits for nobody if none is given. `policy_version`
+        counts where the engine tells none."""
         self.engine = engine
         self.sampling = sampling or RunSampling()
         self.recorder = Recorder()
@@ -142,10 +140,10 @@ class Session:
         asked = fingerprint(messages)
         seed = call_seed(*self._key, asked, self._num_asked[asked])
         self._num_asked[asked] += 1
-        await self._turn()
-        started = perf_counter()
-        rendered, completion = await self._complete(messages, replace(sampling, seed=seed))
-        self.seconds += perf_counter() - started
+        async with self._turn():  # nothing is waited for between its beginning and the engine
+            started = perf_counter()
+            rendered, completion = await self._complete(messages, replace(sampling, seed=seed))
+            self.seconds += perf_counter() - started
         self.usage += completion.usage or Usage(calls=1, is_estimated=True)
         if self._needs_tokens:
             call = call_of(completion, model=self.engine.model, policy_version=self._policy_version)

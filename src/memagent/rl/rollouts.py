@@ -30,7 +30,7 @@ from typing import Any, Self
 from memagent.errors import ConfigError, DataError, EngineError, MemagentError
 from memagent.rl.agents import Agent
 from memagent.rl.client import Client, RunSampling, Session
-from memagent.rl.drivers import DriverName, open_driver
+from memagent.rl.drivers import Driver, DriverName, Place, open_driver
 from memagent.rl.loading import error_line
 from memagent.rl.offload import WorkerPool
 from memagent.rl.recorder import call_of
@@ -128,7 +128,7 @@ def collect(
     )
     return Collection(
         tasks,
-        _Attempts(agent, begin, reward, driver, concurrency, seconds),
+        _Attempts(agent, begin, reward, open_driver(driver, engine), concurrency, seconds),
         group_size=group_size,
         num_groups=num_groups,
         is_wanted=is_wanted,
@@ -250,13 +250,14 @@ class Collection:
         self._order[task.id] = len(self._order)
         if self._started is None:
             self._started = perf_counter()
-        places: list[Rollout | None] = [
+        rollouts: list[Rollout | None] = [
             self._finished.get((task.id, index)) for index in range(self._group_size)
         ]
-        self._under_way[task.id] = places
-        for index, place in enumerate(places):
-            if place is None:
-                attempt = asyncio.ensure_future(self._attempts.attempt(task, index, self._pool))
+        self._under_way[task.id] = rollouts
+        for index, found in enumerate(rollouts):
+            if found is None:
+                place = (self._order[task.id], index)
+                attempt = asyncio.ensure_future(self._attempts.attempt(task, place, self._pool))
                 attempt.add_done_callback(self._done.put_nowait)
                 self._running[attempt] = (task.id, index)
         self._close_group(task.id)
@@ -326,26 +327,26 @@ class _Attempts:
         agent: Agent,
         begin: Callable[..., Session],
         reward: Reward | None,
-        driver: DriverName,
+        driver: Driver,
         concurrency: int,
         seconds: float | None,
     ) -> None:
         self._agent = agent
         self._begin = begin
         self._reward = reward
-        self._driver = open_driver(driver)
+        self._driver = driver
         self._slots = asyncio.Semaphore(concurrency)
         self._seconds = seconds
 
-    async def attempt(self, task: Task, index: int, pool: WorkerPool) -> _Attempt:
+    async def attempt(self, task: Task, place: Place, pool: WorkerPool) -> _Attempt:
         """One rollout. What the agent or the reward raises makes it a failed one."""
         pool.use()
-        key = (task.id, index)
-        session = self._begin(task_id=task.id, index=index, turn=partial(self._driver.turn, key))
+        index = place[1]
+        session = self._begin(task_id=task.id, index=index, turn=partial(self._driver.turn, place))
         reward_seconds = 0.0
         started = perf_counter()
         try:
-            outcome = await self._outcome(task, session, key)
+            outcome = await self._outcome(task, session, place)
             agent_seconds = perf_counter() - started
             value = await self._value(task, outcome)
             reward_seconds = perf_counter() - started - agent_seconds
@@ -371,14 +372,14 @@ class _Attempts:
             error=error,
         )
 
-    async def _outcome(self, task: Task, session: Session, key: tuple[str, int]) -> Outcome:
+    async def _outcome(self, task: Task, session: Session, place: Place) -> Outcome:
         async with self._slots:
-            self._driver.enter(key)
+            self._driver.enter(place)
             try:
                 async with _limit(self._seconds, "the agent"):
                     outcome: object = await self._agent(task, Client(session))
             finally:
-                self._driver.leave(key)
+                self._driver.leave(place)
         if not isinstance(outcome, Outcome) or not isinstance(outcome.answer, str):
             raise ConfigError(
                 f"the agent returned {type(outcome).__name__}; return Outcome(answer=TEXT)"

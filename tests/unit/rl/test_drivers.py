@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -15,8 +16,8 @@ from zlib import crc32
 import pytest
 
 from memagent.errors import ConfigError, EngineError
-from memagent.rl.client import Client
-from memagent.rl.drivers import Lockstep, open_driver
+from memagent.rl.client import Client, all_or_none
+from memagent.rl.drivers import Lockstep, Place, open_driver
 from memagent.rl.loading import load_function
 from memagent.rl.offload import WorkerPool, offload
 from memagent.rl.rollouts import collect
@@ -125,45 +126,141 @@ async def test_no_more_rollouts_run_at_once_than_allowed() -> None:
     assert engine.most_at_once == 5
 
 
+A, B, C = (0, 0), (0, 1), (1, 0)
+
+
+async def call(driver: Lockstep, rollout: Place) -> None:
+    """A call that has its reply as soon as it may leave."""
+    async with driver.turn(rollout):
+        pass
+
+
+def entered(*rollouts: Place, engine: Any = None) -> Lockstep:
+    driver = Lockstep(engine)
+    for rollout in rollouts:
+        driver.enter(rollout)
+    return driver
+
+
 async def test_a_rollout_that_fails_or_is_cancelled_holds_up_no_batch() -> None:
-    driver = Lockstep()
-    for name in "abc":
-        driver.enter(name)
-    waiting = {name: asyncio.ensure_future(driver.turn(name)) for name in "ab"}
+    driver = entered(A, B, C)
+    waiting = {rollout: asyncio.ensure_future(call(driver, rollout)) for rollout in (A, B)}
     await asyncio.sleep(0.01)
     assert not any(task.done() for task in waiting.values())
-    waiting["a"].cancel()
-    driver.leave("a")
-    driver.leave("c")
-    await asyncio.wait_for(waiting["b"], 1)
+    waiting[A].cancel()
+    driver.leave(A)
+    driver.leave(C)
+    await asyncio.wait_for(waiting[B], 1)
     assert driver.batches == [1]
 
 
 async def test_a_batch_waits_for_a_rollout_that_enters_at_the_same_moment() -> None:
-    driver = Lockstep()
-    driver.enter("a")
-    first = asyncio.ensure_future(driver.turn("a"))
+    driver = entered(A)
+    first = asyncio.ensure_future(call(driver, A))
     await asyncio.sleep(0)  # all that were live wait now, and the batch is about to leave
-    driver.enter("b")
+    driver.enter(B)
     await asyncio.sleep(0.01)
     assert not first.done()
-    await asyncio.gather(first, driver.turn("b"))
+    await asyncio.gather(first, call(driver, B))
     assert driver.batches == [2]
 
 
 async def test_a_call_left_behind_by_a_finished_rollout_stands_for_no_other() -> None:
-    driver = Lockstep()
-    for name in "abc":
-        driver.enter(name)
-    behind = asyncio.ensure_future(driver.turn("a"))
+    driver = entered(A, B, C)
+    behind = asyncio.ensure_future(call(driver, A))
     await asyncio.sleep(0)
-    driver.leave("a")
-    second = asyncio.ensure_future(driver.turn("b"))
+    driver.leave(A)
+    second = asyncio.ensure_future(call(driver, B))
     await asyncio.sleep(0.01)
     assert not behind.done()
     assert not second.done()
-    await asyncio.gather(behind, second, driver.turn("c"))
+    await asyncio.gather(behind, second, call(driver, C))
     assert driver.batches == [3]
+
+
+async def test_a_batch_waits_for_replies_that_are_under_way() -> None:
+    """A rollout asks two things at once and goes on with the first; the next batch is one of both."""
+    driver = entered(A)
+    reply = asyncio.Event()
+
+    async def slow() -> None:
+        async with driver.turn(A):
+            await reply.wait()
+
+    async def quick() -> None:
+        await call(driver, A)
+        await call(driver, A)
+
+    both = asyncio.gather(slow(), quick())
+    await asyncio.sleep(0.01)
+    assert driver.batches == [2]
+    reply.set()
+    await both
+    assert driver.batches == [2, 1]
+
+
+class Holding:
+    """Notes what comes while it is held, and what comes at other times."""
+
+    def __init__(self) -> None:
+        self.held: list[list[str]] = []
+        self.others: list[str] = []
+        self.fresh: list[bool] = []
+        self._num_holds = 0
+
+    @contextmanager
+    def hold(self, *, fresh: bool = False) -> Iterator[None]:
+        self._num_holds += 1
+        self.held.append([])
+        self.fresh.append(fresh)
+        yield
+        self._num_holds -= 1
+
+    def submit(self, name: str) -> None:
+        (self.held[-1] if self._num_holds else self.others).append(name)
+
+
+async def test_calls_reach_a_held_engine_in_the_order_of_tasks_whoever_came_first() -> None:
+    engine = Holding()
+    driver = entered(C, B, A, engine=engine)
+
+    async def ask(rollout: Place, name: str) -> None:
+        async with driver.turn(rollout):
+            engine.submit(name)
+
+    async def two(rollout: Place, name: str) -> None:
+        await asyncio.gather(ask(rollout, f"{name}1"), ask(rollout, f"{name}2"))
+        await ask(rollout, f"{name}3")
+        driver.leave(rollout)
+
+    await asyncio.gather(two(C, "c"), two(A, "a"), two(B, "b"))
+    assert engine.held == [["a1", "a2", "b1", "b2", "c1", "c2"], ["a3", "b3", "c3"]]
+    assert engine.fresh == [True, False]
+    assert engine.others == []
+    await asyncio.sleep(0.01)
+    engine.submit("later")
+    assert engine.others == ["later"]
+
+
+async def test_what_a_refused_call_takes_back_is_taken_back_before_anything_begins() -> None:
+    engine = Holding()
+    driver = entered(A, engine=engine)
+
+    async def refused() -> None:
+        async with driver.turn(A):
+            raise EngineError("too long")
+
+    async def taken_back() -> None:
+        async with driver.turn(A):
+            try:
+                await asyncio.sleep(60)
+            finally:
+                engine.submit("taken back")
+
+    with pytest.raises(EngineError, match="too long"):
+        await all_or_none([taken_back(), refused()])  # type: ignore[list-item]
+    await asyncio.sleep(0.01)
+    assert engine.held == [["taken back"]]
 
 
 async def test_a_slow_reward_delays_no_other_rollout(tmp_path: Path) -> None:
@@ -288,4 +385,4 @@ async def test_without_a_pool_work_is_done_in_a_thread() -> None:
 
 def test_an_unknown_driver_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="there is no driver 'lockstepp'; did you mean lockstep"):
-        open_driver("lockstepp")
+        open_driver("lockstepp", TokenScript(random_reply))

@@ -12,6 +12,12 @@ is running. Whoever holds the model may also change them in place and call `weig
             item    # a StreamedToken for each token, then the Completion
 
         engine.update_weights(trained.named_parameters())    # completions carry the next version
+
+        with engine.hold(fresh=True):    # requests that are made here begin together, in this order
+            calls = [engine.generate(ids, sampling) for ids in prompts]
+
+What is computed together decides the last bits of a log-probability. By itself the thread takes whatever
+has come in; requests that begin together on a fresh cache are computed the same way every time.
 """
 
 from __future__ import annotations
@@ -114,11 +120,14 @@ class LocalEngine(BaseEngine):
         self._is_closed = False
         self._is_updating = False
         """While true new requests wait: the weights are being changed."""
+        self._num_holds = 0
+        """While above 0 nothing is computed, so that requests come together."""
+        self._wants_fresh = False
         self._thread: threading.Thread | None = None
 
     @property
     def policy_version(self) -> int:
-        """How often the weights have changed since the engine was opened."""
+        """How often the weights have changed since the engine was opened, unless other counts were given."""
         return self._generator.policy_version
 
     @property
@@ -181,10 +190,29 @@ class LocalEngine(BaseEngine):
             self._generator.weights_changed()
             return self.policy_version
 
-    def weights_changed(self) -> None:
-        """Say that the model's parameters have changed; nothing may be running."""
+    def weights_changed(self, policy_version: int | None = None) -> None:
+        """Say that the model's parameters have changed; nothing may be running.
+
+        Completions carry the given version from now on, or the next one.
+        """
         with self._updating():
-            self._generator.weights_changed()
+            self._generator.weights_changed(policy_version)
+
+    @contextmanager
+    def hold(self, *, fresh: bool = False) -> Iterator[None]:
+        """Compute nothing inside; requests that come in meanwhile begin together, in their order.
+
+        With `fresh`, what is kept of earlier prompts is dropped first, unless requests still run.
+        """
+        with self._changed:
+            self._num_holds += 1
+            self._wants_fresh = self._wants_fresh or fresh
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_holds -= 1
+                self._changed.notify_all()
 
     @contextmanager
     def _updating(self) -> Iterator[None]:
@@ -335,16 +363,22 @@ class LocalEngine(BaseEngine):
     def _take_requests(self) -> bool:
         """Put new requests in line, waiting for one if there is nothing else to do; False to end."""
         with self._changed:
-            while self._is_updating or not (
+            while self._is_paused or not (
                 self._inbox or self._generator.has_work or self._is_closed
             ):
                 self._changed.wait()
-            for (
-                request
-            ) in self._inbox:  # under the lock: a request is always seen in one or the other
+            if self._wants_fresh:
+                self._generator.forget()
+                self._wants_fresh = False
+            # under the lock: a request is always seen in one or the other
+            for request in self._inbox:
                 self._generator.scheduler.submit(request)
             self._inbox = []
             return not self._is_closed
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._is_updating or (self._num_holds > 0 and not self._is_closed)
 
     def _pass_on(self, request: Request, count: int) -> None:
         """Tell who streams a request of its newest tokens."""

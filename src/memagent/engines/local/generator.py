@@ -106,13 +106,22 @@ class Generator:
             self.scheduler.computed(piece)
         return [request for request, tokens in drawn if self._take(request, tokens)]
 
-    def weights_changed(self) -> None:
-        """Forget what was computed with the old weights. No request may be running."""
+    def forget(self) -> None:
+        """Drop what is kept of earlier prompts; nothing is dropped while requests run."""
+        self.scheduler.drop_cancelled()
+        if not self.scheduler.running:
+            self.scheduler.forget()
+
+    def weights_changed(self, policy_version: int | None = None) -> None:
+        """Forget what was computed with the old weights. No request may be running.
+
+        The new ones have the given version, or the next.
+        """
         if self.has_work:
             raise ConfigError("the weights can only change while no request is running")
         self.scheduler.forget()
         self._model.weights_changed()
-        self.policy_version += 1
+        self.policy_version = self.policy_version + 1 if policy_version is None else policy_version
 
     def abort(self) -> list[Request]:
         """Give up everything that waits or runs, as after a failure; what was given up."""

@@ -147,7 +147,7 @@ class Scheduler:
 
         Every reply has slots for so many steps, or for as many as it may still have tokens.
         """
-        self._drop_cancelled()
+        self.drop_cancelled()
         pieces = self._replies(steps)
         budget = self.max_batch_tokens - len(pieces)
         for request in self.running:
@@ -186,9 +186,15 @@ class Scheduler:
         self._release(request)
 
     def forget(self) -> None:
-        """Drop all that is cached, because the weights have changed. Nothing may be running."""
-        assert not self.running, "weights change while requests run"
+        """Drop all that is cached, as when the weights have changed. Nothing may be running."""
+        assert not self.running, "requests read what is to be dropped"
         self.tree.clear()
+
+    def drop_cancelled(self) -> None:
+        """Let go of requests that nobody waits for any more."""
+        for request in [request for request in self.running if request.is_cancelled]:
+            self.finish(request)
+        self.waiting = deque(request for request in self.waiting if not request.is_cancelled)
 
     # --- replies -------------------------------------------------------------------------------
 
@@ -300,8 +306,3 @@ class Scheduler:
         request.leaf = None
         request.tails = []
         request.num_admitted = request.num_computed = 0
-
-    def _drop_cancelled(self) -> None:
-        for request in [request for request in self.running if request.is_cancelled]:
-            self.finish(request)
-        self.waiting = deque(request for request in self.waiting if not request.is_cancelled)

@@ -290,3 +290,60 @@ async def test_wrong_values_are_refused_before_the_first_token(
 async def test_tokens_that_do_not_exist_are_refused(engine: LocalEngine, ids: list[int]) -> None:
     with pytest.raises(EngineRefused, match="token ids"):
         await engine.generate(ids, Sampling(max_tokens=5))
+
+
+# --- holding still --------------------------------------------------------------------------------
+
+
+async def test_a_held_engine_begins_nothing_and_then_all_together(engine: LocalEngine) -> None:
+    sampling = Sampling(max_tokens=5)
+    with engine.hold():
+        calls = [asyncio.ensure_future(engine.complete(MESSAGES, sampling)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        assert engine.load.num_waiting == 3
+        with engine.hold():  # a hold within a hold
+            pass
+        await asyncio.sleep(0.05)
+        assert engine.load.num_waiting == 3
+    replies = await asyncio.gather(*calls)
+    assert len({reply.completion_ids for reply in replies}) == 1
+    num_steps = 5
+    prompt = len(replies[0].prompt_ids or ())
+    # the prompt once, its last token for each, and then rows of three
+    assert engine._generator.num_computed_tokens == prompt - 1 + 3 * num_steps
+
+
+async def test_a_fresh_hold_drops_what_was_kept_of_earlier_prompts(engine: LocalEngine) -> None:
+    async def cached() -> int:
+        usage = (await engine.complete(MESSAGES, Sampling(max_tokens=2))).usage
+        assert usage is not None
+        return usage.cached_tokens
+
+    assert await cached() == 0
+    assert await cached() > 0
+    with engine.hold(fresh=True):
+        pass
+    assert await cached() == 0
+    assert await cached() > 0
+
+
+async def test_a_fresh_hold_leaves_running_requests_alone(engine: LocalEngine) -> None:
+    sampling = Sampling(max_tokens=60)
+    expected = await engine.complete(MESSAGES, sampling)
+    ids = []
+    async with aclosing(engine.stream(engine.prompt_ids(MESSAGES), sampling)) as items:
+        async for item in items:
+            if isinstance(item, StreamedToken):
+                with engine.hold(fresh=True):
+                    ids.append(item.token_id)
+    assert tuple(ids) == expected.completion_ids
+
+
+async def test_an_engine_that_is_closed_while_held_ends(folder: Path) -> None:
+    engine = LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01))
+    with engine.hold():
+        call = asyncio.ensure_future(engine.complete(MESSAGES, Sampling(max_tokens=5)))
+        await asyncio.sleep(0.01)
+        await asyncio.wait_for(engine.aclose(), 10)
+    with pytest.raises(EngineError, match="closed"):
+        await call

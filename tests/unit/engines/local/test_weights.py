@@ -172,3 +172,10 @@ async def test_an_adapters_weights_change_too(folder: Path, tmp_path: Path) -> N
         assert {name: parameters(engine)[name].data_ptr() for name in new} == places
     assert after.completion_ids == expected.completion_ids != before.completion_ids
     assert after.policy_version == 1
+
+
+async def test_a_version_can_be_given_and_is_counted_from(engine: LocalEngine) -> None:
+    engine.weights_changed(policy_version=41)
+    assert engine.policy_version == (await reply(engine)).policy_version == 41
+    engine.weights_changed()
+    assert (await reply(engine)).policy_version == 42

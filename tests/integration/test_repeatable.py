@@ -1,0 +1,78 @@
+"""Lockstep rollouts of the embedded engine repeat bit for bit, whatever takes how long."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from memagent.config import LocalConfig
+from memagent.engines.local.engine import LocalEngine
+from memagent.engines.local.loading import load
+from memagent.types import Sampling
+from tests.support.repeated_rollouts import AGENTS, plain, rollouts
+from tests.support.tiny_models import make_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny", "llama", max_position_embeddings=1024
+    )
+
+
+@pytest.fixture
+async def engine(folder: Path) -> AsyncIterator[LocalEngine]:
+    async with LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01)) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_the_same_collection_gives_the_same_bits(engine: LocalEngine, agent: str) -> None:
+    first = await rollouts(engine, agent, jitter=None)
+    assert not [rollout.error for group in first for rollout in group.rollouts if rollout.error]
+    assert len({str(rollout) for rollout in plain(first)}) == 9
+    for jitter in range(3):
+        await engine.complete(
+            [{"role": "user", "content": "Something else."}], Sampling(max_tokens=3)
+        )
+        again = await rollouts(engine, agent, jitter=jitter)
+        assert plain(again) == plain(first)
+
+
+async def test_several_sections_are_read_and_prefixes_shared(engine: LocalEngine) -> None:
+    groups = await rollouts(engine, "reading", jitter=None)
+    assert min(len(rollout.samples) for group in groups for rollout in group.rollouts) >= 3
+    assert engine._generator.num_computed_tokens < 0.8 * sum(
+        len(row.ids) for group in groups for rollout in group.rollouts for row in rollout.samples
+    )
+
+
+async def test_two_threads_repeat_too(engine: LocalEngine) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first = await rollouts(engine, "reading", jitter=None)
+        assert plain(await rollouts(engine, "reading", jitter=1)) == plain(first)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_another_process_gives_the_same_bits(folder: Path, threads: int) -> None:
+    printed = set()
+    for jitter in (1, 2):
+        command = [sys.executable, "-m", "tests.support.repeated_rollouts", str(folder)]
+        command += ["--threads", str(threads), "--jitter", str(jitter)]
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+        )
+        printed.add(done.stdout)
+    (only,) = printed
+    assert len(only.split()) == len(AGENTS)
