@@ -73,6 +73,7 @@ TASKS: dict[str, str] = {
     "ruler/fwe": "memagent.data.ruler.words:open_frequent",
     "ruler/qa_1": "memagent.data.ruler.questions:open_squad",
     "ruler/qa_2": "memagent.data.ruler.questions:open_hotpot",
+    "small/colours": "memagent.data.small:open_colours",
 }
 """Name of a task, and "module:function" that opens it: `open(name, settings: dict) -> Task`."""
 

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from memagent.config import Settings
 from memagent.errors import ConfigError
@@ -27,6 +27,7 @@ from memagent.rl.client import Client
 from memagent.rl.loading import is_file_spec, load_function
 from memagent.rl.types import Outcome
 
+S = TypeVar("S", bound=Settings)
 Agent = Callable[[Any, Client], Awaitable[Outcome]]
 
 AGENTS: dict[str, str] = {
@@ -58,9 +59,14 @@ def _with_settings(spec: str, function: Callable[..., Any], settings: dict[str, 
     parameter = inspect.signature(function).parameters.get("settings")
     default = parameter.default if parameter else None
     if isinstance(default, Settings):
-        kept = default.model_dump(exclude_unset=True)  # what the agent has set for itself
-        return partial(function, settings=type(default).parse({**kept, **settings}))
+        return partial(function, settings=with_defaults(default, settings))
     if settings:
         names = ", ".join(settings)
         raise ConfigError(f"the agent {spec} has no settings, and {names} was given; leave it out")
     return function
+
+
+def with_defaults(default: S, settings: Mapping[str, Any]) -> S:
+    """Settings of an agent: those given, and what the agent has set for itself."""
+    kept = default.model_dump(exclude_unset=True)
+    return type(default).parse({**kept, **settings})
