@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "models": "List, fetch and delete models for the local engine.",
     "report": "Report evaluations: tables, a page and plots.",
     "serve": "Serve a local model over HTTP, as OpenAI does it.",
+    "train": "Train a model for an agent by reinforcement learning.",
 }
 """Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`."""
 

@@ -258,7 +258,7 @@ class TrainConfig(Settings):
     """Steps of reinforcement learning: rollouts, then updates; 0 only warms up."""
     model: ModelSettings
     agent: AgentSettings = AgentSettings()
-    tasks: list[TaskSource] = Field(min_length=1)
+    tasks: list[TaskSource] = Field(default_factory=list)
     """What is trained on; drawn in proportion to their weights."""
     sources: dict[str, str] = Field(default_factory=dict)
     """Path of each source of the tasks, by its name; published files that are not named are fetched."""
@@ -282,6 +282,10 @@ class TrainConfig(Settings):
             )
         if self.steps == 0 and self.warm_start is None:
             raise ValueError("steps=0 without a warm start trains nothing; set one of them")
+        if not self.tasks and (self.steps or self.model.scratch is not None):
+            raise ValueError("name in [[tasks]] what is trained on")
+        if self.warm_start and not (self.tasks or self.warm_start.tasks or self.warm_start.files):
+            raise ValueError("name tasks or files for the warm start")
         if self.rollout.engine is not None and self.rollout.sync == "lora" and not self.has_adapter:
             raise ValueError(
                 "an engine elsewhere is given an adapter after each step; set model.lora_rank, or "
@@ -346,7 +350,7 @@ def parse_config(values: Mapping[str, Any], *, changes: Sequence[str] = ()) -> T
         given = changed(given, change)
     preset = given.get("preset")
     if preset is not None:
-        given = _filled(given, _preset(preset))
+        given = _filled(given, _without_settings_of_others(_preset(preset), given))
     return TrainConfig.parse(given)
 
 
@@ -356,6 +360,16 @@ def _preset(name: object) -> dict[str, Any]:
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(PRESETS)}"
         raise ConfigError(f"there is no preset {name!r}; {hint}")
     return PRESETS[name]
+
+
+def _without_settings_of_others(preset: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The preset; settings of its agent are not those of another one."""
+    agent, chosen = preset.get("agent"), given.get("agent")
+    if agent is None or not isinstance(chosen, Mapping):
+        return preset
+    if chosen.get("name", agent["name"]) == agent["name"]:
+        return preset
+    return {**preset, "agent": {"reward": agent["reward"]}}
 
 
 def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,9 @@ gone through in a new random order each time; what comes again has another id.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -145,6 +147,13 @@ class TaskStream:
         self._counts = [0] * len(sources)
         """How often each source was drawn from."""
         self.position = 0
+        """Tasks that were drawn or passed over."""
+        self.move_to(position)
+
+    def move_to(self, position: int) -> None:
+        """Go on at a position; nothing on the way is made."""
+        if position < self.position:
+            self._counts, self.position = [0] * len(self._sources), 0
         while self.position < position:
             self._next()
 
@@ -167,9 +176,36 @@ class TaskStream:
         if available is None:
             return source.examples.example(index)
         again, place = divmod(index, available)
-        order = _shuffled(available, self._seed, source.name, again)
+        order = shuffled(available, self._seed, source.name, again)
         example = source.examples.example(order[place])
         return replace(example, id=f"{example.id}~{again}") if again else example
+
+
+class TasksAhead:
+    """Tasks of a stream, made in a thread before they are needed."""
+
+    def __init__(self, stream: TaskStream, num_ahead: int) -> None:
+        self._stream = stream
+        self.position = stream.position
+        """Tasks that were taken, of all."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="memagent-tasks")
+        self._made = deque(self._make() for _ in range(num_ahead))
+
+    def __iter__(self) -> Iterator[Example]:
+        return self
+
+    def __next__(self) -> Example:
+        self._made.append(self._make())
+        task = self._made.popleft().result()
+        self.position += 1
+        return task
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _make(self) -> Future[Example]:
+        return self._thread.submit(lambda: self._stream.draw(1)[0])
 
 
 def first_examples(sources: Sequence[OpenSource], num: int) -> list[Example]:
@@ -255,7 +291,7 @@ class _File:
 
 
 @lru_cache(maxsize=64)
-def _shuffled(num: int, seed: int, name: str, again: int) -> list[int]:
+def shuffled(num: int, seed: int, name: str, again: int) -> list[int]:
     """The order in which a source of `num` examples is gone through."""
     order = list(range(num))
     generator: random.Random = rng(seed, f"order/{name}", again)

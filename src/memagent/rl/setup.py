@@ -1,0 +1,156 @@
+"""Everything a run needs, opened and checked before its first rollout.
+
+    async with AsyncExitStack() as stack:
+        setup = await set_up(config, run_folder, stack)
+
+Cheap things come first: a misspelt agent or a reward that cannot grade is told before a model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memagent.data.lengths import length_tokenizer
+from memagent.engines.base import BaseEngine
+from memagent.rl.agents import Agent, open_agent
+from memagent.rl.demonstrations import demonstrations_for, texts_for
+from memagent.rl.lessons import FileLessons, Lessons, TaskLessons
+from memagent.rl.models import Trained, open_model, open_rollout_engine
+from memagent.rl.policy import Policy
+from memagent.rl.rewards import Reward, check_reward, open_reward
+from memagent.rl.rollouts import check_engine
+from memagent.rl.scratch import build_scratch
+from memagent.rl.settings import TrainConfig
+from memagent.rl.sources import (
+    VALIDATION_SEED,
+    OpenSource,
+    TaskStream,
+    check_apart,
+    first_examples,
+    open_sources,
+)
+from memagent.rl.validation import Validation
+from memagent.rl.weight_sync import WeightSync, open_sync
+
+SCRATCH = "model"
+"""Folder of a run for a model that is made for it."""
+SCRATCH_EXAMPLES = 200
+"""Examples that its tokenizer is made from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Everything a run needs."""
+
+    config: TrainConfig
+    agent: Agent
+    reward: Reward
+    trained: Trained
+    policy: Policy
+    engine: BaseEngine
+    sync: WeightSync
+    sources: Sequence[OpenSource]
+    stream: Callable[[int], TaskStream]
+    """The tasks from a position on."""
+    lessons: Lessons | None
+    """What a warm start learns from."""
+    validation: Validation | None
+
+
+async def set_up(config: TrainConfig, run: Path, stack: AsyncExitStack) -> Setup:
+    """Open everything; `stack` closes it. Raises what is wrong with the config."""
+    agent = open_agent(config.agent.name, config.agent.settings)
+    reward = open_reward(config.agent.reward)
+    opening: dict[str, Any] = {"tokenizer": config.model.source, "paths": config.sources}
+    sources = open_sources(config.tasks, seed=config.seed, **opening)
+    if sources:
+        await check_reward(reward, TaskStream(sources, seed=config.seed).draw(1)[0])
+    validation = _validation(config, agent, reward, sources, opening)
+    trained = open_model(config.model, _source(config, run, sources), seed=config.seed)
+    lessons = _lessons(config, trained, sources, opening)
+    policy = Policy(
+        trained.model,
+        temperature=config.rollout.temperature,
+        checkpointing=config.update.checkpointing,
+        compiled=config.update.compiled,
+    )
+    engine = await stack.enter_async_context(open_rollout_engine(config.rollout, trained))
+    await check_engine(engine)
+    return Setup(
+        config=config,
+        agent=agent,
+        reward=reward,
+        trained=trained,
+        policy=policy,
+        engine=engine,
+        sync=open_sync(config.rollout, engine, trained, run),
+        sources=sources,
+        stream=lambda position: TaskStream(sources, seed=config.seed, position=position),
+        lessons=lessons,
+        validation=validation,
+    )
+
+
+def _source(config: TrainConfig, run: Path, sources: Sequence[OpenSource]) -> str:
+    """Where the model is loaded from; one from random weights is made first."""
+    if config.model.source is not None:
+        return config.model.source
+    assert config.model.scratch is not None
+    folder = run / SCRATCH
+    if not (folder / "config.json").exists():
+        examples = TaskStream(sources, seed=config.seed).draw(SCRATCH_EXAMPLES)
+        agent = config.agent
+        texts = [text for one in examples for text in texts_for(agent.name, agent.settings, one)]
+        part = run / f"{SCRATCH}.part"
+        build_scratch(config.model.scratch, texts, part, seed=config.seed).replace(folder)
+    return str(folder)
+
+
+def _validation(
+    config: TrainConfig,
+    agent: Agent,
+    reward: Reward,
+    training: Sequence[OpenSource],
+    opening: dict[str, Any],
+) -> Validation | None:
+    settings = config.validation
+    if settings is None:
+        return None
+    sources = open_sources(settings.tasks, seed=config.seed + VALIDATION_SEED, **opening)
+    check_apart(training, sources)
+    return Validation(
+        settings,
+        agent,
+        reward,
+        first_examples(sources, settings.num),
+        seed=config.seed,
+        max_tokens=config.rollout.max_tokens,
+    )
+
+
+def _lessons(
+    config: TrainConfig,
+    trained: Trained,
+    training: Sequence[OpenSource],
+    opening: dict[str, Any],
+) -> Lessons | None:
+    settings = config.warm_start
+    if settings is None:
+        return None
+    learning: dict[str, Any] = {
+        "model": trained.loaded,
+        "max_tokens": config.update.max_tokens,
+        "seed": config.seed,
+    }
+    if settings.files:
+        return FileLessons(settings, **learning)
+    sources = training
+    if settings.tasks:
+        sources = open_sources(settings.tasks, seed=config.seed, **opening)
+    tokenizer = length_tokenizer(str(trained.loaded.tokenizer_folder))
+    show = demonstrations_for(config.agent.name, config.agent.settings, tokenizer=tokenizer)
+    return TaskLessons(settings, sources, show, **learning)
