@@ -58,8 +58,8 @@ def test_trees_in_blocks_have_the_gradient_of_rows_with_a_dense_mask(
     groups = near_policy(exact, random_groups(exact, num_groups=4, group_size=6), noise=0.01)
     rows = rows_of(groups, OBJECTIVE).rows
     alone = pack(rows, max_tokens=10_000, share=False)
-    expected = gradient(exact.cuda(), alone, in_blocks=False)
-    limit = max(1e-3, 1.5 * error(gradient(plain.cuda(), alone, in_blocks=False), expected))
+    expected = gradient(exact.cuda(), alone, attention="masks")
+    limit = max(1e-3, 1.5 * error(gradient(plain.cuda(), alone, attention="masks"), expected))
     blocks.to(device="cuda", dtype=dtype)
     for max_tokens in (10_000, 300, 200):  # lengths change from pack to pack
         found = gradient(blocks, pack(rows, max_tokens=max_tokens), **settings)

@@ -5,8 +5,7 @@
     stats = accumulate(policy, packs, objective)              forward, loss and backward, pack by pack
 
 The model's own modules and parameters are used as they are, so full fine-tuning, adapters and sharded
-parameters need nothing special. Attention runs tree by tree on a CPU, and in blocks (FlexAttention) on
-a GPU. The language-model head runs only where a sampled token is predicted, some
+parameters need nothing special. Attention is that of `tree_attention.py`. The language-model head runs only where a sampled token is predicted, some
 hundred places at a time, and is computed again in the backward pass: logits of a whole pack never
 exist.
 
@@ -26,7 +25,8 @@ from torch.utils.checkpoint import checkpoint
 from memagent.rl.loss import Stats, merged, policy_loss
 from memagent.rl.objective import ObjectiveConfig
 from memagent.rl.packing import Pack
-from memagent.rl.tree_attention import BLOCK, attention_arguments, use_tree_attention
+from memagent.rl.part_attention import fits_parts
+from memagent.rl.tree_attention import BLOCK, Attention, attention_arguments, use_tree_attention
 
 HEAD_PLACES = 1024
 """Places whose logits exist at once."""
@@ -45,9 +45,9 @@ class Policy(nn.Module):
 
     `temperature` is the one that replies are drawn with: log-probabilities are those of the
     distribution that tokens were drawn from. `checkpointing` computes each layer's activations again
-    in the backward pass, which needs less memory and a third more time. `in_blocks` chooses the
-    attention: in blocks, the default on a GPU, or tree by tree. `compiled` fuses what layers
-    compute, which is worth its minute of compilation for long runs on a GPU.
+    in the backward pass, which needs less memory and a third more time. `attention` is "blocks" on a GPU
+    and "masks" on a CPU when not given, see `tree_attention.py`. `compiled` fuses what layers compute,
+    which is worth its minute of compilation for long runs on a GPU.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Policy(nn.Module):
         *,
         temperature: float = 1.0,
         checkpointing: bool = False,
-        in_blocks: bool | None = None,
+        attention: Attention | None = None,
         compiled: bool = False,
         head_places: int = HEAD_PLACES,
     ) -> None:
@@ -69,7 +69,8 @@ class Policy(nn.Module):
             decoder_of(model).gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
-        self._in_blocks = self.device.type == "cuda" if in_blocks is None else in_blocks
+        self._usual: Attention = "blocks" if self.device.type == "cuda" else "masks"
+        self._attention = attention or self._usual
         use_tree_attention(model)
         if compiled:
             for layer in decoder_of(model).layers:
@@ -110,23 +111,28 @@ class Policy(nn.Module):
 
     def _hidden(self, pack: Pack) -> torch.Tensor:
         """The last hidden state of every token."""
-        device = self.device
+        device, attention = self.device, self._attention_for(pack)
         ids, positions, until = pack.ids, pack.positions, pack.until
-        if self._in_blocks:
+        if attention == "blocks":
             padding = -len(ids) % BLOCK
             places = np.arange(len(ids), len(ids) + padding)
             ids = np.pad(ids, (0, padding))
             positions = np.pad(positions, (0, padding))
             until = np.concatenate([until, places + 1])  # each sees itself alone
-        until_N = torch.from_numpy(until).to(device)
         output = decoder_of(self.model)(
             input_ids=torch.from_numpy(ids).to(device)[None],
             position_ids=torch.from_numpy(positions).to(device)[None],
             use_cache=False,
-            **attention_arguments(until_N, in_blocks=self._in_blocks),
+            **attention_arguments(until, attention, device),
         )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
+
+    def _attention_for(self, pack: Pack) -> Attention:
+        """The attention that was chosen, where it suits the pack."""
+        if self._attention == "parts" and not fits_parts(pack.until):
+            return self._usual
+        return self._attention
 
     def _head(
         self,

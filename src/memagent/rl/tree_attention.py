@@ -1,7 +1,8 @@
 """Attention over packed trees: query q sees key k when k <= q < until[k].
 
-    tree_masks(until)      tree by tree, each with a mask of its own; for SDPA on a CPU
-    block_mask(until)      in blocks, for FlexAttention on a GPU
+    "masks"     tree by tree, each with a mask of its own; for SDPA on a CPU
+    "blocks"    in blocks, for FlexAttention on a GPU
+    "parts"     in parts that need no mask, for flash kernels; see part_attention.py
 
     blocks      k 0   1   2   3
       q 0       #                     # partly: the rule is asked for each pair
@@ -10,18 +11,25 @@
         3       .       .   #
 
 Which blocks are needed follows from the least and the greatest `until` of each block of keys, so no
-mask of all pairs is ever made. Models of transformers take both by an attention that is registered
+mask of all pairs is ever made. Models of transformers take each by an attention that is registered
 with it; with any other mask it computes as before.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from memagent.rl.part_attention import Plan, attend_in_parts, plan_parts
+
+Attention = Literal["masks", "blocks", "parts"]
+"""How who sees whom is computed."""
 
 NAME = "memagent_trees"
 """Of this attention, among those that transformers knows."""
@@ -99,12 +107,17 @@ def _register() -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-def attention_arguments(until_N: torch.Tensor, *, in_blocks: bool) -> dict[str, Any]:
+def attention_arguments(
+    until: NDArray[np.int64], attention: Attention, device: torch.device
+) -> dict[str, Any]:
     """What a model is called with to attend as a pack needs it."""
-    if in_blocks:
+    until_N = torch.from_numpy(until).to(device)
+    if attention == "blocks":
         return {"attention_mask": block_mask(until_N)}
     # transformers makes a mask of all pairs unless it is given one
-    unused = torch.empty((1, 1, 0, 0), dtype=torch.bool, device=until_N.device)
+    unused = torch.empty((1, 1, 0, 0), dtype=torch.bool, device=device)
+    if attention == "parts":
+        return {"attention_mask": unused, "plan": plan_parts(until).to(device)}
     return {"attention_mask": unused, "trees": tree_masks(until_N)}
 
 
@@ -116,8 +129,13 @@ def _attend(
     attention_mask: Any,
     scaling: float | None = None,
     trees: list[TreeMask] | None = None,
+    plan: Plan | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
+    if plan is not None:
+        by_token = [part.transpose(1, 2)[0] for part in (query, key, value)]
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return attend_in_parts(by_token[0], by_token[1], by_token[2], plan, scale=scale)[None], None
     if trees is not None:
         return _attend_trees(query, key, value, trees, scaling), None
     if isinstance(attention_mask, BlockMask):

@@ -141,6 +141,8 @@ def test_the_test_is_not_blind(llama: Any) -> None:
         {"min_shared": 8},
         {"policy": {"head_places": 3}},
         {"policy": {"checkpointing": True}},
+        {"policy": {"attention": "parts"}},
+        {"policy": {"attention": "parts"}, "share": False, "max_tokens": 60},
     ],
     ids=[
         "full rows",
@@ -149,6 +151,8 @@ def test_the_test_is_not_blind(llama: Any) -> None:
         "fewer trees",
         "pieces of the head",
         "checkpoints",
+        "attention in parts",
+        "full rows in parts",
     ],
 )
 def test_how_rows_are_packed_leaves_the_gradient_as_it_is(llama: Any, how: dict[str, Any]) -> None:
@@ -390,7 +394,10 @@ def test_attention_in_blocks_gives_the_same_log_probabilities(model: Any) -> Non
     assert packs[0].num_tokens > BLOCK
     copy = AutoModelForCausalLM.from_config(model.config).double()
     copy.load_state_dict(model.state_dict())
-    (found,), (expected,) = score(Policy(copy, in_blocks=True), packs), score(Policy(model), packs)
+    (found,), (expected,) = (
+        score(Policy(copy, attention="blocks"), packs),
+        score(Policy(model), packs),
+    )
     assert torch.allclose(found, expected, rtol=0, atol=1e-6)
 
 
