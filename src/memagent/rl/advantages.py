@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from memagent.errors import ConfigError
+from memagent.rl.objective import ObjectiveConfig
 from memagent.rl.types import Group
 
 STD_EPSILON = 1e-6
@@ -83,3 +84,23 @@ def overlong_penalty(
         )
     over = num_tokens - (max_tokens - soft_tokens)
     return -penalty * min(max(over / soft_tokens, 0.0), 1.0)
+
+
+def overlong_shaping(objective: ObjectiveConfig, replies: Sequence[tuple[int, int]]) -> float:
+    """What the lengths of a rollout's replies, each with its limit, add to its reward: the worst counts.
+
+    Where half of a limit is shorter than `overlong_tokens`, the penalty begins at half.
+    """
+    assert objective.overlong_tokens is not None
+    return min(
+        (
+            overlong_penalty(
+                num_tokens,
+                max_tokens=max_tokens,
+                soft_tokens=min(objective.overlong_tokens, max(1, max_tokens // 2)),
+                penalty=objective.overlong_penalty,
+            )
+            for num_tokens, max_tokens in replies
+        ),
+        default=0.0,
+    )

@@ -125,6 +125,8 @@ class Session:
         self.sampling = sampling or RunSampling()
         self.recorder = Recorder()
         self.usage = Usage()
+        self.replies: list[tuple[int, int]] = []
+        """Tokens of each reply, and how many it might have had."""
         self.seconds = 0.0
         """Time in calls, the waiting for a turn not counted; of calls at once, each counts."""
         self._key = (seed, task_id, index)
@@ -145,6 +147,8 @@ class Session:
             rendered, completion = await self._complete(messages, replace(sampling, seed=seed))
             self.seconds += perf_counter() - started
         self.usage += completion.usage or Usage(calls=1, is_estimated=True)
+        if completion.usage is not None:
+            self.replies.append((completion.usage.completion_tokens, sampling.max_tokens))
         if self._needs_tokens:
             call = call_of(completion, model=self.engine.model, policy_version=self._policy_version)
             self.recorder.finish(number, call)

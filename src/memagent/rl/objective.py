@@ -48,7 +48,8 @@ class ObjectiveConfig(Settings):
     dynamic_sampling: bool = False
     """Replace groups whose rewards are all the same: they teach nothing."""
     overlong_tokens: int | None = Field(default=None, gt=0)
-    """Length of the last part of a reply's limit in which reward is taken away, up to overlong_penalty."""
+    """Length of the last part of a reply's limit in which reward is taken away, up to overlong_penalty;
+    half of the limit, at most."""
     overlong_penalty: float = Field(default=1.0, ge=0)
     """Reward that a reply at its limit loses."""
 

@@ -20,7 +20,7 @@ import asyncio
 import json
 import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -69,6 +69,8 @@ class Stats:
 
 Watcher = Callable[[Rollout, Stats], None]
 """Told of each rollout as it finishes."""
+Shaping = Callable[[Sequence[tuple[int, int]]], float]
+"""What the lengths of replies, each with its limit, add to a reward."""
 
 
 async def check_engine(engine: Engine) -> None:
@@ -100,6 +102,7 @@ def collect(
     pool: WorkerPool | None = None,
     needs_tokens: bool = True,
     policy_version: int = 0,
+    shape: Shaping | None = None,
 ) -> Collection:
     """Groups of rollouts, as they finish. Nothing begins before the first one is asked for.
 
@@ -113,6 +116,7 @@ def collect(
     pool             processes for `offload`, to keep for the next time; one of its own if None
     needs_tokens     False takes any engine and records nothing, for validation
     policy_version   of the weights, where the engine tells none
+    shape            added to a reward, given the lengths of the replies and their limits
     """
     if group_size < 1:
         raise ConfigError(f"group_size={group_size} makes no rollout; set it to 2 or more")
@@ -128,7 +132,7 @@ def collect(
     )
     return Collection(
         tasks,
-        _Attempts(agent, begin, reward, open_driver(driver, engine), concurrency, seconds),
+        _Attempts(agent, begin, reward, open_driver(driver, engine), concurrency, seconds, shape),
         group_size=group_size,
         num_groups=num_groups,
         is_wanted=is_wanted,
@@ -330,6 +334,7 @@ class _Attempts:
         driver: Driver,
         concurrency: int,
         seconds: float | None,
+        shape: Shaping | None,
     ) -> None:
         self._agent = agent
         self._begin = begin
@@ -337,6 +342,7 @@ class _Attempts:
         self._driver = driver
         self._slots = asyncio.Semaphore(concurrency)
         self._seconds = seconds
+        self._shape = shape or (lambda replies: 0.0)
 
     async def attempt(self, task: Task, place: Place, pool: WorkerPool) -> _Attempt:
         """One rollout. What the agent or the reward raises makes it a failed one."""
@@ -351,7 +357,8 @@ class _Attempts:
             value = await self._value(task, outcome)
             reward_seconds = perf_counter() - started - agent_seconds
             times = {"agent": agent_seconds, "calls": session.seconds, "reward": reward_seconds}
-            rollout = _rollout(task.id, index, outcome, value, session, times)
+            shaped = value + self._shape(session.replies)
+            rollout = _rollout(task.id, index, outcome, value, shaped, session, times)
             error = None
         except (Exception, SystemExit) as raised:
             error = raised
@@ -416,6 +423,7 @@ def _rollout(
     task_id: str,
     index: int,
     outcome: Outcome,
+    score: float,
     reward: float,
     session: Session,
     times: Mapping[str, float],
@@ -434,6 +442,7 @@ def _rollout(
         reward=reward,
         metrics={
             **{name: float(value) for name, value in outcome.metrics.items()},
+            "score": score,
             "calls": float(usage.calls),
             "rows": float(len(samples)),
             "prompt_tokens": float(usage.prompt_tokens),

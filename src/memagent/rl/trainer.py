@@ -23,6 +23,7 @@ import random
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -34,7 +35,7 @@ import torch
 
 from memagent.data.example import Example
 from memagent.errors import RunError
-from memagent.rl.advantages import has_signal
+from memagent.rl.advantages import has_signal, overlong_shaping
 from memagent.rl.checkpoint import (
     latest_checkpoint,
     load_weights,
@@ -327,8 +328,7 @@ class Trainer:
             "seconds": settings.seconds,
             "pool": self._pool,
             "policy_version": self.progress.step,
-            "overlong_tokens": objective.overlong_tokens,
-            "overlong_penalty": objective.overlong_penalty,
+            "shape": partial(overlong_shaping, objective) if objective.overlong_tokens else None,
         }
 
     @property

@@ -11,6 +11,7 @@ from memagent.rl.advantages import (
     group_advantages,
     has_signal,
     overlong_penalty,
+    overlong_shaping,
 )
 from memagent.rl.objective import PRESETS, ObjectiveConfig
 from memagent.rl.samples import is_stale, rows_of, split_groups
@@ -202,3 +203,12 @@ def test_a_sample_whose_parts_differ_in_length_is_refused() -> None:
 def test_a_first_token_cannot_be_sampled() -> None:
     with pytest.raises(ValueError, match="nothing before it"):
         Sample(ids=(1,), is_sampled=(True,), logprobs=(-1.0,))
+
+
+def test_the_worst_reply_of_a_rollout_decides_what_it_loses() -> None:
+    objective = ObjectiveConfig(overlong_tokens=20, overlong_penalty=0.5)
+    assert overlong_shaping(objective, [(10, 100), (80, 100)]) == 0.0
+    assert overlong_shaping(objective, [(10, 100), (90, 100), (85, 100)]) == pytest.approx(-0.25)
+    assert overlong_shaping(objective, [(100, 100), (3, 100)]) == -0.5
+    assert overlong_shaping(objective, [(12, 16)]) == pytest.approx(-0.25)  # begins at 8 of 16
+    assert overlong_shaping(objective, []) == 0.0
