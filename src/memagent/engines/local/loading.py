@@ -226,6 +226,7 @@ def _load_gguf(
     )
     _check_report(path, report)
     model.generation_config = GenerationConfig.from_pretrained(header.folder, local_files_only=True)
+    model.name_or_path = str(path)  # adapters say which model they are for
     return header.folder, model
 
 
