@@ -1,0 +1,104 @@
+"""Kills a process that writes checkpoints, at random moments: the worker of test_checkpoint.py.
+
+python -m tests.support.checkpoint_kills MODEL RUN NUM_KILLS
+
+Forks writers one after the other, kills each, and looks at what it left: all parts of the newest
+checkpoint must be of the same step, and no step may be lost. Prints what the kills interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memagent.engines.local.loading import load
+from memagent.rl.checkpoint import (
+    latest_checkpoint,
+    list_checkpoints,
+    load_weights,
+    read_optimizer,
+    read_state,
+    save_checkpoint,
+)
+
+KEEP = 2
+
+
+def write_for_ever(run: Path, loaded: Any, step: int, pipe: int) -> None:
+    """Write one checkpoint after the other, and tell of each when it is written."""
+    while True:
+        step += 1
+        with torch.no_grad():
+            for parameter in loaded.model.parameters():
+                parameter.fill_(step)
+        save_checkpoint(
+            run,
+            step,
+            model=loaded.model,
+            tokenizer=loaded.tokenizer,
+            optimizer={"moments": torch.full((1000,), float(step))},
+            state={"step": step},
+            keep=KEEP,
+            keep_every=None,
+        )
+        os.write(pipe, step.to_bytes(4, "big"))
+
+
+def killed(run: Path, loaded: Any, step: int, seconds: float) -> int:
+    """Let a writer run for some time; the last step that it told of."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            write_for_ever(run, loaded, step, writing)
+        finally:
+            os._exit(1)  # never back into the parent's code
+    os.close(writing)
+    time.sleep(seconds)
+    os.kill(process, signal.SIGKILL)
+    _, status = os.waitpid(process, 0)
+    assert os.WIFSIGNALED(status), "the writer failed"
+    with os.fdopen(reading, "rb") as pipe:
+        told = pipe.read()
+    return int.from_bytes(told[-4:], "big") if told else step
+
+
+def checked(run: Path, loaded: Any) -> int:
+    """The step of the newest checkpoint, which must be whole."""
+    checkpoint = latest_checkpoint(run)
+    assert checkpoint is not None
+    step: int = read_state(checkpoint)["step"]
+    assert checkpoint.name == f"step-{step:06}"
+    assert torch.equal(read_optimizer(checkpoint)["moments"], torch.full((1000,), float(step)))
+    load_weights(loaded.model, checkpoint)
+    assert all(bool((parameter == step).all()) for parameter in loaded.model.parameters())
+    load(str(checkpoint / "model"))
+    return step
+
+
+def main(source: Path, run: Path, num_kills: int) -> None:
+    torch.set_num_threads(1)
+    loaded = load(str(source))
+    step, hidden = 0, 0
+    chance = random.Random(0)
+    for _ in range(num_kills):
+        told = killed(run, loaded, step, chance.uniform(0.01, 0.15))
+        if told == step and latest_checkpoint(run) is None:
+            continue
+        step = checked(run, loaded)
+        assert step in (told, told + 1), "a checkpoint that was written is gone"
+        assert len(list_checkpoints(run)) in range(1, KEEP + 2)
+        hidden += any((run / "checkpoints").glob(".writing-*"))
+    print(json.dumps({"step": step, "hidden": hidden}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
