@@ -92,6 +92,8 @@ class Context:
     notes: dict[str, Any] = field(default_factory=dict)
     """What the method says of itself, for the record."""
     is_cut: bool = False
+    score: float | None = None
+    """What a method that grades itself gives the answer; None leaves it to the grader."""
 
     async def call(
         self,

@@ -65,7 +65,7 @@ class ItemRecord:
     """The accepted answers."""
     grader: str
     score: float
-    """From 0 to 1; 0 for a failed item."""
+    """From 0 to 1, unless a method that grades itself gives another; 0 for a failed item."""
     extracted: str | None = None
     """What of the answer was graded."""
     num_calls: int = 0

@@ -13,7 +13,10 @@ A failed item is a record with a score of 0. What stops a run is a limit, Ctrl-C
 again and again; everything finished is kept then, and so are the replies of items that were under way.
 
     suite = parse_suite({"tasks": [{"tasks": ["ruler/vt"], "tokens": ["8k"]}], "num": 16})
-    records = await evaluate(suite, engine)          # from Python: training validates with it
+    records = await evaluate(suite, engine)          # from Python
+
+    records = await evaluate_examples(examples, method, engine, title="agent", seed=1)
+    score_interval([record.score for record in records])      # training validates with these
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ import asyncio
 import json
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from memagent.agent.limits import Limits
 from memagent.agent.trace import Trace
@@ -44,10 +47,13 @@ from memagent.errors import (
     RunError,
 )
 from memagent.eval.calls import CALLS, CallLog, Gate, ItemEngine
-from memagent.eval.methods import Context, Method, MethodSettings, open_method, settings_for
-from memagent.eval.records import KIND, ItemRecord, Key, parse_item
+from memagent.eval.methods import Context as Context  # these two by name for training
+from memagent.eval.methods import Method, MethodSettings, open_method, settings_for
+from memagent.eval.records import KIND, Key, parse_item
+from memagent.eval.records import ItemRecord as ItemRecord
+from memagent.eval.stats import Interval, mean_interval
 from memagent.eval.suites import Suite
-from memagent.eval.tasks import Item, Maker, Plan, is_lost, item_seed, make_plan
+from memagent.eval.tasks import Item, Maker, Plan, Source, is_lost, item_seed, make_plan
 from memagent.rewards.verifiers import grade
 from memagent.runs import Run
 from memagent.types import Engine, Prices, Usage
@@ -72,6 +78,17 @@ class OpenMethod:
     gate: Gate
     """The engine that answers it."""
     tokenizer: Tokenizer
+
+
+class ExampleMaker(Protocol):
+    """Gives the examples of items, some of them ahead of need."""
+
+    num_ahead: int
+    """How many examples may wait for their turn."""
+
+    def make(self, item: Item) -> asyncio.Future[Example]:
+        """The example of an item, with its text."""
+        ...
 
 
 class Evaluation:
@@ -113,7 +130,7 @@ class Evaluation:
         """Records that there will be."""
         return len(plan.items) * len(self._methods)
 
-    async def evaluate(self, plan: Plan, maker: Maker) -> list[ItemRecord]:
+    async def evaluate(self, plan: Plan, maker: ExampleMaker) -> list[ItemRecord]:
         """All records, those from before it was resumed included, without traces.
 
         Raises LimitReached at a limit, and the engine's error when it fails again and again.
@@ -143,7 +160,7 @@ class Evaluation:
     async def _ask_all(
         self,
         pending: Iterable[tuple[Item, list[OpenMethod]]],
-        maker: Maker,
+        maker: ExampleMaker,
         under_way: set[asyncio.Task[None]],
     ) -> None:
         """Begin the items one after the other, whenever there is a place."""
@@ -242,8 +259,7 @@ class Evaluation:
         try:
             trace = await method.function(example, context)
             answer = _answer_of(trace, method.title)
-            score = grade(grader, answer, example.answers, example.match)
-            values |= {"answer": answer, "score": score.value, "extracted": score.extracted}
+            values |= {"answer": answer, **_graded(answer, example, grader, context)}
         except LimitReached:
             raise
         except Exception as error:  # whatever a method may raise, the other items go on
@@ -368,6 +384,73 @@ async def evaluate(
         return await evaluation.evaluate(plan, maker)
 
 
+async def evaluate_examples(
+    examples: Sequence[Example],
+    method: Method,
+    engine: Engine,
+    *,
+    title: str,
+    seed: int,
+    grader: str | None = None,
+    run: Run | None = None,
+    concurrency: int = 16,
+    watch: Watcher | None = None,
+) -> list[ItemRecord]:
+    """The records of examples that are at hand, answered by one method; the longest are asked first.
+
+    `grader` takes the place of the examples' own, and names the score where the method grades itself.
+    """
+    tokenizer, _ = tokenizer_for_model(engine.tokenizer)
+    opened = OpenMethod(
+        title=title,
+        function=method,
+        settings=MethodSettings(),
+        gate=Gate(engine, concurrency=concurrency),
+        tokenizer=tokenizer,
+    )
+    evaluation = Evaluation(
+        methods=[opened], seed=seed, run=run, concurrency=concurrency, watch=watch
+    )
+    given = _Given(examples, grader)
+    return await evaluation.evaluate(given.plan, given)
+
+
+def score_interval(scores: Sequence[float]) -> Interval:
+    """The mean of scores with its 95 % interval."""
+    return mean_interval(scores)
+
+
+class _Given:
+    """Examples that are there already, as a plan and its maker."""
+
+    def __init__(self, examples: Sequence[Example], grader: str | None) -> None:
+        self.num_ahead = 1
+        self._examples = examples
+        numbers: Counter[tuple[str, int | None]] = Counter()
+        items: list[Item] = []
+        for position, example in enumerate(examples):
+            kind = (example.task, example.target_tokens)
+            items.append(
+                Item(
+                    source=Source(task=example.task, grader=grader),
+                    position=position,
+                    task=example.task,
+                    target_tokens=example.target_tokens,
+                    index=numbers[kind],
+                    num_tokens=example.num_tokens or 0,
+                )
+            )
+            numbers[kind] += 1
+        items.sort(key=lambda item: -item.num_tokens)
+        self.plan = Plan(items=tuple(items), files={}, tokenizers=())
+
+    def make(self, item: Item) -> asyncio.Future[Example]:
+        """It is there."""
+        made: asyncio.Future[Example] = asyncio.get_running_loop().create_future()
+        made.set_result(self._examples[item.position])
+        return made
+
+
 # --- the run --------------------------------------------------------------------------------------
 
 
@@ -431,6 +514,14 @@ def _answer_of(trace: object, title: str) -> str:
     if trace.answer is None:
         raise ValueError(f"the method {title} ended without a step of kind answer")
     return trace.answer
+
+
+def _graded(answer: str, example: Example, grader: str, context: Context) -> dict[str, Any]:
+    """The score of an answer, by the method itself or by the grader."""
+    if context.score is not None:
+        return {"score": context.score}
+    score = grade(grader, answer, example.answers, example.match)
+    return {"score": score.value, "extracted": score.extracted}
 
 
 def _unmade(item: Item, method: OpenMethod, seed: int, error: Exception) -> ItemRecord:

@@ -387,23 +387,37 @@ class _Attempts:
                     outcome: object = await self._agent(task, Client(session))
             finally:
                 self._driver.leave(place)
-        if not isinstance(outcome, Outcome) or not isinstance(outcome.answer, str):
-            raise ConfigError(
-                f"the agent returned {type(outcome).__name__}; return Outcome(answer=TEXT)"
-            )
-        if not session.usage.calls:
-            raise ConfigError("the agent returned without a call of the client")
-        return outcome
+        return checked_outcome(outcome, session)
 
     async def _value(self, task: Task, outcome: Outcome) -> float:
-        if outcome.reward is not None:
-            return checked_reward(outcome.reward, "the agent")
-        if self._reward is None:
-            raise ConfigError(
-                "the agent gives no reward; name a reward function, or return Outcome(reward=NUMBER)"
-            )
         async with _limit(self._seconds, "the reward"):
-            return await self._reward(task, outcome)
+            return await reward_of(task, outcome, self._reward)
+
+
+def checked_outcome(outcome: object, session: Session) -> Outcome:
+    """What an agent returned. Raises ConfigError when nothing can be learnt from it."""
+    if not isinstance(outcome, Outcome) or not isinstance(outcome.answer, str):
+        raise ConfigError(
+            f"the agent returned {type(outcome).__name__}; return Outcome(answer=TEXT)"
+        )
+    if not session.usage.calls:
+        raise ConfigError("the agent returned without a call of the client")
+    try:
+        json.dumps(dict(outcome.record))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the record of an outcome must be plain JSON: {error}") from None
+    return outcome
+
+
+async def reward_of(task: Task, outcome: Outcome, reward: Reward | None) -> float:
+    """What an outcome is worth: by the agent's own word, else by the reward."""
+    if outcome.reward is not None:
+        return checked_reward(outcome.reward, "the agent")
+    if reward is None:
+        raise ConfigError(
+            "the agent gives no reward; name a reward function, or return Outcome(reward=NUMBER)"
+        )
+    return await reward(task, outcome)
 
 
 @asynccontextmanager
@@ -430,11 +444,6 @@ def _rollout(
 ) -> Rollout:
     samples = session.recorder.samples()
     usage = session.usage
-    record = {"answer": outcome.answer, **outcome.record}
-    try:
-        json.dumps(record)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the record of an outcome must be plain JSON: {error}") from None
     return Rollout(
         task_id=task_id,
         index=index,
@@ -449,7 +458,7 @@ def _rollout(
             "sampled_tokens": float(usage.completion_tokens),
             **{f"time/{name}": value for name, value in times.items()},
         },
-        record=record,
+        record={"answer": outcome.answer, **outcome.record},
     )
 
 

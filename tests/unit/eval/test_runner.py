@@ -11,13 +11,22 @@ from typing import Any
 import pytest
 
 from memagent.agent.limits import Limits
+from memagent.agent.trace import Trace
+from memagent.data.example import Example
 from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.base import BaseEngine
 from memagent.errors import EngineError, LimitReached, RunError
 from memagent.eval.calls import CALLS, CallLog, Gate, ItemEngine, Kept
-from memagent.eval.methods import MethodSettings, open_method
+from memagent.eval.methods import Context, MethodSettings, open_method
 from memagent.eval.records import KIND, ItemRecord, read_items
-from memagent.eval.runner import Evaluation, OpenMethod, check_same, open_run
+from memagent.eval.runner import (
+    Evaluation,
+    OpenMethod,
+    check_same,
+    evaluate_examples,
+    open_run,
+    score_interval,
+)
 from memagent.eval.runner import evaluate as evaluate_suite
 from memagent.eval.suites import parse_suite
 from memagent.eval.tasks import Maker, Plan, make_plan
@@ -232,3 +241,55 @@ def test_the_log_is_written_anew_when_most_of_it_is_done_with(tmp_path: Path) ->
     assert path.stat().st_size < 4000
     assert json.loads(path.read_text().splitlines()[0])["item"] == "item 0"
     log.close()
+
+
+# --- examples that are at hand --------------------------------------------------------------------
+
+
+def at_hand(index: int, *, task: str = "mine", num_tokens: int = 0) -> Example:
+    return Example(
+        id=f"{task}{index}",
+        task=task,
+        question="Who?",
+        answers=("reply",),
+        documents=(),
+        num_tokens=num_tokens,
+    )
+
+
+async def test_examples_at_hand_are_asked_longest_first_and_told_in_order() -> None:
+    asked: list[str] = []
+
+    async def method(example: Example, context: Context) -> Trace:
+        asked.append(example.id)
+        await context.call(MESSAGES)
+        return context.trace()
+
+    examples = [at_hand(0), at_hand(1, num_tokens=9), at_hand(0, task="also", num_tokens=5)]
+    found = await evaluate_examples(
+        examples, method, Counting(), title="own", seed=1, grader="recall"
+    )
+    assert asked == ["mine1", "also0", "mine0"]
+    assert [record.id for record in found] == ["also0", "mine0", "mine1"]
+    assert [record.index for record in found] == [0, 0, 1]
+    assert {(record.method, record.grader, record.score) for record in found} == {
+        ("own", "recall", 1.0)
+    }
+
+
+async def test_a_method_may_grade_itself() -> None:
+    async def method(example: Example, context: Context) -> Trace:
+        await context.call(MESSAGES)
+        context.score = -0.5
+        return context.trace()
+
+    (record,) = await evaluate_examples(
+        [at_hand(0)], method, Counting(), title="own", seed=1, grader="by the method"
+    )
+    assert (record.score, record.grader, record.extracted) == (-0.5, "by the method", None)
+
+
+def test_the_interval_of_scores_is_wilsons_where_they_are_right_or_wrong() -> None:
+    interval = score_interval([1.0, 1.0, 0.0, 1.0])
+    assert interval.value == 0.75
+    assert (round(interval.low, 3), round(interval.high, 3)) == (0.301, 0.954)
