@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memagent.engines.local.loading import quietly
 from memagent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ def build_scratch(
 ) -> Path:
     """Write the model and its tokenizer into a folder; the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    _save_tokenizer(_trained(texts, settings.vocab_size), folder, window=settings.window)
-    _save_model(settings, folder, seed=seed)
+    with quietly():
+        _save_tokenizer(_trained(texts, settings.vocab_size), folder, window=settings.window)
+        _save_model(settings, folder, seed=seed)
     return folder
 
 
@@ -87,7 +89,6 @@ def _save_tokenizer(tokenizer: Tokenizer, folder: Path, *, window: int) -> None:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,
-        pad_token=END,
         chat_template=CHAT_TEMPLATE,
         model_max_length=window,
         clean_up_tokenization_spaces=False,
@@ -112,10 +113,10 @@ def _save_model(settings: ScratchSettings, folder: Path, *, seed: int) -> None:
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=end,
-        pad_token_id=end,
+        pad_token_id=None,  # the embedding of a pad token is never trained
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=end)
+    model.generation_config = GenerationConfig(eos_token_id=end)
     model.save_pretrained(folder)
