@@ -1,4 +1,4 @@
-"""Packed trees on a GPU: attention in blocks, compiled, has the gradient of plain rows.
+"""Packed trees on a GPU: every attention, compiled or not, has the gradient of plain rows.
 
 Skipped without a GPU. On the CPU the same laws hold in tests/unit/rl/test_policy.py.
 """
@@ -42,25 +42,36 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return ((found - exact).norm() / exact.norm()).item()
 
 
-@pytest.mark.parametrize("settings", [{}, {"checkpointing": True}, {"compiled": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"attention": "blocks"},
+        {"attention": "blocks", "checkpointing": True},
+        {"attention": "blocks", "compiled": True},
+        {"attention": "parts"},
+        {"attention": "parts", "checkpointing": True},
+        {"attention": "parts", "compiled": True},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_trees_in_blocks_have_the_gradient_of_rows_with_a_dense_mask(
+def test_trees_have_the_gradient_of_plain_rows(
     settings: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    """In bfloat16 they may be hardly further from the gradient in float32 than plain rows are."""
+    """In bfloat16 they may be hardly further from that in float32 than plain rows on a CPU are."""
     torch.manual_seed(0)
-    exact, plain, blocks = (
+    exact, plain, trees = (
         AutoModelForCausalLM.from_config(CONFIG, attn_implementation="sdpa") for _ in range(3)
     )
     plain.to(dtype)
-    for model in (exact, blocks):
+    for model in (exact, trees):
         model.load_state_dict(plain.state_dict())
     groups = near_policy(exact, random_groups(exact, num_groups=4, group_size=6), noise=0.01)
     rows = rows_of(groups, OBJECTIVE).rows
     alone = pack(rows, max_tokens=10_000, share=False)
-    expected = gradient(exact.cuda(), alone, attention="masks")
-    limit = max(1e-3, 1.5 * error(gradient(plain.cuda(), alone, attention="masks"), expected))
-    blocks.to(device="cuda", dtype=dtype)
+    expected = gradient(exact, alone)
+    limit = max(1e-3, 1.5 * error(gradient(plain, alone), expected))
+    trees.to(device="cuda", dtype=dtype)
     for max_tokens in (10_000, 300, 200):  # lengths change from pack to pack
-        found = gradient(blocks, pack(rows, max_tokens=max_tokens), **settings)
+        found = gradient(trees, pack(rows, max_tokens=max_tokens), **settings)
         assert error(found, expected) < limit, f"max_tokens={max_tokens}"

@@ -2,6 +2,7 @@
 
 random_groups(model)                groups of rollouts, rewards between 0 and 1
 near_policy(model, groups)          the same, as if weights near the model's had drawn them
+dense_mask(until)                   who sees whom in a pack, pair by pair
 """
 
 from __future__ import annotations
@@ -92,3 +93,9 @@ def row_logprobs(model: Any, ids: Sequence[int]) -> torch.Tensor:
     logits = model(torch.tensor([ids])).logits[0, :-1]
     chosen: torch.Tensor = logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
     return chosen
+
+
+def dense_mask(until_N: torch.Tensor) -> torch.Tensor:
+    """Who sees whom, as [queries, keys]."""
+    places_N = torch.arange(len(until_N))
+    return (places_N[None, :] <= places_N[:, None]) & (places_N[:, None] < until_N[None, :])

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 MAX_LEVELS = 4
-"""Trees that branch more often one below the other are better computed in blocks."""
+"""On a GPU, trees that branch more often one below the other are better computed in blocks."""
 
 
 class Node(NamedTuple):
@@ -96,7 +96,7 @@ def nodes_of(until: NDArray[np.int64]) -> list[Node]:
 
 
 def fits_parts(until: NDArray[np.int64]) -> bool:
-    """Whether a pack is better computed in parts than in blocks."""
+    """Whether a pack has few enough levels to be computed in parts on a GPU."""
     return max(node.level for node in nodes_of(until)) <= MAX_LEVELS
 
 

@@ -46,7 +46,7 @@ class Policy(nn.Module):
     `temperature` is the one that replies are drawn with: log-probabilities are those of the
     distribution that tokens were drawn from. `checkpointing` computes each layer's activations again
     in the backward pass, which needs less memory and a third more time. `attention` is "blocks" on a GPU
-    and "masks" on a CPU when not given, see `tree_attention.py`. `compiled` fuses what layers compute,
+    and "parts" on a CPU when not given, see `tree_attention.py`. `compiled` fuses what layers compute,
     which is worth its minute of compilation for long runs on a GPU.
     """
 
@@ -69,8 +69,7 @@ class Policy(nn.Module):
             decoder_of(model).gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
-        self._usual: Attention = "blocks" if self.device.type == "cuda" else "masks"
-        self._attention = attention or self._usual
+        self._attention = attention or ("blocks" if self.device.type == "cuda" else "parts")
         use_tree_attention(model)
         if compiled:
             for layer in decoder_of(model).layers:
@@ -129,9 +128,11 @@ class Policy(nn.Module):
         return hidden
 
     def _attention_for(self, pack: Pack) -> Attention:
-        """The attention that was chosen, where it suits the pack."""
-        if self._attention == "parts" and not fits_parts(pack.until):
-            return self._usual
+        """The attention that was chosen, where there is one for the pack: a GPU has parts only of half
+        precision."""
+        parameter = next(self.model.parameters())
+        if parameter.is_cuda and (parameter.element_size() > 2 or not fits_parts(pack.until)):
+            return "blocks"
         return self._attention
 
     def _head(

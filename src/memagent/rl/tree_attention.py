@@ -1,8 +1,7 @@
 """Attention over packed trees: query q sees key k when k <= q < until[k].
 
-    "masks"     tree by tree, each with a mask of its own; for SDPA on a CPU
-    "blocks"    in blocks, for FlexAttention on a GPU
     "parts"     in parts that need no mask, for flash kernels; see part_attention.py
+    "blocks"    in blocks, for FlexAttention on a GPU
 
     blocks      k 0   1   2   3
       q 0       #                     # partly: the rule is asked for each pair
@@ -18,49 +17,21 @@ with it; with any other mask it computes as before.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from memagent.rl.part_attention import Plan, attend_in_parts, plan_parts
 
-Attention = Literal["masks", "blocks", "parts"]
+Attention = Literal["parts", "blocks"]
 """How who sees whom is computed."""
 
 NAME = "memagent_trees"
 """Of this attention, among those that transformers knows."""
 BLOCK = 128
-
-
-class TreeMask(NamedTuple):
-    """One tree of a pack."""
-
-    start: int
-    end: int
-    mask: torch.Tensor | None
-    """Who sees whom in it, [queries, keys]; None for a plain row, where all see all before them."""
-
-
-def tree_masks(until_N: torch.Tensor) -> list[TreeMask]:
-    """The trees of a pack. The first token of a tree is seen by all of it."""
-    trees, start = [], 0
-    while start < len(until_N):
-        end = int(until_N[start])
-        own = until_N[start:end] - start
-        is_plain = bool((own == end - start).all())
-        trees.append(TreeMask(start, end, None if is_plain else dense_mask(own)))
-        start = end
-    return trees
-
-
-def dense_mask(until_N: torch.Tensor) -> torch.Tensor:
-    """Who sees whom, as [queries, keys]."""
-    places_N = torch.arange(len(until_N), device=until_N.device)
-    return (places_N[None, :] <= places_N[:, None]) & (places_N[:, None] < until_N[None, :])
 
 
 def block_mask(until_N: torch.Tensor, *, block: int = BLOCK) -> BlockMask:
@@ -111,14 +82,11 @@ def attention_arguments(
     until: NDArray[np.int64], attention: Attention, device: torch.device
 ) -> dict[str, Any]:
     """What a model is called with to attend as a pack needs it."""
-    until_N = torch.from_numpy(until).to(device)
     if attention == "blocks":
-        return {"attention_mask": block_mask(until_N)}
+        return {"attention_mask": block_mask(torch.from_numpy(until).to(device))}
     # transformers makes a mask of all pairs unless it is given one
     unused = torch.empty((1, 1, 0, 0), dtype=torch.bool, device=device)
-    if attention == "parts":
-        return {"attention_mask": unused, "plan": plan_parts(until).to(device)}
-    return {"attention_mask": unused, "trees": tree_masks(until_N)}
+    return {"attention_mask": unused, "plan": plan_parts(until).to(device)}
 
 
 def _attend(
@@ -128,7 +96,6 @@ def _attend(
     value: torch.Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    trees: list[TreeMask] | None = None,
     plan: Plan | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -136,8 +103,6 @@ def _attend(
         by_token = [part.transpose(1, 2)[0] for part in (query, key, value)]
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         return attend_in_parts(by_token[0], by_token[1], by_token[2], plan, scale=scale)[None], None
-    if trees is not None:
-        return _attend_trees(query, key, value, trees, scaling), None
     if isinstance(attention_mask, BlockMask):
         attend = _compiled() if query.is_cuda else _flex  # on a CPU only for comparison
         out = attend(query, key, value, attention_mask, scaling)
@@ -148,30 +113,6 @@ def _attend(
         module, query, key, value, attention_mask, scaling=scaling, **others
     )
     return plain
-
-
-def _attend_trees(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    trees: list[TreeMask],
-    scaling: float | None,
-) -> torch.Tensor:
-    num_shared = query.shape[1] // key.shape[1]
-    key, value = (part.repeat_interleave(num_shared, dim=1) for part in (key, value))
-    found = []
-    for start, end, mask in trees:
-        found.append(
-            F.scaled_dot_product_attention(
-                query[:, :, start:end],
-                key[:, :, start:end],
-                value[:, :, start:end],
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=scaling,
-            )
-        )
-    return torch.cat(found, dim=2).transpose(1, 2).contiguous()
 
 
 @cache

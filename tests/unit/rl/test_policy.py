@@ -16,10 +16,10 @@ from memagent.rl.objective import ObjectiveConfig
 from memagent.rl.packing import Pack, pack, share_out
 from memagent.rl.policy import Policy, accumulate, score
 from memagent.rl.samples import Row, StepRows, rows_of
-from memagent.rl.tree_attention import BLOCK, block_mask, dense_mask, tree_masks, use_tree_attention
+from memagent.rl.tree_attention import BLOCK, block_mask, use_tree_attention
 from memagent.rl.types import Group, Rollout, Sample
 from memagent.types import Sampling
-from tests.support.rollouts import near_policy, random_groups, row_logprobs
+from tests.support.rollouts import dense_mask, near_policy, random_groups, row_logprobs
 from tests.support.tiny_models import KINDS, make_tiny_model
 
 OBJECTIVE = ObjectiveConfig(clip_low=0.2, clip_high=0.28)
@@ -141,8 +141,6 @@ def test_the_test_is_not_blind(llama: Any) -> None:
         {"min_shared": 8},
         {"policy": {"head_places": 3}},
         {"policy": {"checkpointing": True}},
-        {"policy": {"attention": "parts"}},
-        {"policy": {"attention": "parts"}, "share": False, "max_tokens": 60},
     ],
     ids=[
         "full rows",
@@ -151,8 +149,6 @@ def test_the_test_is_not_blind(llama: Any) -> None:
         "fewer trees",
         "pieces of the head",
         "checkpoints",
-        "attention in parts",
-        "full rows in parts",
     ],
 )
 def test_how_rows_are_packed_leaves_the_gradient_as_it_is(llama: Any, how: dict[str, Any]) -> None:
@@ -367,24 +363,6 @@ def test_blocks_cover_exactly_what_is_seen(llama: Any) -> None:
             assert (k in wholly) == bool(block.all())
             assert (k in partly) == bool(block.any() and not block.all())
     assert mask.full_kv_num_blocks.sum() > 0
-
-
-def test_trees_are_masked_one_by_one(llama: Any) -> None:
-    rows = rows_of(random_groups(llama), OBJECTIVE).rows
-    branching, plain = pack(rows, max_tokens=10_000), pack(rows, max_tokens=10_000, share=False)
-    until = torch.from_numpy(branching[0].until)
-    sees = torch.zeros(len(until), len(until), dtype=torch.bool)
-    trees = tree_masks(until)
-    assert len(trees) == 2
-    for tree in trees:
-        assert tree.mask is not None
-        sees[tree.start : tree.end, tree.start : tree.end] = tree.mask
-    assert torch.equal(sees, dense_mask(until))
-    alone = tree_masks(torch.from_numpy(plain[0].until))
-    assert [tree.mask for tree in alone] == [None] * len(rows)
-    assert sorted(tree.end - tree.start for tree in alone) == sorted(
-        len(row.sample.ids) for row in rows
-    )
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
