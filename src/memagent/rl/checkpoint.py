@@ -175,7 +175,7 @@ def _write_weights(model: Any, tokenizer: Any, checkpoint: Path) -> None:
     folder = checkpoint / (ADAPTER if _has_adapter(model) else MODEL)
     with quietly():
         if _has_adapter(model):
-            _write_adapter(model, folder)
+            save_adapter(model, folder)
         else:
             model.save_pretrained(folder)
         _write_tokenizer(tokenizer, folder)
@@ -190,7 +190,8 @@ def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _write_adapter(model: Any, folder: Path) -> None:
+def save_adapter(model: Any, folder: Path) -> None:
+    """Write the adapter that was added to a model, as peft does."""
     (config,) = model.peft_config.values()
     config = copy.copy(config)
     base = Path(model.name_or_path)
