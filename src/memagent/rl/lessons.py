@@ -32,6 +32,9 @@ MAX_REFUSED = 100
 class Lessons(Protocol):
     """Hands out what is learnt from, step by step."""
 
+    num_refused: int
+    """Examples that were left out so far, because no rule fits them."""
+
     def batch(self, step: int) -> list[list[Sample]]:
         """The rows of each example of a step, counted from 0."""
         ...
@@ -85,6 +88,8 @@ class TaskLessons:
 
 class FileLessons:
     """Conversations of files, those of one example together."""
+
+    num_refused = 0
 
     def __init__(
         self, settings: SftSettings, *, model: LoadedModel, max_tokens: int, seed: int

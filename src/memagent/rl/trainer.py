@@ -190,6 +190,7 @@ class Trainer:
                 {
                     **stats,
                     **told,
+                    "num_refused": float(lessons.num_refused),
                     "sharing": num_row_tokens(rows) / num_tokens,
                     "time/step": seconds,
                     "speed/update_tokens": num_tokens / seconds,
@@ -237,7 +238,7 @@ class Trainer:
             "train",
             number,
             {
-                **group_metrics(found.groups),
+                **group_metrics(found.drawn),
                 "num_unwanted": float(found.num_unwanted),
                 **updated,
                 "time/rollout": rolled - started,
@@ -266,10 +267,14 @@ class Trainer:
             log.add(rollout)
             self._watch.rollouts(stats, num_wanted=settings.prompts * settings.group_size)
 
+        def is_wanted(group: Group) -> bool:
+            found.drawn.append(group)
+            return self._is_wanted(group)
+
         collection = collect(
             found.noted(tasks),
             num_groups=settings.prompts,
-            is_wanted=has_signal if self.config.objective.dynamic_sampling else None,
+            is_wanted=is_wanted,
             max_unwanted=self._max_unwanted,
             concurrency=settings.concurrency,
             finished=log.finished,
@@ -278,13 +283,11 @@ class Trainer:
         )
         async with collection:
             found.groups = await collection.all()
-        found.num_unwanted = collection.stats.num_unwanted
         found.count(collection.stats)
 
     async def _roll_out_in_waves(self, tasks: TasksAhead, log: RolloutLog, found: Found) -> None:
         """What is drawn together depends on nothing but the tasks: groups are replaced in the next wave."""
         settings = self.config.rollout
-        is_wanted = has_signal if self.config.objective.dynamic_sampling else lambda group: True
         largest = max(1, settings.concurrency // settings.group_size)
         done = iter(log.waves)
         while (missing := settings.prompts - len(found.groups)) > 0:
@@ -294,8 +297,8 @@ class Trainer:
             groups = _grouped(some, next(done, None))
             if groups is None:
                 groups = await self._wave(some, log, found)
-            found.groups += [group for group in groups if is_wanted(group)]
-            found.num_unwanted += sum(not is_wanted(group) for group in groups)
+            found.drawn += groups
+            found.groups += filter(self._is_wanted, groups)
 
     async def _wave(self, tasks: list[Example], log: RolloutLog, found: Found) -> list[Group]:
         settings = self.config.rollout
@@ -330,6 +333,9 @@ class Trainer:
             "policy_version": self.progress.step,
             "shape": partial(overlong_shaping, objective) if objective.overlong_tokens else None,
         }
+
+    def _is_wanted(self, group: Group) -> bool:
+        return has_signal(group) or not self.config.objective.dynamic_sampling
 
     @property
     def _max_unwanted(self) -> int:
@@ -441,7 +447,7 @@ class Trainer:
         num = self.config.logging.rollouts
         if not num:
             return
-        by_turn = zip(*(group.rollouts for group in found.groups), strict=True)
+        by_turn = zip(*(group.rollouts for group in found.drawn), strict=True)
         chosen = [rollout for turn in by_turn for rollout in turn][:num]
         lines = [
             {
@@ -506,10 +512,17 @@ class Found:
     """The rollouts of a step, while they come in."""
 
     groups: list[Group] = field(default_factory=list)
-    num_unwanted: int = 0
+    """Those that are learnt from."""
+    drawn: list[Group] = field(default_factory=list)
+    """All of them, those without signal that were replaced included."""
     num_computed: int = 0
     """Tokens of prompts and replies of the rollouts that were drawn now."""
     tasks: dict[str, Example] = field(default_factory=dict)
+
+    @property
+    def num_unwanted(self) -> int:
+        """Groups that were replaced."""
+        return len(self.drawn) - len(self.groups)
 
     def noted(self, tasks: Iterable[Example]) -> Iterator[Example]:
         """The tasks, remembered as they go by."""

@@ -1,0 +1,199 @@
+"""`memagent train` as a user calls it: a run, its errors, an agent of one's own, kills at random moments."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memagent.tracking import comparable, read_metrics
+from tests.support.tiny_training import tiny_run
+
+AGENT = '''
+"""Asks twice and takes the longer reply."""
+from memagent.rl.types import Outcome
+
+
+async def agent(task, client):
+    messages = [{"role": "user", "content": task.question}]
+    replies = []
+    for _ in range(2):
+        completion = await client.chat.completions.create(messages=messages, max_tokens=12)
+        replies.append(completion.choices[0].message.content)
+    return Outcome(answer=max(replies, key=len), metrics={"replies": len(replies)})
+'''
+NUM_KILLS = 4
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "memagent", *map(str, arguments)]
+
+
+def memagent(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=240)
+
+
+def toml(value: Any) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {toml(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("config")
+    path = folder / "run.toml"
+    lines = [f"{name} = {toml(value)}" for name, value in tiny_run(folder).items()]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    done = memagent("train", config, "--run-dir", folder)
+    assert done.returncode == 0, done.stderr
+    assert "step 3/3" in done.stderr
+    assert "validation after step 3: reward" in done.stderr
+    return folder
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    return [comparable(record) for record in read_metrics(folder)]
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_moments_has_the_metrics_of_one_that_was_not(
+    config: Path, whole: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    draw = random.Random(7)
+    arguments: tuple[object, ...] = ("train", config, "--run-dir", folder)
+    num_killed = 0
+    for _ in range(60):
+        process = subprocess.Popen(
+            command(*arguments), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        lines = len(read_metrics(folder)) if (folder / "metrics.jsonl").exists() else 0
+        if num_killed < NUM_KILLS:
+            deadline = time.monotonic() + 120  # until it is at work, and then a moment
+            while process.poll() is None and time.monotonic() < deadline:
+                if (folder / "metrics.jsonl").exists() and len(read_metrics(folder)) != lines:
+                    break
+                time.sleep(0.02)
+            time.sleep(draw.uniform(0.0, 1.0))
+            process.send_signal(signal.SIGKILL)
+        _, errors = process.communicate(timeout=240)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, errors
+        num_killed += 1
+        arguments = ("train", "--resume", folder)
+    assert process.returncode == 0
+    assert num_killed >= 2, "it was over before it could be killed"
+    assert told(folder) == told(whole)
+    assert (folder / "final" / "model.safetensors").read_bytes() == (
+        whole / "final" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_an_interrupted_run_says_how_to_go_on(config: Path, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        command("train", config, "--run-dir", folder), stderr=subprocess.PIPE, text=True
+    )
+    while process.poll() is None and not (folder / "metrics.jsonl").exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert f"memagent train --resume {folder}" in errors
+    assert "Traceback" not in errors
+    done = memagent("train", "--resume", folder)
+    assert done.returncode == 0, done.stderr
+    assert told(folder) == told(whole)
+
+
+def test_an_agent_and_a_reward_of_the_user_are_trained(config: Path, tmp_path: Path) -> None:
+    agent = tmp_path / "twice.py"
+    agent.write_text(AGENT)
+    reward = tmp_path / "reward.py"
+    reward.write_text("def score(task, outcome):\n    return len(outcome.answer) % 3 / 2\n")
+    done = memagent(
+        "train", config, "--run-dir", tmp_path / "run", "--agent", f"{agent}:agent",
+        "--reward", f"{reward}:score", "--set", "agent.settings={}", "--set", "steps=1",
+        "--set", "warm_start.steps=1", "--set", "rollout.driver=free",
+        "--set", f"warm_start.files=[{conversations(tmp_path)!r}]",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    step = next(one for one in read_metrics(tmp_path / "run") if one["kind"] == "train")
+    assert step["agent/replies"] == 2
+    assert step["num_failed"] == 0
+
+
+def conversations(folder: Path) -> str:
+    path = folder / "shown.jsonl"
+    messages = [
+        {"role": "user", "content": "What colour is the coin?"},
+        {"role": "assistant", "content": "red"},
+    ]
+    path.write_text(json.dumps({"messages": messages}) + "\n")
+    return str(path)
+
+
+def test_a_dry_run_opens_everything_and_leaves_nothing(config: Path, tmp_path: Path) -> None:
+    done = memagent("train", config, "--dry-run", "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "3 steps of 3 x 4 rollouts" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_warm_start_alone_and_its_export(config: Path, tmp_path: Path) -> None:
+    done = memagent("train", "sft", config, "--run-dir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    kinds = {record["kind"] for record in read_metrics(tmp_path / "run")}
+    assert kinds == {"warm_start", "validation"}
+    done = memagent("train", "export", tmp_path / "run", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "rollout.group_size=1"], "use at least 2"),
+        (["--set", "rolout.prompts=1"], "rolout"),
+        (["--set", "update.updates=9"], "lower updates or raise prompts"),
+        (["--agent", "nowhere.py:agent"], "nowhere.py"),
+        (["--reward", "nowhere.py:score"], "nowhere.py"),
+        (["--set", "tasks.0.files=['a.jsonl']"], "either tasks or files"),
+        (["--resume", "nowhere"], "name a config, or a run"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_left(
+    config: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    done = memagent("train", config, "--run-dir", tmp_path / "run", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_change_is_refused_when_a_run_goes_on(whole: Path) -> None:
+    done = memagent("train", "--resume", whole, "--set", "optim.lr=1.0")
+    assert done.returncode == 2
+    assert "optim.lr cannot change" in done.stderr
+    done = memagent("train", "--resume", whole.parent)
+    assert done.returncode != 0
+    assert "holds no run" in done.stderr

@@ -1,0 +1,57 @@
+"""A training run so small that a test can afford several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+PROMPTS = """
+empty_memory = "None."
+read = "{question}\\n{section}\\nKnown: {memory}"
+answer = "{question}\\nKnown: {memory}\\n\\\\boxed{}"
+"""
+
+
+REWARD = """
+async def score(task, outcome):
+    return len(outcome.answer) % 3 / 2
+"""
+"""Knows nothing, but tells attempts apart."""
+
+
+def tiny_run(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Settings of a run of seconds; `folder` gets the files that it needs."""
+    prompts, reward = folder / "prompts.toml", folder / "reward.py"
+    prompts.write_text(PROMPTS)
+    reward.write_text(REWARD)
+    values: dict[str, Any] = {
+        "seed": 3,
+        "steps": 3,
+        "model": {
+            "scratch": {
+                "vocab_size": 320, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "window": 256,
+            }
+        },
+        "agent": {
+            "name": "memory",
+            "reward": f"{reward}:score",
+            "settings": {
+                "prompts": str(prompts), "window": 256, "chunk_tokens": 24, "memory_tokens": 32,
+                "answer_tokens": 12,
+            },
+        },
+        "tasks": [{"tasks": ["small/colours"], "settings": {"sentences": 6}}],
+        "rollout": {"prompts": 3, "group_size": 4, "driver": "lockstep", "max_unwanted": 3},
+        "update": {"updates": 2, "max_tokens": 1024},
+        "objective": {"kl_coef": 1e-3, "dynamic_sampling": True},
+        "optim": {"lr": 1e-3, "warmup_steps": 2},
+        "warm_start": {"steps": 6, "batch": 8, "optim": {"lr": 3e-3}},
+        "validation": {
+            "every": 2,
+            "num": 6,
+            "tasks": [{"tasks": ["small/colours"], "settings": {"sentences": 6}}],
+        },
+        "checkpoint": {"every": 2, "keep": 2},
+        "logging": {"tensorboard": False, "rollouts": 2},
+    }  # fmt: skip
+    return {**values, **changes}

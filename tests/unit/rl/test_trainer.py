@@ -1,0 +1,218 @@
+"""The loop, in this process: what a run leaves behind, and that it goes on as if never stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memagent.engines.local.loading import load
+from memagent.errors import ConfigError
+from memagent.rl.checkpoint import latest_checkpoint
+from memagent.rl.settings import parse_config
+from memagent.rl.trainer import Watch, open_trainer
+from memagent.tracking import comparable, read_metrics
+from tests.support.tiny_training import tiny_run
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files")
+
+
+class Stop(Watch):
+    """Cancels the run when a step of a kind is done, or while rollouts come in."""
+
+    def __init__(self, kind: str = "", step: int = 0, *, rollouts: int = 0) -> None:
+        self._at = (kind, step)
+        self._rollouts = rollouts
+
+    def step(self, kind: str, step: int, metrics: dict[str, float]) -> None:
+        if (kind, step) == self._at:
+            _cancel()
+
+    def rollouts(self, stats: Any, *, num_wanted: int) -> None:
+        self._rollouts -= 1
+        if self._rollouts == 0:
+            _cancel()
+
+
+def _cancel() -> None:
+    task = next(task for task in asyncio.all_tasks() if task.get_name() == "the run")
+    task.cancel()
+
+
+def run(config: dict[str, Any], folder: Path, watch: Watch | None = None) -> bool:
+    """Train; whether it came to its end."""
+    folder.mkdir(exist_ok=True)
+
+    async def train() -> None:
+        async with open_trainer(parse_config(config), folder, watch=watch) as trainer:
+            await trainer.train()
+
+    async def named() -> bool:
+        task = asyncio.create_task(train(), name="the run")
+        try:
+            await task
+        except asyncio.CancelledError:
+            return False
+        return True
+
+    return asyncio.run(named())
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    return [comparable(record) for record in read_metrics(folder)]
+
+
+@pytest.fixture(scope="module")
+def whole(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert run(tiny_run(files), folder)
+    return folder
+
+
+def test_a_run_leaves_metrics_rollouts_answers_and_a_model(whole: Path) -> None:
+    records = read_metrics(whole)
+    kinds = [(record["kind"], record["step"]) for record in records]
+    assert kinds[:6] == [("warm_start", step) for step in range(1, 7)]
+    assert kinds[6:] == [
+        ("validation", 0), ("train", 1), ("train", 2), ("validation", 2), ("train", 3),
+        ("validation", 3),
+    ]  # fmt: skip
+    step = next(record for record in records if record["kind"] == "train")
+    for name in ("reward", "pass_at_g", "group_std", "kl", "mismatch_kl", "clip_high", "entropy",
+                 "grad_norm", "lr", "agent/memory_tokens", "speed/rollout_tokens",
+                 "speed/update_tokens", "time/rollout", "time/update"):  # fmt: skip
+        assert name in step, name
+    samples = (whole / "samples" / "step-000001.jsonl").read_text().splitlines()
+    assert len(samples) == 2
+    assert {"question", "answers", "reward", "record"} <= json.loads(samples[0]).keys()
+    assert len((whole / "validation" / "step-000002.jsonl").read_text().splitlines()) == 6
+    assert not list((whole / "rollouts").iterdir()), "all of them are learnt from"
+    newest = latest_checkpoint(whole)
+    assert newest is not None
+    assert newest.name == "step-000009"
+    assert len(list((whole / "checkpoints").iterdir())) == 2
+    assert load(str(newest / "model")).window == 256
+
+
+def test_the_engine_and_the_trainer_agree_on_the_first_update(whole: Path) -> None:
+    for record in read_metrics(whole):
+        if record["kind"] == "train":
+            assert record["num_updates"] == 2
+            assert record["mismatch_kl"] < 1e-3, "the second update is off-policy, a little"
+            assert record["skipped"] == 0
+
+
+def test_the_same_config_gives_the_same_metrics(files: Path, whole: Path, tmp_path: Path) -> None:
+    assert run(tiny_run(files), tmp_path / "again")
+    assert told(tmp_path / "again") == told(whole)
+    assert run(tiny_run(files, seed=4), tmp_path / "other")
+    assert told(tmp_path / "other") != told(whole)
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [
+        Stop("warm_start", 3),
+        Stop("validation", 0),
+        Stop("train", 1),
+        Stop(rollouts=8),
+        Stop("validation", 2),
+    ],
+    ids=["warm start", "first validation", "step", "rollouts", "validation"],
+)
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+    files: Path, whole: Path, tmp_path: Path, stop: Stop
+) -> None:
+    folder = tmp_path / "run"
+    assert not run(tiny_run(files), folder, stop)
+    assert run(tiny_run(files), folder)
+    assert told(folder) == told(whole)
+
+
+def test_rollouts_that_were_drawn_are_not_drawn_again(
+    files: Path, whole: Path, tmp_path: Path
+) -> None:
+    """As after a kill right after the updates of a step: the newest checkpoint is older."""
+    folder, kept = tmp_path / "run", tmp_path / "kept"
+
+    class Kill(Stop):
+        def step(self, kind: str, step: int, metrics: dict[str, float]) -> None:
+            if (kind, step) == ("train", 1):
+                shutil.copytree(folder, kept)
+                _cancel()
+
+    assert not run(tiny_run(files), folder, Kill())
+    assert (kept / "rollouts" / "step-000001.jsonl").exists()
+    heard = []
+
+    class Count(Stop):
+        def rollouts(self, stats: Any, *, num_wanted: int) -> None:
+            heard.append(stats)
+
+    assert not run(tiny_run(files), kept, Count("train", 1))
+    assert not heard
+    assert run(tiny_run(files), kept)
+    assert told(kept) == told(whole)
+
+
+def test_steps_can_be_added_to_a_finished_run(files: Path, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert run(tiny_run(files, steps=2), folder)
+    assert run(tiny_run(files, steps=3), folder)
+    # the last step of the short run was validated anyway
+    assert told(folder) == told(whole)
+
+
+def test_a_warm_start_alone(files: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert run(tiny_run(files, steps=0), folder)
+    kinds = [record["kind"] for record in read_metrics(folder)]
+    assert kinds == ["warm_start"] * 6 + ["validation"]
+    newest = latest_checkpoint(folder)
+    assert newest is not None
+    assert newest.name == "step-000006"
+
+
+def test_an_adapter_is_trained_and_the_model_left_as_it_is(
+    files: Path, whole: Path, tmp_path: Path
+) -> None:
+    newest = latest_checkpoint(whole)
+    assert newest is not None
+    source = str(newest / "model")
+    config = tiny_run(files, model={"source": source, "lora_rank": 4}, warm_start={"steps": 2})
+    folder = tmp_path / "run"
+    assert not run(config, folder, Stop("train", 1))
+    assert run(config, folder)
+    last = latest_checkpoint(folder)
+    assert last is not None
+    assert (last / "adapter" / "adapter_model.safetensors").exists()
+    assert not (last / "model").exists()
+    load(source, adapter=str(last / "adapter"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"agent": {"name": "memroy"}}, "did you mean memory"),
+        ({"agent": {"name": "missing.py:agent"}}, "missing.py"),
+        ({"agent": {"name": "memory", "reward": "missing.py:score"}}, "missing.py"),
+        ({"agent": {"name": "memory", "reward": "stricct"}}, "did you mean strict"),
+        ({"agent": {"name": "memory", "settings": {"chunk_tokns": 3}}}, "chunk_tokns"),
+        ({"model": {"source": "./nowhere"}}, "nowhere"),
+    ],
+)
+def test_mistakes_are_told_before_the_first_rollout(
+    files: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        run(tiny_run(files, **changes), tmp_path / "run")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
