@@ -29,11 +29,12 @@ async def agent(task, client):
         replies.append(completion.choices[0].message.content)
     return Outcome(answer=max(replies, key=len), metrics={"replies": len(replies)})
 '''
+START = "from memagent.cli.main import main; main()"
 NUM_KILLS = 4
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "memagent", *map(str, arguments)]
+    return [sys.executable, "-c", START, *map(str, arguments)]
 
 
 def memagent(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -19,9 +19,10 @@ from memagent.cli.models import pull_if_known
 from memagent.cli.options import PanelCommand, panel_option
 from memagent.cli.run_options import run_options
 from memagent.engines.base import check_engine
-from memagent.errors import ConfigError, EngineError, RunError
+from memagent.errors import ConfigError, EngineError, MemagentError, RunError
 from memagent.rl.settings import TrainConfig, parse_config, read_config
 from memagent.runs import Run
+from memagent.tracking import METRICS
 
 if TYPE_CHECKING:
     from memagent.rl.setup import Setup
@@ -110,7 +111,12 @@ class Training:
             return asyncio.run(self._dry_run(config))
         manifest = {"kind": KIND, "config": config.model_dump(mode="json")}
         with Run.create(self._options["run_dir"], manifest) as run:
-            return asyncio.run(self._train(config, run.path))
+            try:
+                return asyncio.run(self._train(config, run.path))
+            except MemagentError:
+                if not (run.path / METRICS).exists():
+                    run.discard_if_empty()  # nothing has begun
+                raise
 
     # --- configs -------------------------------------------------------------------------------
 
