@@ -3,7 +3,8 @@
     install(folder, monkeypatch)     from then on `python -m vllm.entrypoints.openai.api_server` is this
 
 It has vLLM's paths, key and reply fields, and a worker process of its own, as vLLM has. With
-`--fake-notes FOLDER` it writes down what it was started with.
+`--fake-notes FOLDER` it writes down what it was started with. An adapter answers with the `note` that
+its adapter_config.json had when it was loaded.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     for name in ("--port", "--tensor-parallel-size", "--max-model-len"):
         parser.add_argument(name, type=int)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--max-lora-rank", type=int, default=16)
     parser.add_argument("--fake-delay", type=float, default=0.0)
     parser.add_argument("--fake-crash", action="store_true")
     parser.add_argument("--fake-crash-on", metavar="GPUS", help="crash only there")
@@ -56,6 +59,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 class Handler(BaseHTTPRequestHandler):
     arguments: argparse.Namespace
+    adapters: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - of the whole server
 
     def do_GET(self) -> None:
         if self.path == "/health":
@@ -63,12 +67,43 @@ class Handler(BaseHTTPRequestHandler):
         elif self.is_allowed():
             model = {"id": self.arguments.served_model_name, "root": self.arguments.model}
             window = self.arguments.max_model_len or WINDOW
-            self.send(200, {"data": [{**model, "max_model_len": window}]})
+            adapters = [{"id": name, "root": one["path"]} for name, one in self.adapters.items()]
+            self.send(200, {"data": [{**model, "max_model_len": window}, *adapters]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.is_allowed():
-            self.send(200, reply(body, self.arguments.port))
+        if not self.is_allowed():
+            return
+        if self.path.endswith("_lora_adapter"):
+            self.send(*self.change_adapters(body))
+        elif adapter := self.adapters.get(body["model"]):
+            self.send(200, reply(body, f"{adapter['note']} at port {self.arguments.port}"))
+        elif body["model"] == self.arguments.served_model_name:
+            self.send(200, reply(body, f"port {self.arguments.port}"))
+        else:
+            self.send(404, failure(404, f"The model `{body['model']}` does not exist."))
+
+    def change_adapters(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """Load or unload, with the words and statuses of vLLM 0.32."""
+        if os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") != "True":
+            return 404, {"detail": "Not Found"}
+        name = body["lora_name"]
+        if self.path == "/v1/unload_lora_adapter":
+            if self.adapters.pop(name, None) is None:
+                return 404, failure(404, f"The lora adapter '{name}' cannot be found.")
+            return 200, f"Success: LoRA adapter '{name}' removed successfully."
+        if name in self.adapters:
+            return 400, failure(400, f"The lora adapter '{name}' has already been loaded.")
+        if not self.arguments.enable_lora:
+            return 500, failure(500, "LoRA is not enabled.")
+        path = Path(body["lora_path"])
+        if not path.is_dir():
+            return 404, failure(404, f"No adapter found for {path}")
+        config = json.loads((path / "adapter_config.json").read_text())
+        if config["r"] > self.arguments.max_lora_rank:
+            return 500, failure(500, f"LoRA rank {config['r']} is greater than max_lora_rank")
+        self.adapters[name] = {"path": str(path), "note": config.get("note")}
+        return 200, f"Success: LoRA adapter '{name}' added successfully."
 
     def is_allowed(self) -> bool:
         if self.headers["Authorization"] == f"Bearer {os.environ['VLLM_API_KEY']}":
@@ -77,9 +112,11 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def send(self, status: int, body: Any) -> None:
-        data = json.dumps(body).encode()
+        is_text = isinstance(body, str)  # sent as it is, without a type, as vLLM does
+        data = body.encode() if is_text else json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        if not is_text:
+            self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -88,9 +125,13 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def reply(body: dict[str, Any], port: int) -> dict[str, Any]:
+def failure(status: int, message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "Error", "param": None, "code": status}}
+
+
+def reply(body: dict[str, Any], text: str) -> dict[str, Any]:
     choice: dict[str, Any] = {
-        "message": {"role": "assistant", "content": f"port {port}"},
+        "message": {"role": "assistant", "content": text},
         "finish_reason": "stop",
     }
     usage = {"prompt_tokens": 4, "completion_tokens": 2}

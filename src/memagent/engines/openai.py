@@ -82,6 +82,14 @@ def endpoint_from(
     return Address(base_url, api_key or next(iter(keys), None))
 
 
+class Answer(NamedTuple):
+    """What an endpoint says to a request that is not for a reply."""
+
+    status: int
+    """HTTP's; 200 where all is well."""
+    text: str
+
+
 class EndpointEngine(BaseEngine):
     """An OpenAI-compatible endpoint."""
 
@@ -93,6 +101,8 @@ class EndpointEngine(BaseEngine):
         self.model = config.model or _azure_deployment(config)
         self.tokenizer = self.model
         self.served_window: int | None = None  # until `inspect` has asked
+        self.endpoints: tuple[EndpointEngine, ...] = (self,)
+        """One for each address."""
         self.on_retry = on_retry
         """Told of each failed attempt and the wait before the next, for progress displays."""
         self._has_answered = False
@@ -173,6 +183,27 @@ class EndpointEngine(BaseEngine):
             self._why_unlisted = _cause(error)
             return []
         return [entry for entry in entries if isinstance(entry, dict) and "id" in entry]
+
+    def switch_model(self, name: str) -> None:
+        """Ask for another model from now on, such as an adapter that the server has loaded."""
+        for engine in (self, *self.endpoints):
+            engine.model = name
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """What the endpoint says to a request that asks for no reply; patient while it is not there."""
+        patience = Patience(self.config.patience, has_answered_before=self._has_answered)
+        while True:
+            try:
+                text = await self._client().api.post(path, cast_to=str, body=dict(body))
+                return Answer(200, text)
+            except openai.APIStatusError as error:
+                return Answer(error.status_code, self._clean(_error_message(error)))
+            except openai.APIConnectionError as error:
+                failure = Failure(kind="unreachable", reason=self._clean(_cause(error)))
+            delay = patience.delay(failure)
+            if delay is None:
+                raise EngineError(self._gave_up(failure, patience))
+            await asyncio.sleep(delay)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""

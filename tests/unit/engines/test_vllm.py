@@ -165,7 +165,7 @@ def test_yarn_settings_are_handed_on(fake: Fake, tmp_path: Path) -> None:
 
 
 def test_log_probabilities_that_do_not_match_the_tokens_are_not_believed() -> None:
-    whole = fake_vllm.reply({"return_token_ids": True, "logprobs": True}, 1)
+    whole = fake_vllm.reply({"return_token_ids": True, "logprobs": True}, "port 1")
     assert parse_completion(whole).logprobs == (-0.5, -0.25)
     whole["choices"][0]["logprobs"]["content"].pop()
     short = parse_completion(whole)
