@@ -46,11 +46,13 @@ class Plan(NamedTuple):
     """The parts of a pack, as tensors."""
 
     places: torch.Tensor
-    """Of each level, one after the other: places of its queries, then of its keys."""
+    """Of each level, one after the other: places of its queries, then of its keys. The last two are not
+    used."""
     bounds: torch.Tensor
     """Bounds of the nodes over themselves, then of each level's queries and keys."""
     sizes: torch.Tensor
-    """[1 + levels, 5], always on the CPU: nodes, queries, keys, most queries and most keys of a node."""
+    """Of nodes over themselves, of each level, and zeros up to three: nodes, queries, keys, most queries and
+    most keys of a node. Always on the CPU."""
 
     def to(self, device: torch.device | str) -> Plan:
         """The same where the pack is computed."""
@@ -115,8 +117,11 @@ def plan_parts(until: NDArray[np.int64]) -> Plan:
         places += [np.arange(node.start, node.end) for node in some]
         bounds += [_bounds(num_q), _bounds(num_k)]
         sizes.append([len(some), sum(num_q), sum(num_k), max(num_q), max(num_k)])
+    # compiled code knows lengths of 0 and 1 apart from all others; a plan has neither
+    places.append(np.zeros(2, dtype=np.int64))
+    sizes += [[0] * 5] * (3 - len(sizes))
     return Plan(
-        torch.from_numpy(np.concatenate([*places, np.empty(0, dtype=np.int64)])),
+        torch.from_numpy(np.concatenate(places)),
         torch.from_numpy(np.concatenate(bounds)),
         torch.tensor(sizes),
     )
@@ -132,6 +137,8 @@ def _parts(places: torch.Tensor, bounds: torch.Tensor, sizes: torch.Tensor) -> I
     own, bounds = bounds[: num + 1], bounds[num + 1 :]
     yield Part(None, None, own, own, longest, longest, is_causal=True)
     for num, num_q, num_k, max_q, max_k in levels:
+        if not num:
+            return
         yield Part(
             places[:num_q],
             places[num_q : num_q + num_k],

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from memagent.rl.chosen import chosen_logprobs, entropies
 from memagent.rl.loss import Stats, merged, policy_loss
 from memagent.rl.objective import ObjectiveConfig
 from memagent.rl.packing import Pack
@@ -71,6 +72,7 @@ class Policy(nn.Module):
             )
         self._attention = attention or ("blocks" if self.device.type == "cuda" else "parts")
         use_tree_attention(model)
+        self._compiled = compiled
         if compiled:
             for layer in decoder_of(model).layers:
                 layer.compile()
@@ -90,7 +92,12 @@ class Policy(nn.Module):
 
     def forward(self, pack: Pack, *, with_entropy: bool = False) -> Scores:
         """Scores of a pack's targets."""
-        hidden_ND = self._hidden(pack)
+        return self.scores_of(self._hidden(pack), pack, with_entropy=with_entropy)
+
+    def scores_of(
+        self, hidden_ND: torch.Tensor, pack: Pack, *, with_entropy: bool = False
+    ) -> Scores:
+        """Scores of a pack's targets from the last hidden states."""
         places, which_M = np.unique(pack.targets.places, return_inverse=True)
         ids_M = torch.from_numpy(pack.targets.ids).to(hidden_ND.device)
         which = torch.from_numpy(which_M).to(hidden_ND.device)
@@ -143,18 +150,13 @@ class Policy(nn.Module):
         with_entropy: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         logits_PV = self.model.get_output_embeddings()(hidden_PD)
-        if logits_PV.dtype != torch.float64:
-            logits_PV = logits_PV.float()
-        if self.temperature != 1.0:
-            logits_PV = logits_PV / self.temperature
-        total_P = logits_PV.logsumexp(dim=-1)
-        logprobs_M = logits_PV[which_M, ids_M] - total_P[which_M]
+        logprobs_M, total_P = chosen_logprobs(
+            logits_PV, which_M, ids_M, self.temperature, fused=self._compiled
+        )
         if not with_entropy:
             return logprobs_M, None
-        with torch.no_grad():
-            chances_PV = (logits_PV - total_P[:, None]).exp()
-            entropies_P = total_P - (chances_PV * logits_PV).sum(dim=-1)
-            return logprobs_M, entropies_P[which_M]
+        found_P = entropies(logits_PV, total_P, self.temperature, fused=self._compiled)
+        return logprobs_M, found_P[which_M]
 
 
 def decoder_of(model: Any) -> Any:
