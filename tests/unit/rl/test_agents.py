@@ -182,6 +182,27 @@ async def test_the_memory_agent_is_the_reader_and_each_read_is_a_row() -> None:
     )  # as the reward wants
 
 
+async def test_a_text_of_too_many_sections_is_refused_before_the_first_call() -> None:
+    engine = TokenScript(lambda messages, sampling: "noted")
+    sizes = {"window": 4000, "chunk_tokens": 300, "memory_tokens": 100, "answer_tokens": 50}
+    task = example(id="long", documents=(Passage(text=prose(30)),))
+    whole = await open_agent("memory", sizes)(task, client(engine))
+    num = int(whole.metrics["sections"])
+    assert num > 3
+    exact = await open_agent("memory", {**sizes, "max_sections": num})(task, client(engine))
+    assert exact.metrics["sections"] == num
+    asked = len(engine.prompts)
+    message = (
+        f"the text of long has {num} sections, more than max_sections={num - 1}; raise it or "
+        "chunk_tokens, or take shorter texts"
+    )
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        await open_agent("memory", {**sizes, "max_sections": num - 1})(task, client(engine))
+    assert len(engine.prompts) == asked
+    with pytest.raises(ConfigError, match="max_sections"):
+        open_agent("memory", {"max_sections": 0})
+
+
 async def test_an_empty_answer_of_the_reader_is_an_answer_and_not_a_failure() -> None:
     def script(messages: Any, sampling: Any) -> str:
         return "noted" if "<section>" in messages[-1]["content"] else ""

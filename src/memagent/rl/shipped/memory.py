@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import lru_cache
+
+from pydantic import Field
 
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step
 from memagent.config import AgentConfig
 from memagent.data.example import Example
-from memagent.documents.chunking import Chunks
-from memagent.documents.document import Document
-from memagent.documents.tokenizers import Tokenizer, tokenizer_for_model
 from memagent.errors import EmptyAnswer
 from memagent.rl.client import Client, ClientEngine
+from memagent.rl.sections import sections_of, tokenizer_of
 from memagent.rl.types import Outcome
 
-DEFAULTS = AgentConfig(prompts="boxed")
+
+class MemorySettings(AgentConfig):
+    """How the text is read, and how long it may be."""
+
+    max_sections: int | None = Field(default=None, ge=1)
+    """Sections a text may have, at most; longer ones are refused. No limit when not given."""
 
 
-async def agent(task: Example, client: Client, settings: AgentConfig = DEFAULTS) -> Outcome:
+DEFAULTS = MemorySettings(prompts="boxed")
+
+
+async def agent(task: Example, client: Client, settings: MemorySettings = DEFAULTS) -> Outcome:
     """Read the text of the task section by section and answer its question."""
-    tokenizer = _tokenizer(client.tokenizer)
+    tokenizer = tokenizer_of(client.tokenizer)
     reader = Reader(ClientEngine(client), tokenizer=tokenizer, config=settings)
-    chunks = _chunks(task.text(), client.tokenizer, settings.chunk_tokens)
+    chunks = sections_of(
+        task,
+        client.tokenizer,
+        chunk_tokens=settings.chunk_tokens,
+        max_sections=settings.max_sections,
+    )
     steps: list[Step] = []
     with suppress(EmptyAnswer):  # it is wrong, and that is to be learnt
         async for step in reader.steps(task.question, chunks):
@@ -40,15 +52,3 @@ async def agent(task: Example, client: Client, settings: AgentConfig = DEFAULTS)
         },
         record={"memories": [step.memory for step in reads]},
     )
-
-
-@lru_cache(maxsize=4)
-def _tokenizer(name: str) -> Tokenizer:
-    """Opened once, not for each rollout."""
-    return tokenizer_for_model(name)[0]
-
-
-@lru_cache(maxsize=256)
-def _chunks(text: str, tokenizer: str, chunk_tokens: int) -> Chunks:
-    """Cut once for all rollouts of a group."""
-    return Chunks(Document.from_text(text), _tokenizer(tokenizer), chunk_tokens)
