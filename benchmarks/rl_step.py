@@ -25,7 +25,7 @@ import gc
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 
@@ -47,6 +47,7 @@ from memagent.rl.packing import pack
 from memagent.rl.policy import Policy, accumulate
 from memagent.rl.samples import Row, rows_of
 from memagent.rl.settings import OptimSettings
+from memagent.rl.tree_attention import Attention
 from memagent.rl.types import Group, Rollout, Sample
 from memagent.types import Sampling
 
@@ -100,7 +101,7 @@ def clear_memory() -> None:
 class Ours:
     """One model, drawn from and trained."""
 
-    def __init__(self, model: Any, load: Load, reply: int, *, compiled: bool) -> None:
+    def __init__(self, model: Any, load: Load, reply: int, how: dict[str, Any]) -> None:
         self._load, self._reply = load, reply
         num_rows = load.groups * load.group_size
         self._generator = Generator(
@@ -111,7 +112,7 @@ class Ours:
             max_running=num_rows,
             native=False,
         )
-        self._policy = Policy(model, compiled=compiled)
+        self._policy = Policy(model, **how)
         self._optimizer = Optimizer(model.named_parameters(), OptimSettings(lr=LR), num_steps=100)
 
     def step(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Times, dict[str, float]]:
@@ -207,14 +208,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--compiled", action="store_true", help="compile layers of our update")
+    parser.add_argument("--attention", choices=get_args(Attention), help="of our update")
     arguments = parser.parse_args()
     if not arguments.smoke and not torch.cuda.is_available():
         parser.error("needs a GPU; --smoke runs a tiny one on the CPU")
     load, shape, device = (SMOKE, TINY, "cpu") if arguments.smoke else (FULL, SMOLLM2, "cuda")
+    how = {"compiled": arguments.compiled, "attention": arguments.attention}
     rows = make_rows(load, shape["vocab_size"])
     prompts = prompts_of(rows)
     reply = len(rows[0].sample.ids) - len(prompts[0])
-    ours = Ours(build(shape, device), load, reply, compiled=arguments.compiled)
+    ours = Ours(build(shape, device), load, reply, how)
     ours.step(prompts)
     steps = [ours.step(prompts) for _ in range(load.repeats)]
     best, told = min(steps, key=lambda step: step[0].total)
@@ -231,7 +234,7 @@ def main() -> None:
         f"{theirs.total / best.total:.1f}x; mismatch of engine and trainer {told['mismatch_kl']:.1e}"
     )
     result = {"load": load._asdict(), "ours": best._asdict(), "theirs": theirs._asdict()}
-    print(json.dumps({**result, "compiled": arguments.compiled, "told": told}))
+    print(json.dumps({**result, **how, "told": told}))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -34,6 +34,7 @@ from memagent.rl.objective import ObjectiveConfig
 from memagent.rl.packing import pack
 from memagent.rl.policy import Policy, accumulate
 from memagent.rl.samples import Row, rows_of
+from memagent.rl.tree_attention import Attention
 from memagent.rl.types import Group, Rollout, Sample
 
 SMOLLM2: dict[str, Any] = {
@@ -101,10 +102,10 @@ def make_rows(load: Load, vocabulary: int, *, seed: int = 0) -> tuple[Row, ...]:
 
 
 def packed_step(
-    model: Any, rows: Sequence[Row], load: Load, *, share: bool, compiled: bool
+    model: Any, rows: Sequence[Row], load: Load, *, share: bool, how: dict[str, Any]
 ) -> tuple[Callable[[], None], int]:
     """An update over packs, and the tokens that it computes."""
-    policy = Policy(model, compiled=compiled)
+    policy = Policy(model, **how)
     packs = pack(rows, max_tokens=load.max_tokens, share=share)
     num_tokens = sum(one.num_tokens for one in packs)
     return lambda: void(accumulate(policy, packs, OBJECTIVE)), num_tokens
@@ -153,16 +154,16 @@ def void(value: object) -> None:
 
 
 def step_of(
-    name: str, model: Any, rows: Sequence[Row], load: Load, *, compiled: bool
+    name: str, model: Any, rows: Sequence[Row], load: Load, how: dict[str, Any]
 ) -> tuple[Callable[[], None], int]:
     """An update in one of the ways, and the tokens that it computes."""
     if name == "padded":
         return padded_step(model, rows, load)
-    return packed_step(model, rows, load, share=name == "tree", compiled=compiled)
+    return packed_step(model, rows, load, share=name == "tree", how=how)
 
 
 def gradient_errors(
-    shape: dict[str, Any], device: str, load: Load, compiled: bool
+    shape: dict[str, Any], device: str, load: Load, how: dict[str, Any]
 ) -> dict[str, float]:
     """How far each way's gradient in bfloat16 is from that in float32, on a small load."""
     rows = make_rows(load, shape["vocab_size"])
@@ -173,7 +174,7 @@ def gradient_errors(
     errors = {}
     for name in WAYS:
         model = build(shape, device)
-        step_of(name, model, rows, load, compiled=compiled)[0]()
+        step_of(name, model, rows, load, how)[0]()
         errors[name] = ((gradient_of(model) - exact).norm() / exact.norm()).item()
     return errors
 
@@ -214,6 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--compiled", action="store_true", help="compile layers of tree and rows")
+    parser.add_argument("--attention", choices=get_args(Attention), help="of tree and rows")
     parser.add_argument("--groups", type=int, help="groups of the step")
     arguments = parser.parse_args()
     if not arguments.smoke and not torch.cuda.is_available():
@@ -221,8 +223,9 @@ def main() -> None:
     load, shape, device = (SMOKE, TINY, "cpu") if arguments.smoke else (FULL, SMOLLM2, "cuda")
     if arguments.groups:
         load = load._replace(groups=arguments.groups)
+    how = {"compiled": arguments.compiled, "attention": arguments.attention}
     few = load._replace(groups=2, group_size=4, padded_rows=2)
-    errors = gradient_errors(shape, device, few, arguments.compiled)
+    errors = gradient_errors(shape, device, few, how)
     for name, error in errors.items():
         print(f"{name:8} gradient in bfloat16 is {error:.2e} from that in float32")
         assert error <= MAX_ERROR * errors["padded"], f"{name} computes another gradient"
@@ -233,7 +236,7 @@ def main() -> None:
         if device == "cuda":
             torch.cuda.empty_cache()
         model = build(shape, device)
-        step, num_tokens = step_of(name, model, rows, load, compiled=arguments.compiled)
+        step, num_tokens = step_of(name, model, rows, load, how)
         results[name] = {"tokens": num_tokens, **measured(model, step, load.repeats)}
         del model, step
         result, tree = results[name], results["tree"]
@@ -243,7 +246,7 @@ def main() -> None:
             f"peak {result['peak_gib']:.1f} GiB",
             flush=True,
         )
-    told = {"load": load._asdict(), "compiled": arguments.compiled, "errors": errors, **results}
+    told = {"load": load._asdict(), **how, "errors": errors, **results}
     print(json.dumps(told))
 
 

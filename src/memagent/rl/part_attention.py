@@ -51,8 +51,8 @@ class Plan(NamedTuple):
     bounds: torch.Tensor
     """Bounds of the nodes over themselves, then of each level's queries and keys."""
     sizes: torch.Tensor
-    """Of nodes over themselves, of each level, and zeros up to three: nodes, queries, keys, most queries and
-    most keys of a node. Always on the CPU."""
+    """Of nodes over themselves, of each level, and zeros up to MAX_LEVELS: nodes, queries, keys, most queries
+    and most keys of a node. Always on the CPU."""
 
     def to(self, device: torch.device | str) -> Plan:
         """The same where the pack is computed."""
@@ -117,9 +117,9 @@ def plan_parts(until: NDArray[np.int64]) -> Plan:
         places += [np.arange(node.start, node.end) for node in some]
         bounds += [_bounds(num_q), _bounds(num_k)]
         sizes.append([len(some), sum(num_q), sum(num_k), max(num_q), max(num_k)])
-    # compiled code knows lengths of 0 and 1 apart from all others; a plan has neither
+    # lengths of 0 and 1, and another number of levels, would be compiled anew
     places.append(np.zeros(2, dtype=np.int64))
-    sizes += [[0] * 5] * (3 - len(sizes))
+    sizes += [[0] * 5] * (1 + MAX_LEVELS - len(sizes))
     return Plan(
         torch.from_numpy(np.concatenate(places)),
         torch.from_numpy(np.concatenate(bounds)),

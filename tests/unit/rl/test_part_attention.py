@@ -46,7 +46,7 @@ def test_nodes_of_the_worked_example() -> None:
 
 def test_the_plan_of_the_worked_example() -> None:
     plan = plan_parts(WORKED)
-    assert plan.sizes.tolist() == [[3, 0, 0, 3, 3], [1, 5, 3, 5, 3], [0, 0, 0, 0, 0]]
+    assert plan.sizes.tolist() == [[3, 0, 0, 3, 3], [1, 5, 3, 5, 3], *[[0] * 5] * (MAX_LEVELS - 1)]
     assert plan.places.tolist() == [3, 4, 5, 6, 7, 0, 1, 2, 0, 0]
     assert plan.bounds.tolist() == [0, 3, 5, 8, 0, 5, 0, 3]
 
