@@ -84,8 +84,9 @@ def pack(
 ) -> list[Pack]:
     """Pack rows into sequences of at most `max_tokens`.
 
-    With `share` off every row stands alone. Rows with fewer than `min_shared` first tokens in common
-    are not put together. The result depends on the rows and nothing else.
+    With `share` off every row stands alone. A run of tokens is shared when it has at least `min_shared`:
+    rows that begin alike for less are not put together, and rows that go on alike for less after others
+    have parted part there too. The result depends on the rows and nothing else.
     """
     trees: list[_Tree] = []
     for members in _by_group(rows) if share else [[number] for number in range(len(rows))]:
@@ -136,7 +137,7 @@ def _trees(
             f"a row has {longest} tokens, but a packed sequence may have {max_tokens}; raise max_tokens"
         )
     shared = [0, *(_num_shared(a, b) for a, b in pairwise(arrays))]
-    shared = [count if count >= min_shared else 0 for count in shared]
+    shared = _coarse(shared, min_shared)
     for first, end in _cut(shared, lengths, max_tokens):
         here = (0, *shared[first + 1 : end])
         yield _Tree(
@@ -150,6 +151,23 @@ def _num_shared(a: Ints, b: Ints) -> int:
     length = min(len(a), len(b))
     differs = a[:length] != b[:length]
     return int(differs.argmax()) if differs.any() else length
+
+
+def _coarse(shared: Sequence[int], min_shared: int) -> list[int]:
+    """Rows part where they would, or, when that is less than `min_shared` further on, where they last did."""
+    result = list(shared)
+    ranges = [(0, len(shared), 0)]
+    while ranges:
+        first, end, above = ranges.pop()
+        if end - first < 2:
+            continue
+        least = min(shared[first + 1 : end])
+        place = least if least - above >= min_shared else above
+        cuts = [first, *(n for n in range(first + 1, end) if shared[n] == least), end]
+        for cut in cuts[1:-1]:
+            result[cut] = place
+        ranges += [(a, b, place) for a, b in pairwise(cuts)]
+    return result
 
 
 def _cut(shared: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[tuple[int, int]]:

@@ -110,6 +110,16 @@ def test_rows_that_share_too_little_stay_apart() -> None:
     assert letters(one.ids) == "ABCaDb"
 
 
+def test_runs_that_are_too_short_to_share_are_laid_down_again() -> None:
+    rows = [row("ABCDEFx"), row("ABCDEFy"), row("ABCDGz"), row("ABCDHw")]
+    (one,) = pack(rows, max_tokens=100, min_shared=2)
+    assert letters(one.ids) == "ABCDEFxyGzHw"
+    (one,) = pack(rows, max_tokens=100, min_shared=3)
+    assert letters(one.ids) == "ABCDEFxEFyGzHw"
+    (one,) = pack(rows, max_tokens=100, min_shared=5)
+    assert letters(one.ids) == "ABCDEFxyABCDGzABCDHw"
+
+
 def test_without_sharing_every_row_stands_alone() -> None:
     (one,) = pack([row("ABCde"), row("ABCfgh")], max_tokens=100, share=False)
     assert letters(one.ids) == "ABCfghABCde"  # the longest first
@@ -164,7 +174,7 @@ def test_every_target_sees_exactly_its_own_row(seed: int, share: bool) -> None:
         rows.append(row(text, group=rng.randint(0, 2), rollout=number))
     longest = max(len(one.sample.ids) for one in rows)
     max_tokens = longest + rng.randint(0, 20)
-    packs = pack(rows, max_tokens=max_tokens, share=share)
+    packs = pack(rows, max_tokens=max_tokens, share=share, min_shared=rng.randint(1, 4))
     found = []
     for one in packs:
         assert one.num_tokens <= max_tokens
