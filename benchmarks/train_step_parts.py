@@ -166,6 +166,11 @@ def measure_attention(shape: dict[str, Any], device: str, one: Pack, load: Load)
         tell("flex, blocks of 256", lambda: both_ways(act, tensors, operations, device))
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
             measure_bound(backend, load, heads, kv_heads, dim)
+        for some in (kv_heads, heads):
+            tell(
+                f"cudnn as a part, {some} kv heads",
+                lambda some=some: cudnn_as_a_part(load, heads, some, dim),
+            )
 
 
 def flex(
@@ -204,6 +209,44 @@ def measure_bound(backend: SDPBackend, load: Load, heads: int, kv_heads: int, di
             f"{backend.name[:5].lower()}, {name}",
             lambda act=act, tensors=tensors, n=operations: both_ways(act, tensors, n, "cuda"),
         )
+
+
+def cudnn_as_a_part(load: Load, heads: int, kv_heads: int, dim: int) -> str:
+    """Whether a kernel of cuDNN can be one part of an attention: its share of the gradient, its time."""
+
+    def some(num_heads: int, length: int) -> torch.Tensor:
+        return torch.randn(
+            1, length, num_heads, dim, device="cuda", dtype=torch.bfloat16
+        ).transpose(1, 2)
+
+    num_keys = load.section // 512 * 512
+    query, grad = (some(heads, load.group_size * load.suffix) for _ in range(2))
+    key, value = some(kv_heads, load.section), some(kv_heads, load.section)
+    wanted = [one.detach().float().requires_grad_() for one in (query, key, value)]
+    exact = F.scaled_dot_product_attention(*wanted, enable_gqa=True)
+    expected = torch.autograd.grad(exact, wanted, grad.float())[1][:, :, :num_keys]
+    spread = [part.repeat_interleave(heads // kv_heads, dim=1).float() for part in (key, value)]
+    total = (query.float() @ spread[0].transpose(2, 3) * dim**-0.5).logsumexp(-1)
+    first = key[:, :, :num_keys], value[:, :, :num_keys]
+    operation = torch.ops.aten._scaled_dot_product_cudnn_attention
+    forward = best_ms(lambda: operation(query, *first, None, True), "cuda", 5)
+    _, part_total, bounds_q, bounds_k, max_q, max_k, seed, offset, _ = operation(
+        query, *first, None, True
+    )
+
+    def backward() -> Any:
+        return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            grad, query, *first, exact.detach().bfloat16(), total.reshape(part_total.shape),
+            seed, offset, None, bounds_q, bounds_k, max_q, max_k, 0.0, False,
+        )  # fmt: skip
+
+    error = (backward()[1].float() - expected).norm() / expected.norm()
+    spent = best_ms(backward, "cuda", 5)
+    operations = 4 * heads * dim * query.shape[2] * num_keys / 1e9
+    return (
+        f"forward {operations / forward:4.0f} TFLOP/s  backward {2.5 * operations / spent:4.0f} "
+        f"TFLOP/s  error {error:.1e}  sums as {tuple(part_total.shape)}"
+    )
 
 
 def both_ways(
@@ -254,7 +297,7 @@ def main() -> None:
     packs = pack(make_rows(load, shape["vocab_size"]), max_tokens=load.max_tokens)
     if "steps" in arguments.only:
         measure_steps(shape, device, packs, load)
-    if "kernels" in arguments.only:
+    if "kernels" in arguments.only and device == "cuda":
         show_kernels(shape, device, packs)
     if "head" in arguments.only:
         measure_head(shape, device, packs[0])

@@ -22,3 +22,13 @@ def test_a_benchmark_of_training_runs(
     else:
         assert told["told"]["ratio"] == pytest.approx(1.0, abs=1e-3)
         assert told["told"]["mismatch_max"] < 0.02
+
+
+def test_parts_of_an_update_are_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train_step_parts", "--smoke"])
+    importlib.import_module("benchmarks.train_step_parts").main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step, parts", "head", "attention, parts"]
+    assert not any("cannot" in line for line in lines)
