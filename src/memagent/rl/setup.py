@@ -18,7 +18,7 @@ from memagent.data.lengths import length_tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.rl.agents import Agent, open_agent
 from memagent.rl.demonstrations import demonstrations_for, texts_for
-from memagent.rl.lessons import FileLessons, Lessons, TaskLessons
+from memagent.rl.lessons import LESSON_SEED, FileLessons, Lessons, TaskLessons
 from memagent.rl.models import Trained, open_model, open_rollout_engine
 from memagent.rl.policy import Policy
 from memagent.rl.rewards import Reward, check_reward, open_reward
@@ -71,7 +71,7 @@ async def set_up(config: TrainConfig, run: Path, stack: AsyncExitStack) -> Setup
         await check_reward(reward, TaskStream(sources, seed=config.seed).draw(1)[0])
     validation = _validation(config, agent, reward, sources, opening)
     trained = open_model(config.model, _source(config, run, sources), seed=config.seed)
-    lessons = _lessons(config, trained, sources, opening)
+    lessons = _lessons(config, trained, opening)
     policy = Policy(
         trained.model,
         temperature=config.rollout.temperature,
@@ -132,25 +132,20 @@ def _validation(
     )
 
 
-def _lessons(
-    config: TrainConfig,
-    trained: Trained,
-    training: Sequence[OpenSource],
-    opening: dict[str, Any],
-) -> Lessons | None:
+def _lessons(config: TrainConfig, trained: Trained, opening: dict[str, Any]) -> Lessons | None:
     settings = config.warm_start
     if settings is None:
         return None
     learning: dict[str, Any] = {
         "model": trained.loaded,
         "max_tokens": config.update.max_tokens,
-        "seed": config.seed,
+        "seed": config.seed + LESSON_SEED,
     }
     if settings.files:
         return FileLessons(settings, **learning)
-    sources = training
-    if settings.tasks:
-        sources = open_sources(settings.tasks, seed=config.seed, **opening)
+    sources = open_sources(
+        settings.tasks or config.tasks, seed=config.seed + LESSON_SEED, **opening
+    )
     tokenizer = length_tokenizer(str(trained.loaded.tokenizer_folder))
     show = demonstrations_for(config.agent.name, config.agent.settings, tokenizer=tokenizer)
     return TaskLessons(settings, sources, show, **learning)

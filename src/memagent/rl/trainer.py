@@ -44,6 +44,7 @@ from memagent.rl.checkpoint import (
     save_checkpoint,
 )
 from memagent.rl.client import RunSampling
+from memagent.rl.lessons import ahead
 from memagent.rl.loss import merged, summary
 from memagent.rl.metrics import group_metrics
 from memagent.rl.models import Snapshot
@@ -174,10 +175,10 @@ class Trainer:
             return
         optimizer = self._optimizer(settings.optim, settings.steps)
         self._watch.begin("warm_start", num_done=self.progress.warm_step, num_steps=settings.steps)
-        while self.progress.warm_step < settings.steps:
+        for batch in ahead(lessons, self.progress.warm_step, settings.steps):
             started = perf_counter()
             number = self.progress.warm_step
-            rows = sft_rows(lessons.batch(number))
+            rows = sft_rows(batch.examples)
             packs = self._packed(rows)
             stats = summary(accumulate_sft(self.setup.policy, packs))
             told = optimizer.step(number)
@@ -190,7 +191,7 @@ class Trainer:
                 {
                     **stats,
                     **told,
-                    "num_refused": float(lessons.num_refused),
+                    "num_refused": float(batch.num_refused),
                     "sharing": num_row_tokens(rows) / num_tokens,
                     "time/step": seconds,
                     "speed/update_tokens": num_tokens / seconds,
