@@ -2,6 +2,7 @@
 
 random_groups(model)                groups of rollouts, rewards between 0 and 1
 near_policy(model, groups)          the same, as if weights near the model's had drawn them
+random_until(seed, vocabulary=3)    `until` of a pack of random rows
 dense_mask(until)                   who sees whom in a pack, pair by pair
 """
 
@@ -11,8 +12,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from memagent.rl.packing import pack
+from memagent.rl.samples import Row
 from memagent.rl.types import Group, Rollout, Sample
 
 
@@ -99,3 +103,17 @@ def dense_mask(until_N: torch.Tensor) -> torch.Tensor:
     """Who sees whom, as [queries, keys]."""
     places_N = torch.arange(len(until_N))
     return (places_N[None, :] <= places_N[:, None]) & (places_N[:, None] < until_N[None, :])
+
+
+def random_until(
+    seed: int, *, vocabulary: int, num_rows: int = 12, longest: int = 30
+) -> np.ndarray:
+    """Of a pack of random rows; with few different tokens they part at many depths."""
+    rng = random.Random(seed)
+    rows = []
+    for number in range(num_rows):
+        ids = tuple(rng.randrange(vocabulary) for _ in range(rng.randint(1, longest)))
+        one = Sample(ids=ids, is_sampled=(False,) * len(ids), logprobs=(0.0,) * len(ids))
+        rows.append(Row(sample=one, group=number % 2, rollout=0, advantage=0.0, weight=0.0))
+    (packed,) = pack(rows, max_tokens=10_000)
+    return packed.until

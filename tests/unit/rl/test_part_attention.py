@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from memagent.rl.packing import pack
 from memagent.rl.part_attention import (
     MAX_LEVELS,
     Node,
@@ -18,24 +15,10 @@ from memagent.rl.part_attention import (
     nodes_of,
     plan_parts,
 )
-from memagent.rl.samples import Row
-from memagent.rl.types import Sample
-from tests.support.rollouts import dense_mask
+from tests.support.rollouts import dense_mask, random_until
 
 WORKED = np.array([8, 8, 8, 5, 5, 8, 8, 8])
 """Rows A B C d e and A B C f g h."""
-
-
-def random_until(seed: int, *, vocabulary: int, num_rows: int = 12) -> np.ndarray:
-    """Of a pack of random rows; with few different tokens they part at many depths."""
-    rng = random.Random(seed)
-    rows = []
-    for number in range(num_rows):
-        ids = tuple(rng.randrange(vocabulary) for _ in range(rng.randint(1, 30)))
-        sample = Sample(ids=ids, is_sampled=(False,) * len(ids), logprobs=(0.0,) * len(ids))
-        rows.append(Row(sample=sample, group=number % 2, rollout=0, advantage=0.0, weight=0.0))
-    (one,) = pack(rows, max_tokens=10_000)
-    return one.until
 
 
 def test_nodes_of_the_worked_example() -> None:
