@@ -331,7 +331,7 @@ class Trainer:
             ),
             "seconds": settings.seconds,
             "pool": self._pool,
-            "policy_version": self.progress.step,
+            "policy_version": self.setup.sync.policy_version,
             "shape": partial(overlong_shaping, objective) if objective.overlong_tokens else None,
         }
 
