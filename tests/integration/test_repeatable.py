@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,11 @@ import torch
 from memagent.config import LocalConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
-from memagent.types import Sampling
-from tests.support.repeated_rollouts import AGENTS, plain, rollouts
+from memagent.rl.rewards import open_reward
+from memagent.rl.settings import ValidationSettings
+from memagent.rl.validation import Validation
+from memagent.types import Completion, Sampling
+from tests.support.repeated_rollouts import AGENTS, Pauses, examples, plain, reading, rollouts
 from tests.support.tiny_models import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +65,44 @@ async def test_two_threads_repeat_too(engine: LocalEngine) -> None:
         assert plain(await rollouts(engine, "reading", jitter=1)) == plain(first)
     finally:
         torch.set_num_threads(before)
+
+
+class Listening(LocalEngine):
+    """Keeps what it was asked and the log-probabilities of what it said."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(load(str(folder)), LocalConfig(cache_gb=0.01))
+        self.said: list[tuple[Sequence[int], list[str]]] = []
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        completion = await super().generate(prompt_ids, sampling)
+        self.said.append((prompt_ids, [logprob.hex() for logprob in completion.logprobs or ()]))
+        return completion
+
+
+async def test_validation_in_lockstep_repeats_too(folder: Path) -> None:
+    """More examples than are under way at once, on an engine that has said other things before."""
+    settings = ValidationSettings.parse({"tasks": [{"tasks": ["ruler/vt"]}], "concurrency": 4})
+    heard, metrics = [], []
+    async with Listening(folder) as engine:
+        for jitter in (None, 1, 2):
+            agent = reading(Pauses(jitter))
+            validation = Validation(
+                settings,
+                agent,
+                open_reward("recall"),
+                examples(6),
+                seed=2,
+                max_tokens=20,
+                driver="lockstep",
+            )
+            engine.said = []
+            metrics.append((await validation.run(engine)).metrics)
+            heard.append(sorted(engine.said))
+    assert metrics[0]["num_failed"] == 0
+    assert heard[0] == heard[1] == heard[2]
+    assert metrics[0] == metrics[1] == metrics[2]
+    assert len(heard[0]) > 20
 
 
 @pytest.mark.parametrize("threads", [1, 2])

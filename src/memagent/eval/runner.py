@@ -394,11 +394,14 @@ async def evaluate_examples(
     grader: str | None = None,
     run: Run | None = None,
     concurrency: int = 16,
+    in_waves: bool = False,
     watch: Watcher | None = None,
 ) -> list[ItemRecord]:
     """The records of examples that are at hand, answered by one method; the longest are asked first.
 
     `grader` takes the place of the examples' own, and names the score where the method grades itself.
+    `in_waves` asks `concurrency` of them at once, and more when all are done: which are under way together
+    does not depend on time then.
     """
     tokenizer, _ = tokenizer_for_model(engine.tokenizer)
     opened = OpenMethod(
@@ -408,11 +411,17 @@ async def evaluate_examples(
         gate=Gate(engine, concurrency=concurrency),
         tokenizer=tokenizer,
     )
-    evaluation = Evaluation(
-        methods=[opened], seed=seed, run=run, concurrency=concurrency, watch=watch
-    )
     given = _Given(examples, grader)
-    return await evaluation.evaluate(given.plan, given)
+    size = concurrency if in_waves else max(1, len(examples))
+    records: dict[Key, ItemRecord] = {}
+    for start in range(0, len(examples), size):
+        evaluation = Evaluation(
+            methods=[opened], seed=seed, run=run, concurrency=concurrency, watch=watch
+        )
+        wave = replace(given.plan, items=given.plan.items[start : start + size])
+        for record in await evaluation.evaluate(wave, given):
+            records[record.key] = record
+    return sorted(records.values(), key=_order)
 
 
 def score_interval(scores: Sequence[float]) -> Interval:

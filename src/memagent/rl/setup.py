@@ -129,6 +129,7 @@ def _validation(
         first_examples(sources, settings.num),
         seed=config.seed,
         max_tokens=config.rollout.max_tokens,
+        driver=config.rollout.driver,
     )
 
 

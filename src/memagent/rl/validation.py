@@ -9,7 +9,8 @@
     result.metrics["reward"], result.metrics["ruler/vt/reward_low"]
 
 Items, records and failures are those of an evaluation: a failed item counts as 0 and stays in every mean
-of rewards, and an engine that fails again and again ends the validation with its error.
+of rewards, and an engine that fails again and again ends the validation with its error. With the
+driver `lockstep` examples are asked in waves, so that replies repeat as those of rollouts do.
 
     reward, reward_low, reward_high     over all examples, with its 95 % interval
     GRADER                              mean of a further grader
@@ -24,6 +25,8 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from statistics import fmean
 from typing import Any
 
@@ -34,6 +37,7 @@ from memagent.errors import ConfigError
 from memagent.eval.runner import Context, ItemRecord, Watcher, evaluate_examples, score_interval
 from memagent.rl.agents import Agent
 from memagent.rl.client import Client, RunSampling, Session
+from memagent.rl.drivers import Driver, DriverName, Place, open_driver
 from memagent.rl.rewards import Reward, open_reward
 from memagent.rl.rollouts import checked_outcome, reward_of
 from memagent.rl.settings import ValidationSettings
@@ -68,6 +72,7 @@ class Validation:
         *,
         seed: int,
         max_tokens: int,
+        driver: DriverName = "free",
     ) -> None:
         """`max_tokens` limits a reply where the agent sets no limit."""
         if not examples:
@@ -80,6 +85,7 @@ class Validation:
         self._graders = {name: open_reward(name) for name in settings.graders}
         self.examples = examples
         self._seed = seed
+        self._driver: DriverName = driver
         self._sampling = RunSampling(
             temperature=settings.temperature, max_tokens=max_tokens, is_forced=True
         )
@@ -89,8 +95,11 @@ class Validation:
     ) -> ValidationResult:
         """Ask all examples. With a run, each record is on disk when it is finished."""
 
+        driver = open_driver(self._driver, engine)
+        numbers = count()
+
         async def attempt(example: Example, context: Context) -> Trace:
-            return await self._attempt(example, context, engine)
+            return await self._attempt(example, context, engine, driver, (next(numbers), 0))
 
         records = await evaluate_examples(
             self.examples,
@@ -101,13 +110,16 @@ class Validation:
             grader=GRADER,
             run=run,
             concurrency=self._settings.concurrency,
+            in_waves=self._driver == "lockstep",
             watch=watch,
         )
         return ValidationResult(
             metrics=self._metrics(records), records=tuple(record.to_dict() for record in records)
         )
 
-    async def _attempt(self, example: Example, context: Context, engine: Engine) -> Trace:
+    async def _attempt(
+        self, example: Example, context: Context, engine: Engine, driver: Driver, place: Place
+    ) -> Trace:
         """One example, as a method of the evaluation: the agent's calls are its steps."""
         session = Session(
             _StepEngine(context, engine),
@@ -115,9 +127,14 @@ class Validation:
             index=0,
             seed=self._seed,
             sampling=self._sampling,
+            turn=partial(driver.turn, place),
             needs_tokens=False,
         )
-        outcome = checked_outcome(await self._agent(example, Client(session)), session)
+        driver.enter(place)
+        try:
+            outcome = checked_outcome(await self._agent(example, Client(session)), session)
+        finally:
+            driver.leave(place)
         context.score = await reward_of(example, outcome, self._reward)
         context.notes["scores"] = {
             name: await grader(example, outcome) for name, grader in self._graders.items()

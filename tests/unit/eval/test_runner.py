@@ -277,6 +277,31 @@ async def test_examples_at_hand_are_asked_longest_first_and_told_in_order() -> N
     }
 
 
+async def test_waves_begin_when_the_one_before_is_done() -> None:
+    under_way: set[str] = set()
+    together: list[int] = []
+
+    async def method(example: Example, context: Context) -> Trace:
+        under_way.add(example.id)
+        await context.call(MESSAGES)
+        await asyncio.sleep(0.001 * int(example.id[-1]))
+        together.append(len(under_way))
+        under_way.remove(example.id)
+        return context.trace()
+
+    found = await evaluate_examples(
+        [at_hand(index) for index in range(7)],
+        method,
+        Counting(),
+        title="own",
+        seed=1,
+        concurrency=3,
+        in_waves=True,
+    )
+    assert [record.id for record in found] == [f"mine{index}" for index in range(7)]
+    assert together == [3, 2, 1, 3, 2, 1, 1]
+
+
 async def test_a_method_may_grade_itself() -> None:
     async def method(example: Example, context: Context) -> Trace:
         await context.call(MESSAGES)
