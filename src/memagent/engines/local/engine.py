@@ -13,8 +13,8 @@ is running. Whoever holds the model may also change them in place and call `weig
 
         engine.update_weights(trained.named_parameters())    # completions carry the next version
 
-        with engine.hold(fresh=True):    # requests that are made here begin together, in this order
-            calls = [engine.generate(ids, sampling) for ids in prompts]
+        with engine.hold(fresh=True):    # requests that come in meanwhile begin together, in their order
+            ...
 
 What is computed together decides the last bits of a log-probability. By itself the thread takes whatever
 has come in; requests that begin together on a fresh cache are computed the same way every time.
