@@ -18,11 +18,13 @@ from typing import Any
 import torch
 
 from memagent.config import LocalConfig
+from memagent.documents.quick_counts import SAMPLES, Encode, quick_encoder
 from memagent.engines.base import BaseEngine, open_engine
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
 from memagent.rl.settings import ModelSettings, RolloutSettings
+from memagent.types import Message
 
 CACHE_SHARE = 0.3
 """Of a GPU's free memory, what keys and values of replies may take; training needs the rest."""
@@ -65,6 +67,7 @@ def open_model(settings: ModelSettings, source: str, *, seed: int) -> Trained:
         parameter.requires_grad_(not has_adapter or "lora_" in name)
     if not has_adapter:
         loaded = replace(loaded, gguf=None)  # the file no longer has the weights
+    loaded = replace(loaded, quick_encode=_quick_encoder(loaded))
     parameters = tuple((n, p) for n, p in loaded.model.named_parameters() if p.requires_grad)
     if not parameters:
         raise ConfigError("nothing of the model is trained; set model.lora_rank, or no adapter")
@@ -124,6 +127,17 @@ class Snapshot:
 
         stored = load_file(path)
         return cls({name: stored[name].to(one.device) for name, one in trained.parameters})
+
+
+def _quick_encoder(loaded: LoadedModel) -> Encode | None:
+    """Thousands of long prompts are encoded in each step, while the engine waits for them."""
+    messages: list[Message] = [
+        {"role": role, "content": text}
+        for role, text in zip(("user", "assistant") * len(SAMPLES), SAMPLES, strict=False)
+    ]
+    conversation = loaded.rendered(messages[:-1], is_open=True)
+    file = loaded.tokenizer_folder / "tokenizer.json"
+    return quick_encoder(file, loaded.encode, samples=[conversation])
 
 
 def _add_adapter(model: Any, settings: ModelSettings, *, seed: int) -> None:

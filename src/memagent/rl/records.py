@@ -9,7 +9,6 @@ Drawn tokens come in runs, so a row keeps its ids, where the runs are, and the l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import groupby
 from typing import Any
 
 from memagent.errors import RunError
@@ -54,11 +53,11 @@ def rollout_from_dict(values: Mapping[str, Any]) -> Rollout:
 
 
 def _sample_to_dict(sample: Sample) -> dict[str, Any]:
-    marked = zip(sample.is_sampled, sample.logprobs, strict=True)
+    runs = _runs(sample.is_sampled)
     return {
         "ids": list(sample.ids),
-        "runs": _runs(sample.is_sampled),
-        "logprobs": [logprob for is_sampled, logprob in marked if is_sampled],
+        "runs": runs,
+        "logprobs": [logprob for start, end in runs for logprob in sample.logprobs[start:end]],
         "policy_version": sample.policy_version,
     }
 
@@ -81,10 +80,11 @@ def _sample_from_dict(values: Mapping[str, Any]) -> Sample:
 
 def _runs(is_sampled: tuple[bool, ...]) -> list[list[int]]:
     """Where marked tokens are, as [first, past the last] pairs."""
-    runs, position = [], 0
-    for mark, tokens in groupby(is_sampled):
-        length = sum(1 for _ in tokens)
-        if mark:
-            runs.append([position, position + length])
-        position += length
+    runs: list[list[int]] = []
+    num_left, end = is_sampled.count(True), 0
+    while num_left:
+        start = is_sampled.index(True, end)
+        end = is_sampled.index(False, start) if False in is_sampled[start:] else len(is_sampled)
+        runs.append([start, end])
+        num_left -= end - start
     return runs

@@ -62,7 +62,7 @@ class Sample:
     @property
     def num_sampled(self) -> int:
         """How many tokens carry loss."""
-        return sum(self.is_sampled)
+        return self.is_sampled.count(True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

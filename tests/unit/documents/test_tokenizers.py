@@ -189,6 +189,20 @@ class TestQuickCounts:
         assert quick_counts.quick_counter(file, lambda: lambda text: len(text) + 1) is None
         assert not (tmp_path / "memagent").exists()
 
+    def test_an_encoder_finds_the_tokens_of_the_tokenizer_or_there_is_none(
+        self, tokenizer_folder: Path
+    ) -> None:
+        file = tokenizer_folder / "tokenizer.json"
+        exact = tokenizers.Tokenizer.from_file(str(file))
+
+        def ids_of(text: str) -> list[int]:
+            return list(exact.encode(text, add_special_tokens=False).ids)
+
+        quick = quick_counts.quick_encoder(file, ids_of, samples=[prose(3)])
+        assert quick is not None
+        assert quick(prose(30)) == ids_of(prose(30))
+        assert quick_counts.quick_encoder(file, lambda text: [*ids_of(text), 0]) is None
+
     def test_without_the_library_the_tokenizer_counts_itself(
         self, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -56,6 +56,8 @@ class LoadedModel:
     """Where `documents.tokenizers.open_tokenizer` finds the tokenizer and the chat template."""
     gguf: Path | None = None
     """The GGUF file that the weights came from, if any."""
+    quick_encode: Callable[[str], list[int]] | None = None
+    """Finds the same tokens as the tokenizer, only sooner, if there is such a thing."""
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation in the model's own chat template, ready for the reply."""
@@ -76,6 +78,8 @@ class LoadedModel:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, and nothing put before or after it."""
+        if self.quick_encode is not None:
+            return self.quick_encode(text)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
