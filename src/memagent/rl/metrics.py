@@ -10,7 +10,7 @@ agent/NAME        what agents report, mean over rollouts: lengths of memories, t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
 from memagent.rl.advantages import has_signal
@@ -46,3 +46,13 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "row_tokens_max": float(max((len(sample.ids) for sample in rows), default=0)),
         **{f"agent/{name}": fmean(values) for name, values in sorted(own.items())},
     }
+
+
+def task_metrics(groups: Sequence[Group], kinds: Mapping[str, str]) -> dict[str, float]:
+    """Rewards of each kind of task, if there are several; `kinds` has the kind of each task by its id."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        rewards[kinds[group.task_id]] += [rollout.reward for rollout in group.ok]
+    if len(rewards) < 2:
+        return {}
+    return {f"{kind}/reward": fmean(some) for kind, some in sorted(rewards.items()) if some}

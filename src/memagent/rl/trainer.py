@@ -46,7 +46,7 @@ from memagent.rl.checkpoint import (
 from memagent.rl.client import RunSampling
 from memagent.rl.lessons import ahead
 from memagent.rl.loss import merged, summary
-from memagent.rl.metrics import group_metrics
+from memagent.rl.metrics import group_metrics, task_metrics
 from memagent.rl.models import Snapshot
 from memagent.rl.offload import WorkerPool
 from memagent.rl.optim import Optimizer
@@ -240,6 +240,7 @@ class Trainer:
             number,
             {
                 **group_metrics(found.drawn),
+                **task_metrics(found.drawn, {name: one.task for name, one in found.tasks.items()}),
                 "num_unwanted": float(found.num_unwanted),
                 **updated,
                 "time/rollout": rolled - started,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memagent.rl.metrics import group_metrics
+from memagent.rl.metrics import group_metrics, task_metrics
 from memagent.rl.types import Group, Rollout, Sample
 
 
@@ -49,3 +49,16 @@ def test_numbers_of_two_groups() -> None:
 def test_groups_that_failed_altogether_are_counted() -> None:
     group = Group(task_id="a", rollouts=(rollout(0.0, failed=True), rollout(0.0, failed=True)))
     assert group_metrics([group]) == {"num_groups": 1.0, "num_failed": 2.0}
+
+
+def test_rewards_of_each_kind_of_task() -> None:
+    groups = [
+        Group(task_id="a", rollouts=(rollout(1.0), rollout(0.0))),
+        Group(task_id="b", rollouts=(rollout(0.0), rollout(0.5, failed=True))),
+        Group(task_id="c", rollouts=(rollout(1.0), rollout(1.0))),
+    ]
+    assert task_metrics(groups, {"a": "x", "b": "y", "c": "x"}) == {
+        "x/reward": 0.75,
+        "y/reward": 0.0,
+    }
+    assert task_metrics(groups, dict.fromkeys("abc", "x")) == {}
