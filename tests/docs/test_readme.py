@@ -8,6 +8,8 @@ stand alone; what a bash block exports holds for the bash blocks after it. How a
                              `...` stands for anything
     # name.toml              as the first line of a toml block: the block is also that file
 
+Training is done with what SHORTER sets, after what a page sets: a step of one task, not hours.
+
 A page names `http://localhost:8000/v1` and a model; a loopback endpoint stands in for them. A random
 model of a few thousand weights stands in the store for the embedded one; nothing can be fetched.
 """
@@ -32,7 +34,10 @@ import pytest
 from fpdf import FPDF
 
 from memagent.agent.prompts import parse_prompts
+from memagent.data.files import write_examples
+from memagent.data.tasks import open_task
 from memagent.engines import store
+from tests.support.hotpot import write_hotpot
 from tests.support.loopback import Endpoint, running
 from tests.support.tiny_models import make_tiny_model
 
@@ -40,6 +45,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 DOCUMENTED_URL = "http://localhost:8000/v1"
 DOCUMENTED_MODEL = "Qwen/Qwen2.5-7B-Instruct"
+SHORTER = (
+    "steps=1", "warm_start.steps=1", "warm_start.batch=1", "rollout.prompts=1",
+    "rollout.group_size=2", "update.updates=1", "validation.num=1",
+)  # fmt: skip
 
 _fence = re.compile(
     r"(?:<!-- (?P<note>[^\n]*?) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S
@@ -112,11 +121,19 @@ class Shell:
         if words[:1] == ["make"]:
             check_targets(words[1:])
             return ""
+        if words[:2] == ["memagent", "train"] and words[2] != "export":
+            return shorter(line)
         return line
 
 
 def logical_lines(script: str) -> list[str]:
     return script.replace("\\\n", " ").splitlines()
+
+
+def shorter(line: str) -> str:
+    """A training command that takes seconds. A run that goes on gets another step."""
+    changes = ("steps=2",) if "--resume" in line else SHORTER
+    return f"{line} {' '.join(f'--set {change}' for change in changes)}"
 
 
 def check_requirements(line: str) -> None:
@@ -173,6 +190,10 @@ def make_samples(folder: Path) -> None:
     contract.add_paragraph("Either side may give notice within 30 days.")
     contract.save(str(folder / "contract.docx"))
     shutil.copytree(ROOT / "examples", folder / "examples")
+    shutil.copytree(ROOT / "configs", folder / "configs")
+    needles = open_task("ruler/niah_single_1", {"tokens": 500, "tokenizer": "bytes"})
+    write_hotpot(folder / "data" / "hotpotqa")
+    write_examples(folder / "train.jsonl", [needles.example(index) for index in range(3)])
     for name in ("README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
 

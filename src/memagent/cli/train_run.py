@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+import shutil
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,7 @@ from memagent.cli.interrupt import stop_like_ctrl_c
 from memagent.cli.models import pull_if_known
 from memagent.cli.options import PanelCommand, panel_option
 from memagent.cli.run_options import run_options
+from memagent.data.recipes import named_sources
 from memagent.engines.base import check_engine
 from memagent.errors import ConfigError, EngineError, MemagentError, RunError
 from memagent.rl.settings import TrainConfig, parse_config, read_config
@@ -29,12 +31,20 @@ if TYPE_CHECKING:
 
 KIND = "train"
 INTERRUPTED = 130
-MAY_CHANGE = ("steps", "checkpoint", "logging", "validation", "update.max_tokens",
+MAY_CHANGE = ("steps", "sources", "checkpoint", "logging", "validation", "update.max_tokens",
               "update.checkpointing", "update.compiled", "rollout.concurrency", "rollout.seconds",
               "rollout.engine_settings")  # fmt: skip
 """Settings of a run that may be set anew when it goes on."""
 
 train_options = (
+    panel_option(
+        "--source",
+        "sources",
+        multiple=True,
+        metavar="[NAME=]PATH",
+        panel="What is trained",
+        help="A file or folder of yours in place of a download; may be given several times.",
+    ),
     panel_option(
         "--set",
         "changes",
@@ -67,9 +77,10 @@ train_options = (
 )
 @panel_option("--model", panel="What is trained", help="Model in place of the config's.")
 @train_options[0]
-@run_options("checkpoints, metrics and rollouts")
 @train_options[1]
+@run_options("checkpoints, metrics and rollouts")
 @train_options[2]
+@train_options[3]
 def command(**options: Any) -> int:
     """Train by reinforcement learning, after a warm start if the config has one.
 
@@ -131,6 +142,8 @@ class Training:
             for name, option in named.items()
             if self._options.get(option) is not None
         ]
+        sources = named_sources(self._options["sources"])
+        changes += [f"sources.{name}={json.dumps(path)}" for name, path in sources.items()]
         return [*changes, *self._options["changes"]]
 
     def _resume(self, path: Path) -> int:
@@ -170,8 +183,12 @@ class Training:
         checkpoint = latest_checkpoint(run)
         if checkpoint is None:
             raise RunError(f"{run} holds no checkpoint, which should be there after the last step")
-        export(checkpoint, run / "final")
-        self._tell(f"trained: {run / 'final'}")
+        final, part = run / "final", run / "final.part"
+        for folder in (part, final):  # of a shorter run, or of one that was killed here
+            shutil.rmtree(folder, ignore_errors=True)
+        export(checkpoint, part)
+        part.replace(final)
+        self._tell(f"trained: {final}")
         self._tell(f"run: {run}")
         return 0
 

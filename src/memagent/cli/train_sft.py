@@ -26,9 +26,10 @@ from memagent.rl.settings import TrainConfig, read_config
 )
 @panel_option("--model", panel="What is trained", help="Model in place of the config's.")
 @train_options[0]
-@run_options("checkpoints and metrics")
 @train_options[1]
+@run_options("checkpoints and metrics")
 @train_options[2]
+@train_options[3]
 def command(**options: Any) -> int:
     """Learn from given replies: conversations in files, or replies written by rule for tasks.
 

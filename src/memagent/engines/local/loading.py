@@ -80,7 +80,7 @@ class LoadedModel:
         """The tokens of a text, and nothing put before or after it."""
         if self.quick_encode is not None:
             return self.quick_encode(text)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
