@@ -38,12 +38,13 @@ def tokenized(
     `max_tokens` is what a packed sequence may have. What is longer, or longer than the window of the
     model, is refused: half a reply would teach to stop there.
     """
+    end = end_id(loaded)
     calls: list[Call] = []
     turn: Turn | None = None
     for place, message in enumerate(conversation.messages):
         if message["role"] != "assistant":
             continue
-        turn = _turn(conversation, place, loaded, before=turn)
+        turn = _turn(conversation, place, loaded, end, before=turn)
         calls.append(turn.call)
     _check_length(conversation, max(len(call.ids) for call in calls), loaded, max_tokens)
     return merge_calls(calls)
@@ -103,7 +104,7 @@ def end_id(loaded: LoadedModel) -> int:
 
 
 def _turn(
-    conversation: Conversation, place: int, loaded: LoadedModel, *, before: Turn | None
+    conversation: Conversation, place: int, loaded: LoadedModel, end: int, *, before: Turn | None
 ) -> Turn:
     """A reply as if the model had drawn it after what was said before."""
     messages = conversation.messages[:place]
@@ -116,7 +117,7 @@ def _turn(
             f"{conversation.id}: the reply {reply[:40]!r} does not come back from its tokens; take marks "
             "of the chat template out of it"
         )
-    drawn_ids = (*said, end_id(loaded))
+    drawn_ids = (*said, end)
     return Turn(
         messages=messages,
         reply=reply,
