@@ -11,10 +11,10 @@ DEMO_TEXT := runs/town-archive.txt
 DEMO_MODEL := smollm2-135m
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-vllm check format docs bench demo
+.PHONY: help venv test test-training test-vllm check format docs bench demo
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 venv: $(INSTALLED) ## make .venv with memagent and all development tools
 
@@ -27,6 +27,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 test: venv ## run all tests
 	$(BIN)/python -m pytest -n 2
+
+test-training: venv ## train the small configs with three seeds each, and see their rewards rise (half an hour)
+	MEMAGENT_TEST_TRAINING=1 $(BIN)/python -m pytest tests/integration/test_train_configs.py
 
 test-vllm: venv $(VLLM_VENV)/.installed ## start vLLM itself and read through it (minutes; VLLM_PACKAGES=vllm on a GPU)
 	MEMAGENT_TEST_VLLM=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest tests/vllm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,11 @@ def test_a_small_config_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(
+    "MEMAGENT_TEST_TRAINING" not in os.environ,
+    reason="takes half an hour: make test-training",
+)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("name", TINY)
 def test_the_reward_of_a_small_config_rises(name: str, seed: int, tmp_path: Path) -> None:
