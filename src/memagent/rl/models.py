@@ -19,13 +19,15 @@ import torch
 
 from memagent.config import LocalConfig
 from memagent.documents.quick_counts import SAMPLES, Encode, quick_encoder
-from memagent.engines.base import BaseEngine, open_engine
+from memagent.engines.base import BaseEngine, open_engine, split_spec
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
 from memagent.rl.settings import ModelSettings, RolloutSettings
 from memagent.types import Message
 
+EXACT_TOKENS = {"return_token_ids": True, "logprobs": True}
+"""What an endpoint is asked for, so that its replies can be learnt from."""
 CACHE_SHARE = 0.3
 """Of a GPU's free memory, what keys and values of replies may take; training needs the rest."""
 
@@ -76,9 +78,11 @@ def open_model(settings: ModelSettings, source: str, *, seed: int) -> Trained:
 
 def open_rollout_engine(settings: RolloutSettings, trained: Trained) -> BaseEngine:
     """The engine that draws replies: on the weights in training, or elsewhere."""
-    if settings.engine is not None:
-        return open_engine(settings.engine, **settings.engine_settings)
     values = dict(settings.engine_settings)
+    if settings.engine is not None:
+        if split_spec(settings.engine)[0] == "openai":
+            values["extra_body"] = {**EXACT_TOKENS, **values.get("extra_body", {})}
+        return open_engine(settings.engine, **values)
     device = trained.loaded.model.device
     if device.type == "cuda" and "cache_gb" not in values:
         free, _ = torch.cuda.mem_get_info(device)

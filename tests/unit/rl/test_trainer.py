@@ -16,6 +16,7 @@ from memagent.rl.checkpoint import latest_checkpoint
 from memagent.rl.settings import parse_config
 from memagent.rl.trainer import Watch, open_trainer
 from memagent.tracking import comparable, read_metrics
+from tests.support.tiny_server import serving_tiny
 from tests.support.tiny_training import tiny_run
 
 
@@ -196,6 +197,37 @@ def test_an_adapter_is_trained_and_the_model_left_as_it_is(
     assert (last / "adapter" / "adapter_model.safetensors").exists()
     assert not (last / "model").exists()
     load(source, adapter=str(last / "adapter"))
+
+
+def test_rollouts_may_come_from_an_endpoint_that_keeps_its_weights(
+    files: Path, whole: Path, tmp_path: Path
+) -> None:
+    newest = latest_checkpoint(whole)
+    assert newest is not None
+    folder = newest / "model"
+    with serving_tiny(folder) as server:
+        config = tiny_run(
+            files,
+            steps=2,
+            model={"source": str(folder), "lora_rank": 4},
+            warm_start=None,
+            rollout={
+                "prompts": 2,
+                "group_size": 4,
+                "engine": f"openai:{server.engine.model}",
+                "engine_settings": {"base_url": server.base_url, "api_key": "none"},
+                "sync": "none",
+            },
+            objective={"max_staleness": 0},
+        )
+        del config["warm_start"], config["validation"]
+        assert run(config, tmp_path / "run")
+    first, second = [one for one in read_metrics(tmp_path / "run") if one["kind"] == "train"]
+    assert first["num_failed"] == 0
+    assert first["num_stale"] == 0
+    assert first["mismatch_kl"] < 1e-3, "an adapter that has learnt nothing yet changes nothing"
+    assert second["num_stale"] > 0, "the endpoint has the weights of the start"
+    assert second["num_updates"] == 0
 
 
 @pytest.mark.parametrize(
