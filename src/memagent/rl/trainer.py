@@ -21,7 +21,7 @@ import base64
 import json
 import random
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
@@ -34,7 +34,8 @@ import numpy as np
 import torch
 
 from memagent.data.example import Example
-from memagent.errors import RunError
+from memagent.engines.local.loading import is_out_of_memory
+from memagent.errors import ConfigError, EngineError, RunError
 from memagent.rl.advantages import has_signal, overlong_shaping
 from memagent.rl.checkpoint import (
     latest_checkpoint,
@@ -158,12 +159,13 @@ class Trainer:
             self._tasks.close()
 
     async def train(self) -> None:
-        """Run to the end. When cancelled, what is finished is saved first."""
+        """Run to the end. When it is cancelled or the engine fails, what is finished is saved first."""
+        self._pool.use()
         try:
             await self.setup.sync.push(self.progress.step)
             await self._warm_up()
             await self._learn()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, EngineError):
             self._save()
             raise
 
@@ -180,8 +182,9 @@ class Trainer:
             number = self.progress.warm_step
             rows = sft_rows(batch.examples)
             packs = self._packed(rows)
-            stats = summary(accumulate_sft(self.setup.policy, packs))
-            told = optimizer.step(number)
+            with _memory_errors():
+                stats = summary(accumulate_sft(self.setup.policy, packs))
+                told = optimizer.step(number)
             seconds = perf_counter() - started
             num_tokens = sum(one.num_tokens for one in packs)
             self.progress.warm_step += 1
@@ -229,7 +232,8 @@ class Trainer:
         number = self.progress.step + 1
         found = await self._roll_out(number, tasks)
         rolled = perf_counter()
-        updated = self._update(found.groups, optimizer, reference)
+        with _memory_errors():
+            updated = self._update(found.groups, optimizer, reference)
         self.progress.step = number
         self.progress.position = tasks.position
         seconds = perf_counter() - rolled
@@ -292,9 +296,10 @@ class Trainer:
         settings = self.config.rollout
         largest = max(1, settings.concurrency // settings.group_size)
         done = iter(log.waves)
-        while (missing := settings.prompts - len(found.groups)) > 0:
-            if found.num_unwanted > self._max_unwanted:
-                break
+        while missing := min(
+            settings.prompts - len(found.groups),
+            settings.prompts + self._max_unwanted - len(found.drawn),
+        ):
             some = list(islice(found.noted(tasks), min(missing, largest)))
             groups = _grouped(some, next(done, None))
             if groups is None:
@@ -374,7 +379,7 @@ class Trainer:
                 )
             )
             told.append(optimizer.step(version))
-        self._check_signal(steps, has_learnt=bool(told))
+        self._check_signal(has_learnt=bool(told))
         numbers = summary(merged(stats)) if stats else {}
         return {
             **numbers,
@@ -385,13 +390,15 @@ class Trainer:
             "sharing": _sharing(steps, batches),
         }
 
-    def _check_signal(self, steps: Sequence[StepRows], *, has_learnt: bool) -> None:
+    def _check_signal(self, *, has_learnt: bool) -> None:
         """Say so when nothing is learnt: rewards that are all the same teach nothing."""
         self.progress.num_unused = 0 if has_learnt else self.progress.num_unused + 1
         if self.progress.num_unused in (1, 10, 100):
+            count = self.progress.num_unused
+            told = "this step" if count == 1 else f"{count} steps"
             self._watch.note(
-                f"nothing to learn in {self.progress.num_unused} steps: all rewards of a group are the "
-                "same; a warm start, easier tasks or larger groups help"
+                f"nothing to learn in {told}: rewards of a group are all the same; a warm start, tasks "
+                "of another difficulty or larger groups help"
             )
 
     def _packed(self, rows: Sequence[Any]) -> list[Pack]:
@@ -538,6 +545,21 @@ class Found:
 
 
 # --- small things -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """An update that does not fit is told with its remedies."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            "the update does not fit the memory of the device; lower update.max_tokens, set "
+            "update.checkpointing=true, or give the engine less with rollout.engine_settings.cache_gb, "
+            "and go on with --resume"
+        ) from None
 
 
 def _grouped(tasks: Sequence[Example], rollouts: Sequence[Rollout] | None) -> list[Group] | None:

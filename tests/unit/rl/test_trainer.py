@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError
+from memagent.rl import trainer
 from memagent.rl.checkpoint import latest_checkpoint
 from memagent.rl.settings import parse_config
 from memagent.rl.trainer import Watch, open_trainer
@@ -248,3 +250,36 @@ def test_mistakes_are_told_before_the_first_rollout(
         run(tiny_run(files, **changes), tmp_path / "run")
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_no_more_groups_are_replaced_than_allowed(files: Path, tmp_path: Path) -> None:
+    reward = files / "always.py"
+    reward.write_text("async def score(task, outcome):\n    return 1.0\n")
+    config = tiny_run(files, steps=1, objective={"dynamic_sampling": True})
+    config["agent"] = {**config["agent"], "reward": f"{reward}:score"}
+    for driver in ("lockstep", "free"):
+        config["rollout"] = {"prompts": 3, "group_size": 2, "driver": driver, "max_unwanted": 4}
+        notes: list[str] = []
+
+        class Listen(Watch):
+            def note(self, text: str) -> None:
+                notes.append(text)  # noqa: B023
+
+        assert run(config, tmp_path / driver, Listen())
+        (step,) = [one for one in read_metrics(tmp_path / driver) if one["kind"] == "train"]
+        assert step["num_groups"] == step["num_unwanted"] == 3 + 4
+        assert step["num_updates"] == 0
+        assert "nothing to learn" in notes[0]
+
+
+def test_an_update_that_does_not_fit_is_told_with_its_remedies(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*arguments: Any, **settings: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory: tried to allocate 20 GiB")
+
+    monkeypatch.setattr(trainer, "accumulate", too_large)
+    with pytest.raises(ConfigError, match=r"lower update\.max_tokens"):
+        run(tiny_run(files, steps=1), tmp_path / "run")
+    monkeypatch.undo()
+    assert run(tiny_run(files, steps=1), tmp_path / "run")
