@@ -20,23 +20,17 @@ import asyncio
 import base64
 import json
 import random
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import partial
-from itertools import islice
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
-from memagent.data.example import Example
-from memagent.engines.local.loading import is_out_of_memory
-from memagent.errors import ConfigError, EngineError, RunError
-from memagent.rl.advantages import has_signal, overlong_shaping
+from memagent.errors import EngineError
 from memagent.rl.checkpoint import (
     latest_checkpoint,
     load_weights,
@@ -44,24 +38,21 @@ from memagent.rl.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from memagent.rl.client import RunSampling
+from memagent.rl.gathering import Found, Gatherer
 from memagent.rl.lessons import ahead
-from memagent.rl.loss import merged, summary
+from memagent.rl.loss import summary
 from memagent.rl.metrics import group_metrics, task_metrics
 from memagent.rl.models import Snapshot
 from memagent.rl.offload import WorkerPool
 from memagent.rl.optim import Optimizer
-from memagent.rl.packing import Pack, num_row_tokens, pack
-from memagent.rl.policy import accumulate, score
-from memagent.rl.rollout_log import RolloutLog, forget_rollouts
+from memagent.rl.packing import num_row_tokens
+from memagent.rl.rollout_log import forget_rollouts
 from memagent.rl.rollouts import Stats as RolloutStats
-from memagent.rl.rollouts import collect
-from memagent.rl.samples import StepRows, rows_of, split_groups
 from memagent.rl.settings import OptimSettings, TrainConfig
 from memagent.rl.setup import Setup, set_up
 from memagent.rl.sft import accumulate_sft, sft_rows
 from memagent.rl.sources import TasksAhead
-from memagent.rl.types import Group, Rollout
+from memagent.rl.update import memory_errors, packed, update
 from memagent.tracking import Tracker
 
 START = "start.safetensors"
@@ -145,6 +136,7 @@ class Trainer:
         self._tracker = tracker
         self._pool = pool
         self._watch = watch
+        self._gatherer = Gatherer(setup, run, pool, watch.rollouts)
         self._saved = -1
         """What `progress.total` was at the last checkpoint."""
         self._current: Optimizer | None = None
@@ -181,8 +173,8 @@ class Trainer:
             started = perf_counter()
             number = self.progress.warm_step
             rows = sft_rows(batch.examples)
-            packs = self._packed(rows)
-            with _memory_errors():
+            packs = packed(rows, self.config.update)
+            with memory_errors():
                 stats = summary(accumulate_sft(self.setup.policy, packs))
                 told = optimizer.step(number)
             seconds = perf_counter() - started
@@ -230,10 +222,13 @@ class Trainer:
     ) -> None:
         started = perf_counter()
         number = self.progress.step + 1
-        found = await self._roll_out(number, tasks)
+        found = await self._gatherer.gather(number, tasks)
         rolled = perf_counter()
-        with _memory_errors():
-            updated = self._update(found.groups, optimizer, reference)
+        with memory_errors():
+            updated = update(
+                self.setup, found.groups, optimizer, reference, version=self.progress.step
+            )
+        self._check_signal(has_learnt=bool(updated["num_updates"]))
         self.progress.step = number
         self.progress.position = tasks.position
         seconds = perf_counter() - rolled
@@ -256,140 +251,6 @@ class Trainer:
         )
         await self.setup.sync.push(number)
 
-    async def _roll_out(self, number: int, tasks: TasksAhead) -> Found:
-        log = RolloutLog(self.run, number)
-        found = Found()
-        if self.config.rollout.driver == "lockstep":
-            await self._roll_out_in_waves(tasks, log, found)
-        else:
-            await self._roll_out_freely(tasks, log, found)
-        return found
-
-    async def _roll_out_freely(self, tasks: TasksAhead, log: RolloutLog, found: Found) -> None:
-        """Groups without signal are replaced as soon as they are known."""
-        settings = self.config.rollout
-
-        def heard(rollout: Rollout, stats: RolloutStats) -> None:
-            log.add(rollout)
-            self._watch.rollouts(stats, num_wanted=settings.prompts * settings.group_size)
-
-        def is_wanted(group: Group) -> bool:
-            found.drawn.append(group)
-            return self._is_wanted(group)
-
-        collection = collect(
-            found.noted(tasks),
-            num_groups=settings.prompts,
-            is_wanted=is_wanted,
-            max_unwanted=self._max_unwanted,
-            concurrency=settings.concurrency,
-            finished=log.finished,
-            watch=heard,
-            **self._how(),
-        )
-        async with collection:
-            found.groups = await collection.all()
-        found.count(collection.stats)
-
-    async def _roll_out_in_waves(self, tasks: TasksAhead, log: RolloutLog, found: Found) -> None:
-        """What is drawn together depends on nothing but the tasks: groups are replaced in the next wave."""
-        settings = self.config.rollout
-        largest = max(1, settings.concurrency // settings.group_size)
-        done = iter(log.waves)
-        while missing := min(
-            settings.prompts - len(found.groups),
-            settings.prompts + self._max_unwanted - len(found.drawn),
-        ):
-            some = list(islice(found.noted(tasks), min(missing, largest)))
-            groups = _grouped(some, next(done, None))
-            if groups is None:
-                groups = await self._wave(some, log, found)
-            found.drawn += groups
-            found.groups += filter(self._is_wanted, groups)
-
-    async def _wave(self, tasks: list[Example], log: RolloutLog, found: Found) -> list[Group]:
-        settings = self.config.rollout
-        num_wanted = settings.prompts * settings.group_size
-        collection = collect(
-            tasks,
-            concurrency=max(settings.concurrency, settings.group_size),
-            watch=lambda _, stats: self._watch.rollouts(stats, num_wanted=num_wanted),
-            **self._how(),
-        )
-        async with collection:
-            groups = await collection.all()
-        log.add_wave([rollout for group in groups for rollout in group.rollouts])
-        found.count(collection.stats)
-        return groups
-
-    def _how(self) -> dict[str, Any]:
-        """What all rollouts of the run have in common."""
-        settings, objective = self.config.rollout, self.config.objective
-        return {
-            "agent": self.setup.agent,
-            "engine": self.setup.engine,
-            "group_size": settings.group_size,
-            "driver": settings.driver,
-            "seed": self.config.seed,
-            "reward": self.setup.reward,
-            "sampling": RunSampling(
-                temperature=settings.temperature, max_tokens=settings.max_tokens
-            ),
-            "seconds": settings.seconds,
-            "pool": self._pool,
-            "policy_version": self.setup.sync.policy_version,
-            "shape": partial(overlong_shaping, objective) if objective.overlong_tokens else None,
-        }
-
-    def _is_wanted(self, group: Group) -> bool:
-        return has_signal(group) or not self.config.objective.dynamic_sampling
-
-    @property
-    def _max_unwanted(self) -> int:
-        settings = self.config.rollout
-        return 3 * settings.prompts if settings.max_unwanted is None else settings.max_unwanted
-
-    def _update(
-        self, groups: Sequence[Group], optimizer: Optimizer, reference: Snapshot | None
-    ) -> dict[str, float]:
-        """The updates of a step. What is compared with is computed before the first of them."""
-        objective, settings = self.config.objective, self.config.update
-        policy, version = self.setup.policy, self.progress.step
-        parts = split_groups(groups, min(settings.updates, len(groups))) if groups else []
-        steps = [rows_of(part, objective, policy_version=version) for part in parts]
-        batches = [self._packed(step.rows) for step in steps]
-        old = scored = None
-        if objective.old_logprobs == "recompute":
-            old = [score(policy, packs) for packs in batches]
-        if reference is not None:
-            with reference.in_place(self.setup.trained):
-                scored = [score(policy, packs) for packs in batches]
-        stats, told = [], []
-        for number, packs in enumerate(batches):
-            if not packs:
-                continue
-            stats.append(
-                accumulate(
-                    policy,
-                    packs,
-                    objective,
-                    old=None if old is None else old[number],
-                    reference=None if scored is None else scored[number],
-                    with_entropy=True,
-                )
-            )
-            told.append(optimizer.step(version))
-        self._check_signal(has_learnt=bool(told))
-        numbers = summary(merged(stats)) if stats else {}
-        return {
-            **numbers,
-            **_mean(told),
-            "num_updates": float(len(told)),
-            "num_stale": float(sum(step.num_stale for step in steps)),
-            "packed_tokens": float(sum(one.num_tokens for packs in batches for one in packs)),
-            "sharing": _sharing(steps, batches),
-        }
-
     def _check_signal(self, *, has_learnt: bool) -> None:
         """Say so when nothing is learnt: rewards that are all the same teach nothing."""
         self.progress.num_unused = 0 if has_learnt else self.progress.num_unused + 1
@@ -400,10 +261,6 @@ class Trainer:
                 f"nothing to learn in {told}: rewards of a group are all the same; a warm start, tasks "
                 "of another difficulty or larger groups help"
             )
-
-    def _packed(self, rows: Sequence[Any]) -> list[Pack]:
-        settings = self.config.update
-        return pack(rows, max_tokens=settings.max_tokens, share=settings.share_prefixes)
 
     # --- what is kept --------------------------------------------------------------------------
 
@@ -516,76 +373,7 @@ class Trainer:
             self._restored = read_optimizer(checkpoint)
 
 
-@dataclass(slots=True)
-class Found:
-    """The rollouts of a step, while they come in."""
-
-    groups: list[Group] = field(default_factory=list)
-    """Those that are learnt from."""
-    drawn: list[Group] = field(default_factory=list)
-    """All of them, those without signal that were replaced included."""
-    num_computed: int = 0
-    """Tokens of prompts and replies of the rollouts that were drawn now."""
-    tasks: dict[str, Example] = field(default_factory=dict)
-
-    @property
-    def num_unwanted(self) -> int:
-        """Groups that were replaced."""
-        return len(self.drawn) - len(self.groups)
-
-    def noted(self, tasks: Iterable[Example]) -> Iterator[Example]:
-        """The tasks, remembered as they go by."""
-        for task in tasks:
-            self.tasks[task.id] = task
-            yield task
-
-    def count(self, stats: RolloutStats) -> None:
-        """Add what a collection has drawn."""
-        self.num_computed += stats.usage.prompt_tokens + stats.usage.completion_tokens
-
-
 # --- small things -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def _memory_errors() -> Iterator[None]:
-    """An update that does not fit is told with its remedies."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        raise ConfigError(
-            "the update does not fit the memory of the device; lower update.max_tokens, set "
-            "update.checkpointing=true, or give the engine less with rollout.engine_settings.cache_gb, "
-            "and go on with --resume"
-        ) from None
-
-
-def _grouped(tasks: Sequence[Example], rollouts: Sequence[Rollout] | None) -> list[Group] | None:
-    """The groups of a wave that was drawn before; None if it was not."""
-    if rollouts is None:
-        return None
-    by_task: dict[str, list[Rollout]] = {task.id: [] for task in tasks}
-    for rollout in rollouts:
-        if rollout.task_id not in by_task:
-            raise RunError(
-                f"the run holds rollouts of {rollout.task_id}, which is not its turn; its tasks have "
-                "changed, so remove its folder rollouts"
-            )
-        by_task[rollout.task_id].append(rollout)
-    return [Group(task_id=name, rollouts=tuple(some)) for name, some in by_task.items()]
-
-
-def _mean(told: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Means of what several updates tell."""
-    return {name: fmean(one[name] for one in told) for name in (told[0] if told else ())}
-
-
-def _sharing(steps: Sequence[StepRows], batches: Sequence[Sequence[Pack]]) -> float:
-    """By how much shared prefixes make the updates shorter."""
-    num_packed = sum(one.num_tokens for packs in batches for one in packs)
-    return sum(num_row_tokens(step.rows) for step in steps) / num_packed if num_packed else 1.0
 
 
 def _num_lines(run: Path) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError
-from memagent.rl import trainer
+from memagent.rl import update
 from memagent.rl.checkpoint import latest_checkpoint
 from memagent.rl.settings import parse_config
 from memagent.rl.trainer import Watch, open_trainer
@@ -278,7 +278,7 @@ def test_an_update_that_does_not_fit_is_told_with_its_remedies(
     def too_large(*arguments: Any, **settings: Any) -> None:
         raise torch.OutOfMemoryError("out of memory: tried to allocate 20 GiB")
 
-    monkeypatch.setattr(trainer, "accumulate", too_large)
+    monkeypatch.setattr(update, "accumulate", too_large)
     with pytest.raises(ConfigError, match=r"lower update\.max_tokens"):
         run(tiny_run(files, steps=1), tmp_path / "run")
     monkeypatch.undo()
