@@ -6,7 +6,9 @@ command line, so a setting is described in one place only.
 
 from __future__ import annotations
 
+import tomllib
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
@@ -142,6 +144,16 @@ class VllmConfig(Settings):
     """As for a local model."""
     yarn_factor: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     """As for a local model."""
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The table of a TOML file; `what` it is stands in errors."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no {what} {path}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
 
 
 def _explain(error: ValidationError, cls: type[Settings]) -> str:

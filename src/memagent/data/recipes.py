@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from memagent.config import Settings
+from memagent.config import Settings, read_toml
 from memagent.data.build import Job, Storing
 from memagent.data.files import FORMATS
 from memagent.data.sources import SOURCES, find_source
@@ -130,12 +130,7 @@ class Recipe(Settings):
 
 def read_recipe(path: Path, *, changes: Sequence[str] = ()) -> Recipe:
     """A recipe from a TOML file; `changes` such as `datasets.0.num=16` are put into it."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no recipe {path}") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from None
+    values = read_toml(path, "recipe")
     for change in changes:
         values = changed(values, change)
     try:

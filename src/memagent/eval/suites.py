@@ -20,18 +20,15 @@ Unknown names are errors with the nearest known one; `--set tasks.0.num=16` chan
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from memagent.config import Settings
-from memagent.data.lengths import Length
+from memagent.config import Settings, read_toml
+from memagent.data.choices import ExampleChoice
 from memagent.data.recipes import changed
-from memagent.data.tasks import TASKS
 from memagent.errors import ConfigError
 from memagent.rewards.verifiers import open_grader
 
@@ -56,39 +53,13 @@ class MethodChoice(Settings):
         return self.label or self.name
 
 
-class TaskChoice(Settings):
+class TaskChoice(ExampleChoice):
     """Tasks, or files of examples, that are asked alike."""
 
-    tasks: list[str] = Field(default_factory=list)
-    """Names of tasks; examples are made when they are needed."""
-    files: list[str] = Field(default_factory=list)
-    """Files of examples: .jsonl, .jsonl.gz, .parquet."""
-    tokens: list[Length] | None = None
-    """Lengths of the texts in tokens, such as 8192 or "8k"."""
-    docs: list[int] | None = None
-    """Lengths of the texts in documents, for tasks that have documents."""
     num: int | None = Field(default=None, ge=1)
     """Examples of each task and length; of each file, at most."""
     grader: str | None = None
     """Grader in place of the one that each example names."""
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Further settings of the tasks."""
-
-    @model_validator(mode="after")
-    def _can_be_asked(self) -> Self:
-        if bool(self.tasks) == bool(self.files):
-            raise ValueError("give either tasks or files")
-        if self.tokens is not None and self.docs is not None:
-            raise ValueError("give lengths as tokens or as docs, not both")
-        if self.files and (self.tokens or self.docs):
-            raise ValueError(
-                "the texts of files have the length they have; leave out tokens and docs"
-            )
-        if unknown := [task for task in self.tasks if task not in TASKS]:
-            near = get_close_matches(unknown[0], TASKS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(TASKS)}"
-            raise ValueError(f"there is no task {unknown[0]!r}; {hint}")
-        return self
 
 
 class Suite(Settings):
@@ -135,12 +106,7 @@ class Suite(Settings):
 
 def read_suite(path: Path, *, changes: Sequence[str] = ()) -> Suite:
     """A suite from a TOML file; `changes` such as `tasks.0.num=16` are put into it."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no suite {path}") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    values = read_toml(path, "suite")
     try:
         return parse_suite(values, changes=changes)
     except ConfigError as error:

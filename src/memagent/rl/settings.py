@@ -21,7 +21,6 @@ that can be known to be wrong is refused here, before a model is loaded.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,7 +28,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from memagent.config import Settings
+from memagent.config import Settings, read_toml
 from memagent.data.recipes import changed
 from memagent.errors import ConfigError
 from memagent.rl.advantages import check_group_size
@@ -331,12 +330,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def read_config(path: Path, *, changes: Sequence[str] = ()) -> TrainConfig:
     """A run from a TOML file; `changes` such as `optim.lr=2e-6` are put into it."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no config {path}") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    values = read_toml(path, "config")
     try:
         return parse_config(values, changes=changes)
     except ConfigError as error:

@@ -19,17 +19,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from memagent.config import Settings
+from memagent.data.choices import ExampleChoice
 from memagent.data.example import Example
 from memagent.data.files import read_examples
-from memagent.data.lengths import Length
 from memagent.data.recipes import source_settings
 from memagent.data.tasks import TASKS, open_task, rebuild, rng
 from memagent.errors import ConfigError, DataError
@@ -39,38 +38,13 @@ VALIDATION_SEED = 1_000_003
 """Added to the seed of a run, so that validation makes other examples."""
 
 
-class TaskSource(Settings):
+class TaskSource(ExampleChoice):
     """Tasks, or files of examples, that are drawn alike."""
 
-    tasks: list[str] = Field(default_factory=list)
-    """Names of tasks; examples are made when they are needed."""
-    files: list[str] = Field(default_factory=list)
-    """Files of examples: .jsonl, .jsonl.gz, .parquet."""
-    tokens: list[Length] | None = None
-    """Lengths of the texts in tokens, such as 8192 or "8k"."""
-    docs: list[int] | None = None
-    """Lengths of the texts in documents, for tasks that have documents."""
+    known: ClassVar[tuple[str, ...]] = (*TASKS, arithmetic.TASK)
+
     weight: float = Field(default=1.0, gt=0)
     """How often they are drawn, compared with others; shared by its tasks, files and lengths."""
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Further settings of the tasks."""
-
-    @model_validator(mode="after")
-    def _can_be_drawn(self) -> Self:
-        if bool(self.tasks) == bool(self.files):
-            raise ValueError("give either tasks or files")
-        if self.tokens is not None and self.docs is not None:
-            raise ValueError("give lengths as tokens or as docs, not both")
-        if self.files and (self.tokens or self.docs):
-            raise ValueError(
-                "the texts of files have the length they have; leave out tokens and docs"
-            )
-        known = (*TASKS, arithmetic.TASK)
-        if unknown := [task for task in self.tasks if task not in known]:
-            near = get_close_matches(unknown[0], known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-            raise ValueError(f"there is no task {unknown[0]!r}; {hint}")
-        return self
 
     @property
     def lengths(self) -> list[dict[str, int]]:
