@@ -15,12 +15,15 @@ gone through in a new random order each time; what comes again has another id.
 from __future__ import annotations
 
 import random
+import weakref
+import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, ClassVar, Protocol
 
 from pydantic import Field
@@ -28,7 +31,7 @@ from pydantic import Field
 from memagent.config import Settings
 from memagent.data.choices import ExampleChoice
 from memagent.data.example import Example
-from memagent.data.files import read_examples
+from memagent.data.files import from_json, read_examples, to_json
 from memagent.data.recipes import source_settings
 from memagent.data.tasks import TASKS, open_task, rebuild, rng
 from memagent.errors import ConfigError, DataError
@@ -247,18 +250,27 @@ class _Problems:
 
 
 class _File:
-    """The examples of a file. Long texts are made again from their origin when they are drawn."""
+    """The examples of a file, checked once. They wait on disk: a file may be larger than the memory."""
 
     def __init__(self, path: Path, paths: dict[str, str], settings: Mapping[str, Any]) -> None:
-        self._paths, self._settings = paths, settings
-        self._examples = list(read_examples(path))
-        if not self._examples:
+        self._path, self._paths, self._settings = path, paths, settings
+        self._spool = TemporaryFile()  # noqa: SIM115  open as long as this is
+        weakref.finalize(self, self._spool.close)
+        self._spans: list[tuple[int, int]] = []
+        """Where each example is in the spool: its beginning, its length."""
+        for example in read_examples(path):
+            packed = zlib.compress(to_json(example).encode(), 1)
+            self._spans.append((self._spool.tell(), len(packed)))
+            self._spool.write(packed)
+        if not self._spans:
             raise DataError(f"{path} holds no example")
-        self.num_available: int | None = len(self._examples)
+        self.num_available: int | None = len(self._spans)
 
     def example(self, index: int) -> Example:
-        """The example of an index, with its text."""
-        example = self._examples[index]
+        """The example of an index, with its text; long texts are made again from their origin."""
+        start, length = self._spans[index]
+        self._spool.seek(start)
+        example = from_json(zlib.decompress(self._spool.read(length)), str(self._path))
         return rebuild(
             example, settings={**source_settings(example.task, self._paths), **self._settings}
         )
