@@ -122,7 +122,7 @@ class Shell:
             check_targets(words[1:])
             return ""
         if words[:2] == ["memagent", "train"] and words[2] != "export":
-            return shorter(line)
+            return shorter(line, self.folder)
         return line
 
 
@@ -130,9 +130,13 @@ def logical_lines(script: str) -> list[str]:
     return script.replace("\\\n", " ").splitlines()
 
 
-def shorter(line: str) -> str:
+def shorter(line: str, folder: Path) -> str:
     """A training command that takes seconds. A run that goes on gets another step."""
-    changes = ("steps=2",) if "--resume" in line else SHORTER
+    changes: tuple[str, ...] = ("steps=2",)
+    if config := re.search(r"\S+\.toml", line):
+        values = tomllib.loads((folder / config[0]).read_text())
+        optional = {"warm_start", "validation"} - values.keys()
+        changes = tuple(one for one in SHORTER if one.partition(".")[0] not in optional)
     return f"{line} {' '.join(f'--set {change}' for change in changes)}"
 
 
