@@ -42,8 +42,8 @@ LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 class ScratchSettings(Settings):
     """A small model with random weights, and a tokenizer made from the texts of the tasks."""
 
-    vocab_size: int = Field(default=512, ge=64)
-    """Tokens that the tokenizer learns, at most."""
+    vocab_size: int = Field(default=512, ge=260)
+    """Tokens that the tokenizer learns, at most; 256 bytes and four marks of roles are among them."""
     hidden_size: int = Field(default=128, ge=16)
     num_layers: int = Field(default=4, ge=1)
     num_heads: int = Field(default=4, ge=1)
