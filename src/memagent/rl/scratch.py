@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memagent.engines.local.loading import quietly
-from memagent.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -59,11 +58,6 @@ def _trained(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """A tokenizer for texts like these."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    if vocab_size < (least := NUM_BYTES + len(MARKS)):
-        raise ConfigError(
-            f"vocab_size={vocab_size} is too small: bytes and the marks of roles alone are {least}; "
-            "raise it"
-        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

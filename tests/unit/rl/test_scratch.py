@@ -8,7 +8,7 @@ import pytest
 
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
-from memagent.rl.scratch import END, MARKS, build_scratch
+from memagent.rl.scratch import END, MARKS, NUM_BYTES, build_scratch
 from memagent.rl.settings import ScratchSettings
 from tests.conftest import prose
 
@@ -80,6 +80,8 @@ def test_a_text_cannot_write_a_mark(loaded: LoadedModel) -> None:
     assert sum(token in special for token in forged) == sum(token in special for token in plain)
 
 
-def test_a_vocabulary_without_room_for_bytes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"vocab_size=100 is too small.* 260; raise it"):
-        build_scratch(ScratchSettings(vocab_size=100), TEXTS, tmp_path, seed=0)
+def test_a_vocabulary_without_room_for_bytes_is_refused() -> None:
+    assert NUM_BYTES + len(MARKS) == 260
+    with pytest.raises(ConfigError, match="vocab_size"):
+        ScratchSettings.parse({"vocab_size": 259})
+    ScratchSettings.parse({"vocab_size": 260})
