@@ -1,6 +1,6 @@
 """A whole step of reinforcement learning: rollouts and the update on them, ours and a plain loop.
 
-    python -m benchmarks.rl_step --compiled           # one H200: about 3 minutes
+    python -m benchmarks.rl_step                      # one H200: about 3 minutes
     python -m benchmarks.rl_step --smoke              # a tiny model on a CPU: seconds; no figures
 
 The load is that of `benchmarks.train_step`: 16 groups of 16 rollouts. A prompt has a section of 5,000
@@ -207,13 +207,18 @@ def their_step(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
-    parser.add_argument("--compiled", action="store_true", help="compile layers of our update")
+    parser.add_argument(
+        "--compiled",
+        action=argparse.BooleanOptionalAction,
+        help="compile layers of our update; the default on a GPU",
+    )
     parser.add_argument("--attention", choices=get_args(Attention), help="of our update")
     arguments = parser.parse_args()
     if not arguments.smoke and not torch.cuda.is_available():
         parser.error("needs a GPU; --smoke runs a tiny one on the CPU")
     load, shape, device = (SMOKE, TINY, "cpu") if arguments.smoke else (FULL, SMOLLM2, "cuda")
-    how = {"compiled": arguments.compiled, "attention": arguments.attention}
+    compiled = not arguments.smoke if arguments.compiled is None else arguments.compiled
+    how = {"compiled": compiled, "attention": arguments.attention}
     rows = make_rows(load, shape["vocab_size"])
     prompts = prompts_of(rows)
     reply = len(rows[0].sample.ids) - len(prompts[0])

@@ -1,6 +1,6 @@
 """One update: rollouts that share sections as prefix trees, as packed rows, and in a plain padded loop.
 
-    python -m benchmarks.train_step --compiled        # one H200: about 3 minutes
+    python -m benchmarks.train_step                   # one H200: about 3 minutes
     python -m benchmarks.train_step --smoke           # a tiny model on a CPU: seconds; checks, no figures
 
 The load is one optimizer step of memory rollouts: 16 groups of 16, each with a section of 5,000 tokens
@@ -214,7 +214,11 @@ def build(shape: dict[str, Any], device: str) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
-    parser.add_argument("--compiled", action="store_true", help="compile layers of tree and rows")
+    parser.add_argument(
+        "--compiled",
+        action=argparse.BooleanOptionalAction,
+        help="compile layers of tree and rows; the default on a GPU",
+    )
     parser.add_argument("--attention", choices=get_args(Attention), help="of tree and rows")
     parser.add_argument("--groups", type=int, help="groups of the step")
     arguments = parser.parse_args()
@@ -223,7 +227,8 @@ def main() -> None:
     load, shape, device = (SMOKE, TINY, "cpu") if arguments.smoke else (FULL, SMOLLM2, "cuda")
     if arguments.groups:
         load = load._replace(groups=arguments.groups)
-    how = {"compiled": arguments.compiled, "attention": arguments.attention}
+    compiled = not arguments.smoke if arguments.compiled is None else arguments.compiled
+    how = {"compiled": compiled, "attention": arguments.attention}
     few = load._replace(groups=2, group_size=4, padded_rows=2)
     errors = gradient_errors(shape, device, few, how)
     for name, error in errors.items():

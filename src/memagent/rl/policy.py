@@ -47,7 +47,7 @@ class Policy(nn.Module):
     `temperature` is the one that replies are drawn with: log-probabilities are those of the
     distribution that tokens were drawn from. `checkpointing` computes each layer's activations again
     in the backward pass, which needs less memory and a third more time. `attention` is "blocks" on a GPU
-    and "parts" on a CPU when not given, see `tree_attention.py`. `compiled` fuses what layers compute,
+    whose layers are not compiled and else "parts", see `tree_attention.py`. `compiled` fuses what layers compute,
     which is worth its minute of compilation for long runs on a GPU.
     """
 
@@ -70,7 +70,8 @@ class Policy(nn.Module):
             decoder_of(model).gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
-        self._attention = attention or ("blocks" if self.device.type == "cuda" else "parts")
+        is_eager = self.device.type == "cuda" and not compiled
+        self._attention = attention or ("blocks" if is_eager else "parts")
         use_tree_attention(model)
         self._compiled = compiled
         if compiled:
