@@ -28,7 +28,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 test: venv ## run all tests
 	$(BIN)/python -m pytest -n 2
 
-test-training: venv ## train the small configs with three seeds each, and see their rewards rise (half an hour)
+test-training: venv ## train the small configs with three seeds each, and see their rewards rise (20 minutes)
 	MEMAGENT_TEST_TRAINING=1 $(BIN)/python -m pytest tests/integration/test_train_configs.py
 
 test-vllm: venv $(VLLM_VENV)/.installed ## start vLLM itself and read through it (minutes; VLLM_PACKAGES=vllm on a GPU)
