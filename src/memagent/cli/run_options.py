@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def run_options(kept: str) -> Callable[[F], F]:
     """`--run-dir` and `--resume`; `kept` says what the folder is for."""
-    return _all(
+    return all_options(
         panel_option(
             "--run-dir",
             type=click.Path(path_type=Path),
@@ -35,7 +35,7 @@ def run_options(kept: str) -> Callable[[F], F]:
 
 def limit_options(function: F) -> F:
     """`--max-calls` and `--max-cost`."""
-    return _all(
+    return all_options(
         panel_option(
             "--max-calls",
             type=click.IntRange(min=1),
@@ -53,7 +53,7 @@ def limit_options(function: F) -> F:
 
 def price_options(function: F) -> F:
     """`--price-in` and `--price-out`."""
-    return _all(
+    return all_options(
         panel_option(
             "--price-in",
             type=click.FloatRange(min=0),
@@ -85,7 +85,9 @@ def limits_of(settings: dict[str, Any]) -> Limits:
     )
 
 
-def _all(*options: Callable[[F], F]) -> Callable[[F], F]:
+def all_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator."""
+
     def decorate(function: F) -> F:
         for option in reversed(options):
             function = option(function)

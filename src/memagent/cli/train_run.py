@@ -18,7 +18,7 @@ from rich.markup import escape
 from memagent.cli.interrupt import stop_like_ctrl_c
 from memagent.cli.models import pull_if_known
 from memagent.cli.options import PanelCommand, panel_option
-from memagent.cli.run_options import run_options
+from memagent.cli.run_options import all_options, run_options
 from memagent.data.recipes import named_sources
 from memagent.engines.base import check_engine
 from memagent.errors import ConfigError, EngineError, MemagentError, RunError
@@ -36,7 +36,7 @@ MAY_CHANGE = ("steps", "sources", "checkpoint", "logging", "validation", "update
               "rollout.engine_settings")  # fmt: skip
 """Settings of a run that may be set anew when it goes on."""
 
-train_options = (
+change_options = all_options(
     panel_option(
         "--source",
         "sources",
@@ -53,6 +53,8 @@ train_options = (
         panel="What is trained",
         help="Anything in the config, such as optim.lr=2e-6; may be given several times.",
     ),
+)
+manner_options = all_options(
     panel_option(
         "--dry-run",
         is_flag=True,
@@ -76,11 +78,9 @@ train_options = (
     help="Reward in place of the config's: a grader such as strict, or path.py:function.",
 )
 @panel_option("--model", panel="What is trained", help="Model in place of the config's.")
-@train_options[0]
-@train_options[1]
+@change_options
 @run_options("checkpoints, metrics and rollouts")
-@train_options[2]
-@train_options[3]
+@manner_options
 def command(**options: Any) -> int:
     """Train by reinforcement learning, after a warm start if the config has one.
 

@@ -9,7 +9,7 @@ import click
 
 from memagent.cli.options import PanelCommand, panel_option
 from memagent.cli.run_options import run_options
-from memagent.cli.train_run import Training, train_options
+from memagent.cli.train_run import Training, change_options, manner_options
 from memagent.errors import ConfigError
 from memagent.rl.settings import TrainConfig, read_config
 
@@ -25,11 +25,9 @@ from memagent.rl.settings import TrainConfig, read_config
     help="Conversations to learn from, as `memagent data traces` writes them; in place of the config's.",
 )
 @panel_option("--model", panel="What is trained", help="Model in place of the config's.")
-@train_options[0]
-@train_options[1]
+@change_options
 @run_options("checkpoints and metrics")
-@train_options[2]
-@train_options[3]
+@manner_options
 def command(**options: Any) -> int:
     """Learn from given replies: conversations in files, or replies written by rule for tasks.
 

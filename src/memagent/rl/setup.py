@@ -8,6 +8,7 @@ Cheap things come first: a misspelt agent or a reward that cannot grade is told 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 from memagent.data.lengths import length_tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.rl.agents import Agent, open_agent
+from memagent.rl.checkpoint import latest_checkpoint
 from memagent.rl.demonstrations import demonstrations_for, texts_for
 from memagent.rl.lessons import LESSON_SEED, FileLessons, Lessons, TaskLessons
 from memagent.rl.models import Trained, open_model, open_rollout_engine
@@ -36,7 +38,7 @@ from memagent.rl.sources import (
 from memagent.rl.validation import Validation
 from memagent.rl.weight_sync import WeightSync, open_sync
 
-SCRATCH = "model"
+SCRATCH = "scratch_model"
 """Folder of a run for a model that is made for it."""
 SCRATCH_EXAMPLES = 200
 """Examples that its tokenizer is made from."""
@@ -101,12 +103,12 @@ def _source(config: TrainConfig, run: Path, sources: Sequence[OpenSource]) -> st
         return config.model.source
     assert config.model.scratch is not None
     folder = run / SCRATCH
-    if not (folder / "config.json").exists():
+    if latest_checkpoint(run) is None:  # else it is the one that the run began with
         examples = TaskStream(sources, seed=config.seed).draw(SCRATCH_EXAMPLES)
         agent = config.agent
         texts = [text for one in examples for text in texts_for(agent.name, agent.settings, one)]
-        part = run / f"{SCRATCH}.part"
-        build_scratch(config.model.scratch, texts, part, seed=config.seed).replace(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that ended before it began
+        build_scratch(config.model.scratch, texts, folder, seed=config.seed)
     return str(folder)
 
 

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 import torch
 
-from memagent.data.tasks import rng
 from memagent.engines.local.loading import LoadedModel
 from memagent.errors import ConfigError, DataError
 from memagent.rl.demonstrations import Conversation
@@ -79,13 +78,6 @@ def accumulate_sft(policy: Policy, packs: Sequence[Pack], *, scale: float = 1.0)
     return merged(found)
 
 
-def drawn(step: int, *, batch: int, num_examples: int, seed: int) -> list[int]:
-    """Which examples a step learns from, counted from 0: all in a random order, then in another."""
-    places = [divmod(step * batch + number, num_examples) for number in range(batch)]
-    orders = {again: _order(num_examples, seed, again) for again, _ in places}
-    return [orders[again][place] for again, place in places]
-
-
 def end_id(loaded: LoadedModel) -> int:
     """The token that ends a reply: what the chat template puts there, if it is one that ends replies."""
     if not loaded.eos_ids:
@@ -144,9 +136,3 @@ def _check_length(
             f"{conversation.id}: a conversation has {num_tokens} tokens, and a packed sequence may "
             f"have {max_tokens}; raise update.max_tokens to {num_tokens}"
         )
-
-
-def _order(num: int, seed: int, again: int) -> list[int]:
-    order = list(range(num))
-    rng(seed, "conversations", again).shuffle(order)
-    return order

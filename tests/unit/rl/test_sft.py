@@ -26,7 +26,7 @@ from memagent.rl.packing import pack, share_out
 from memagent.rl.policy import Policy
 from memagent.rl.scratch import build_scratch
 from memagent.rl.settings import ScratchSettings
-from memagent.rl.sft import accumulate_sft, drawn, end_id, sft_rows, tokenized
+from memagent.rl.sft import accumulate_sft, end_id, sft_rows, tokenized
 from memagent.rl.types import Sample
 from memagent.types import Completion, Message, Sampling
 from tests.conftest import prose
@@ -242,19 +242,3 @@ def test_conversations_of_an_example_share_what_they_begin_with(loaded: LoadedMo
         len(sample.ids),
         2 * len(sample.ids),
     ]
-
-
-# --- the order of a file ----------------------------------------------------------------------------
-
-
-def test_all_examples_are_drawn_before_one_comes_again() -> None:
-    found = [number for step in range(4) for number in drawn(step, batch=3, num_examples=4, seed=2)]
-    rounds = [found[start : start + 4] for start in (0, 4, 8)]
-    assert [sorted(one) for one in rounds] == [[0, 1, 2, 3]] * 3
-    assert len({tuple(one) for one in rounds}) > 1
-
-
-def test_a_step_does_not_depend_on_those_before() -> None:
-    assert drawn(7, batch=5, num_examples=9, seed=1) == drawn(7, batch=5, num_examples=9, seed=1)
-    assert drawn(7, batch=5, num_examples=9, seed=1) != drawn(7, batch=5, num_examples=9, seed=2)
-    assert sorted(drawn(0, batch=8, num_examples=2, seed=0)) == [0] * 4 + [1] * 4

@@ -44,6 +44,16 @@ class Stop(Watch):
             _cancel()
 
 
+class Listen(Watch):
+    """Keeps what is noted."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
 def _cancel() -> None:
     task = next(task for task in asyncio.all_tasks() if task.get_name() == "the run")
     task.cancel()
@@ -259,17 +269,12 @@ def test_no_more_groups_are_replaced_than_allowed(files: Path, tmp_path: Path) -
     config["agent"] = {**config["agent"], "reward": f"{reward}:score"}
     for driver in ("lockstep", "free"):
         config["rollout"] = {"prompts": 3, "group_size": 2, "driver": driver, "max_unwanted": 4}
-        notes: list[str] = []
-
-        class Listen(Watch):
-            def note(self, text: str) -> None:
-                notes.append(text)  # noqa: B023
-
-        assert run(config, tmp_path / driver, Listen())
+        watch = Listen()
+        assert run(config, tmp_path / driver, watch)
         (step,) = [one for one in read_metrics(tmp_path / driver) if one["kind"] == "train"]
         assert step["num_groups"] == step["num_unwanted"] == 3 + 4
         assert step["num_updates"] == 0
-        assert "nothing to learn" in notes[0]
+        assert "nothing to learn" in watch.notes[0]
 
 
 def test_an_update_that_does_not_fit_is_told_with_its_remedies(
@@ -283,3 +288,19 @@ def test_an_update_that_does_not_fit_is_told_with_its_remedies(
         run(tiny_run(files, steps=1), tmp_path / "run")
     monkeypatch.undo()
     assert run(tiny_run(files, steps=1), tmp_path / "run")
+
+
+def test_a_model_made_for_a_run_that_did_not_begin_is_made_again(
+    files: Path, tmp_path: Path
+) -> None:
+    """Whoever changes the config after a mistake gets the model of the new config."""
+    folder = tmp_path / "run"
+    config = tiny_run(files, steps=0, validation=None)
+    del config["validation"]
+    assert not run(config, folder, Stop("warm_start", 1))
+    shutil.rmtree(folder / "checkpoints")
+    config["model"] = {"scratch": {**config["model"]["scratch"], "hidden_size": 48}}
+    assert run(config, folder)
+    newest = latest_checkpoint(folder)
+    assert newest is not None
+    assert load(str(newest / "model")).model.config.hidden_size == 48
