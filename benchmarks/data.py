@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 
 from memagent.data.build import make, stored
-from memagent.data.files import to_json
-from memagent.data.hotpotqa import HotpotTask, open_hotpotqa
-from memagent.data.lengths import length_tokenizer
+from memagent.data.formats.files import to_json
+from memagent.data.tasks.hotpotqa.task import HotpotTask, open_hotpotqa
+from memagent.data.tasks.lengths import length_tokenizer
 
 SOURCES = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "hotpotqa"
 LEAST_RATIO = 0.5

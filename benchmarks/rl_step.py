@@ -41,14 +41,14 @@ from benchmarks.train_step import (
     padded_step,
 )
 from memagent.engines.local.generator import Generator
-from memagent.rl.loss import summary
-from memagent.rl.optim import Optimizer
-from memagent.rl.packing import pack
-from memagent.rl.policy import Policy, accumulate
-from memagent.rl.samples import Row, rows_of
 from memagent.rl.settings import OptimSettings
-from memagent.rl.tree_attention import Attention
 from memagent.rl.types import Group, Rollout, Sample
+from memagent.rl.update.attention.tree import Attention
+from memagent.rl.update.loss import summary
+from memagent.rl.update.optim import Optimizer
+from memagent.rl.update.packing import pack
+from memagent.rl.update.policy import Policy, accumulate
+from memagent.rl.update.rows import Row, rows_of
 from memagent.types import Sampling
 
 BATCHES = (64, 128, 256)

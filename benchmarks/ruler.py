@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from memagent.data.lengths import LEAST_SHARE, length_tokenizer
-from memagent.data.tasks import TASKS, open_task
+from memagent.data.tasks.lengths import LEAST_SHARE, length_tokenizer
+from memagent.data.tasks.registry import TASKS, open_task
 
 SOURCES = Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
 MOST_SECONDS = 10.0

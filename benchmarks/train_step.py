@@ -31,11 +31,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from memagent.rl.objective import ObjectiveConfig
-from memagent.rl.packing import pack
-from memagent.rl.policy import Policy, accumulate
-from memagent.rl.samples import Row, rows_of
-from memagent.rl.tree_attention import Attention
 from memagent.rl.types import Group, Rollout, Sample
+from memagent.rl.update.attention.tree import Attention
+from memagent.rl.update.packing import pack
+from memagent.rl.update.policy import Policy, accumulate
+from memagent.rl.update.rows import Row, rows_of
 
 SMOLLM2: dict[str, Any] = {
     "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,

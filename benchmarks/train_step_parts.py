@@ -29,10 +29,10 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.train_step import FULL, OBJECTIVE, SMOKE, SMOLLM2, TINY, Load, build, make_rows
-from memagent.rl.packing import Pack, pack
-from memagent.rl.part_attention import attend_in_parts, plan_parts
-from memagent.rl.policy import Policy, accumulate
-from memagent.rl.tree_attention import Attention, block_mask
+from memagent.rl.update.attention.parts import attend_in_parts, plan_parts
+from memagent.rl.update.attention.tree import Attention, block_mask
+from memagent.rl.update.packing import Pack, pack
+from memagent.rl.update.policy import Policy, accumulate
 
 KINDS = ("steps", "kernels", "attention", "head")
 FLEX_VARIANTS: dict[str, dict[str, Any]] = {

@@ -26,12 +26,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from memagent.engines.local.generator import Generator
-from memagent.rl.loss import merged, summary
 from memagent.rl.objective import ObjectiveConfig
-from memagent.rl.packing import num_row_tokens, pack
-from memagent.rl.policy import Policy, accumulate
-from memagent.rl.samples import Row, rows_of, split_groups
 from memagent.rl.types import Group, Rollout, Sample
+from memagent.rl.update.loss import merged, summary
+from memagent.rl.update.packing import num_row_tokens, pack
+from memagent.rl.update.policy import Policy, accumulate
+from memagent.rl.update.rows import Row, rows_of, split_groups
 from memagent.types import Sampling
 
 VALUES = range(4)

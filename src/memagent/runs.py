@@ -10,11 +10,9 @@ is opened again; anything else that cannot be read is an error, never skipped.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -25,15 +23,13 @@ from platformdirs import user_state_path
 
 from memagent._version import __version__
 from memagent.errors import RunError
+from memagent.files import reason_of, write_atomically
+from memagent.jsonl import LineFile, Shrink, read_lines, recover
 
 FORMAT = 1
 MANIFEST = "run.json"
 JOURNAL = "steps.jsonl"
 LOCK = ".lock"
-
-Keep = Callable[[dict[str, Any]], dict[str, Any]]
-
-_sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 
 class Run:
@@ -47,7 +43,7 @@ class Run:
         self.records = records
         """What was journalled before this run was opened."""
         self._lock = lock
-        self._journal: int | None = None
+        self._journal: LineFile | None = None
         self._created: tuple[str, ...] = ()
         """Files that this process put there, other than the journal."""
 
@@ -90,12 +86,12 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, path: Path, *, keep: Keep | None = None) -> Self:
-        """An existing run, to go on with. `keep` makes each record smaller before it is held."""
+    def open(cls, path: Path, *, shrink: Shrink | None = None) -> Self:
+        """An existing run, to resume. `shrink` makes each record smaller before it is held."""
         manifest = read_manifest(path)
         lock = _locked(path)
         try:
-            return cls(path, manifest, lock, _repaired_records(path / JOURNAL, keep))
+            return cls(path, manifest, lock, recover(path / JOURNAL, shrink))
         except OSError as error:
             lock.release()
             raise RunError(f"cannot read {path / JOURNAL}: {reason_of(error)}") from None
@@ -107,10 +103,8 @@ class Run:
         """Put one JSON line on disk. Returns when it is safe from a crash or power loss."""
         try:
             if self._journal is None:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-                self._journal = os.open(self.path / JOURNAL, flags, 0o600)
-                sync_folder(self.path)
-            write_line(self._journal, line)
+                self._journal = LineFile(self.path / JOURNAL)
+            self._journal.append(line)
         except OSError as error:
             raise RunError(
                 f"cannot write to {self.path / JOURNAL}: {reason_of(error)}; "
@@ -131,7 +125,7 @@ class Run:
     def close(self) -> None:
         """Close the journal and let others open the run."""
         if self._journal is not None:
-            os.close(self._journal)
+            self._journal.close()
             self._journal = None
         self._lock.release()
 
@@ -166,39 +160,7 @@ def default_path() -> Path:
 def read_records(path: Path) -> list[dict[str, Any]]:
     """What a run's journal holds, for looking only: a torn last line is passed over."""
     journal = path / JOURNAL
-    return parse_lines(journal)[0] if journal.exists() else []
-
-
-def _repaired_records(journal: Path, keep: Keep | None) -> list[dict[str, Any]]:
-    """What the journal holds; a torn last line is removed from the file."""
-    if not journal.exists():
-        return []
-    records, num_good_bytes = parse_lines(journal, keep)
-    if num_good_bytes < journal.stat().st_size:
-        os.truncate(journal, num_good_bytes)
-    return records
-
-
-def parse_lines(path: Path, keep: Keep | None = None) -> tuple[list[dict[str, Any]], int]:
-    """The records of a file of JSON lines, and how many bytes of it they cover.
-
-    A torn last line is left out. Any other damage is a RunError.
-    """
-    records: list[dict[str, Any]] = []
-    num_good_bytes = 0
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                record = json.loads(line)
-            except ValueError:
-                if not lines.read(1):  # the last line
-                    break
-                raise RunError(f"{path}, line {number}, is damaged; the run cannot go on") from None
-            records.append(keep(record) if keep else record)
-            num_good_bytes += len(line)
-    return records, num_good_bytes
+    return [line.record for line in read_lines(journal)] if journal.exists() else []
 
 
 def _locked(path: Path) -> FileLock:
@@ -210,53 +172,6 @@ def _locked(path: Path) -> FileLock:
     except OSError as error:
         raise RunError(f"cannot lock {path}: {reason_of(error)}") from None
     return lock
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put a file on disk: all of it, or what was there before."""
-    temporary = path.with_suffix(".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        _write_all(descriptor, data)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def write_line(descriptor: int, line: bytes) -> None:
-    """Put a line on disk: all of it, or, if the disk is full, nothing of it."""
-    size = os.fstat(descriptor).st_size
-    try:
-        _write_all(descriptor, line + b"\n")
-        _sync_data(descriptor)
-    except OSError:
-        os.ftruncate(descriptor, size)
-        raise
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def sync_folder(path: Path) -> None:
-    """Put the names in a folder on disk: files that were made, renamed or removed in it."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def reason_of(error: OSError) -> str:
-    """What the system says is wrong, in a few words."""
-    reason = error.strerror or str(error)
-    if error.errno == errno.EMFILE:
-        return f"{reason}; read fewer texts at once, or raise the limit with `ulimit -n`"
-    return reason
 
 
 def _now() -> str:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
 import sys
 import time
@@ -35,12 +34,13 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from memagent.errors import ConfigError, RunError
-from memagent.runs import parse_lines, reason_of, sync_folder, write_atomically, write_line
+from memagent.files import reason_of, write_atomically
+from memagent.jsonl import LineFile, read_lines, truncate
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 WANDB_ID = "wandb_id"
-TOLD_BY_THE_CLOCK = ("time/", "speed/")
+TIMING_PREFIXES = ("time/", "speed/")
 """How names of numbers start that differ when a run is repeated."""
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """Strings that stand for numbers."""
@@ -72,7 +72,7 @@ class Tracker:
         kept, cut = _opened(self._path, num_lines)
         self.num_lines = len(kept)
         """Lines of the file so far."""
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        self._file = LineFile(self._path)
         self._boards: list[_Board] = []
         try:
             if tensorboard and _has_tensorboard():
@@ -95,7 +95,7 @@ class Tracker:
         written = {key: _json_value(value) for key, value in values.items()}
         line = json.dumps({"step": step, "kind": kind, **written}, ensure_ascii=False)
         try:
-            write_line(self._file, line.encode())
+            self._file.append(line.encode())
             self.num_lines += 1
             for board in self._boards:
                 board.write(step, kind, values)
@@ -106,12 +106,9 @@ class Tracker:
 
     def close(self) -> None:
         """Close the file and the boards. Does nothing the second time."""
-        if self._file < 0:
-            return
-        os.close(self._file)
-        self._file = -1
-        for board in self._boards:
-            board.close()
+        self._file.close()
+        while self._boards:
+            self._boards.pop().close()
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +121,7 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
     """The lines of a run's metrics, in order; `step` and `kind` are among the keys of each."""
     path = Path(folder) / METRICS
     try:
-        records, _ = parse_lines(path)
+        records = [line.record for line in read_lines(path)]
     except OSError as error:
         raise RunError(f"cannot read {path}: {reason_of(error)}") from None
     return [_from_json(record) for record in records]
@@ -132,7 +129,7 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
 
 def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
     """A line of metrics without what depends on the clock."""
-    return {key: value for key, value in record.items() if not key.startswith(TOLD_BY_THE_CLOCK)}
+    return {key: value for key, value in record.items() if not key.startswith(TIMING_PREFIXES)}
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -143,26 +140,18 @@ def _opened(path: Path, num_lines: int | None) -> tuple[list[dict[str, Any]], li
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
-        sync_folder(path.parent)
-        records, num_bytes = parse_lines(path)
-        num_kept = len(records) if num_lines is None else num_lines
-        if num_kept > len(records):
+        lines = list(read_lines(path))
+        num_kept = len(lines) if num_lines is None else num_lines
+        if num_kept > len(lines):
             raise RunError(
-                f"{path} has {len(records)} lines and the checkpoint counts on {num_kept}; "
+                f"{path} has {len(lines)} lines and the checkpoint counts on {num_kept}; "
                 "put the file back, or start a new run"
             )
-        if num_kept < len(records):
-            num_bytes = _num_bytes(path, num_kept)
-        os.truncate(path, num_bytes)
+        truncate(path, lines[num_kept - 1].end if num_kept else 0)
     except OSError as error:
         raise RunError(f"cannot write metrics to {path}: {reason_of(error)}") from None
-    records = [_from_json(record) for record in records]
+    records = [_from_json(line.record) for line in lines]
     return records[:num_kept], records[num_kept:]
-
-
-def _num_bytes(path: Path, num_lines: int) -> int:
-    with path.open("rb") as lines:
-        return sum(len(line) for line, _ in zip(lines, range(num_lines), strict=False))
 
 
 def _number(value: float) -> float:

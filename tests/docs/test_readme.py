@@ -34,8 +34,8 @@ import pytest
 from fpdf import FPDF
 
 from memagent.agent.prompts import parse_prompts
-from memagent.data.files import write_examples
-from memagent.data.tasks import open_task
+from memagent.data.formats.files import write_examples
+from memagent.data.tasks.registry import open_task
 from memagent.engines import store
 from tests.support.hotpot import write_hotpot
 from tests.support.loopback import Endpoint, running

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from memagent.rl.part_attention import attend_in_parts, plan_parts
-from memagent.rl.tree_attention import BLOCK, block_mask
+from memagent.rl.update.attention.parts import attend_in_parts, plan_parts
+from memagent.rl.update.attention.tree import BLOCK, block_mask
 from tests.support.rollouts import random_until
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

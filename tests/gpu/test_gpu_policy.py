@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from memagent.rl.objective import ObjectiveConfig
-from memagent.rl.packing import pack
-from memagent.rl.policy import Policy, accumulate
-from memagent.rl.samples import rows_of
+from memagent.rl.update.packing import pack
+from memagent.rl.update.policy import Policy, accumulate
+from memagent.rl.update.rows import rows_of
 from tests.support.rollouts import near_policy, random_groups
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from memagent.data.files import read_examples
-from memagent.data.tasks import rebuild
+from memagent.data.formats.files import read_examples
+from memagent.data.tasks.registry import rebuild
 from tests.integration.conftest import Cli, Outcome, finish, num_lines, wait_until
 from tests.support.hotpot import HotpotFiles, fillers, item, write_hotpot
 

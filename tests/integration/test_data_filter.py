@@ -16,7 +16,7 @@ import pytest
 
 from memagent.agent.prompts import closed_book_messages
 from memagent.data.example import Example, Passage
-from memagent.data.files import read_examples, write_examples
+from memagent.data.formats.files import read_examples, write_examples
 from tests.integration.conftest import Cli, Outcome, finish, num_lines, wait_until
 from tests.support.loopback import messages_sha, running
 

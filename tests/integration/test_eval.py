@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from memagent.data.example import Evidence, Example, Passage
-from memagent.data.files import write_examples
+from memagent.data.formats.files import write_examples
 from memagent.eval.records import ItemRecord, read_items
 from memagent.runs import read_manifest
 from tests.integration.conftest import SMALL_SECTIONS, Cli, Outcome, finish, story, wait_until

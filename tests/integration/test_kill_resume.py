@@ -41,7 +41,7 @@ from tests.support.loopback import Endpoint, messages_sha, running
 Call = Callable[..., Outcome]
 NUM_KILLS = 20
 OTHER_QUESTIONS = ("Who keeps the ledger?", "Where does the journey end?")
-TOLD_BY_THE_CLOCK = ("started", "seconds", "num_attempts")
+TIMING_FIELDS = ("started", "seconds", "num_attempts")
 ON_A_SMALL_DISK = """
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
@@ -467,7 +467,7 @@ def _step_without_clock(step: Step) -> dict[str, Any]:
     values = json.loads(step.to_json())
     for place in (values["section"] or {}).get("places", ()):
         place.pop("source")  # a text from Python has no path
-    return {name: value for name, value in values.items() if name not in TOLD_BY_THE_CLOCK}
+    return {name: value for name, value in values.items() if name not in TIMING_FIELDS}
 
 
 def one_trace(outcome: Outcome) -> Trace:

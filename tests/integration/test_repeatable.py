@@ -13,7 +13,7 @@ import torch
 from memagent.config import LocalConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
-from memagent.rl.rewards import open_reward
+from memagent.rl.agents.rewards import open_reward
 from memagent.rl.settings import ValidationSettings
 from memagent.rl.validation import Validation
 from memagent.types import Completion, Sampling

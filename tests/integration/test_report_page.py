@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from memagent.eval.report import load_report
-from memagent.eval.sheets import interval, rate
-from memagent.eval.tables import RULER_TEN
+from memagent.eval.report.report import load_report
+from memagent.eval.report.sheets import interval, rate
+from memagent.eval.report.tables import RULER_TEN
 from tests.integration.conftest import MEMAGENT, Cli, Outcome
 from tests.support.eval_runs import item, lifelike, make_run
 

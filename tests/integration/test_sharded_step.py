@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from memagent.rl.objective import ObjectiveConfig
-from memagent.rl.packing import pack, share_out
-from memagent.rl.policy import Policy, accumulate
-from memagent.rl.samples import rows_of
+from memagent.rl.update.packing import pack, share_out
+from memagent.rl.update.policy import Policy, accumulate
+from memagent.rl.update.rows import rows_of
 from tests.support.rollouts import random_groups
 from tests.support.tiny_models import make_tiny_model
 

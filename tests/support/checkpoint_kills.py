@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from memagent.engines.local.loading import load
-from memagent.rl.checkpoint import (
+from memagent.rl.weights.checkpoint import (
     latest_checkpoint,
     list_checkpoints,
     load_weights,

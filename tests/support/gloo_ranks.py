@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from memagent.rl.objective import ObjectiveConfig
-from memagent.rl.packing import pack, share_out
-from memagent.rl.policy import Policy, accumulate, decoder_of
+from memagent.rl.update.packing import pack, share_out
+from memagent.rl.update.policy import Policy, accumulate, decoder_of
 
 
 def main(rank: int, num_ranks: int, folder: Path) -> None:

@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from memagent.rl.optim import Optimizer
 from memagent.rl.settings import OptimSettings
+from memagent.rl.update.optim import Optimizer
 
 SETTINGS = OptimSettings(lr=0.01, warmup_steps=2, weight_decay=0.1, max_grad_norm=0.5)
 NUM_STEPS = 4

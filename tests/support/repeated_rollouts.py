@@ -19,10 +19,10 @@ from typing import Any
 
 from memagent.config import LocalConfig
 from memagent.data.example import Example, Passage
-from memagent.rl.agents import Agent, open_agent
-from memagent.rl.client import Client
-from memagent.rl.offload import offload
-from memagent.rl.rollouts import collect
+from memagent.rl.agents.api import Agent, open_agent
+from memagent.rl.agents.client import Client
+from memagent.rl.agents.offload import offload
+from memagent.rl.rollouts.collect import collect
 from memagent.rl.types import Group, Outcome
 from tests.conftest import prose
 

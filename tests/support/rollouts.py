@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from memagent.rl.packing import pack
-from memagent.rl.samples import Row
 from memagent.rl.types import Group, Rollout, Sample
+from memagent.rl.update.packing import pack
+from memagent.rl.update.rows import Row
 
 
 def random_groups(

@@ -21,9 +21,9 @@ from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
 from memagent.engines.vllm import VllmEngine
 from memagent.errors import ConfigError
-from memagent.rl.models import Trained
 from memagent.rl.settings import RolloutSettings
-from memagent.rl.weight_sync import LoraEndpoint, open_sync
+from memagent.rl.weights.models import Trained
+from memagent.rl.weights.sync import LoraEndpoint, open_sync
 from memagent.types import Sampling
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 

@@ -19,13 +19,13 @@ from memagent.agent.journal import Journal, check_same
 from memagent.agent.plan import plan_reading
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace, total_usage
-from memagent.cli.interrupt import stop_like_ctrl_c
+from memagent.cli.ask_request import Request, make_request
 from memagent.cli.models import pull_if_known
-from memagent.cli.options import PanelCommand, panel_option, settings_options
-from memagent.cli.output import print_answers, print_plan
-from memagent.cli.progress import ReadingProgress, duration
-from memagent.cli.request import Request, make_request
-from memagent.cli.run_options import limit_options, price_options, run_options
+from memagent.cli.shared.interrupt import stop_like_ctrl_c
+from memagent.cli.shared.options import PanelCommand, panel_option, settings_options
+from memagent.cli.shared.output import print_answers, print_plan
+from memagent.cli.shared.progress import ReadingProgress, duration
+from memagent.cli.shared.run_options import limit_options, price_options, run_options
 from memagent.config import AgentConfig, EngineConfig, LocalConfig, VllmConfig
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document

@@ -19,25 +19,25 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from memagent.cli.eval_request import EvalRequest, make_request
-from memagent.cli.interrupt import stop_like_ctrl_c
 from memagent.cli.models import pull_if_known
-from memagent.cli.options import PanelCommand, panel_option, settings_options
-from memagent.cli.progress import SECONDS_BETWEEN_LINES, duration
-from memagent.cli.run_options import limit_options, price_options, run_options
+from memagent.cli.shared.interrupt import stop_like_ctrl_c
+from memagent.cli.shared.options import PanelCommand, panel_option, settings_options
+from memagent.cli.shared.progress import SECONDS_BETWEEN_LINES, duration
+from memagent.cli.shared.run_options import limit_options, price_options, run_options
 from memagent.config import AgentConfig, EngineConfig, LocalConfig, VllmConfig
-from memagent.data.lengths import length_tokenizer
+from memagent.data.tasks.lengths import length_tokenizer
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.engines import store
 from memagent.engines.base import BaseEngine, check_engine, open_engine, split_spec
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import EngineRefused, LimitReached, MemagentError
 from memagent.eval.calls import Gate
+from memagent.eval.items import Item, Maker, Plan, make_plan
 from memagent.eval.methods import method_sha256, open_method, settings_for
 from memagent.eval.records import KIND, ItemRecord
+from memagent.eval.report.tables import Entry, ResultRow, result_rows
 from memagent.eval.runner import Evaluation, OpenMethod, open_run
 from memagent.eval.suites import MethodChoice
-from memagent.eval.tables import Entry, ResultRow, result_rows
-from memagent.eval.tasks import Item, Maker, Plan, make_plan
 from memagent.rewards.verifiers import GRADERS
 from memagent.runs import Run
 

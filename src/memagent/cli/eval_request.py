@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from memagent.agent.limits import Limits
-from memagent.cli.options import given
-from memagent.cli.request import (
+from memagent.cli.ask_request import (
     ANY_ENDPOINT,
     EMBEDDED,
     SECRET_SETTINGS,
     SETTINGS_OF,
     settings_of,
 )
-from memagent.cli.run_options import limits_of, prices_of
+from memagent.cli.shared.options import given
+from memagent.cli.shared.run_options import limits_of, prices_of
 from memagent.config import AgentConfig, EngineConfig
 from memagent.data.recipes import named_sources
 from memagent.engines import store

@@ -9,7 +9,7 @@ import sys
 import click
 
 from memagent._version import __version__
-from memagent.cli.lazy import LazyGroup
+from memagent.cli.shared.lazy import LazyGroup
 from memagent.errors import MemagentError
 
 COMMANDS: dict[str, str] = {

@@ -12,15 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from memagent.errors import ConfigError
-from memagent.eval.anchors import read_anchors
-from memagent.eval.report import (
+from memagent.eval.report.anchors import read_anchors
+from memagent.eval.report.report import (
     Report,
     load_report,
     notes,
     report_sheets,
     write_report,
 )
-from memagent.eval.sheets import Sheet
+from memagent.eval.report.sheets import Sheet
 
 FILE_WIDTH = 200
 """Columns of output that goes to a file or another program, where lines need not fit a screen."""

@@ -11,7 +11,7 @@ import click
 from pydantic import SecretStr
 
 from memagent.cli.models import pull_if_known
-from memagent.cli.options import PanelCommand, given, panel_option, settings_options
+from memagent.cli.shared.options import PanelCommand, given, panel_option, settings_options
 from memagent.config import LocalConfig
 from memagent.engines.base import check_engine, open_engine, split_spec
 from memagent.errors import ConfigError

@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 
 from memagent._version import __version__
 from memagent.data.example import Example
-from memagent.data.files import FORMATS, ExampleWriter, from_json, to_json
+from memagent.data.formats.files import FORMATS, ExampleWriter, from_json, to_json
 from memagent.data.manifest import (
     Manifest,
     Row,
@@ -47,7 +47,7 @@ from memagent.data.manifest import (
     row_of,
     write_manifest,
 )
-from memagent.data.tasks import Task, open_task
+from memagent.data.tasks.registry import Task, open_task
 from memagent.errors import ConfigError, DataError
 
 Storing = Literal["auto", "text", "origin"]

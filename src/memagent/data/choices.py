@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from memagent.config import Settings
-from memagent.data.lengths import Length
-from memagent.data.tasks import TASKS
+from memagent.data.tasks.lengths import Length
+from memagent.data.tasks.registry import TASKS
 
 
 class ExampleChoice(Settings):

@@ -7,7 +7,7 @@
        └─ origin      (task, settings, index: enough to make the documents again)
 
 Texts of millions of tokens are not kept in files: such an example has an `origin` instead of
-documents, and `memagent.data.tasks.rebuild` makes them again, byte for byte.
+documents, and `memagent.data.tasks.registry.rebuild` makes them again, byte for byte.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memagent.errors import DataError
 Match = Literal["any", "all"]
 
 FROM_FILES = ConfigDict(extra="forbid", strict=True)
-"""How strictly records are checked where they come from a file (`memagent.data.files`)."""
+"""How strictly records are checked where they come from a file (`memagent.data.formats.files`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from pydantic import Field
 from memagent.agent.prompts import CLOSED_BOOK, closed_book_messages
 from memagent.config import Settings
 from memagent.data.example import Example, Match
-from memagent.data.files import read_examples, replacing, write_examples
+from memagent.data.formats.files import read_examples, replacing, write_examples
 from memagent.errors import EngineError, EngineRefused, RunError
 from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, grade
 from memagent.runs import Run

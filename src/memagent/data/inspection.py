@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
-from memagent.data.depth import bucket_counts, uniformity_p
 from memagent.data.example import Example, body_starts
+from memagent.data.tasks.depth import bucket_counts, uniformity_p
 
 NUM_BUCKETS = 10
 AROUND_CHARS = 160

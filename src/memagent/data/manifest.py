@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memagent.data.depth import bucket_counts, uniformity_p
 from memagent.data.example import Example, body_starts
-from memagent.data.files import replacing
+from memagent.data.formats.files import replacing
+from memagent.data.tasks.depth import bucket_counts, uniformity_p
 from memagent.errors import DataError
 
 FORMAT = 1

@@ -27,9 +27,9 @@ from pydantic import Field, model_validator
 
 from memagent.config import Settings, read_toml
 from memagent.data.build import Job, Storing
-from memagent.data.files import FORMATS
-from memagent.data.sources import SOURCES, find_source
-from memagent.data.tasks import TASKS
+from memagent.data.formats.files import FORMATS
+from memagent.data.sources.catalogue import SOURCES, find_source
+from memagent.data.tasks.registry import TASKS
 from memagent.errors import ConfigError
 
 _ESSAYS = {"essays": "essays"}

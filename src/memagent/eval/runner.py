@@ -47,13 +47,13 @@ from memagent.errors import (
     RunError,
 )
 from memagent.eval.calls import CALLS, CallLog, Gate, ItemEngine
+from memagent.eval.items import Item, Maker, Plan, Source, is_lost, item_seed, make_plan
 from memagent.eval.methods import Context as Context  # these two by name for training
 from memagent.eval.methods import Method, MethodSettings, open_method, settings_for
 from memagent.eval.records import KIND, Key, parse_item
 from memagent.eval.records import ItemRecord as ItemRecord
 from memagent.eval.stats import Interval, mean_interval
 from memagent.eval.suites import Suite
-from memagent.eval.tasks import Item, Maker, Plan, Source, is_lost, item_seed, make_plan
 from memagent.rewards.verifiers import grade
 from memagent.runs import Run
 from memagent.types import Engine, Prices, Usage
@@ -465,7 +465,7 @@ class _Given:
 
 def open_run(path: Path, wanted: Mapping[str, Any]) -> Run:
     """A run to go on with. Raises RunError when it asks other things than are wanted."""
-    run = Run.open(path, keep=lambda record: {**record, "trace": {}})
+    run = Run.open(path, shrink=lambda record: {**record, "trace": {}})
     try:
         check_same(run.manifest, wanted, path)
     except RunError:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist, fmean
 
-from memagent.data.depth import bucket_of
+from memagent.data.tasks.depth import bucket_of
 
 NUM_RESAMPLES = 2000
 CONFIDENCE = 0.95

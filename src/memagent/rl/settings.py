@@ -31,10 +31,10 @@ from pydantic import Field, model_validator
 from memagent.config import Settings, read_toml
 from memagent.data.recipes import changed
 from memagent.errors import ConfigError
-from memagent.rl.advantages import check_group_size
 from memagent.rl.objective import PRESETS as OBJECTIVES
 from memagent.rl.objective import ObjectiveConfig
-from memagent.rl.sources import TaskSource
+from memagent.rl.rollouts.tasks import TaskSource
+from memagent.rl.update.advantages import check_group_size
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

@@ -15,19 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memagent.data.lengths import length_tokenizer
+from memagent.data.tasks.lengths import length_tokenizer
 from memagent.engines.base import BaseEngine
-from memagent.rl.agents import Agent, open_agent
-from memagent.rl.checkpoint import latest_checkpoint
-from memagent.rl.demonstrations import demonstrations_for, texts_for
-from memagent.rl.lessons import LESSON_SEED, FileLessons, Lessons, TaskLessons
-from memagent.rl.models import Trained, open_model, open_rollout_engine
-from memagent.rl.policy import Policy
-from memagent.rl.rewards import Reward, check_reward, open_reward
-from memagent.rl.rollouts import check_engine
-from memagent.rl.scratch import build_scratch
-from memagent.rl.settings import TrainConfig
-from memagent.rl.sources import (
+from memagent.rl.agents.api import Agent, open_agent
+from memagent.rl.agents.rewards import Reward, check_reward, open_reward
+from memagent.rl.rollouts.collect import check_engine
+from memagent.rl.rollouts.tasks import (
     VALIDATION_SEED,
     OpenSource,
     TaskStream,
@@ -35,8 +28,15 @@ from memagent.rl.sources import (
     first_examples,
     open_sources,
 )
+from memagent.rl.settings import TrainConfig
+from memagent.rl.update.policy import Policy
 from memagent.rl.validation import Validation
-from memagent.rl.weight_sync import WeightSync, open_sync
+from memagent.rl.warmstart.demonstrations import demonstrations_for, texts_for
+from memagent.rl.warmstart.lessons import LESSON_SEED, FileLessons, Lessons, TaskLessons
+from memagent.rl.weights.checkpoint import latest_checkpoint
+from memagent.rl.weights.models import Trained, open_model, open_rollout_engine
+from memagent.rl.weights.scratch import build_scratch
+from memagent.rl.weights.sync import WeightSync, open_sync
 
 SCRATCH = "scratch_model"
 """Folder of a run for a model that is made for it."""

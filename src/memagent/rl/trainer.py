@@ -31,28 +31,28 @@ import numpy as np
 import torch
 
 from memagent.errors import EngineError
-from memagent.rl.checkpoint import (
+from memagent.rl.agents.offload import WorkerPool
+from memagent.rl.rollouts.collect import Stats as RolloutStats
+from memagent.rl.rollouts.log import forget_rollouts
+from memagent.rl.rollouts.step import Found, Gatherer
+from memagent.rl.rollouts.tasks import TasksAhead
+from memagent.rl.settings import OptimSettings, TrainConfig
+from memagent.rl.setup import Setup, set_up
+from memagent.rl.update.loss import summary
+from memagent.rl.update.metrics import group_metrics, task_metrics
+from memagent.rl.update.optim import Optimizer
+from memagent.rl.update.packing import num_row_tokens
+from memagent.rl.update.step import memory_errors, packed, update
+from memagent.rl.warmstart.lessons import ahead
+from memagent.rl.warmstart.rows import accumulate_sft, sft_rows
+from memagent.rl.weights.checkpoint import (
     latest_checkpoint,
     load_weights,
     read_optimizer,
     read_state,
     save_checkpoint,
 )
-from memagent.rl.gathering import Found, Gatherer
-from memagent.rl.lessons import ahead
-from memagent.rl.loss import summary
-from memagent.rl.metrics import group_metrics, task_metrics
-from memagent.rl.models import Snapshot
-from memagent.rl.offload import WorkerPool
-from memagent.rl.optim import Optimizer
-from memagent.rl.packing import num_row_tokens
-from memagent.rl.rollout_log import forget_rollouts
-from memagent.rl.rollouts import Stats as RolloutStats
-from memagent.rl.settings import OptimSettings, TrainConfig
-from memagent.rl.setup import Setup, set_up
-from memagent.rl.sft import accumulate_sft, sft_rows
-from memagent.rl.sources import TasksAhead
-from memagent.rl.update import memory_errors, packed, update
+from memagent.rl.weights.models import Snapshot
 from memagent.tracking import Tracker
 
 START = "start.safetensors"

@@ -35,11 +35,11 @@ from memagent.data.example import Example
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError
 from memagent.eval.runner import Context, ItemRecord, Watcher, evaluate_examples, score_interval
-from memagent.rl.agents import Agent
-from memagent.rl.client import Client, RunSampling, Session
-from memagent.rl.drivers import Driver, DriverName, Place, open_driver
-from memagent.rl.rewards import Reward, open_reward
-from memagent.rl.rollouts import checked_outcome, reward_of
+from memagent.rl.agents.api import Agent
+from memagent.rl.agents.client import Client, RunSampling, Session
+from memagent.rl.agents.rewards import Reward, open_reward
+from memagent.rl.rollouts.collect import checked_outcome, reward_of
+from memagent.rl.rollouts.drivers import Driver, DriverName, Place, open_driver
 from memagent.rl.settings import ValidationSettings
 from memagent.runs import Run
 from memagent.types import Completion, Engine, Message, Sampling, Usage

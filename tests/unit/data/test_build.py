@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from memagent.data.build import Job, Progress, build, is_built
 from memagent.data.example import Evidence, Example, Passage
-from memagent.data.files import read_examples
+from memagent.data.formats.files import read_examples
 from memagent.data.manifest import (
     Depths,
     Lengths,
@@ -23,7 +23,7 @@ from memagent.data.manifest import (
     evidence_depths,
     lengths_of,
 )
-from memagent.data.tasks import rebuild
+from memagent.data.tasks.registry import rebuild
 from memagent.errors import ConfigError, DataError
 from tests.support.hotpot import HotpotFiles, item, write_hotpot
 

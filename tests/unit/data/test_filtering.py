@@ -13,7 +13,6 @@ import pytest
 
 from memagent.agent.prompts import closed_book_messages
 from memagent.data.example import Example, Passage
-from memagent.data.files import read_examples, write_examples
 from memagent.data.filtering import (
     STOP_AFTER,
     FilterReport,
@@ -30,6 +29,7 @@ from memagent.data.filtering import (
     screen,
     write_kept,
 )
+from memagent.data.formats.files import read_examples, write_examples
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, EngineError, EngineRefused, RunError
 from memagent.runs import Run

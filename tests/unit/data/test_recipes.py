@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from memagent.data.recipes import SOURCES_OF, changed, named_sources, read_recipe, source_settings
-from memagent.data.sources import SOURCES
-from memagent.data.tasks import TASKS, open_task
+from memagent.data.sources.catalogue import SOURCES
+from memagent.data.tasks.registry import TASKS, open_task
 from memagent.errors import ConfigError, DataError, MemagentError
 
 ROOT = Path(__file__).resolve().parents[3]

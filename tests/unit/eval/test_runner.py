@@ -17,6 +17,7 @@ from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.base import BaseEngine
 from memagent.errors import EngineError, LimitReached, RunError
 from memagent.eval.calls import CALLS, CallLog, Gate, ItemEngine, Kept
+from memagent.eval.items import Maker, Plan, make_plan
 from memagent.eval.methods import Context, MethodSettings, open_method
 from memagent.eval.records import KIND, ItemRecord, read_items
 from memagent.eval.runner import (
@@ -29,7 +30,6 @@ from memagent.eval.runner import (
 )
 from memagent.eval.runner import evaluate as evaluate_suite
 from memagent.eval.suites import parse_suite
-from memagent.eval.tasks import Maker, Plan, make_plan
 from memagent.runs import Run
 from memagent.types import Completion, Message, Sampling, Usage
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from memagent.data.example import Example, Origin, Passage
-from memagent.data.files import write_examples
-from memagent.data.lengths import parse_length
+from memagent.data.formats.files import write_examples
+from memagent.data.tasks.lengths import parse_length
 from memagent.errors import ConfigError, DataError
+from memagent.eval.items import Item, Maker, Source, item_seed, make_example, make_plan
 from memagent.eval.suites import parse_suite, read_suite
-from memagent.eval.tasks import Item, Maker, Source, item_seed, make_example, make_plan
 
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs" / "eval").glob("*.toml"))
 

@@ -13,10 +13,10 @@ import torch
 
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError
-from memagent.rl import update
-from memagent.rl.checkpoint import latest_checkpoint
 from memagent.rl.settings import parse_config
 from memagent.rl.trainer import Watch, open_trainer
+from memagent.rl.update import step as update
+from memagent.rl.weights.checkpoint import latest_checkpoint
 from memagent.tracking import comparable, read_metrics
 from tests.support.tiny_server import serving_tiny
 from tests.support.tiny_training import tiny_run

@@ -15,10 +15,10 @@ from memagent.data.example import Example, Passage
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, EngineError
 from memagent.eval.records import KIND, ItemRecord, read_items
-from memagent.rl.agents import Agent, open_agent
-from memagent.rl.client import Client
-from memagent.rl.offload import WorkerPool
-from memagent.rl.rewards import Reward, open_reward
+from memagent.rl.agents.api import Agent, open_agent
+from memagent.rl.agents.client import Client
+from memagent.rl.agents.offload import WorkerPool
+from memagent.rl.agents.rewards import Reward, open_reward
 from memagent.rl.settings import ValidationSettings
 from memagent.rl.types import Outcome
 from memagent.rl.validation import Validation

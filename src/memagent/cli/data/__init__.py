@@ -1,0 +1,27 @@
+"""`memagent data`: make, look at and convert datasets. Each command is in `memagent.cli.data.NAME`."""
+
+from __future__ import annotations
+
+import click
+
+from memagent.cli.shared.lazy import LazyGroup
+
+COMMANDS: dict[str, str] = {
+    "build": "Make a dataset from a recipe.",
+    "filter": "Drop questions that a model answers without the text.",
+    "traces": "Write warm-start traces by rule from examples with evidence.",
+    "inspect": "Show examples and statistics of a dataset.",
+    "convert": "Turn datasets into other formats.",
+    "sources": "List, fetch and check the files that datasets are made from.",
+}
+"""Name to one-line help; `NAME` lives in `memagent.cli.data.NAME` as `command`."""
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy=COMMANDS,
+    prefix="memagent.cli.data.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def command() -> None:
+    """Datasets: questions over texts of any length, with known answers and known evidence."""

@@ -1,0 +1,206 @@
+"""`memagent data inspect`: what a dataset holds, in numbers and by example."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from memagent.data.example import Example
+from memagent.data.formats.files import read_examples
+from memagent.data.inspection import (
+    AROUND_CHARS,
+    NUM_BUCKETS,
+    Excerpt,
+    Spread,
+    Summary,
+    excerpts,
+    summarize,
+)
+from memagent.data.tasks.registry import rebuild
+from memagent.errors import DataError
+
+BAR_CHARS = 40
+UNEVEN_P = 0.001
+"""Below this, depths are called uneven."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--index",
+    "indices",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Show this example, counted from 0; may be given several times.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="How many of the first examples to show, where --index is not given.",
+)
+@click.option(
+    "--around",
+    type=click.IntRange(min=0),
+    default=AROUND_CHARS,
+    show_default=True,
+    help="Characters of text to show on each side of the evidence.",
+)
+@click.option(
+    "--text",
+    "with_text",
+    is_flag=True,
+    help="Make texts again that the file holds only the origin of: all, or those of --index.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    file: Path, indices: tuple[int, ...], samples: int, around: int, with_text: bool, as_json: bool
+) -> None:
+    """Show what a dataset holds: tasks, lengths, answers, how deep the evidence stands, examples.
+
+    \b
+      memagent data inspect dev.jsonl
+      memagent data inspect dev.parquet --index 12 --around 400
+    """
+    wanted = set(indices or range(samples))
+    shown: dict[int, Example] = {}
+    made_again = (wanted if indices else None) if with_text else set()
+    summary = summarize(_passing(file, wanted, shown, made_again))
+    if summary.num_examples == 0:
+        raise DataError(f"{file} holds no examples")
+    for index in sorted(set(indices) - shown.keys()):
+        raise DataError(f"{file} has no example {index}: it has {summary.num_examples:,}")
+    if as_json:
+        _print_json(file, summary, shown, around)
+        return
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    _print_summary(console, file, summary)
+    for index, example in sorted(shown.items()):
+        _print_example(console, index, example, around)
+
+
+def _passing(
+    file: Path, wanted: set[int], shown: dict[int, Example], made_again: set[int] | None
+) -> Iterator[Example]:
+    """The examples of a file; those that are wanted are kept on the way.
+
+    Texts of `made_again` are made again where they are missing; of all examples when it is None.
+    """
+    for index, example in enumerate(read_examples(file)):
+        made = rebuild(example) if made_again is None or index in made_again else example
+        if index in wanted:
+            shown[index] = made
+        yield made
+
+
+def _print_summary(console: Console, file: Path, summary: Summary) -> None:
+    console.print(Text(f"{file}: {summary.num_examples:,} examples", style="bold"))
+    for name, count in summary.tasks.items():
+        console.print(f"  {name:<28}{count:>10,}")
+    if summary.num_repeated_ids:
+        console.print(f"  {summary.num_repeated_ids:,} have the id of an earlier one", style="red")
+    console.print(f"\n{'':<14}{'least':>12}{'median':>12}{'mean':>14}{'most':>12}")
+    for name, spread in (
+        ("tokens", summary.num_tokens),
+        ("documents", summary.num_documents),
+        ("answers", summary.num_answers),
+        ("evidence", summary.num_evidence),
+    ):
+        console.print(_spread_line(name, spread))
+    graders = ", ".join(f"{name} ({count:,})" for name, count in summary.graders.items())
+    console.print(f"\ngraded by {graders}")
+    common = ", ".join(f"{answer!r} ({count:,})" for answer, count in summary.answers.items())
+    console.print(f"most frequent answers: {common or 'none'}")
+    if summary.num_without_text:
+        console.print(
+            f"{summary.num_without_text:,} are kept without their text; --text makes it again"
+        )
+    if sum(summary.depths):
+        _print_depths(console, summary)
+
+
+def _spread_line(name: str, spread: Spread | None) -> str:
+    if spread is None:
+        return f"{name:<14}{'not known':>12}"
+    return (
+        f"{name:<14}{spread.min:>12,}{spread.median:>12,.0f}{spread.mean:>14,.1f}{spread.max:>12,}"
+    )
+
+
+def _print_depths(console: Console, summary: Summary) -> None:
+    verdict = "unevenly" if summary.depths_p < UNEVEN_P else "evenly, as far as can be told"
+    console.print(f"\nhow deep evidence stands ({verdict}; p = {summary.depths_p:.2g})")
+    most = max(summary.depths)
+    for bucket, count in enumerate(summary.depths):
+        low, high = bucket / NUM_BUCKETS, (bucket + 1) / NUM_BUCKETS
+        bar = "#" * round(BAR_CHARS * count / most)
+        console.print(f"  {low:.1f}-{high:.1f} {count:>8,}  {bar}".rstrip())
+
+
+def _print_example(console: Console, index: int, example: Example, around: int) -> None:
+    console.print(Text(f"\n[{index}] {example.id}", style="bold"))
+    console.print(f"question: {example.question}")
+    joint = " and " if example.match == "all" else " or "
+    console.print(f"answers:  {joint.join(repr(one) for one in example.answers) or 'none'}")
+    if example.documents is None:
+        console.print("text:     not in the file; --text makes it again")
+        return
+    tokens = f", {example.num_tokens:,} tokens" if example.num_tokens is not None else ""
+    console.print(f"text:     {len(example.documents):,} documents{tokens}")
+    for excerpt in excerpts(example, around_chars=around):
+        console.print(_marked(excerpt, is_styled=console.is_terminal))
+
+
+def _marked(excerpt: Excerpt, *, is_styled: bool) -> Text:
+    """The evidence in its text: coloured on a terminal, between marks elsewhere."""
+    title = f" {excerpt.title}" if excerpt.title else ""
+    text = Text(f"  {excerpt.depth:.1%} document {excerpt.document + 1}{title}: ", style="dim")
+    text.append(_flat(excerpt.before), style="default")
+    text.append(
+        _flat(excerpt.text) if is_styled else f">>>{_flat(excerpt.text)}<<<",
+        style="not dim black on yellow",
+    )
+    text.append(_flat(excerpt.after), style="default")
+    if excerpt.note:
+        text.append(f"  (remember: {_flat(excerpt.note)})", style="dim")
+    return text
+
+
+def _flat(text: str) -> str:
+    """On one line; spaces at the ends stay."""
+    return text.replace("\n", " ")
+
+
+def _print_json(file: Path, summary: Summary, shown: dict[int, Example], around: int) -> None:
+    report = {
+        "file": str(file),
+        **asdict(summary),
+        "examples": [_entry(index, example, around) for index, example in sorted(shown.items())],
+    }
+    speaks_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(report, ensure_ascii=not speaks_utf8))
+
+
+def _entry(index: int, example: Example, around: int) -> dict[str, Any]:
+    has_text = example.documents is not None
+    return {
+        "index": index,
+        "id": example.id,
+        "task": example.task,
+        "question": example.question,
+        "answers": list(example.answers),
+        "match": example.match,
+        "num_tokens": example.num_tokens,
+        "evidence": [asdict(one) for one in excerpts(example, around_chars=around)]
+        if has_text
+        else None,
+    }

@@ -1,0 +1,41 @@
+"""`memagent train`: train a model. Each command is in `memagent.cli.train.NAME`; without a name, `run`."""
+
+from __future__ import annotations
+
+import click
+
+from memagent.cli.shared.lazy import LazyGroup
+
+COMMANDS: dict[str, str] = {
+    "run": "Train by reinforcement learning; `memagent train CONFIG.toml` is the same.",
+    "sft": "Learn from given replies only: the warm start of a config.",
+    "export": "Write the model or adapter of a run as a folder that others can load.",
+}
+"""Name to one-line help; `NAME` lives in `memagent.cli.train.NAME` as `command`."""
+HELP = ("-h", "--help")
+
+
+class TrainGroup(LazyGroup):
+    """A group whose first command needs no name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in (*COMMANDS, *HELP):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    cls=TrainGroup,
+    lazy=COMMANDS,
+    prefix="memagent.cli.train.",
+    context_settings={"help_option_names": list(HELP)},
+)
+def command() -> None:
+    """Train a model for an agent: a warm start on given replies, then reinforcement learning.
+
+    \b
+      memagent train configs/train/tiny_cpu.toml --run-dir runs/tiny
+      memagent train my_run.toml --agent my_agent.py:agent --reward my_reward.py:score
+      memagent train --resume runs/tiny
+      memagent train export runs/tiny my-model
+    """

@@ -1,0 +1,112 @@
+"""What the user sees while a model is trained: a line for each step, and a bar for its rollouts."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from memagent.cli.shared.progress import duration
+from memagent.rl.rollouts.collect import Stats
+from memagent.rl.trainer import Watch
+
+SHOWN: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "warm_start": (("logprob", "log p", "+.3f"), ("lr", "lr", ".1e"), ("grad_norm", "grad", ".2f")),
+    "train": (
+        ("reward", "reward", ".3f"),
+        ("pass_at_g", "pass@G", ".2f"),
+        ("signal", "signal", ".2f"),
+        ("kl", "kl", ".4f"),
+        ("mismatch_kl", "mismatch", ".1e"),
+        ("entropy", "entropy", ".3f"),
+        ("grad_norm", "grad", ".2f"),
+        ("num_failed", "failed", ".0f"),
+        ("sharing", "sharing", ".1f"),
+    ),
+}
+"""Metrics of a line, by the kind of step: name, how it is called, format."""
+QUIET_WARM_STEPS = 10
+"""Warm-start steps are told this often."""
+
+
+class TrainProgress(Watch):
+    """Tells how a run goes on the console."""
+
+    def __init__(self, console: Console, *, is_quiet: bool) -> None:
+        self._console = console
+        self._is_quiet = is_quiet
+        self._num_steps = 0
+        self._phase = ""
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f} of {task.total:.0f} rollouts"),
+            TextColumn("[dim]{task.fields[rate]}[/dim]"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=is_quiet or not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=1, rate="", visible=False)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def begin(self, phase: str, *, num_done: int, num_steps: int) -> None:
+        self._phase, self._num_steps = phase, num_steps
+        if num_done:
+            self._print(f"{_title(phase)}: goes on after {num_done} of {num_steps} steps")
+
+    def rollouts(self, stats: Stats, *, num_wanted: int) -> None:
+        self._bar.update(
+            self._task,
+            visible=True,
+            description="rollouts",
+            completed=stats.num_rollouts,
+            total=max(num_wanted, stats.num_rollouts),
+            rate=f"{stats.sampled_tokens_per_second:,.0f} tokens/s",
+        )
+
+    def step(self, kind: str, step: int, metrics: dict[str, float]) -> None:
+        self._bar.update(self._task, visible=False)
+        if kind == "validation":
+            self._print(_validation_line(step, metrics))
+            return
+        is_told = kind != "warm_start" or step % QUIET_WARM_STEPS == 0 or step == self._num_steps
+        if is_told:
+            told = [
+                f"{title} {metrics[name]:{form}}"
+                for name, title, form in SHOWN[kind]
+                if name in metrics and (name != "num_failed" or metrics[name])
+            ]
+            seconds = duration(metrics["time/step"])
+            self._print(f"{_title(kind)} {step}/{self._num_steps}  {'  '.join(told)}  {seconds}")
+
+    def note(self, text: str) -> None:
+        self._print(f"note: {text}")
+
+    def _print(self, text: str) -> None:
+        if not self._is_quiet:
+            self._console.print(escape(text), soft_wrap=True, highlight=False)
+
+
+def _title(kind: str) -> str:
+    return {"warm_start": "warm start", "train": "step"}[kind]
+
+
+def _validation_line(step: int, metrics: dict[str, float]) -> str:
+    where = f"validation after step {step}" if step else "validation before the first step"
+    interval = f" ({metrics['reward_low']:.3f} to {metrics['reward_high']:.3f})"
+    parts = [
+        f"{name.removesuffix('/reward')} {value:.3f}"
+        for name, value in metrics.items()
+        if name.endswith("/reward")
+    ]
+    more = f"; {', '.join(parts)}" if len(parts) > 1 else ""
+    return f"{where}: reward {metrics['reward']:.3f}{interval}{more}"

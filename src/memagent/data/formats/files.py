@@ -1,0 +1,297 @@
+"""Examples in files: `.jsonl`, `.jsonl.gz` and `.parquet`, streamed, checked, the same bytes each time.
+
+    write_examples("dev.jsonl", examples)
+    for example in read_examples("dev.jsonl"): ...
+
+One example per line, all fields in the order of `Example`, keys of free dicts sorted, UTF-8:
+
+    {"id": "...", "task": "...", "question": "...", "answers": ["..."], ..., "metadata": {}}
+
+In parquet the free dicts (`metadata`, the settings of the origin) are columns of JSON. A file is
+written under another name and renamed when it is complete.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Self, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from memagent.data.example import Evidence, Example, Origin, Passage
+from memagent.data.formats.json_stream import numbered_lines, opened, parse_json, place
+from memagent.data.formats.parquet import RowWriter, arrow, columns_of, read_rows
+from memagent.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_FIELDS = {
+    record: tuple(field.name for field in fields(record))
+    for record in (Example, Passage, Evidence, Origin)
+}
+_example = TypeAdapter(Example)
+
+
+def read_examples(path: str | Path) -> Iterator[Example]:
+    """The examples of a file in its order, each checked; errors name the line or row."""
+    path = Path(path)
+    return _format_of(path).read(path)
+
+
+def write_examples(path: str | Path, examples: Iterable[Example]) -> int:
+    """Write examples; how many. The file appears when it is complete."""
+    with ExampleWriter(path) as writer:
+        for example in examples:
+            writer.write(example)
+    return writer.num_written
+
+
+class ExampleWriter:
+    """Writes examples one by one. The file appears when the `with` block ends well."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.num_written = 0
+        self._open = _format_of(self.path).write
+        self._stack = ExitStack()
+        self._write: Callable[[Example], None] | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            part = stack.enter_context(replacing(self.path))
+            with writing(self.path):
+                self._write = stack.enter_context(self._open(part))
+            self._stack = stack.pop_all()
+        return self
+
+    def write(self, example: Example) -> None:
+        """Add an example."""
+        assert self._write is not None, "use the writer in a `with` block"
+        with writing(self.path):
+            self._write(example)
+        self.num_written += 1
+
+    def __exit__(self, *exception: Any) -> None:
+        self._write = None
+        self._stack.__exit__(*exception)
+
+
+def to_json(example: Example) -> str:
+    """An example as one line without its end; the same example gives the same line."""
+    record = _plain(example)
+    record["metadata"] = _sorted(example.metadata)
+    if example.origin is not None:
+        record["origin"]["settings"] = _sorted(example.origin.settings)
+        record["origin"]["sources"] = _sorted(example.origin.sources)
+    return dump_json(record)
+
+
+def from_json(line: str | bytes, where: str) -> Example:
+    """The example that a line holds, checked; `where` names the line in errors."""
+    try:
+        example = _example.validate_json(line)
+    except ValidationError as error:
+        raise DataError(f"{where}: {_explain(error)}") from None
+    return check_evidence(example, where)
+
+
+def check_evidence(example: Example, where: str) -> Example:
+    """The example; an error if its evidence is not what stands in its documents."""
+    if example.documents is None:
+        return example
+    for number, item in enumerate(example.evidence):
+        if not 0 <= item.document < len(example.documents):
+            raise DataError(
+                f"{where}: evidence.{number} is in document {item.document}, "
+                f"but there are {len(example.documents)}"
+            )
+        if (
+            item.start < 0
+            or example.documents[item.document].text[item.start : item.end] != item.text
+        ):
+            raise DataError(
+                f"{where}: evidence.{number} is not what stands at characters {item.start} to "
+                f"{item.end} of document {item.document}"
+            )
+    return example
+
+
+def dump_json(value: Any) -> str:
+    """JSON as we write it: letters as they are, no NaN."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, renamed to `path` if all goes well, else removed."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield part
+        with writing(path):
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the disk refuses, as one line."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+@contextmanager
+def text_file(path: Path, *, is_packed: bool) -> Iterator[Callable[[str], None]]:
+    """Writes text to a file, gzipped or not; the same text gives the same bytes."""
+    with ExitStack() as stack:
+        file: IO[bytes] = stack.enter_context(path.open("wb"))
+        if is_packed:
+            packed = gzip.GzipFile("", "wb", 6, file, mtime=0)  # no name, no time in its head
+            file = cast(IO[bytes], stack.enter_context(packed))
+        yield lambda text: _write_utf8(file, text)
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Format:
+    read: Callable[[Path], Iterator[Example]]
+    write: Callable[[Path], Any]
+    """A context manager that gives the function which writes one example."""
+
+
+def _read_jsonl(path: Path) -> Iterator[Example]:
+    with opened(path) as stream:
+        for number, line in numbered_lines(stream, path):
+            if line.strip():
+                yield from_json(line, place(path, number))
+
+
+@contextmanager
+def _jsonl_writer(path: Path, *, is_packed: bool = False) -> Iterator[Callable[[Example], None]]:
+    with text_file(path, is_packed=is_packed) as write:
+        yield lambda example: write(to_json(example) + "\n")
+
+
+def _read_parquet(path: Path) -> Iterator[Example]:
+    names = _FIELDS[Example]
+    if missing := [name for name in names if name not in columns_of(path)]:
+        raise DataError(
+            f"{path} is no dataset of memagent: it has no column {missing[0]}; "
+            "`memagent data convert` reads other formats"
+        )
+    for number, row in read_rows(path, names):
+        where = place(path, number)
+        row["metadata"] = parse_json(row["metadata"] or "{}", where)
+        if row["origin"] is not None:
+            for name in ("settings", "sources"):
+                row["origin"][name] = parse_json(row["origin"][name] or "{}", where)
+        try:
+            example = _example.validate_python(row, strict=False)
+        except ValidationError as error:
+            raise DataError(f"{where}: {_explain(error)}") from None
+        yield check_evidence(example, where)
+
+
+@contextmanager
+def _parquet_writer(path: Path) -> Iterator[Callable[[Example], None]]:
+    with RowWriter(path, _schema(path)) as rows:
+
+        def write(example: Example) -> None:
+            row = _plain(example)
+            row["metadata"] = dump_json(_sorted(example.metadata))
+            if example.origin is not None:
+                row["origin"]["settings"] = dump_json(_sorted(example.origin.settings))
+                row["origin"]["sources"] = dump_json(_sorted(example.origin.sources))
+            num_chars = sum(len(passage.text) for passage in example.documents or ())
+            rows.write(row, num_chars=num_chars + 1000)
+
+        yield write
+
+
+def _schema(path: Path) -> pa.Schema:
+    pa, _ = arrow(path)
+    text, number = pa.string(), pa.int64()
+    passage = pa.struct({"text": text, "title": text})
+    evidence = pa.struct(
+        {"document": number, "start": number, "end": number, "text": text, "note": text}
+    )
+    origin = pa.struct({"task": text, "settings": text, "index": number, "sources": text})
+    special = {
+        "answers": pa.list_(text),
+        "documents": pa.list_(passage),
+        "evidence": pa.list_(evidence),
+        "origin": origin,
+        "target_tokens": number,
+        "num_tokens": number,
+        "seed": number,
+    }
+    return pa.schema([(name, special.get(name, text)) for name in _FIELDS[Example]])
+
+
+FORMATS: dict[str, _Format] = {
+    ".jsonl": _Format(read=_read_jsonl, write=_jsonl_writer),
+    ".jsonl.gz": _Format(read=_read_jsonl, write=lambda path: _jsonl_writer(path, is_packed=True)),
+    ".parquet": _Format(read=_read_parquet, write=_parquet_writer),
+}
+"""Endings of dataset files."""
+
+
+def _format_of(path: Path) -> _Format:
+    for ending, format in FORMATS.items():
+        if path.name.endswith(ending):
+            return format
+    raise DataError(f"{path}: a dataset ends in {', '.join(FORMATS)}; rename it or convert it")
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _plain(record: Any) -> Any:
+    """A record of ours as dicts and lists, in the order of its fields; free dicts as they are."""
+    if type(record) in _FIELDS:
+        return {name: _plain(getattr(record, name)) for name in _FIELDS[type(record)]}
+    if isinstance(record, tuple):
+        return [_plain(item) for item in record]
+    return record
+
+
+def _sorted(value: Any) -> Any:
+    """Keys of dicts in order, however deep."""
+    if isinstance(value, dict):
+        return {str(key): _sorted(value[key]) for key in sorted(value, key=str)}
+    if isinstance(value, list | tuple):
+        return [_sorted(item) for item in value]
+    return value
+
+
+def _write_utf8(file: IO[bytes], text: str) -> None:
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"an example has half a character ({text[error.start]!r}), which UTF-8 cannot hold; "
+            "repair its source"
+        ) from None
+    file.write(data)
+
+
+def _explain(error: ValidationError) -> str:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    name = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "unexpected_keyword_argument":
+        return f"{name} is not known; has it been written by a later version of memagent?"
+    message = problem["msg"][:1].lower() + problem["msg"][1:]
+    return f"{name}: {message}" if name else message

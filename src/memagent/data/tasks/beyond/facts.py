@@ -1,0 +1,164 @@
+"""Plain facts about people and towns: who holds an office, who was born where, which code opens what.
+
+relation.question.format(subject="Ada Holm")           "Where was Ada Holm born?"
+relation.state(rng, "Ada Holm", "Farnley")             "The birthplace of Ada Holm is Farnley."
+relation.near(rng, "Ada Holm")                         "Ada Falk": easily confused with her
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memagent.data.tasks.beyond.words import day, namesakes, person, towns
+
+OFFICES = (
+    "harbour master",
+    "town clerk",
+    "organist",
+    "lighthouse keeper",
+    "chief librarian",
+    "station master",
+    "fire warden",
+    "bridge inspector",
+    "master of the choir",
+    "keeper of the seal",
+    "head forester",
+    "public notary",
+    "mayor",
+    "treasurer",
+    "night porter of the hospital",
+    "curator of the museum",
+)
+COLOURS = ("red", "blue", "green", "white", "black", "grey", "brown")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """A kind of fact: a subject has a value."""
+
+    question: str
+    """Asks for the value of {subject}."""
+    statements: tuple[str, ...]
+    """Ways to say it, with {subject} and {value}."""
+    subject: Callable[[random.Random], str]
+    """Draws a subject."""
+    value: Callable[[random.Random], str]
+    """Draws a value."""
+    near: Callable[[random.Random, str], str]
+    """Draws a subject that is easily confused with another."""
+
+    def state(self, rng: random.Random, subject: str, value: str) -> str:
+        """The fact as a sentence, in one of the ways to say it."""
+        said = rng.choice(self.statements).format(subject=subject, value=value)
+        return said[0].upper() + said[1:]
+
+    def other_subject(self, rng: random.Random, subject: str) -> str:
+        """Any subject but this one."""
+        while (other := self.subject(rng)) == subject:
+            continue
+        return other
+
+    def other_value(self, rng: random.Random, value: str) -> str:
+        """Any value but this one."""
+        while (other := self.value(rng)) == value:
+            continue
+        return other
+
+
+def office(rng: random.Random) -> str:
+    """Such as: the organist of Farnley."""
+    return f"the {rng.choice(OFFICES)} of {towns(rng, 1)[0]}"
+
+
+def _near_office(rng: random.Random, subject: str) -> str:
+    """Another office in the same town, or the same office in another town."""
+    title, town = subject.removeprefix("the ").rsplit(" of ", 1)
+    if rng.random() < 0.5:
+        return f"the {rng.choice([one for one in OFFICES if one != title])} of {town}"
+    other = next(name for name in towns(rng, 2) if name != town)
+    return f"the {title} of {other}"
+
+
+def _near_person(rng: random.Random, subject: str) -> str:
+    return rng.choice(namesakes(subject, rng, 2))
+
+
+def _town(rng: random.Random) -> str:
+    return towns(rng, 1)[0]
+
+
+def _code(rng: random.Random) -> str:
+    return str(rng.randint(100_000, 999_999))
+
+
+RELATIONS: dict[str, Relation] = {
+    "office": Relation(
+        question="Who is {subject}?",
+        statements=(
+            "{subject} is {value}.",
+            "{value} has been appointed as {subject}.",
+            "The duties of {subject} are in the hands of {value}.",
+        ),
+        subject=office,
+        value=person,
+        near=_near_office,
+    ),
+    "birthplace": Relation(
+        question="Where was {subject} born?",
+        statements=(
+            "{subject} was born in {value}.",
+            "The birthplace of {subject} is {value}.",
+            "It was in {value} that {subject} was born.",
+        ),
+        subject=person,
+        value=_town,
+        near=_near_person,
+    ),
+    "code": Relation(
+        question="Which code opens the locker of {subject}?",
+        statements=(
+            "The locker of {subject} opens with the code {value}.",
+            "The code {value} opens the locker of {subject}.",
+            "{subject} opens a locker with the code {value}.",
+        ),
+        subject=person,
+        value=_code,
+        near=_near_person,
+    ),
+    "wedding": Relation(
+        question="On which day does {subject} get married?",
+        statements=(
+            "{subject} gets married on {value}.",
+            "The wedding of {subject} is on {value}.",
+            "On {value} the wedding of {subject} takes place.",
+        ),
+        subject=person,
+        value=day,
+        near=_near_person,
+    ),
+    "door": Relation(
+        question="What colour is the front door of {subject}?",
+        statements=(
+            "The front door of {subject} is {value}.",
+            "{subject} lives behind a {value} front door.",
+            "{subject} has a front door whose colour is {value}.",
+        ),
+        subject=person,
+        value=lambda rng: rng.choice(COLOURS),
+        near=_near_person,
+    ),
+}
+PERSONAL = ("birthplace", "code", "wedding", "door")
+"""Relations whose subject is a person."""
+
+
+def noise(subject: str) -> Callable[[random.Random], str]:
+    """Facts of any kind about any subject but one."""
+
+    def sentence(rng: random.Random) -> str:
+        relation = RELATIONS[rng.choice(list(RELATIONS))]
+        return relation.state(rng, relation.other_subject(rng, subject), relation.value(rng))
+
+    return sentence

@@ -1,0 +1,351 @@
+"""HotpotQA-long: a question whose two paragraphs are spread over a text of any length.
+
+    question ── two gold paragraphs ─────────┐
+             └─ its own distractors ─────────┼─▶ each at a place drawn anew for every example
+    pool ────── other paragraphs, drawn ─────┘
+                         ▲
+                         └─ as many as make `docs` documents, or `tokens` tokens
+
+    task = open_task("hotpotqa", {"split": "dev", "docs": 200, "seed": 7, "dev": "dev.jsonl.gz"})
+    task.example(0)
+
+The question of an index depends on seed and index alone, so datasets of several lengths ask the same
+questions. Where gold paragraphs stand is drawn uniformly over the whole text. A paragraph of the
+question's own, by title or by text, never comes again as filler.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from memagent.data.example import Evidence, Example, Origin, Passage, fingerprint, join
+from memagent.data.sources.catalogue import open_source
+from memagent.data.tasks.hotpotqa.store import (
+    YES_NO,
+    Files,
+    Gold,
+    Item,
+    Overlap,
+    Split,
+    Store,
+    open_store,
+    paragraphs_of,
+)
+from memagent.data.tasks.lengths import LEAST_SHARE, length_tokenizer
+from memagent.data.tasks.registry import TaskSettings, rng
+from memagent.documents.tokenizers import Tokenizer
+from memagent.errors import DataError
+
+NAME = "hotpotqa"
+NEXT_HEADING = "\n\nDocument 1:\n"
+"""What follows a paragraph: a line end may be merged with what stands before it."""
+SEPARATOR_TOKENS = 4
+"""At most so many tokens separate paragraphs; they are counted after the last one too."""
+MAX_TRIES = 8
+
+
+class HotpotSettings(TaskSettings):
+    """Which questions, how long a text, and from which files."""
+
+    split: Split = "dev"
+    """Questions to train on (train) or to measure with (dev)."""
+    docs: int | None = Field(default=None, ge=2)
+    """Length of the text in documents; give this or tokens."""
+    distractors: int = Field(default=8, ge=0)
+    """How many of a question's own misleading paragraphs are put in, at most."""
+    overlap: Overlap = "refuse"
+    """What to do with training questions that are development questions too: refuse or drop."""
+    train: str | None = None
+    """File of training questions, in place of the published one."""
+    dev: str | None = None
+    """File of development questions, in place of the published one."""
+    paragraphs: str | None = None
+    """File of paragraphs to fill texts with; those of the split's own questions when not given."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.docs is None) == (self.tokens is None):
+            raise ValueError(
+                "give the length of the text as docs=200 or as tokens=28000, one of them"
+            )
+        return self
+
+
+def open_hotpotqa(name: str, settings: dict[str, Any]) -> HotpotTask:
+    """The task; its sources are fetched if they are not given."""
+    parsed = HotpotSettings.parse(settings)
+    dev = open_source("hotpotqa-dev", parsed.dev)
+    is_train = parsed.split == "train"
+    pool = parsed.paragraphs
+    files = Files(
+        split=parsed.split,
+        items=open_source("hotpotqa-train", parsed.train) if is_train else dev,
+        dev=dev if is_train else None,
+        paragraphs=None if pool is None else open_source("hotpotqa-paragraphs", pool),
+        overlap=parsed.overlap,
+    )
+    return HotpotTask(name, parsed, open_store(files))
+
+
+class _Made(NamedTuple):
+    """A text, before it is labelled."""
+
+    passages: tuple[Passage, ...]
+    text: str
+    num_tokens: int
+    places: list[int]
+    """Where each of the question's own paragraphs stands, gold first."""
+
+
+class HotpotTask:
+    """Makes examples from a store."""
+
+    def __init__(self, name: str, settings: HotpotSettings, store: Store) -> None:
+        self.name = name
+        self.settings = settings
+        self.store = store
+        self.num_available: int | None = store.num_items
+        self.about = {"left_out": store.left_out, "pool": store.num_pool}
+        """For the manifest."""
+        self._tokenizer: Tokenizer = length_tokenizer(settings.tokenizer)
+        self._order = _shuffled(store.num_items, settings.seed)
+
+    def example(self, index: int) -> Example:
+        """The example of an index, with its documents."""
+        if not 0 <= index < self.store.num_items:
+            raise DataError(
+                f"there is no question {index}: {self.settings.split} has {self.store.num_items}; "
+                "ask for fewer examples"
+            )
+        item = self.store.item(self._order[index])
+        own = [*(gold.paragraph for gold in item.gold), *item.distractors]
+        own = own[: len(item.gold) + self.settings.distractors]
+        made = self._made(index, item, own)
+        settings = self.settings
+        length = f"{settings.docs}-docs" if settings.docs else f"{settings.tokens}-tokens"
+        return Example(
+            id=f"{self.name}/{settings.split}/{length}/{settings.seed}/{item.id}",
+            task=self.name,
+            question=item.question,
+            answers=(item.answer,),
+            documents=made.passages,
+            evidence=_evidence(item.gold, made.places, made.passages),
+            origin=Origin(
+                task=self.name,
+                settings=settings.model_dump(mode="json"),
+                index=index,
+                sources=self.store.fingerprints,
+            ),
+            target_tokens=settings.tokens,
+            num_tokens=made.num_tokens,
+            seed=settings.seed,
+            text_sha256=fingerprint(made.text),
+            metadata={
+                "hotpotqa_id": item.id,
+                "type": item.type,
+                "level": item.level,
+                "is_yes_no": item.answer in YES_NO,
+                "is_gold_in_dev": item.is_gold_in_dev,
+                "num_documents": len(made.passages),
+            },
+        )
+
+    def _made(self, index: int, item: Item, own: list[int]) -> _Made:
+        if self.settings.docs is not None:
+            return self._mixed(index, own, self._fillers_by_number(index, item, len(own)))
+        target = self.settings.tokens
+        assert target is not None, "settings have one of docs and tokens"
+        aim, slack = target, target * (1 - LEAST_SHARE) - SEPARATOR_TOKENS
+        for _ in range(MAX_TRIES):
+            fillers = self._fillers_by_tokens(index, item, own, aim, int(slack))
+            expected = self._cost_of(own) + self._cost_of(fillers, first=len(own) + 1)
+            made = self._mixed(index, own, fillers)
+            if target * LEAST_SHARE <= made.num_tokens <= target:
+                return made
+            # only where tokens of parts do not add up: aim so as to make up for it, and closer
+            aim, slack = int(target * expected / made.num_tokens) - 1, slack * 0.8
+        raise self._out_of_reach(item)
+
+    def _mixed(self, index: int, own: list[int], fillers: list[int]) -> _Made:
+        """The paragraphs in an order of their own for every example."""
+        num_documents = len(own) + len(fillers)
+        places = self._rng(index, "places").sample(range(num_documents), len(own))
+        order = fillers
+        for place, paragraph in sorted(zip(places, own, strict=True)):
+            order.insert(place, paragraph)
+        passages = paragraphs_of(self.store, order)
+        text = join(passages)
+        return _Made(passages, text, self._tokenizer.count(text), places)
+
+    # --- fillers ----------------------------------------------------------------------------------
+
+    def _fillers_by_number(self, index: int, item: Item, num_own: int) -> list[int]:
+        num_documents = self.settings.docs or 0
+        if num_documents < num_own:
+            raise DataError(
+                f"docs={num_documents} is below the {num_own} paragraphs of question {item.id}; "
+                "raise docs, or lower distractors"
+            )
+        fillers = self._drawn(index, item, num_documents - num_own)
+        if len(fillers) < num_documents - num_own:
+            raise DataError(
+                f"docs={num_documents} needs {num_documents - num_own} paragraphs beside those of "
+                f"question {item.id}, and the pool has {len(fillers)}; lower docs, or name a larger "
+                "file as paragraphs"
+            )
+        return fillers
+
+    def _fillers_by_tokens(
+        self, index: int, item: Item, own: list[int], aim: int, slack: int
+    ) -> list[int]:
+        """Fillers that bring the text to at most `aim` tokens and leave at most `slack` of them."""
+        target = self.settings.tokens
+        left = aim - self._cost_of(own)
+        if left < 0:
+            raise DataError(
+                f"tokens={target} is below the {aim - left} tokens of question {item.id}'s own "
+                "paragraphs; raise tokens, or lower distractors"
+            )
+        num_wanted = int(left / self._mean_cost * 1.1) + 64
+        while True:
+            drawn = self._drawn(index, item, num_wanted)
+            fillers, left_now = self._taken_while_they_fit(drawn, left, first=len(own) + 1)
+            if len(fillers) < len(drawn):
+                break
+            if left_now <= slack:
+                return fillers
+            if len(drawn) < num_wanted:
+                raise DataError(
+                    f"the pool has too few paragraphs for tokens={target}: all {len(drawn)} leave "
+                    f"{left_now} tokens free; lower tokens, or name a larger file as paragraphs"
+                )
+            num_wanted *= 2
+        return self._closed(index, item, own, fillers, left_now, slack)
+
+    def _taken_while_they_fit(
+        self, drawn: list[int], left: int, *, first: int
+    ) -> tuple[list[int], int]:
+        costs = self._costs
+        self._heading_costs(first + len(drawn))
+        headings = self._headings
+        for position, number in enumerate(drawn):
+            document = first + position
+            cost = costs[number] + headings[document] - headings[document - 1]
+            if cost > left:
+                return drawn[:position], left
+            left -= cost
+        return drawn, left
+
+    def _closed(
+        self, index: int, item: Item, own: list[int], fillers: list[int], left: int, slack: int
+    ) -> list[int]:
+        """The fillers, and such as fit into the tokens that are left; some make room for others."""
+        generator = self._rng(index, "last")
+        for _ in range(MAX_TRIES * 8):
+            if left <= slack:
+                return fillers
+            used = item.taken.union(fillers)
+            heading = self._heading_cost(len(own) + len(fillers) + 1)
+            fitting = self._of_cost(left - slack - heading, left - heading, used)
+            if not fitting:
+                fitting = self._of_cost(1, (left - heading) // 2, used)
+            if fitting:
+                chosen = generator.choice(fitting)
+                fillers = [*fillers, chosen]
+                left -= self._costs[chosen] + heading
+            elif fillers:
+                gone = fillers[-1]
+                fillers = fillers[:-1]
+                left += self._costs[gone] + self._heading_cost(len(own) + len(fillers) + 1)
+            else:
+                break
+        raise self._out_of_reach(item)
+
+    def _of_cost(self, least: int, most: int, used: frozenset[int]) -> list[int]:
+        """Paragraphs of the pool that cost so many tokens."""
+        costs, ordered = self._costs, self._pool_by_cost
+        start = bisect_left(ordered, max(least, 1), key=costs.__getitem__)
+        end = bisect_right(ordered, most, key=costs.__getitem__)
+        return [number for number in ordered[start:end] if number not in used]
+
+    def _out_of_reach(self, item: Item) -> DataError:
+        return DataError(
+            f"tokens={self.settings.tokens} cannot be met within 2 % for question {item.id}; raise "
+            "tokens, or name a larger file as paragraphs"
+        )
+
+    def _drawn(self, index: int, item: Item, num_wanted: int) -> list[int]:
+        """So many paragraphs of the pool in random order, or all of them; none of the question's own."""
+        num_pool = self.store.num_pool
+        num_drawn = min(num_wanted + len(item.taken), num_pool)
+        drawn = self._rng(index, "fillers").sample(range(num_pool), num_drawn)
+        taken = item.taken
+        return [number for number in drawn if number not in taken][:num_wanted]
+
+    def _rng(self, index: int, purpose: str) -> Any:
+        return rng(self.settings.seed, self.name, index, purpose)
+
+    # --- what paragraphs cost ---------------------------------------------------------------------
+
+    @cached_property
+    def _costs(self) -> Sequence[int]:
+        """Tokens of each paragraph with its title and what separates it from the next heading."""
+        count = self._tokenizer.count
+        after = count(NEXT_HEADING.lstrip())
+        return self.store.counts(
+            self._tokenizer.name, lambda body: count(body + NEXT_HEADING) - after
+        )
+
+    def _cost_of(self, numbers: list[int], *, first: int = 1) -> int:
+        """Tokens of paragraphs with their headings, the first of which has this number."""
+        costs, last = self._costs, first + len(numbers) - 1
+        headings = self._heading_costs(last) - self._heading_costs(first - 1)
+        return sum(costs[number] for number in numbers) + headings
+
+    @cached_property
+    def _mean_cost(self) -> float:
+        pool = self._costs[: self.store.num_pool]
+        return sum(pool) / max(len(pool), 1) + self._heading_cost(1)
+
+    @cached_property
+    def _pool_by_cost(self) -> list[int]:
+        return sorted(range(self.store.num_pool), key=self._costs.__getitem__)
+
+    @cached_property
+    def _headings(self) -> list[int]:
+        """Tokens of the first n headings, titles aside; grown as needed."""
+        return [0]
+
+    def _heading_costs(self, num_documents: int) -> int:
+        headings, count = self._headings, self._tokenizer.count
+        for number in range(len(headings), num_documents + 1):
+            headings.append(headings[-1] + count(f"Document {number}:\n"))
+        return headings[num_documents]
+
+    def _heading_cost(self, number: int) -> int:
+        return self._heading_costs(number) - self._headings[number - 1]
+
+
+@lru_cache(maxsize=4)
+def _shuffled(num_items: int, seed: int) -> list[int]:
+    """Questions in an order that depends on the seed alone."""
+    order = list(range(num_items))
+    rng(seed, NAME, 0, "questions").shuffle(order)
+    return order
+
+
+def _evidence(
+    gold: tuple[Gold, ...], places: list[int], passages: tuple[Passage, ...]
+) -> tuple[Evidence, ...]:
+    """The marked sentences, in reading order."""
+    found = [
+        Evidence(document=place, start=start, end=end, text=passages[place].text[start:end])
+        for one, place in zip(gold, places, strict=False)
+        for start, end in one.spans
+    ]
+    return tuple(sorted(found, key=lambda item: (item.document, item.start)))

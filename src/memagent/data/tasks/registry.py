@@ -1,0 +1,121 @@
+"""Tasks: what makes examples. A task is a pure function of its settings and an index.
+
+    task = open_task("ruler/niah_single_1", {"tokens": 8192, "seed": 7, "tokenizer": "smollm2-135m"})
+    task.example(0), task.example(1), ...       # any index, in any order, in any process
+
+The same task, settings and index give the same example, on any machine and in any process; all
+randomness comes from `rng`, which is keyed by seed, task, index and purpose.
+
+A new task is a module with a `Settings` class and an `open` function, and one line in `TASKS`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, Protocol
+
+from pydantic import Field
+
+from memagent.config import Settings
+from memagent.data.example import Example, fingerprint
+from memagent.errors import ConfigError, DataError
+
+
+class TaskSettings(Settings):
+    """What every task takes; a task's own settings derive from it."""
+
+    tokens: int | None = Field(default=None, ge=64)
+    """Length of the text in tokens of the tokenizer; reached within 2 %, never exceeded."""
+    tokenizer: str = "smollm2-135m"
+    """Tokenizer that counts the length: a pulled model's name, a hub id, a path, or tiktoken:NAME."""
+    seed: int = 0
+    """Every example depends on this and on its index, on nothing else."""
+
+
+class Task(Protocol):
+    """Makes examples."""
+
+    name: str
+    settings: TaskSettings
+    num_available: int | None
+    """How many different examples there are; None when there is no end."""
+
+    def example(self, index: int) -> Example:
+        """The example of an index, with its documents."""
+        ...
+
+
+TASKS: dict[str, str] = {
+    "hotpotqa": "memagent.data.tasks.hotpotqa.task:open_hotpotqa",
+    "beyond/coreference": "memagent.data.tasks.beyond.task:open_beyond",
+    "beyond/counting": "memagent.data.tasks.beyond.task:open_beyond",
+    "beyond/aggregation": "memagent.data.tasks.beyond.task:open_beyond",
+    "beyond/two_hop": "memagent.data.tasks.beyond.task:open_beyond",
+    "beyond/corrections": "memagent.data.tasks.beyond.task:open_beyond",
+    "beyond/unanswerable": "memagent.data.tasks.beyond.task:open_beyond",
+    "beyond/injection": "memagent.data.tasks.beyond.task:open_beyond",
+    "ruler/niah_single_1": "memagent.data.tasks.ruler.needles:open_needles",
+    "ruler/niah_single_2": "memagent.data.tasks.ruler.needles:open_needles",
+    "ruler/niah_single_3": "memagent.data.tasks.ruler.needles:open_needles",
+    "ruler/niah_multikey_1": "memagent.data.tasks.ruler.needles:open_needles",
+    "ruler/niah_multikey_2": "memagent.data.tasks.ruler.needles:open_needles",
+    "ruler/niah_multikey_3": "memagent.data.tasks.ruler.needles:open_needles",
+    "ruler/niah_multivalue": "memagent.data.tasks.ruler.needles:open_needles",
+    "ruler/niah_multiquery": "memagent.data.tasks.ruler.needles:open_needles",
+    "ruler/vt": "memagent.data.tasks.ruler.variables:open_variables",
+    "ruler/cwe": "memagent.data.tasks.ruler.words:open_common",
+    "ruler/fwe": "memagent.data.tasks.ruler.words:open_frequent",
+    "ruler/qa_1": "memagent.data.tasks.ruler.questions:open_squad",
+    "ruler/qa_2": "memagent.data.tasks.ruler.questions:open_hotpot",
+    "small/colours": "memagent.data.tasks.colours:open_colours",
+}
+"""Name of a task, and "module:function" that opens it: `open(name, settings: dict) -> Task`."""
+
+
+def open_task(name: str, settings: dict[str, Any]) -> Task:
+    """A task by name."""
+    if name not in TASKS:
+        near = get_close_matches(name, TASKS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(TASKS)}"
+        raise ConfigError(f"there is no task {name!r}; {hint}")
+    module, function = TASKS[name].split(":")
+    task: Task = getattr(import_module(module), function)(name, settings)
+    return task
+
+
+def rebuild(example: Example, *, settings: dict[str, Any] | None = None) -> Example:
+    """The example with its documents, made again from its origin and checked against its hash.
+
+    `settings` take the place of those it was made with, such as where its sources lie here.
+    """
+    if example.documents is not None:
+        return example
+    if example.origin is None:
+        raise DataError(f"{example.id} has neither documents nor an origin to make them from")
+    values = {**example.origin.settings, **(settings or {})}
+    task = _kept(example.origin.task, json.dumps(values, sort_keys=True))
+    made = task.example(example.origin.index)
+    made_sha256 = made.text_sha256 or fingerprint(made.text())
+    if example.text_sha256 and made_sha256 != example.text_sha256:
+        raise DataError(
+            f"the text of {example.id} came out differently; its sources or settings have changed"
+        )
+    return replace(example, documents=made.documents)
+
+
+@lru_cache(maxsize=2)
+def _kept(name: str, settings: str) -> Task:
+    """A task for many examples in a row: opening one may take longer than making an example."""
+    return open_task(name, json.loads(settings))
+
+
+def rng(seed: int, task: str, index: int, purpose: str = "") -> random.Random:
+    """Random numbers that depend on these four and on nothing else."""
+    key = hashlib.sha256(f"{seed}/{task}/{index}/{purpose}".encode()).digest()
+    return random.Random(int.from_bytes(key, "big"))

@@ -1,0 +1,360 @@
+"""Items: which examples an evaluation asks, and where each is made or read when its turn comes.
+
+    suite ──▶ plan ──▶ Item, Item, ...          small: source, position, length
+                         │
+                         ▼  in another process, a few ahead of need
+                       Example with its text
+
+    plan = make_plan(suite, sources=[], length_tokenizer="bytes")
+    with Maker(plan.sources, processes=2) as maker:
+        example = await maker.make(plan.items[0])
+
+Texts are never all in memory. The longest are asked first: when the last items are under way, all of
+them are short, and no endpoint waits for a single long one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from memagent.data.build import end_with_parent
+from memagent.data.example import Example
+from memagent.data.formats.files import read_examples
+from memagent.data.recipes import named_sources, source_settings
+from memagent.data.tasks.registry import Task, open_task, rebuild
+from memagent.errors import ConfigError, DataError, MemagentError
+from memagent.eval.suites import Suite, TaskChoice
+
+NOMINAL_TOKENS_PER_DOCUMENT = 7 * 1024 / 50
+"""A length in documents counts as so many tokens each: the published series calls 50 documents 7K."""
+QUICK_TOKENS = 2_000_000
+"""Texts of so many tokens together are made in this process: another takes a second to start."""
+AHEAD_TOKENS = 8_000_000
+"""Texts of so many tokens together wait for their turn, at most, or two of them."""
+MAX_AHEAD = 32
+MAX_PROCESSES = 4
+"""Examples are made faster than they are read; more would only take memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where examples come from: a task with its settings, or a file."""
+
+    task: str | None = None
+    """None for a file."""
+    file: str | None = None
+    settings: str = "{}"
+    """Settings of the task as JSON; for a file, what takes the place of those it was made with."""
+    grader: str | None = None
+    """Grader in place of the example's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One example to ask, before it is made."""
+
+    source: Source
+    position: int
+    """Index of the example in its task, or position in its file."""
+    task: str
+    target_tokens: int | None
+    index: int
+    """Number among the items of this task and length; for tasks it is the position."""
+    num_tokens: int
+    """How long the text is, about: to ask long ones first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All items of an evaluation, longest first."""
+
+    items: tuple[Item, ...]
+    files: dict[str, str]
+    """SHA-256 of each file of examples."""
+    tokenizers: tuple[str, ...]
+    """Those that counted the lengths."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The sources of all items, each once."""
+        return tuple(dict.fromkeys(item.source for item in self.items))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all texts together, about."""
+        return sum(item.num_tokens for item in self.items)
+
+
+def item_seed(seed: int, item: Item) -> int:
+    """The sampling seed of an item: the same for every method, another for every example."""
+    key = f"{seed}/{item.task}/{item.target_tokens}/{item.index}"
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1  # servers: 31 bits
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+def make_plan(
+    suite: Suite, *, sources: Sequence[str] = (), length_tokenizer: str | None = None
+) -> Plan:
+    """The items of a suite; `sources` such as `essays=PATH` go before those of the suite."""
+    paths = {**suite.sources, **named_sources(sources)}
+    shared: dict[str, Any] = {"seed": suite.seed}
+    if length_tokenizer is not None:
+        shared["tokenizer"] = length_tokenizer
+    numbers: dict[tuple[str, int | None], int] = {}
+    files: dict[str, str] = {}
+    tokenizers: dict[str, str] = {}
+    items: list[Item] = []
+    for choice in suite.tasks:
+        for task in choice.tasks:
+            base = {**shared, **source_settings(task, paths), **choice.settings}
+            tokenizers.setdefault(str(base.get("tokenizer", "smollm2-135m")), task)
+            items += _task_items(task, base, choice, suite, numbers)
+        for name in choice.files:
+            path = Path(name).expanduser()
+            files[str(path)] = _file_sha256(path)
+            items += _file_items(path, choice, suite, numbers, tokenizers, paths)
+    if len(tokenizers) > 1:
+        (one, first), (other, second) = list(tokenizers.items())[:2]
+        raise ConfigError(
+            f"the lengths of {first} are counted by the tokenizer {one}, those of {second} by {other}; "
+            "evaluate them in runs of their own"
+        )
+    return Plan(items=tuple(_longest_first(items)), files=files, tokenizers=tuple(tokenizers))
+
+
+def _longest_first(items: list[Item]) -> list[Item]:
+    """Sources by their longest text; within a source as they stand, since files are read forwards."""
+    longest: dict[str | Source, int] = {}
+    for item in items:
+        name = item.source.file or item.source
+        longest[name] = max(longest.get(name, 0), item.num_tokens)
+    return sorted(items, key=lambda item: -longest[item.source.file or item.source])
+
+
+def _task_items(
+    task: str,
+    base: dict[str, Any],
+    choice: TaskChoice,
+    suite: Suite,
+    numbers: dict[tuple[str, int | None], int],
+) -> Iterator[Item]:
+    for target, length in _lengths(choice, base):
+        settings = json.dumps({**base, **length}, sort_keys=True)
+        source = Source(task=task, settings=settings, grader=choice.grader or suite.grader)
+        first = numbers.get((task, target), 0)
+        num = choice.num or suite.num
+        numbers[task, target] = first + num
+        for position in range(num):
+            yield Item(
+                source=source,
+                position=position,
+                task=task,
+                target_tokens=target,
+                index=first + position,
+                num_tokens=target or 0,
+            )
+
+
+def _lengths(choice: TaskChoice, base: dict[str, Any]) -> list[tuple[int | None, dict[str, int]]]:
+    """Each length as it is told, and the setting that makes it."""
+    if choice.docs is not None:
+        return [(round(num * NOMINAL_TOKENS_PER_DOCUMENT), {"docs": num}) for num in choice.docs]
+    if choice.tokens is not None:
+        return [(num, {"tokens": num}) for num in choice.tokens]
+    return [(base.get("tokens"), {})]
+
+
+def _file_items(
+    path: Path,
+    choice: TaskChoice,
+    suite: Suite,
+    numbers: dict[tuple[str, int | None], int],
+    tokenizers: dict[str, str],
+    paths: dict[str, str],
+) -> Iterator[Item]:
+    """One pass over a file: every example is checked before the first call, none is kept."""
+    grader = choice.grader or suite.grader
+    num = 0
+    for position, example in enumerate(read_examples(path)):
+        if choice.num is not None and position >= choice.num:
+            break
+        num += 1
+        settings = {**source_settings(example.task, paths), **choice.settings}
+        made = example.origin.settings if example.origin else {}
+        if "tokenizer" in made and example.num_tokens is not None:
+            tokenizers.setdefault(str(made["tokenizer"]), path.name)
+        target = example.target_tokens
+        if target is None and made.get("docs") is not None:
+            target = round(int(made["docs"]) * NOMINAL_TOKENS_PER_DOCUMENT)
+        index = numbers.get((example.task, target), 0)
+        numbers[example.task, target] = index + 1
+        yield Item(
+            source=Source(
+                file=str(path.resolve()),
+                settings=json.dumps(settings, sort_keys=True),
+                grader=grader,
+            ),
+            position=position,
+            task=example.task,
+            target_tokens=target,
+            index=index,
+            num_tokens=example.num_tokens or target or 0,
+        )
+    if not num:
+        raise DataError(f"{path} holds no examples")
+
+
+def _file_sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as data:
+            return hashlib.file_digest(data, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+
+
+# --- making examples ------------------------------------------------------------------------------
+
+
+class Checked(NamedTuple):
+    """What opening a source showed."""
+
+    num_available: int | None
+    sources: dict[str, str]
+    """SHA-256 of the files that its examples were made from."""
+
+
+class Maker:
+    """Makes examples ahead of need, in processes of its own or, for little work, in a thread."""
+
+    def __init__(self, plan: Plan, *, processes: int | None = None) -> None:
+        """Without a number of processes, the amount of text decides."""
+        if processes is None:
+            cores = os.cpu_count() or 1
+            is_quick = plan.num_tokens <= QUICK_TOKENS
+            processes = 0 if is_quick else max(1, min(MAX_PROCESSES, cores - 1))
+        self._pool: Executor = (
+            ProcessPoolExecutor(
+                processes,
+                mp_context=get_context("spawn"),  # the same everywhere, and safe beside threads
+                initializer=_start_worker,
+            )
+            if processes
+            else ThreadPoolExecutor(1)
+        )
+        typical = plan.items[0].num_tokens if plan.items else 0
+        self.num_ahead = max(2, min(MAX_AHEAD, AHEAD_TOKENS // max(typical, 1)))
+        """How many examples may wait for their turn."""
+
+    async def check(self, plan: Plan) -> dict[str, str]:
+        """Open every source and make a short example of each task: what is wrong shows before any call.
+
+        Gives the SHA-256 of the files that were read, by their source's name.
+        """
+        loop = asyncio.get_running_loop()
+        found: dict[str, str] = {}
+        for item in _shortest(plan):
+            checked = await loop.run_in_executor(self._pool, _check, item)
+            found |= checked.sources
+            num = 1 + max(other.position for other in plan.items if other.task == item.task)
+            if checked.num_available is not None and num > checked.num_available:
+                raise ConfigError(
+                    f"{item.task} has {checked.num_available:,} examples, {num:,} were asked for; "
+                    "lower num"
+                )
+        return found
+
+    def make(self, item: Item) -> asyncio.Future[Example]:
+        """The example of an item, with its text."""
+        return asyncio.get_running_loop().run_in_executor(self._pool, make_example, item)
+
+    def close(self) -> None:
+        """End the processes; what they are making is dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def make_example(item: Item) -> Example:
+    """The example of an item, with its text."""
+    settings = json.loads(item.source.settings)
+    if item.source.file is None:
+        assert item.source.task is not None
+        return _task(item.source.task, item.source.settings).example(item.position)
+    return rebuild(_cursor(item.source.file).example(item.position), settings=settings)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error means that the processes which make examples are gone."""
+    return isinstance(error, BrokenProcessPool)
+
+
+def _shortest(plan: Plan) -> list[Item]:
+    """The shortest item of each task, by task; files were checked when they were planned."""
+    made = [item for item in plan.items if item.source.file is None]
+    return list({item.task: item for item in made if item.position == 0}.values())
+
+
+def _check(item: Item) -> Checked:
+    assert item.source.task is not None
+    task = _task(item.source.task, item.source.settings)
+    if task.num_available is not None and item.position >= task.num_available:
+        return Checked(task.num_available, {})
+    try:
+        example = task.example(item.position)
+    except MemagentError as error:
+        raise ConfigError(f"{item.task}: {error}") from None
+    return Checked(task.num_available, example.origin.sources if example.origin else {})
+
+
+@lru_cache(maxsize=64)
+def _task(name: str, settings: str) -> Task:
+    """A task, kept open in the process that makes its examples."""
+    return open_task(name, json.loads(settings))
+
+
+class _Cursor:
+    """Reads a file forwards; going back opens it anew."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._examples: Iterator[Example] = iter(())
+        self._next = 0
+        self._is_open = False
+
+    def example(self, position: int) -> Example:
+        with self._lock:
+            if not self._is_open or position < self._next:
+                self._examples, self._next, self._is_open = read_examples(self._path), 0, True
+            for example in self._examples:
+                self._next += 1
+                if self._next == position + 1:
+                    return example
+        raise DataError(f"{self._path} has changed: there is no example {position} any more")
+
+
+@lru_cache(maxsize=16)
+def _cursor(path: str) -> _Cursor:
+    return _Cursor(path)
+
+
+def _start_worker() -> None:
+    threading.Thread(target=end_with_parent, daemon=True).start()

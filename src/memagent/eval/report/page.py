@@ -1,0 +1,68 @@
+"""The page of a report: one HTML file with its tables and plots inside, which asks for nothing else.
+
+    notes, sheets, plots ─▶ page.html (the template beside this file) ─▶ report.html
+
+Plots stand in the page as SVG. Their ids get the plot's name in front, because ids are the page's, and
+ink and paper become the page's own colours, so that they can be read in light and in dark.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from memagent.eval.report.plots import INK, PAPER, Plot
+from memagent.eval.report.sheets import Sheet
+
+TEMPLATE = "page.html"
+FIRST = ("runs", "results", "averages")
+"""Sheets that stand before the plots; the others come after."""
+
+_prolog = re.compile(r"^.*?(?=<svg)", re.S)
+_metadata = re.compile(r"<metadata>.*?</metadata>\s*", re.S)
+_title = re.compile(r"<title>.*?</title>\s*", re.S)
+_id = re.compile(r'\bid="([^"]+)"')
+_use = re.compile(r'(url\(#|href="#)([^")]+)')
+
+
+def page(
+    title: str,
+    notes: Sequence[str],
+    sheets: Sequence[Sheet],
+    published: Sequence[Sheet],
+    plots: Sequence[Plot],
+) -> str:
+    """The page as HTML."""
+    source = (files("memagent.eval") / TEMPLATE).read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
+    return environment.from_string(source).render(
+        title=title,
+        first=FIRST,
+        notes=notes,
+        sheets=sheets,
+        published=published,
+        plots=[(plot, inline_svg(plot)) for plot in plots],
+    )
+
+
+def inline_svg(plot: Plot) -> Markup:
+    """A plot's SVG as a part of a page."""
+    svg = _prolog.sub("", plot.svg.decode(), count=1)
+    svg = _title.sub("", _metadata.sub("", svg, count=1), count=1)
+    svg = _id.sub(rf'id="{plot.name}-\1"', svg)
+    svg = _use.sub(rf"\g<1>{plot.name}-\2", svg)
+    svg = svg.replace(INK, "currentColor").replace(PAPER, "none")
+    names = f'{plot.name}-title {plot.name}-description"'
+    told = (
+        f'<title id="{plot.name}-title">{html.escape(plot.title)}</title>'
+        f'<desc id="{plot.name}-description">{html.escape(plot.description)}</desc>'
+    )
+    start, end = svg.split(">", 1)
+    return Markup(f'{start} role="img" aria-labelledby="{names}>\n{told}{end}')

@@ -1,0 +1,474 @@
+"""Plots of evaluations: accuracy against length, depth of evidence, cost. Needs matplotlib.
+
+    score                                     depth   8K  32K 128K
+      │ ●━━━●━━━●  ours, with intervals       start  ███  ███  ▒▒▒
+      │ ○┄┄┄○      published, dashed                 ███  ▒▒▒  ▒▒▒
+      │      ┄┄○                              end    ███  ███  ███
+      └──────────── length
+
+    plot = accuracy_plot("hotpotqa", rows, anchors)
+    Path("accuracy.svg").write_bytes(plot.svg)
+    Path("accuracy.png").write_bytes(plot.png)
+
+The same rows give the same bytes: no dates, no random ids, the fonts that matplotlib brings along.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from memagent.errors import ConfigError
+from memagent.eval.report.anchors import Anchor
+from memagent.eval.report.tables import AverageRow, DepthRow, ResultRow, format_tokens
+from memagent.eval.stats import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK = "#1b1b1c"
+"""Text and axes. A page puts its own text colour in its place, light or dark."""
+PAPER = "#ffffff"
+"""Background; none on a page."""
+DARK_TEXT, LIGHT_TEXT = "#111111", "#fefefe"
+"""Numbers in the cells of a heat map, which keep their colours on a page."""
+OURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f00")
+"""Colours that colour-blind people can tell apart, on light and on dark."""
+THEIRS = (
+    *("#8c96a6", "#b09468", "#9a8cc0", "#74a8a8", "#bf8fae", "#8fae7b", "#c48f8f", "#8f8f8f"),
+    *("#a3a36b", "#7fa3c7", "#c2a08a", "#a78fa0", "#88b0a0", "#b3b3b3", "#99a38c", "#c7a3c0"),
+)
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p")
+COLORS = "cividis"
+
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "memagent",
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "text.parse_math": False,
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": "none",
+}
+DPI = 150
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A drawn plot."""
+
+    name: str
+    """For file names."""
+    title: str
+    description: str
+    """What it shows, for those who cannot see it."""
+    svg: bytes
+    png: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of ours on a plot of lengths."""
+
+    label: str
+    number: int
+    """Place of the series in the report, which gives it its colour in all plots."""
+    points: tuple[tuple[float, Interval], ...]
+
+
+def check_library() -> None:
+    """Plots can be drawn here; an error that names what is missing if not."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            'plots need the library matplotlib: pip install "memagent[eval]"; '
+            "without --out the tables are printed and nothing is drawn"
+        ) from None
+
+
+# --- what can be drawn ----------------------------------------------------------------------------
+
+
+def accuracy_plot(
+    task: str, rows: Sequence[ResultRow], anchors: Sequence[Anchor], *, series: Sequence[str]
+) -> Plot | None:
+    """Score against length, a line per series, published lines beside them.
+
+    `series` are all of the report, whether or not they have this task.
+    """
+    lines = lines_of(((r.series, r.x, r.score) for r in rows if r.task == task), series)
+    theirs = [anchor for anchor in anchors if anchor.task == task]
+    return length_plot(f"accuracy-{slug(task)}", f"{task}: score by length", lines, theirs)
+
+
+def average_plot(
+    group: str, averages: Sequence[AverageRow], anchors: Sequence[Anchor], *, series: Sequence[str]
+) -> Plot | None:
+    """The mean over the tasks of a group against length."""
+    own = [row for row in averages if row.group == group]
+    lines = lines_of(((row.series, row.x, row.score) for row in own), series)
+    num_tasks = len(own[0].tasks) if own else 0
+    title = f"{group}: average of {num_tasks} tasks by length"
+    theirs = [anchor for anchor in anchors if own and anchor.task == own[0].anchor_task]
+    return length_plot(f"average-{slug(group)}", title, lines, theirs)
+
+
+def length_plot(
+    name: str, title: str, lines: Sequence[Line], anchors: Sequence[Anchor]
+) -> Plot | None:
+    """Lines over length with 95 % intervals; None where no line of ours has a length."""
+    if not lines:
+        return None
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for number, anchor in enumerate(anchors):
+            _draw_anchor(axes, anchor, number)
+        for line in lines:
+            _draw_line(axes, line, num_lines=len(lines))
+        xs = {round(x) for line in lines for x, _ in line.points}
+        xs |= {length for anchor in anchors for length, _ in anchor.points}
+        _length_axis(axes, sorted(xs))
+        _score_axis(axes)
+        axes.set_title(title, loc="left")
+        _legend(axes, len(anchors), len(lines))
+
+    about = "; ".join(_told(line) for line in lines)
+    theirs = f" Beside them {len(anchors)} published lines, dashed." if anchors else ""
+    description = f"Score in percent with 95 % intervals. {about}.{theirs}"
+    width = 9.6 if anchors else 7.6
+    height = max(4.2, 1.4 + 0.2 * (len(anchors) + len(lines)))
+    return drawn(name, title, description, draw, size=(width, height))
+
+
+def depth_plot(task: str, rows: Sequence[DepthRow]) -> Plot | None:
+    """Heat maps of length against depth of the evidence, one per series."""
+    own = [row for row in rows if row.task == task]
+    if not own:
+        return None
+    panels: dict[str, list[list[Interval | None]]] = {}
+    lengths = sorted({row.length for row in own}, key=lambda length: length.rank)
+    num = len(own[0].buckets)
+    for row in own:
+        panel = panels.setdefault(row.series, [[None] * len(lengths) for _ in range(num)])
+        for number, bucket in enumerate(row.buckets):
+            panel[number][lengths.index(row.length)] = bucket.score
+    depths = [
+        f"{bucket.start:.0%}-{bucket.end:.0%}".replace("%-", "-") for bucket in own[0].buckets
+    ]
+    return heat_plot(
+        f"depth-{slug(task)}",
+        f"{task}: score by length and depth of the evidence",
+        panels,
+        columns=[length.label for length in lengths],
+        rows=depths,
+        row_title="depth of the evidence",
+        column_title="length in tokens",
+    )
+
+
+def heat_plot(
+    name: str,
+    title: str,
+    panels: dict[str, list[list[Interval | None]]],
+    *,
+    columns: Sequence[str],
+    rows: Sequence[str],
+    row_title: str,
+    column_title: str,
+) -> Plot | None:
+    """Scores as coloured cells, one panel per name; cells without items stay empty."""
+    if not panels:
+        return None
+    across = min(len(panels), 2 if len(columns) > 4 or len(panels) == 4 else 3)
+    down = -(-len(panels) // across)
+
+    def draw(figure: Figure) -> None:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        for number, (label, cells) in enumerate(panels.items()):
+            axes = figure.add_subplot(down, across, number + 1)
+            _draw_cells(axes, cells)
+            axes.set_title(label, fontsize=10)
+            axes.set_xticks([place + 0.5 for place in range(len(columns))], columns)
+            axes.set_yticks([place + 0.5 for place in range(len(rows))], rows)
+            axes.set_xlabel(column_title if number // across == down - 1 else "")
+            axes.set_ylabel(row_title if number % across == 0 else "")
+
+    longest = max(len(row) for row in rows)
+    width = across * (1.0 + 0.075 * longest + 0.75 * len(columns)) + 0.4
+    height = down * (0.9 + 0.36 * len(rows)) + 0.5
+    told = [
+        f"{label}: "
+        + ", ".join(f"{row} {_mean_percent(line)}" for row, line in zip(rows, cells, strict=True))
+        for label, cells in panels.items()
+    ]
+    description = f"Mean score in percent for each row. {'; '.join(told)}."
+    return drawn(name, title, description, draw, size=(max(width, 4.5), height))
+
+
+def cost_plot(task: str, rows: Sequence[ResultRow], *, series: Sequence[str]) -> Plot | None:
+    """Score against what an answer costs: money where prices are known, else tokens."""
+    own = [row for row in rows if row.task == task]
+    has_prices = bool(own) and all(row.cost is not None for row in own)
+    spent = [(row, row.cost if has_prices else row.num_tokens) for row in own]
+    shown = [(row, value) for row, value in spent if value]
+    if not shown:
+        return None
+    unit = "cost per answer" if has_prices else "tokens per answer"
+    title = f"{task}: score by {unit}"
+    lines = lines_of(((row.series, value, row.score) for row, value in shown), series)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for line in lines:
+            _draw_line(axes, line, num_lines=1)
+        for row, value in shown:
+            axes.annotate(
+                row.length.label,
+                (value, 100 * row.score.value),
+                xytext=(5, 5),
+                textcoords="offset points",
+                fontsize=8,
+            )
+        axes.set_xscale("log")
+        _amount_axis(axes)
+        axes.set_xlabel(unit)
+        _score_axis(axes)
+        axes.set_title(title, loc="left")
+        _legend(axes, 0, len(lines))
+
+    told = "; ".join(
+        f"{row.series} at {row.length.label}: {_percent(row.score.value)} for {_amount(value)}"
+        for row, value in shown
+    )
+    return drawn(
+        f"cost-{slug(task)}", title, f"Score in percent and {unit}. {told}.", draw, size=(7.6, 4.2)
+    )
+
+
+# --- drawing --------------------------------------------------------------------------------------
+
+
+def drawn(
+    name: str,
+    title: str,
+    description: str,
+    draw: Callable[[Figure], None],
+    *,
+    size: tuple[float, float],
+) -> Plot:
+    """The plot that `draw` puts on an empty figure, as SVG and PNG."""
+    check_library()
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # nobody's own matplotlibrc changes a report
+        matplotlib.rcParams.update(STYLE)
+        figure = Figure(figsize=size, layout="constrained")
+        svg, png = io.BytesIO(), io.BytesIO()
+        with warnings.catch_warnings():
+            # a name in a script the font lacks shows as boxes in the PNG; in the SVG it is text
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
+            draw(figure)
+            metadata = {"Title": title, "Date": None, "Creator": None}
+            figure.savefig(svg, format="svg", metadata=metadata)
+            figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
+    return Plot(
+        name=name, title=title, description=description, svg=svg.getvalue(), png=png.getvalue()
+    )
+
+
+def lines_of(
+    points: Iterable[tuple[str, float | None, Interval]], series: Sequence[str]
+) -> list[Line]:
+    """Lines from (series, place on the axis, score), in the order of `series`."""
+    found: dict[str, list[tuple[float, Interval]]] = {}
+    for name, x, score in points:
+        if x:
+            found.setdefault(name, []).append((x, score))
+    return [
+        Line(
+            label=name,
+            number=number,
+            points=tuple(sorted(found[name], key=lambda point: point[0])),
+        )
+        for number, name in enumerate(series)
+        if name in found
+    ]
+
+
+def slug(name: str) -> str:
+    """A task's name as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "task"
+
+
+def _draw_line(axes: Axes, line: Line, *, num_lines: int) -> None:
+    """A line of ours. Lines stand a little beside each other, so that intervals can be seen."""
+    number = line.number
+    shift = 2.0 ** (0.06 * (number % num_lines - (num_lines - 1) / 2))
+    scores = [score for _, score in line.points]
+    axes.errorbar(
+        [x * shift for x, _ in line.points],
+        [100 * score.value for score in scores],
+        yerr=(
+            [100 * (score.value - score.low) for score in scores],
+            [100 * (score.high - score.value) for score in scores],
+        ),
+        label=_legend_name(line.label),
+        color=OURS[number % len(OURS)],
+        marker=MARKERS[(number // len(OURS) + number) % len(MARKERS)],
+        markersize=5.5,
+        linewidth=2.2,
+        elinewidth=1.3,
+        capsize=3,
+        zorder=3,
+    )
+
+
+def _draw_anchor(axes: Axes, anchor: Anchor, number: int) -> None:
+    axes.plot(
+        [length for length, _ in anchor.points],
+        [100 * score for _, score in anchor.points],
+        label=_legend_name(f"{anchor.label}{' (off a plot)' * anchor.is_read_off_a_plot}"),
+        color=THEIRS[number % len(THEIRS)],
+        marker=MARKERS[number % len(MARKERS)],
+        markersize=3.5,
+        markerfacecolor="none",
+        linewidth=1.0,
+        linestyle=(0, (4, 2)),
+        zorder=2,
+    )
+
+
+def _draw_cells(axes: Axes, cells: Sequence[Sequence[Interval | None]]) -> None:
+    """Coloured cells with percent and number of items in them; drawn by hand to stay vectors."""
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    colors = colormaps[COLORS]
+    for row, line in enumerate(cells):
+        for column, score in enumerate(line):
+            if score is None:
+                continue
+            red, green, blue, _ = colors(score.value)
+            is_light = 0.3 * red + 0.6 * green + 0.1 * blue > 0.5
+            axes.add_patch(Rectangle((column, row), 1, 1, facecolor=(red, green, blue), lw=0))
+            axes.text(
+                column + 0.5,
+                row + 0.5,
+                f"{100 * score.value:.0f}\n" + (f"n={score.num}" if score.num else ""),
+                color=DARK_TEXT if is_light else LIGHT_TEXT,
+                ha="center",
+                va="center",
+                fontsize=8,
+                linespacing=0.95,
+            )
+    axes.set_xlim(0, len(cells[0]))
+    axes.set_ylim(len(cells), 0)
+    axes.tick_params(length=0)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+
+
+def _length_axis(axes: Axes, lengths: Sequence[int]) -> None:
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.3)
+    axes.xaxis.set_minor_locator(NullLocator())
+    ticks = _spaced(lengths)
+    axes.set_xticks(ticks, [format_tokens(tick) for tick in ticks])
+    axes.set_xlabel("length of the text in tokens")
+
+
+def _amount_axis(axes: Axes) -> None:
+    """Plain numbers at 1, 2 and 5 of each power of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _amount(value)))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _spaced(lengths: Sequence[int]) -> list[int]:
+    """The lengths that can be named without their names touching."""
+    room = (lengths[-1] / lengths[0]) ** (1 / 14)
+    ticks: list[int] = []
+    for length in lengths:
+        if not ticks or length >= ticks[-1] * max(room, 1.15):
+            ticks.append(length)
+    return ticks
+
+
+def _score_axis(axes: Axes) -> None:
+    axes.set_ylim(-3, 103)
+    axes.set_ylabel("score in percent")
+    axes.grid(axis="y")
+
+
+def _legend_name(label: str) -> str:
+    """A name as a legend takes it: matplotlib leaves out those that begin with an underscore."""
+    return f" {label}" if label.startswith("_") else label
+
+
+def _legend(axes: Axes, num_anchors: int, num_lines: int) -> None:
+    """Ours first, then theirs under a heading of their own."""
+    from matplotlib.lines import Line2D
+
+    handles, labels = axes.get_legend_handles_labels()
+    by_label = list(zip(handles, labels, strict=True))
+    # matplotlib lists plain lines before those with error bars
+    theirs, ours = by_label[:num_anchors], by_label[num_anchors:]
+    assert len(ours) == num_lines
+    blank = Line2D([], [], linestyle="none")
+    entries: list[tuple[Any, str]] = [*ours]
+    if theirs:
+        entries = [(blank, "measured here"), *ours, (blank, "published by others"), *theirs]
+    axes.legend(
+        [handle for handle, _ in entries],
+        [label for _, label in entries],
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        borderaxespad=0.3,
+    )
+
+
+# --- in words -------------------------------------------------------------------------------------
+
+
+def _told(line: Line) -> str:
+    values = ", ".join(f"{_percent(s.value)} at {format_tokens(round(x))}" for x, s in line.points)
+    return f"{line.label}: {values}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _mean_percent(scores: Sequence[Interval | None]) -> str:
+    known = [score.value for score in scores if score is not None]
+    return _percent(sum(known) / len(known)) if known else "no items"
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.4g}"

@@ -1,0 +1,513 @@
+"""Reports: the run directories of evaluations, as tables and plots one can trust.
+
+    RUN, RUN, ... ─▶ load_report ─▶ Report ─┬─▶ sheets      tables for the terminal
+                     (checked)              └─▶ write_report(DIR)
+                                                  report.html    one page, plots inside
+                                                  report.md
+                                                  *.csv          numbers in full
+                                                  plots/         PNG and SVG
+
+    report = load_report(["runs/reader", "big=runs/reader-14b"])
+    print(report.results[0].score)
+    write_report(report, Path("report"))
+
+Nothing is left out: failed items are wrong, unfinished runs are marked, and runs that do not compare
+are refused. The same runs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memagent.errors import ConfigError, RunError
+from memagent.eval.records import KIND, ItemRecord, read_items
+from memagent.eval.report import sheets
+from memagent.eval.report.anchors import Anchor
+from memagent.eval.report.figures import paper_figures
+from memagent.eval.report.page import page
+from memagent.eval.report.plots import (
+    Plot,
+    accuracy_plot,
+    average_plot,
+    check_library,
+    cost_plot,
+    depth_plot,
+)
+from memagent.eval.report.sheets import Column, Sheet
+from memagent.eval.report.tables import (
+    AverageRow,
+    CompareRow,
+    DepthRow,
+    Entry,
+    ResultRow,
+    average_rows,
+    compare_rows,
+    depth_rows,
+    item_of,
+    result_rows,
+)
+from memagent.runs import read_manifest
+
+ANSWERING = frozenset({"adapter", "extra_body", "yarn_factor", "yarn_window"})
+"""Settings of engines that change answers, not only how fast or from where they come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """A run as a report tells of it."""
+
+    name: str
+    """The folder's name."""
+    label: str | None
+    """What the user calls it."""
+    model: str
+    methods: tuple[str, ...]
+    suite: str | None
+    seed: int | None
+    tokenizer: str | None
+    """Counted the lengths of the texts; None where no lengths were asked for."""
+    num_done: int
+    num_planned: int | None
+    """None where the run does not tell."""
+    num_failed: int
+    created: str
+    version: str
+    """Of memagent."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every item that was planned has a record."""
+        return self.num_planned is not None and self.num_done >= self.num_planned
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        if self.num_planned is None:
+            return "not told"
+        return "finished" if self.is_finished else "UNFINISHED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What runs show together."""
+
+    runs: tuple[RunInfo, ...]
+    series: tuple[str, ...]
+    """Lines of plots: a model with a method."""
+    results: tuple[ResultRow, ...]
+    unfinished: tuple[ResultRow, ...]
+    """Results that rest on a run which is not finished."""
+    averages: tuple[AverageRow, ...]
+    comparisons: tuple[CompareRow, ...]
+    depths: tuple[DepthRow, ...]
+    anchors: tuple[Anchor, ...]
+    """Published lines on the tasks of the results."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Tasks that have results."""
+        return tuple({row.task: None for row in self.results})
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Groups of tasks that have averages."""
+        return tuple({row.group: None for row in self.averages})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """A run directory that was read."""
+
+    path: Path
+    info: RunInfo
+    methods: dict[str, Any]
+    """Each method with its settings, as the manifest has them."""
+    engine: dict[str, Any]
+    """Settings of the engine that change its answers."""
+    sources: dict[str, str]
+    """SHA-256 of the files that texts were made from."""
+    records: tuple[ItemRecord, ...]
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+def load_report(names: Sequence[str], *, anchors: Sequence[Anchor] = ()) -> Report:
+    """The report of run directories, each as PATH or LABEL=PATH."""
+    runs = [_loaded(name) for name in names]
+    _check_distinct(runs)
+    _check_tokenizers(runs)
+    _check_sources(runs)
+    _check_graders(runs)
+    series_of = _series(runs)
+    _check_settings(runs, series_of)
+    entries = _entries(runs, series_of)
+    if not entries:
+        raise RunError(
+            f"{' and '.join(names)} hold no finished items yet; there is nothing to report"
+        )
+    results = result_rows(entries)
+    open_series = {
+        (series_of[number, record.method], record.task, record.target_tokens)
+        for number, run in enumerate(runs)
+        if not run.info.is_finished
+        for record in run.records
+    }
+    averages = average_rows(results)
+    tasks = {row.task for row in results} | {row.anchor_task for row in averages}
+    return Report(
+        runs=tuple(run.info for run in runs),
+        series=tuple({entry.series: None for entry in entries}),
+        results=tuple(results),
+        unfinished=tuple(
+            row for row in results if (row.series, row.task, row.length.tokens) in open_series
+        ),
+        averages=tuple(averages),
+        comparisons=tuple(compare_rows(entries)),
+        depths=tuple(depth_rows(entries)),
+        anchors=tuple(anchor for anchor in anchors if anchor.task in tasks),
+    )
+
+
+def _loaded(name: str) -> _Loaded:
+    label, path = _split(name)
+    manifest = read_manifest(path)
+    if manifest.get("kind") != KIND:
+        raise RunError(
+            f"{path} is a run of kind {manifest.get('kind')!r}; reports are made of evaluations"
+        )
+    methods = tuple(manifest.get("methods", {}))
+    order = {method: number for number, method in enumerate(methods)}
+
+    def place(record: ItemRecord) -> tuple[str, int, int, int]:
+        number = order.get(record.method, len(order))
+        return (record.task, number, record.target_tokens or 0, record.index)
+
+    # records come in the order in which they finished, which differs from run to run
+    records = tuple(sorted(read_items(path, with_traces=False), key=place))
+    info = RunInfo(
+        name=path.resolve().name,
+        label=label,
+        model=str(manifest.get("model", "")),
+        methods=methods,
+        suite=manifest.get("suite"),
+        seed=manifest.get("seed"),
+        tokenizer=manifest.get("length_tokenizer"),
+        num_done=len(records),
+        num_planned=manifest.get("num_items"),
+        num_failed=sum(record.status == "failed" for record in records),
+        created=str(manifest.get("created", "")),
+        version=str(manifest.get("memagent", "")),
+    )
+    engine = manifest.get("engine", {}).get("settings", {})
+    return _Loaded(
+        path=path,
+        info=info,
+        methods=manifest.get("methods", {}),
+        engine={name: engine[name] for name in sorted(ANSWERING & engine.keys())},
+        sources=manifest.get("sources", {}),
+        records=records,
+    )
+
+
+def _split(name: str) -> tuple[str | None, Path]:
+    """`LABEL=PATH`, or a path that may itself have a `=` in it."""
+    label, equals, path = name.partition("=")
+    if not equals or Path(name).exists():
+        return None, Path(name)
+    if not label or not path:
+        raise ConfigError(f"{name!r} is neither a folder nor LABEL=FOLDER")
+    return label, Path(path)
+
+
+def _series(runs: Sequence[_Loaded]) -> dict[tuple[int, str], str]:
+    """The series of each run and method. Models are named where there are several."""
+    models = {run.info.model for run in runs if run.info.label is None}
+    short = {model: model.rstrip("/").rsplit("/", 1)[-1] for model in models}
+    if len(set(short.values())) < len(models):
+        short = {model: model for model in models}
+    series = {}
+    for number, run in enumerate(runs):
+        methods = list({record.method: None for record in run.records})
+        for method in methods:
+            if run.info.label is not None:
+                name = run.info.label if len(methods) == 1 else f"{run.info.label}, {method}"
+            else:
+                name = method if len(models) == 1 else f"{short[run.info.model]}, {method}"
+            series[number, method] = name
+    return series
+
+
+def _entries(runs: Sequence[_Loaded], series_of: dict[tuple[int, str], str]) -> list[Entry]:
+    """All records with their series; the same item twice in one series is an error."""
+    seen: dict[tuple[Any, ...], int] = {}
+    entries = []
+    for number, run in enumerate(runs):
+        for record in run.records:
+            series = series_of[number, record.method]
+            item = (series, record.task, record.target_tokens, record.index, record.id, record.seed)
+            if item in seen:
+                raise ConfigError(
+                    f"{runs[seen[item]].path} and {run.path} hold the same items of {series} on "
+                    f"{record.task}; name them apart as LABEL={run.path}"
+                )
+            seen[item] = number
+            entries.append(Entry(series, record))
+    return entries
+
+
+# --- what does not compare ------------------------------------------------------------------------
+
+
+def _check_distinct(runs: Sequence[_Loaded]) -> None:
+    paths = [run.path.resolve() for run in runs]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ConfigError(f"{path} is given twice")
+
+
+def _check_tokenizers(runs: Sequence[_Loaded]) -> None:
+    counted = [run for run in runs if run.info.tokenizer is not None]
+    for run in counted[1:]:
+        first = counted[0]
+        if run.info.tokenizer != first.info.tokenizer:
+            raise ConfigError(
+                f"{first.path} counts lengths with the tokenizer {first.info.tokenizer}, {run.path} "
+                f"with {run.info.tokenizer}, so their lengths do not compare; report them apart"
+            )
+
+
+def _check_sources(runs: Sequence[_Loaded]) -> None:
+    """Items of the same number were made from the same files."""
+    known: dict[str, tuple[str, Path]] = {}
+    for run in runs:
+        for source, digest in run.sources.items():
+            before, path = known.setdefault(source, (digest, run.path))
+            if digest != before:
+                raise ConfigError(
+                    f"{path} and {run.path} made texts from different files of the source {source}, "
+                    "so their items are not the same; report them apart"
+                )
+
+
+def _check_graders(runs: Sequence[_Loaded]) -> None:
+    """An item is graded in one way in a report; those of a task may ask for different graders."""
+    by_item: dict[tuple[Any, ...], tuple[str, Path]] = {}
+    by_task: dict[str, tuple[set[str], Path]] = {}
+    for run in runs:
+        graders: dict[str, set[str]] = {}
+        for record in run.records:
+            graders.setdefault(record.task, set()).add(record.grader)
+            item = (record.task, record.target_tokens, item_of(record))
+            before, path = by_item.setdefault(item, (record.grader, run.path))
+            if record.grader != before:
+                raise _graded_twice(record.task, before, path, record.grader, run.path)
+        for task, own in graders.items():
+            others, path = by_task.setdefault(task, (own, run.path))
+            if own.isdisjoint(others):  # other items, which may still be asked for the same
+                raise _graded_twice(task, min(others), path, min(own), run.path)
+
+
+def _graded_twice(task: str, one: str, path: Path, other: str, other_path: Path) -> ConfigError:
+    return ConfigError(
+        f"{task} is graded by {one} in {path}, by {other} in {other_path}; report them apart"
+    )
+
+
+def _check_settings(runs: Sequence[_Loaded], series_of: dict[tuple[int, str], str]) -> None:
+    """What is put together as one series was made in one way."""
+    known: dict[str, tuple[Any, Path]] = {}
+    for (number, method), series in series_of.items():
+        run = runs[number]
+        settings = (run.info.model, run.engine, run.methods.get(method))
+        before, path = known.setdefault(series, (settings, run.path))
+        if json.dumps(settings, sort_keys=True) != json.dumps(before, sort_keys=True):
+            raise ConfigError(
+                f"{path} and {run.path} both hold {series}, but with different settings; name them "
+                f"apart as LABEL={run.path}"
+            )
+
+
+# --- tables, notes, plots -------------------------------------------------------------------------
+
+
+def report_sheets(report: Report) -> list[Sheet]:
+    """The tables of a report, those without rows left out."""
+    made = [
+        runs_sheet(report.runs),
+        sheets.results_sheet(report.results, report.unfinished),
+        sheets.averages_sheet(report.averages),
+        sheets.comparisons_sheet(report.comparisons),
+        sheets.depth_sheet(report.depths),
+    ]
+    return [sheet for sheet in made if sheet.rows]
+
+
+def published_sheets(report: Report) -> list[Sheet]:
+    """For each task and average with published lines, a table of theirs beside ours."""
+    made = []
+    for task in report.tasks:
+        own = [row for row in report.results if row.task == task]
+        if theirs := [anchor for anchor in report.anchors if anchor.task == task]:
+            made.append(sheets.beside_sheet(task, own, theirs))
+    for group in report.groups:
+        averages = [row for row in report.averages if row.group == group]
+        named = averages[0].anchor_task
+        if theirs := [anchor for anchor in report.anchors if anchor.task == named]:
+            made.append(sheets.beside_sheet(f"{group} average", averages, theirs))
+    return made
+
+
+def runs_sheet(runs: Sequence[RunInfo]) -> Sheet:
+    """The runs, how far they came, and what they were made with."""
+    return Sheet(
+        name="runs",
+        caption="What was run, and how far it came.",
+        columns=(
+            Column(title="run", value=_run_name, is_number=False),
+            Column(key="run", value=lambda run: run.name),
+            Column(key="label", value=lambda run: run.label),
+            Column(title="model", key="model", value=lambda run: run.model, is_number=False),
+            Column(
+                title="methods", value=lambda run: ", ".join(run.methods) or None, is_number=False
+            ),
+            Column(title="suite", key="suite", value=lambda run: run.suite, is_number=False),
+            Column(title="seed", key="seed", value=lambda run: run.seed),
+            Column(
+                title="lengths counted by",
+                key="tokenizer",
+                value=lambda run: run.tokenizer,
+                is_number=False,
+            ),
+            Column(
+                title="done", key="num_done", value=lambda run: run.num_done, show="{:,}".format
+            ),
+            Column(
+                title="planned",
+                key="num_planned",
+                value=lambda run: run.num_planned,
+                show="{:,}".format,
+            ),
+            Column(title="failed", key="num_failed", value=lambda run: run.num_failed),
+            Column(title="state", key="state", value=lambda run: run.state, is_number=False),
+            Column(title="memagent", key="memagent", value=lambda run: run.version),
+            Column(
+                title="started",
+                key="created",
+                value=lambda run: run.created,
+                show=lambda time: time[:16].replace("T", " "),
+            ),
+        ),
+        rows=tuple(runs),
+    )
+
+
+def _run_name(run: RunInfo) -> str:
+    return run.name if run.label is None else f"{run.label} ({run.name})"
+
+
+def notes(report: Report) -> list[str]:
+    """What a reader of the tables has to know, one sentence or two each."""
+    num_failed = sum(row.num_failed for row in report.results)
+    num_samples = sum(row.num_samples for row in report.results)
+    seeds = sorted({run.seed for run in report.runs if run.seed is not None})
+    seed_words = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    told = [
+        f"{num_samples:,} answers, {num_failed:,} of them failed "
+        f"({100 * num_failed / num_samples:.1f} %). Failed items count as wrong: they score 0 and "
+        "stay in n.",
+        f"n is the number of items{f'; {seed_words}' if seeds else ''}. Intervals are 95 %: Wilson's "
+        "where every score is 0 or 1, else from resampling items.",
+    ]
+    for run in report.runs:
+        if run.state == "UNFINISHED":
+            told.append(
+                f"UNFINISHED: {run.name} has {run.num_done:,} of {run.num_planned:,} items; its "
+                "rows are marked with * and may change."
+            )
+    by_grader: dict[str, list[str]] = {}
+    for task in report.tasks:
+        by_grader.setdefault(_graders(report, task), []).append(task)
+    told += [f"Graded by {grader}: {', '.join(tasks)}." for grader, tasks in by_grader.items()]
+    return told
+
+
+def credits_of(report: Report) -> list[str]:
+    """Whose the published lines are, and how they differ from ours."""
+    cited = {(anchor.citation, anchor.note): None for anchor in report.anchors}
+    return [f"Lines called published are those of {who}. {note}".strip() for who, note in cited]
+
+
+def _graders(report: Report, task: str) -> str:
+    names = {name for row in report.results if row.task == task for name in row.graders}
+    return " and ".join(sorted(names))
+
+
+def report_plots(report: Report) -> list[Plot]:
+    """The plots of a report, by task."""
+    rows, series = report.results, report.series
+    plots = [
+        average_plot(group, report.averages, report.anchors, series=series)
+        for group in report.groups
+    ]
+    for task in report.tasks:
+        plots += [
+            accuracy_plot(task, rows, report.anchors, series=series),
+            depth_plot(task, report.depths),
+            cost_plot(task, rows, series=series),
+        ]
+    return [plot for plot in plots if plot is not None]
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def write_report(
+    report: Report, folder: Path, *, title: str = "Evaluation", with_paper: bool = False
+) -> list[Path]:
+    """Write the page, Markdown, CSV and plots; the files, the page first.
+
+    `with_paper` adds the paper's figures; `report.anchors` holds its lines.
+    """
+    check_library()
+    plots = report_plots(report)
+    if with_paper:
+        made = paper_figures(report.results, report.averages, report.anchors, series=report.series)
+        plots = [*made, *plots]
+    tables, beside = report_sheets(report), published_sheets(report)
+    told = [*notes(report), *credits_of(report)]
+    contents: dict[str, bytes] = {
+        "report.html": page(title, told, tables, beside, plots).encode(),
+        "report.md": markdown_report(title, told, [*tables, *beside], plots).encode(),
+    }
+    csv_sheets = [*tables, *([sheets.published_sheet(report.anchors)] if report.anchors else [])]
+    contents |= {f"{sheet.name}.csv": sheets.csv_text(sheet).encode() for sheet in csv_sheets}
+    for plot in plots:
+        contents[f"plots/{plot.name}.svg"] = plot.svg
+        contents[f"plots/{plot.name}.png"] = plot.png
+    return _written(folder, contents)
+
+
+def markdown_report(
+    title: str, told: Sequence[str], tables: Sequence[Sheet], plots: Sequence[Plot]
+) -> str:
+    """The report as Markdown, with the plots by name."""
+    points = "\n".join(f"- {line}" for line in told)
+    parts = [f"# {title}\n\n{points}\n", *(sheets.markdown(sheet) for sheet in tables)]
+    parts += [f"![{plot.title}](plots/{plot.name}.png)\n" for plot in plots]
+    return "\n".join(parts)
+
+
+def _written(folder: Path, contents: dict[str, bytes]) -> list[Path]:
+    try:
+        (folder / "plots").mkdir(parents=True, exist_ok=True)
+        for name, data in contents.items():
+            (folder / name).write_bytes(data)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot write the report to {folder}: {reason}") from None
+    return [folder / name for name in contents]

@@ -1,0 +1,104 @@
+"""Files that are complete or not there: written under another name, synced, then renamed.
+
+write_atomically(path, data)
+with replacing(path) as part:           # for writers that need a path of their own
+    tensors.save(part)
+with replacing_folder(path) as part:    # a folder with everything in it
+    (part / "weights").write_bytes(data)
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PART = ".part"
+"""Suffix of files that are being written. They are hidden, and may be deleted when nobody writes."""
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Put a file on disk: all of it, or what was there before."""
+    with replacing(path) as part:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        try:
+            write_all(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """A path to write to. It is renamed to `path` if all goes well, else removed.
+
+    Without `sync` a power cut may leave an empty file: for caches, which are checked when read.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(3)}{PART}")
+    try:
+        yield part
+        if sync:
+            sync_file(part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    if sync:
+        sync_folder(path.parent)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A hidden folder to write into. It is synced and renamed to `path`, which must not exist."""
+    part = path.with_name(f".{path.name}")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    try:
+        yield part
+        _sync_tree(part)
+        part.rename(path)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of the data; a single `os.write` may write less."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def sync_file(path: Path) -> None:
+    """Put the contents of a file on disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Put the names in a folder on disk: files that were created, renamed or removed in it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says is wrong, in a few words."""
+    reason = error.strerror or str(error)
+    if error.errno == errno.EMFILE:
+        return f"{reason}; read fewer texts at once, or raise the limit with `ulimit -n`"
+    return reason
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            _sync_tree(path)
+        else:
+            sync_file(path)
+    sync_folder(folder)

@@ -1,0 +1,72 @@
+"""Agents: async functions that solve a task by calling a client. Shipped ones by name, others from files.
+
+    async def agent(task, client) -> Outcome:
+        messages = [{"role": "user", "content": task.question}]
+        completion = await client.chat.completions.create(messages=messages)
+        return Outcome(answer=completion.choices[0].message.content)
+
+    agent = open_agent("calculator", {"max_turns": 6})
+    agent = open_agent("my_agent.py:agent")
+
+An agent with settings has a parameter `settings` whose default is an instance of a class derived from
+`memagent.config.Settings`; what the user sets is checked by that class.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from importlib import import_module
+from typing import Any, TypeVar
+
+from memagent.config import Settings
+from memagent.errors import ConfigError
+from memagent.plugins import is_file_spec, load_function
+from memagent.rl.agents.client import Client
+from memagent.rl.types import Outcome
+
+S = TypeVar("S", bound=Settings)
+Agent = Callable[[Any, Client], Awaitable[Outcome]]
+
+AGENTS: dict[str, str] = {
+    "single": "memagent.rl.agents.single:agent",
+    "calculator": "memagent.rl.agents.calculator:agent",
+    "memory": "memagent.rl.agents.memory:agent",
+}
+"""Name to `module:function`; imported when used."""
+PARAMETERS = ("task", "client")
+
+
+def open_agent(spec: str, settings: Mapping[str, Any] | None = None) -> Agent:
+    """An agent by name, or from a file as `path.py:function`."""
+    if is_file_spec(spec):
+        function = load_function(spec, what="agent", parameters=PARAMETERS)
+    elif spec in AGENTS:
+        module, name = AGENTS[spec].split(":")
+        function = getattr(import_module(module), name)
+    else:
+        near = get_close_matches(spec, AGENTS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(AGENTS)}"
+        raise ConfigError(f"there is no agent {spec!r}; {hint}, or path.py:function")
+    if not inspect.iscoroutinefunction(function):
+        raise ConfigError(f"{spec} is not async; write it as async def, and await the client")
+    return _with_settings(spec, function, dict(settings or {}))
+
+
+def _with_settings(spec: str, function: Callable[..., Any], settings: dict[str, Any]) -> Agent:
+    parameter = inspect.signature(function).parameters.get("settings")
+    default = parameter.default if parameter else None
+    if isinstance(default, Settings):
+        return partial(function, settings=with_defaults(default, settings))
+    if settings:
+        names = ", ".join(settings)
+        raise ConfigError(f"the agent {spec} has no settings, and {names} was given; leave it out")
+    return function
+
+
+def with_defaults(default: S, settings: Mapping[str, Any]) -> S:
+    """Settings of an agent: those given, and what the agent has set for itself."""
+    kept = default.model_dump(exclude_unset=True)
+    return type(default).parse({**kept, **settings})

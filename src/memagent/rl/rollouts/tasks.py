@@ -1,0 +1,285 @@
+"""Tasks to train on: a mixture without end, whose next task depends on a seed and a position only.
+
+    stream = TaskStream(open_sources(config.tasks, ...), seed=config.seed)
+    stream.draw(16)             the next 16 tasks
+    stream.position             how many were drawn: all that a checkpoint has to keep
+
+    position  0   1   2   3   4 ...
+    source    A   A   B   A   B      drawn in proportion to the weights
+    index     0   1   0   2   1      each source in its own order
+
+Tasks that are made by program are new for ever. Files, and tasks of a certain number of questions, are
+gone through in a new random order each time; what comes again has another id.
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, ClassVar, Protocol
+
+from pydantic import Field
+
+from memagent.config import Settings
+from memagent.data.choices import ExampleChoice
+from memagent.data.example import Example
+from memagent.data.formats.files import from_json, read_examples, to_json
+from memagent.data.recipes import source_settings
+from memagent.data.tasks import arithmetic
+from memagent.data.tasks.registry import TASKS, open_task, rebuild, rng
+from memagent.errors import ConfigError, DataError
+
+VALIDATION_SEED = 1_000_003
+"""Added to the seed of a run, so that validation makes other examples."""
+
+
+class TaskSource(ExampleChoice):
+    """Tasks, or files of examples, that are drawn alike."""
+
+    known: ClassVar[tuple[str, ...]] = (*TASKS, arithmetic.TASK)
+
+    weight: float = Field(default=1.0, gt=0)
+    """How often they are drawn, compared with others; shared by its tasks, files and lengths."""
+
+    @property
+    def lengths(self) -> list[dict[str, int]]:
+        """The setting that makes each length."""
+        if self.docs is not None:
+            return [{"docs": number} for number in self.docs]
+        if self.tokens is not None:
+            return [{"tokens": number} for number in self.tokens]
+        return [{}]
+
+
+class ArithmeticSettings(Settings):
+    """Word problems made by program."""
+
+    num_steps: int = Field(default=3, ge=1)
+    """Things that happen in a problem."""
+    max_number: int = Field(default=20, ge=3)
+    """Largest number that is given."""
+    seed: int = 0
+
+
+class Examples(Protocol):
+    """Makes or holds examples."""
+
+    num_available: int | None
+    """How many different ones there are; None when there is no end."""
+
+    def example(self, index: int) -> Example:
+        """The example of an index, with its documents."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenSource:
+    """One task of one length, or one file."""
+
+    name: str
+    """How it is told: the task, or the file's name."""
+    weight: float
+    examples: Examples
+    content: str
+    """What the examples are about: two sources of the same content ask the same questions."""
+
+
+def open_sources(
+    sources: Sequence[TaskSource],
+    *,
+    seed: int,
+    tokenizer: str | None,
+    paths: Mapping[str, str],
+) -> list[OpenSource]:
+    """Open tasks and files. `tokenizer` counts lengths where a source does not name another."""
+    return [one for source in sources for one in _opened(source, seed, tokenizer or "bytes", paths)]
+
+
+def check_apart(training: Sequence[OpenSource], validation: Sequence[OpenSource]) -> None:
+    """Refuse to validate with what is learnt. Tasks without end have another seed, and may be both."""
+    learnt = {source.content for source in training if source.examples.num_available is not None}
+    for source in validation:
+        if source.content in learnt:
+            raise ConfigError(
+                f"validation would ask the questions of {source.name} that are trained on; give it "
+                "another file or split"
+            )
+
+
+class TaskStream:
+    """Tasks in an order that depends on the seed alone."""
+
+    def __init__(self, sources: Sequence[OpenSource], *, seed: int, position: int = 0) -> None:
+        self._sources = sources
+        self._seed = seed
+        self._weights = [source.weight for source in sources]
+        self._counts = [0] * len(sources)
+        """How often each source was drawn from."""
+        self.position = 0
+        """Tasks that were drawn or passed over."""
+        self.move_to(position)
+
+    def move_to(self, position: int) -> None:
+        """Go on at a position; nothing on the way is made."""
+        if position < self.position:
+            self._counts, self.position = [0] * len(self._sources), 0
+        while self.position < position:
+            self._next()
+
+    def draw(self, num: int) -> list[Example]:
+        """The next tasks, with their texts."""
+        return [self._made(*self._next()) for _ in range(num)]
+
+    def _next(self) -> tuple[int, int]:
+        """Source of the next task, and its number there."""
+        generator = rng(self._seed, "mixture", self.position)
+        number = generator.choices(range(len(self._sources)), self._weights)[0]
+        index = self._counts[number]
+        self._counts[number] += 1
+        self.position += 1
+        return number, index
+
+    def _made(self, number: int, index: int) -> Example:
+        source = self._sources[number]
+        available = source.examples.num_available
+        if available is None:
+            return source.examples.example(index)
+        again, place = divmod(index, available)
+        order = shuffled(available, self._seed, source.name, again)
+        example = source.examples.example(order[place])
+        return replace(example, id=f"{example.id}~{again}") if again else example
+
+
+class TasksAhead:
+    """Tasks of a stream, made in a thread before they are needed."""
+
+    def __init__(self, stream: TaskStream, num_ahead: int) -> None:
+        self._stream = stream
+        self.position = stream.position
+        """Tasks that were taken, of all."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="memagent-tasks")
+        self._made = deque(self._make() for _ in range(num_ahead))
+
+    def __iter__(self) -> Iterator[Example]:
+        return self
+
+    def __next__(self) -> Example:
+        self._made.append(self._make())
+        task = self._made.popleft().result()
+        self.position += 1
+        return task
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _make(self) -> Future[Example]:
+        return self._thread.submit(lambda: self._stream.draw(1)[0])
+
+
+def first_examples(sources: Sequence[OpenSource], num: int) -> list[Example]:
+    """The first `num` examples of each source: what is validated with."""
+    found = []
+    for source in sources:
+        available = source.examples.num_available
+        count = num if available is None else min(num, available)
+        found += [source.examples.example(index) for index in range(count)]
+    return found
+
+
+# --- kinds of sources -----------------------------------------------------------------------------
+
+
+def _opened(
+    source: TaskSource, seed: int, tokenizer: str, paths: Mapping[str, str]
+) -> list[OpenSource]:
+    found = []
+    share = source.weight / (len(source.tasks) * len(source.lengths) or len(source.files))
+    for task in source.tasks:
+        base = {"seed": seed, **source_settings(task, dict(paths)), **source.settings}
+        if task != arithmetic.TASK:
+            base = {"tokenizer": tokenizer, **base}
+        for length in source.lengths:
+            settings = {**base, **length}
+            examples = _Problems(settings) if task == arithmetic.TASK else open_task(task, settings)
+            same = {
+                name: value
+                for name, value in sorted(settings.items())
+                if name not in ("seed", "tokens", "docs", "tokenizer")
+            }
+            found.append(
+                OpenSource(name=task, weight=share, examples=examples, content=f"{task} {same}")
+            )
+    for name in source.files:
+        path = Path(name).expanduser()
+        file = _File(path, {**paths}, source.settings)
+        found.append(
+            OpenSource(name=path.name, weight=share, examples=file, content=str(path.resolve()))
+        )
+    return found
+
+
+class _Problems:
+    """Word problems."""
+
+    num_available: int | None = None
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        try:
+            self._settings = ArithmeticSettings.parse(dict(settings))
+        except ConfigError as error:
+            raise ConfigError(f"{arithmetic.TASK}: {error}") from None
+
+    def example(self, index: int) -> Example:
+        """The problem of an index."""
+        settings = self._settings
+        return arithmetic.problem(
+            index,
+            seed=settings.seed,
+            num_steps=settings.num_steps,
+            max_number=settings.max_number,
+        )
+
+
+class _File:
+    """The examples of a file, checked once. They wait on disk: a file may be larger than the memory."""
+
+    def __init__(self, path: Path, paths: dict[str, str], settings: Mapping[str, Any]) -> None:
+        self._path, self._paths, self._settings = path, paths, settings
+        self._spool = TemporaryFile()  # noqa: SIM115  open as long as this is
+        weakref.finalize(self, self._spool.close)
+        self._spans: list[tuple[int, int]] = []
+        """Where each example is in the spool: its beginning, its length."""
+        for example in read_examples(path):
+            packed = zlib.compress(to_json(example).encode(), 1)
+            self._spans.append((self._spool.tell(), len(packed)))
+            self._spool.write(packed)
+        if not self._spans:
+            raise DataError(f"{path} holds no example")
+        self.num_available: int | None = len(self._spans)
+
+    def example(self, index: int) -> Example:
+        """The example of an index, with its text; long texts are made again from their origin."""
+        start, length = self._spans[index]
+        self._spool.seek(start)
+        example = from_json(zlib.decompress(self._spool.read(length)), str(self._path))
+        return rebuild(
+            example, settings={**source_settings(example.task, self._paths), **self._settings}
+        )
+
+
+@lru_cache(maxsize=64)
+def shuffled(num: int, seed: int, name: str, again: int) -> list[int]:
+    """The order in which a source of `num` examples is gone through."""
+    order = list(range(num))
+    generator: random.Random = rng(seed, f"order/{name}", again)
+    generator.shuffle(order)
+    return order

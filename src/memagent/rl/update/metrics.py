@@ -1,0 +1,58 @@
+"""What a step tells: numbers from its groups and its updates.
+
+reward            mean over rollouts that did not fail, as it was learnt from
+pass_at_g         share of groups in which at least one rollout had the best reward there is: above 0
+group_std         standard deviation of rewards within a group, mean over groups
+signal            share of groups whose rewards differ
+agent/NAME        what agents report, mean over rollouts: lengths of memories, turns, errors
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
+
+from memagent.rl.types import Group
+from memagent.rl.update.advantages import has_signal
+
+TIME = "time/"
+
+
+def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Numbers of the groups of a step. Failed rollouts are counted, and in no mean."""
+    rollouts = [rollout for group in groups for rollout in group.ok]
+    rewards_EG = [[rollout.reward for rollout in group.ok] for group in groups if group.ok]
+    found = {
+        "num_groups": float(len(groups)),
+        "num_failed": float(sum(group.num_failed for group in groups)),
+    }
+    if not rollouts:
+        return found
+    own: dict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        for name, value in rollout.metrics.items():
+            if not name.startswith(TIME):
+                own[name].append(value)
+    rows = [sample for rollout in rollouts for sample in rollout.samples]
+    return {
+        **found,
+        "reward": fmean(rollout.reward for rollout in rollouts),
+        "group_std": fmean(pstdev(rewards) for rewards in rewards_EG),
+        "pass_at_g": fmean(max(rewards) for rewards in rewards_EG),
+        "signal": fmean(has_signal(group) for group in groups),
+        "rows": float(len(rows)),
+        "sampled_tokens": float(sum(sample.num_sampled for sample in rows)),
+        "row_tokens_max": float(max((len(sample.ids) for sample in rows), default=0)),
+        **{f"agent/{name}": fmean(values) for name, values in sorted(own.items())},
+    }
+
+
+def task_metrics(groups: Sequence[Group], kinds: Mapping[str, str]) -> dict[str, float]:
+    """Rewards of each kind of task, if there are several; `kinds` has the kind of each task by its id."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        rewards[kinds[group.task_id]] += [rollout.reward for rollout in group.ok]
+    if len(rewards) < 2:
+        return {}
+    return {f"{kind}/reward": fmean(some) for kind, some in sorted(rewards.items()) if some}

@@ -1,0 +1,138 @@
+"""Learning from given replies: conversations as rows of tokens, and the mean of -log p over the replies.
+
+    Conversation ─▶ tokenized ─▶ Sample* ─▶ sft_rows ─▶ Row* ─▶ packing ─▶ accumulate_sft
+
+    samples = [tokenized(one, loaded, max_tokens=4096) for one in conversations]
+    rows = sft_rows(samples)                         here each conversation is an example
+    accumulate_sft(policy, pack(rows, max_tokens=4096))
+
+Tokens are those of a rollout in which the model had said just this: the prompt as the engine sends it,
+the reply, the token that ends a reply. A conversation of several replies is one row where its prompts go
+on from each other, by the rules of `recorder.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from memagent.engines.local.loading import LoadedModel
+from memagent.errors import ConfigError, DataError
+from memagent.rl.agents.recorder import Call, Turn, continued_prompt, merge_calls
+from memagent.rl.types import Sample
+from memagent.rl.update.loss import Stats, merged
+from memagent.rl.update.packing import Pack
+from memagent.rl.update.policy import Policy
+from memagent.rl.update.rows import Row
+from memagent.rl.warmstart.demonstrations import Conversation
+from memagent.types import Message
+
+
+def tokenized(
+    conversation: Conversation, loaded: LoadedModel, *, max_tokens: int
+) -> tuple[Sample, ...]:
+    """The rows of a conversation. Every reply of the assistant is learnt.
+
+    `max_tokens` is what a packed sequence may have. What is longer, or longer than the window of the
+    model, is refused: half a reply would teach to stop there.
+    """
+    end = end_id(loaded)
+    calls: list[Call] = []
+    turn: Turn | None = None
+    for place, message in enumerate(conversation.messages):
+        if message["role"] != "assistant":
+            continue
+        turn = _turn(conversation, place, loaded, end, before=turn)
+        calls.append(turn.call)
+    _check_length(conversation, max(len(call.ids) for call in calls), loaded, max_tokens)
+    return merge_calls(calls)
+
+
+def sft_rows(examples: Sequence[Sequence[Sample]]) -> tuple[Row, ...]:
+    """The rows of one optimizer step: the samples of each example; every token to learn counts alike."""
+    weight = 1.0 / sum(sample.num_sampled for samples in examples for sample in samples)
+    return tuple(
+        Row(sample=sample, group=number, rollout=number, advantage=1.0, weight=weight)
+        for number, samples in enumerate(examples)
+        for sample in samples
+    )
+
+
+def accumulate_sft(policy: Policy, packs: Sequence[Pack], *, scale: float = 1.0) -> Stats:
+    """Add the gradient of some packs of a step to the parameters; their statistics.
+
+    The loss of a step is minus `logprob`, the mean over its tokens. `scale` as for `accumulate`.
+    """
+    found: list[Stats] = []
+    for pack in packs:
+        logprobs = policy(pack).logprobs
+        weights = torch.from_numpy(pack.targets.weights).to(logprobs)
+        torch.autograd.backward((-scale * weights * logprobs).sum())
+        found.append(
+            {
+                "num_tokens": weights.new_tensor(float(len(weights))),
+                "logprob": logprobs.detach().sum(),
+            }
+        )
+    return merged(found)
+
+
+def end_id(loaded: LoadedModel) -> int:
+    """The token that ends a reply: what the chat template puts there, if it is one that ends replies."""
+    if not loaded.eos_ids:
+        raise ConfigError(
+            f"{loaded.name} names no token that ends a reply; set eos_token_id in its "
+            "generation_config.json"
+        )
+    probe: list[Message] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+    ]
+    written = loaded.encode(loaded.rendered(probe, is_open=False))
+    return next(
+        (token for token in reversed(written) if token in loaded.eos_ids), loaded.eos_ids[0]
+    )
+
+
+def _turn(
+    conversation: Conversation, place: int, loaded: LoadedModel, end: int, *, before: Turn | None
+) -> Turn:
+    """A reply as if the model had drawn it after what was said before."""
+    messages = conversation.messages[:place]
+    reply = conversation.messages[place]["content"]
+    rendered = loaded.prompt_ids(messages)
+    prompt = continued_prompt(before, rendered, loaded.decode) if before is not None else None
+    said = loaded.encode(reply)
+    if loaded.decode(said).strip() != reply.strip():
+        raise DataError(
+            f"{conversation.id}: the reply {reply[:40]!r} does not come back from its tokens; take marks "
+            "of the chat template out of it"
+        )
+    drawn_ids = (*said, end)
+    return Turn(
+        messages=messages,
+        reply=reply,
+        rendered_ids=tuple(rendered),
+        call=Call(
+            prompt_ids=tuple(rendered) if prompt is None else prompt,
+            completion_ids=drawn_ids,
+            logprobs=(0.0,) * len(drawn_ids),
+            policy_version=0,
+        ),
+    )
+
+
+def _check_length(
+    conversation: Conversation, num_tokens: int, loaded: LoadedModel, max_tokens: int
+) -> None:
+    if num_tokens > loaded.window:
+        raise DataError(
+            f"{conversation.id}: a conversation has {num_tokens} tokens, and {loaded.name} can see "
+            f"{loaded.window} at once; leave it out, or lower the agent's chunk_tokens"
+        )
+    if num_tokens > max_tokens:
+        raise ConfigError(
+            f"{conversation.id}: a conversation has {num_tokens} tokens, and a packed sequence may "
+            f"have {max_tokens}; raise update.max_tokens to {num_tokens}"
+        )

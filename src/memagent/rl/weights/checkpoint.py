@@ -1,0 +1,311 @@
+"""Checkpoints of a run: each is complete or not there, and the older ones are removed.
+
+    RUN/checkpoints/
+      step-000010/
+        state.json               what the trainer gave, and the version that wrote it
+        optimizer.safetensors    state of the optimizer
+        model/                   all weights, as a Hugging Face folder with its tokenizer; or
+        adapter/                 a LoRA folder of peft, where an adapter is trained
+      .writing-step-000020/      left by a crash; removed at the next write
+
+    save_checkpoint(run, 10, model=model, tokenizer=tokenizer, optimizer=optimizer.state_dict(),
+                    state={"position": 160}, keep=2, keep_every=None)
+    checkpoint = latest_checkpoint(run)
+    load_weights(model, checkpoint)
+    optimizer.load_state_dict(read_optimizer(checkpoint))
+    export(checkpoint, Path("my-model"), merge=True)
+
+Everything is on disk before a folder gets its name, and nothing older is removed before that. Weights are
+written in their own precision, so they come back bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from memagent._version import __version__
+from memagent.engines import store
+from memagent.engines.local.loading import ADAPTER_PREFIX, LoadedModel, load, quietly
+from memagent.errors import ConfigError, RunError
+from memagent.files import reason_of, sync_folder
+
+FORMAT = 1
+CHECKPOINTS = "checkpoints"
+STATE = "state.json"
+OPTIMIZER = "optimizer.safetensors"
+MODEL = "model"
+ADAPTER = "adapter"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+HIDDEN = ".writing-"
+"""How names of folders start that are not complete."""
+NOT_OF_A_TOKENIZER = ("backend", "is_local", "local_files_only")
+"""How a tokenizer was loaded here, which transformers writes down too."""
+NAME = re.compile(r"step-(\d{6,})")
+
+
+def save_checkpoint(
+    run: Path,
+    step: int,
+    *,
+    model: Any,
+    tokenizer: Any,
+    optimizer: Mapping[str, torch.Tensor],
+    state: Mapping[str, Any],
+    keep: int,
+    keep_every: int | None,
+) -> Path:
+    """Write the checkpoint of a step, then remove all but the newest `keep` and each `keep_every`-th.
+
+    `model` is a model of transformers; where an adapter was added to it, only that is written. `state`
+    is anything that JSON takes.
+    """
+    folder = run / CHECKPOINTS
+    path = folder / f"step-{step:06}"
+    with _disk_errors(path):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for torn in folder.glob(f"{HIDDEN}*"):
+            shutil.rmtree(torn)
+        with _complete(path) as part:
+            header = {"format": FORMAT, "memagent": __version__}
+            text = json.dumps({**header, "state": dict(state)}, ensure_ascii=False)
+            (part / STATE).write_text(text, encoding="utf-8")
+            tensors = {name: tensor.contiguous() for name, tensor in optimizer.items()}
+            save_file(tensors, part / OPTIMIZER)
+            _write_weights(model, tokenizer, part)
+        _remove_old(run, keep=keep, keep_every=keep_every)
+    return path
+
+
+def list_checkpoints(run: Path) -> dict[int, Path]:
+    """The checkpoints of a run by their step, in order."""
+    folder = run / CHECKPOINTS
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    found = {int(match[1]): folder / match[0] for name in names if (match := NAME.fullmatch(name))}
+    return dict(sorted(found.items()))
+
+
+def latest_checkpoint(run: Path) -> Path | None:
+    """The newest checkpoint; None when there is none."""
+    return next(reversed(list_checkpoints(run).values()), None)
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """What was given as `state`."""
+    path = checkpoint / STATE
+    try:
+        contents = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}; remove {checkpoint}") from None
+    if not isinstance(contents, dict) or contents.get("format") != FORMAT:
+        raise RunError(f"{path} has a format this version of memagent does not know")
+    state: dict[str, Any] = contents["state"]
+    return state
+
+
+def read_optimizer(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """The state of the optimizer, on the CPU."""
+    return _read_tensors(checkpoint / OPTIMIZER)
+
+
+def load_weights(model: Any, checkpoint: Path) -> None:
+    """Put the values of a checkpoint into the parameters of a model, in place.
+
+    The model must be the one that was saved: the same names, shapes and precision.
+    """
+    folder = _weights_folder(checkpoint)
+    has_adapter = _has_adapter(model)
+    if has_adapter != (folder.name == ADAPTER):
+        what = "an adapter" if folder.name == ADAPTER else "a whole model"
+        raise RunError(f"{checkpoint} holds {what}; resume with the settings of the run")
+    own = _adapter_weights(model) if has_adapter else dict(model.named_parameters())
+    stored: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        stored |= _read_tensors(path)
+    kinds = [
+        {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        for tensors in (own, stored)
+    ]
+    if wrong := [name for name, _ in kinds[0].items() ^ kinds[1].items()]:
+        raise RunError(
+            f"{checkpoint} is of another model or precision: {min(wrong)} differs; resume with the "
+            "settings of the run"
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(stored[name])
+
+
+def export(checkpoint: Path, out: Path, *, merge: bool = False) -> None:
+    """Write the model or adapter of a checkpoint to a new folder, with tokenizer and chat template.
+
+    With `merge`, an adapter is added to the weights of its model and the whole model is written, in the
+    precision that the model is stored in. Its model must be on this machine.
+    """
+    folder = _weights_folder(checkpoint)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise RunError(f"{out} is there already; name a new folder")
+    with _disk_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with _complete(out) as part:
+            if merge and folder.name == ADAPTER:
+                _write_merged(folder, part)
+            else:
+                shutil.copytree(folder, part, dirs_exist_ok=True)
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def _has_adapter(model: Any) -> bool:
+    return bool(getattr(model, "peft_config", None))
+
+
+def _write_weights(model: Any, tokenizer: Any, checkpoint: Path) -> None:
+    folder = checkpoint / (ADAPTER if _has_adapter(model) else MODEL)
+    with quietly():
+        if _has_adapter(model):
+            save_adapter(model, folder)
+        else:
+            model.save_pretrained(folder)
+        _write_tokenizer(tokenizer, folder)
+
+
+def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config = {name: value for name, value in config.items() if name not in NOT_OF_A_TOKENIZER}
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # transformers 4 knows no newer name
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def save_adapter(model: Any, folder: Path) -> None:
+    """Write the adapter that was added to a model, as peft does."""
+    (config,) = model.peft_config.values()
+    config = copy.copy(config)
+    base = Path(model.name_or_path)
+    config.base_model_name_or_path = str(base.resolve() if base.exists() else base)
+    config.save_pretrained(str(folder))
+    weights = {name: tensor.contiguous() for name, tensor in _adapter_weights(model).items()}
+    save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+
+
+def _adapter_weights(model: Any) -> dict[str, torch.Tensor]:
+    """The model's own tensors of its adapter, by the names that peft stores them under."""
+    from peft import get_peft_model_state_dict
+
+    weights = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {f"{ADAPTER_PREFIX}{name}": tensor for name, tensor in weights.items()}
+
+
+def _write_merged(adapter: Path, folder: Path) -> None:
+    """The model of an adapter with the adapter in it. Sums are made in float32."""
+    from peft import PeftConfig, PeftModel
+
+    base = str(PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path)
+    if store.find(base) is None:
+        raise ConfigError(
+            f"the adapter's model {base} is not on this machine; write its place into "
+            f"base_model_name_or_path of {adapter / 'adapter_config.json'}"
+        )
+    loaded = load(base, dtype=torch.float32)
+    with quietly():
+        adapted: Any = PeftModel.from_pretrained(loaded.model, str(adapter))
+        merged = adapted.merge_and_unload(safe_merge=True)
+        merged.to(_stored_dtype(loaded)).save_pretrained(folder)
+        _write_tokenizer(loaded.tokenizer, folder)
+
+
+def _stored_dtype(loaded: LoadedModel) -> torch.dtype:
+    """The precision of a model's files; bfloat16 for those of GGUF files, which are quantised."""
+    if loaded.gguf is not None:
+        return torch.bfloat16
+    config = json.loads((loaded.tokenizer_folder / "config.json").read_text(encoding="utf-8"))
+    name = config.get("dtype") or config.get("torch_dtype") or "float32"
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _weights_folder(checkpoint: Path) -> Path:
+    for name in (MODEL, ADAPTER):
+        if (checkpoint / name).is_dir():
+            return checkpoint / name
+    raise RunError(f"{checkpoint} is no checkpoint: it holds neither {MODEL} nor {ADAPTER}")
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"cannot read {path}: {error}; remove {path.parent}") from None
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _complete(path: Path) -> Iterator[Path]:
+    """A hidden folder to write into. It is put on disk and gets the name `path`, or is removed."""
+    part = path.with_name(f"{HIDDEN}{path.name}")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    try:
+        yield part
+        _sync_tree(part)
+        part.rename(path)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            _sync_tree(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def _remove_old(run: Path, *, keep: int, keep_every: int | None) -> None:
+    found = list_checkpoints(run)
+    for step, path in list(found.items())[:-keep]:
+        if keep_every is None or step % keep_every:
+            hidden = path.with_name(f"{HIDDEN}{path.name}")
+            path.rename(hidden)  # at once; to remove what is in it takes a while
+            shutil.rmtree(hidden)
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (
+        Exception
+    ) as error:  # the libraries that write weights and tokenizers have their own types
+        reason = _disk_reason(error)
+        if reason is None:
+            raise
+        raise RunError(f"cannot write {path}: {reason}; what was there before is kept") from None
+
+
+def _disk_reason(error: Exception) -> str | None:
+    """What is wrong with the disk, if that is what the error is about."""
+    if isinstance(error, OSError):
+        return reason_of(error)
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return os.strerror(int(found[1])) if found else None

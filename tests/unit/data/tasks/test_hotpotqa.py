@@ -1,0 +1,370 @@
+"""HotpotQA-long: lengths, places, what may fill a text, and that train and dev never mix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memagent.data.example import Example
+from memagent.data.manifest import evidence_depths
+from memagent.data.tasks.depth import bucket_counts, uniformity_p
+from memagent.data.tasks.hotpotqa.task import HotpotTask, open_hotpotqa
+from memagent.data.tasks.registry import open_task, rebuild
+from memagent.documents.tokenizers import open_tokenizer
+from memagent.errors import ConfigError, DataError
+from tests.support.hotpot import HotpotFiles, fillers, item, write_hotpot
+
+REAL = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "hotpotqa"
+
+
+def opened(files: HotpotFiles, **settings: Any) -> HotpotTask:
+    return open_hotpotqa("hotpotqa", {"tokenizer": "bytes", **files.settings, **settings})
+
+
+def titles(example: Example) -> list[str]:
+    return [passage.title for passage in example.passages]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> HotpotFiles:
+    return write_hotpot(tmp_path)
+
+
+# --- the text -------------------------------------------------------------------------------------
+
+
+def test_a_text_has_the_documents_asked_for_and_each_once(files: HotpotFiles) -> None:
+    example = opened(files, docs=50).example(0)
+    name = example.metadata["hotpotqa_id"].removeprefix("id-")
+    assert len(set(titles(example))) == 50
+    own = {f"Object {name}", f"Person {name}", f"Near {name} a", f"Near {name} b"}
+    assert own <= set(titles(example))
+    assert sum(title.startswith("Filler") for title in titles(example)) == 46
+    assert example.num_tokens == len(example.text().encode())
+
+
+def test_evidence_is_the_marked_sentences(files: HotpotFiles) -> None:
+    task = opened(files, docs=20)
+    for index in range(12):
+        example = task.example(index)
+        name = example.metadata["hotpotqa_id"].removeprefix("id-")
+        assert {one.text for one in example.evidence} == {
+            f"It was made by Person {name}.",
+            f"Person {name} was born in Town {name}.",
+        }
+        text = example.text()
+        for one, (start, end) in zip(example.evidence, example.evidence_offsets(), strict=True):
+            assert text[start:end] == one.text
+            assert example.passages[one.document].text[one.start : one.end] == one.text
+
+
+def test_where_sentences_are_not_split_the_paragraph_is_the_evidence(tmp_path: Path) -> None:
+    unsplit = item("x")
+    unsplit["context"][1][1] = [" Object x is old. It was made by Person x. "]
+    files = write_hotpot(tmp_path, dev=[unsplit])
+    evidence = {one.text for one in opened(files, docs=5).example(0).evidence}
+    assert evidence == {
+        "Object x is old. It was made by Person x.",
+        "Person x was born in Town x.",
+    }
+
+
+@pytest.mark.parametrize("tokens", [700, 1500, 4000, 12000])
+def test_a_length_in_bytes_is_met_within_two_percent(files: HotpotFiles, tokens: int) -> None:
+    task = opened(files, tokens=tokens)
+    for index in range(12):
+        example = task.example(index)
+        assert example.num_tokens == len(example.text().encode())
+        assert 0.98 * tokens <= example.num_tokens <= tokens
+        assert len(set(titles(example))) == len(example.passages)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen", "estimate"])
+def test_a_length_is_met_by_any_tokenizer(
+    files: HotpotFiles, kind: str, tokenizer_folder: Path, qwen_like_folder: Path
+) -> None:
+    name = {"gpt2": str(tokenizer_folder), "qwen": str(qwen_like_folder)}.get(kind, kind)
+    tokenizer = open_tokenizer(name)
+    for tokens in (900, 3000):
+        example = opened(files, tokens=tokens, tokenizer=name).example(1)
+        assert example.num_tokens == tokenizer.count(example.text())
+        assert 0.98 * tokens <= example.num_tokens <= tokens
+
+
+def test_paragraphs_are_counted_once_and_kept(tmp_path: Path) -> None:
+    files = write_hotpot(tmp_path, paragraphs=fillers(300, seed=1))
+    task = opened(files, tokens=2000)
+    task.example(0)
+    (kept,) = task.store.folder.glob("counts-*.bin")
+    costs = [
+        len(f"{p.title}\n{p.text}\n\n".encode())
+        for p in map(task.store.passage, range(task.store.num_paragraphs))
+    ]
+    assert list(task._costs) == costs
+    before = kept.stat()
+    opened(files, tokens=3000).example(0)
+    assert kept.stat().st_mtime_ns == before.st_mtime_ns
+    assert list(task.store.folder.glob("counts-*.bin")) == [kept]
+
+
+def test_counts_of_another_tokenizer_are_kept_apart(tmp_path: Path) -> None:
+    files = write_hotpot(tmp_path, paragraphs=fillers(300, seed=2))
+    opened(files, tokens=2000).example(0)
+    task = opened(files, tokens=1000, tokenizer="estimate")
+    task.example(0)
+    assert len(list(task.store.folder.glob("counts-*.bin"))) == 2
+
+
+# --- questions and places -------------------------------------------------------------------------
+
+
+def test_every_length_asks_the_same_questions(files: HotpotFiles) -> None:
+    lengths: list[dict[str, int]] = [{"docs": 5}, {"docs": 100}, {"tokens": 900}, {"tokens": 9000}]
+    asked = [[opened(files, **one).example(n).question for n in range(12)] for one in lengths]
+    assert asked[0] == asked[1] == asked[2] == asked[3]
+    assert len(set(asked[0])) == 12
+    assert [opened(files, docs=5, seed=1).example(n).question for n in range(12)] != asked[0]
+
+
+def test_an_example_is_the_same_whatever_was_made_before(files: HotpotFiles) -> None:
+    forwards, backwards = opened(files, tokens=1500), opened(files, tokens=1500)
+    made = [forwards.example(index) for index in range(12)]
+    assert [backwards.example(index) for index in reversed(range(12))] == made[::-1]
+
+
+@pytest.mark.parametrize("length", [{"docs": 40}, {"tokens": 8000}], ids=str)
+def test_evidence_is_spread_evenly_over_depth(tmp_path: Path, length: dict[str, int]) -> None:
+    files = write_hotpot(tmp_path, dev=[item(f"d{n}") for n in range(500)])
+    task = opened(files, **length)
+    depths = [depth for n in range(500) for depth in evidence_depths(task.example(n))]
+    assert len(depths) == 1000
+    assert uniformity_p(bucket_counts(depths, num_buckets=10)) > 0.01
+
+
+def test_gold_paragraphs_are_not_in_the_same_slots_every_time(files: HotpotFiles) -> None:
+    task = opened(files, docs=100)
+    slots = {tuple(one.document for one in task.example(n).evidence) for n in range(12)}
+    assert len(slots) == 12
+
+
+def test_yes_and_no_are_kept_and_told(tmp_path: Path) -> None:
+    files = write_hotpot(tmp_path, dev=[item("a", answer="yes"), item("b")])
+    made = [opened(files, docs=5).example(n) for n in range(2)]
+    flags = {example.answers: example.metadata["is_yes_no"] for example in made}
+    assert flags == {("yes",): True, ("Town b",): False}
+
+
+def test_a_text_is_made_again_from_its_origin(files: HotpotFiles) -> None:
+    example = opened(files, tokens=3000).example(3)
+    bare = replace(example, documents=None)
+    assert rebuild(bare).text() == example.text()
+    moved = files.dev.rename(files.dev.with_name("moved.jsonl"))
+    lost = replace(bare, origin=replace(bare.origin, settings={**bare.origin.settings, "seed": 5}))
+    with pytest.raises(DataError, match=r"dev.jsonl does not exist"):
+        rebuild(lost)
+    assert rebuild(bare, settings={"dev": str(moved)}).text() == example.text()
+
+
+def test_a_text_that_comes_out_differently_is_refused(files: HotpotFiles) -> None:
+    bare = replace(opened(files, tokens=3000).example(3), documents=None, text_sha256="0" * 64)
+    with pytest.raises(DataError, match="came out differently"):
+        rebuild(bare)
+
+
+# --- what may fill a text -------------------------------------------------------------------------
+
+
+def test_own_paragraphs_never_come_again_as_filler(tmp_path: Path) -> None:
+    same_title = {"title": "object  X", "text": "Another account of it."}
+    same_text = {"title": "Elsewhere", "text": "person x was born in Town x. Little  else is told."}
+    files = write_hotpot(tmp_path, dev=[item("x")], paragraphs=[same_title, same_text, *fillers(9)])
+    task = opened(files, docs=13)
+    example = task.example(0)
+    assert len(example.passages) == 13
+    assert not {"object X", "Elsewhere"} & set(titles(example))
+    assert {task.store.passage(number).title for number in task.store.item(0).taken} == {
+        "object X",
+        "Elsewhere",
+    }
+
+
+def test_doubles_are_left_out_of_the_pool(tmp_path: Path) -> None:
+    first, second = fillers(2)
+    again = {"title": "A new name", "text": first["text"].upper()}
+    files = write_hotpot(tmp_path, paragraphs=[first, second, again])
+    task = opened(files, docs=5)
+    assert task.store.num_pool == 2
+    assert task.about["left_out"] == {"paragraphs that are there twice": 1}
+
+
+def test_without_a_file_of_paragraphs_the_questions_own_are_the_pool(files: HotpotFiles) -> None:
+    task = opened(files, paragraphs=None, docs=30)
+    assert task.store.num_pool == 12 * 4
+    assert set(task.store.fingerprints) == {"hotpotqa-dev"}
+    assert all(" d" in title for title in titles(task.example(0)))
+
+
+# --- train and dev --------------------------------------------------------------------------------
+
+
+def test_a_pool_for_training_has_no_gold_of_development_questions(tmp_path: Path) -> None:
+    by_title = {"title": "Object d0 ", "text": "Told in other words."}
+    by_text = {"title": "Someone", "text": "Person d1 was born in Town d1. Little else is told."}
+    near = {"title": "Near d1 a", "text": "Nothing is known of d1 here."}
+    pool = [by_title, by_text, near, *fillers(6)]
+    files = write_hotpot(tmp_path, paragraphs=pool)
+    train, dev = (opened(files, split=split, docs=8) for split in ("train", "dev"))
+    names = [train.store.passage(number).title for number in range(train.store.num_pool)]
+    assert names == ["Near d1 a", *(f"Filler {n}" for n in range(6))]
+    assert train.about["left_out"] == {"paragraphs that development questions rest on": 2}
+    assert dev.store.num_pool == 9
+
+
+def test_distractors_for_training_are_no_gold_of_development_questions(tmp_path: Path) -> None:
+    mixed = item("t0")
+    mixed["context"].append(["Object d0", ["Object d0 is old.", " It was made by Person d0."]])
+    files = write_hotpot(tmp_path, train=[mixed])
+    task = opened(files, split="train", docs=30)
+    assert "Object d0" not in titles(task.example(0))
+    assert task.example(0).metadata["is_gold_in_dev"] is False
+
+
+def test_gold_of_both_splits_is_told(tmp_path: Path) -> None:
+    shared = item("d0", question="Who made Object d0?", answer="Person d0")
+    files = write_hotpot(tmp_path, train=[{**shared, "_id": "another"}, item("t1")])
+    task = opened(files, split="train", docs=10)
+    told = {
+        e.metadata["hotpotqa_id"]: e.metadata["is_gold_in_dev"] for e in map(task.example, (0, 1))
+    }
+    assert told == {"another": True, "id-t1": False}
+
+
+@pytest.mark.parametrize(
+    "double",
+    [
+        {**item("t5"), "_id": "id-d3"},
+        item("t5", question="  where was the Maker of object d3 born? "),
+    ],
+    ids=["id", "question"],
+)
+def test_a_question_of_both_splits_is_refused(tmp_path: Path, double: dict[str, Any]) -> None:
+    files = write_hotpot(tmp_path, train=[item("t0"), double])
+    with pytest.raises(DataError, match=r"is a development question too .*overlap=drop"):
+        opened(files, split="train", docs=10)
+    task = opened(files, split="train", docs=10, overlap="drop")
+    assert task.num_available == 1
+    assert task.about["left_out"] == {"questions that are development questions too": 1}
+
+
+def test_development_questions_as_training_questions_are_refused(files: HotpotFiles) -> None:
+    with pytest.raises(DataError, match="development question too"):
+        opened(files, train=str(files.dev), split="train", docs=10)
+
+
+def test_questions_that_cannot_be_used_are_counted(tmp_path: Path) -> None:
+    no_gold = item("a")
+    no_gold["supporting_facts"] = [["Gone", 0], ["Person a", 0]]
+    wrong = item("b", answer="Nowhere at all")
+    files = write_hotpot(tmp_path, dev=[no_gold, wrong, item("c"), {**item("c"), "_id": "again"}])
+    task = opened(files, docs=10)
+    assert task.num_available == 1
+    assert task.about["left_out"] == {
+        "questions that are asked twice": 1,
+        "questions whose answer is not in their gold paragraphs": 1,
+        "questions without two gold paragraphs": 1,
+    }
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"docs": 305}, r"docs=305 needs 301 paragraphs .* the pool has 300; lower docs"),
+        ({"docs": 3}, r"docs=3 is below the 4 paragraphs of question id-"),
+        ({"tokens": 250}, r"tokens=250 is below the \d+ tokens of question id-.*lower distractors"),
+        ({"tokens": 500_000}, r"too few paragraphs for tokens=500000: all 300 leave \d+ tokens"),
+        ({}, r"give the length of the text as docs=200 or as tokens=28000"),
+        ({"docs": 9, "tokens": 900}, r"one of them"),
+        ({"docs": 9, "dcos": 3}, r"unknown setting dcos; did you mean docs\?"),
+        ({"docs": 9, "dev": "nowhere.json"}, r"nowhere.json does not exist"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(
+    files: HotpotFiles, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((DataError, ConfigError), match=message):
+        opened(files, **settings).example(0)
+
+
+def test_the_smallest_text_holds_the_gold_paragraphs_alone(files: HotpotFiles) -> None:
+    example = opened(files, docs=2, distractors=0).example(0)
+    assert sorted(title.split()[0] for title in titles(example)) == ["Object", "Person"]
+
+
+def test_an_index_beyond_the_questions_is_refused(files: HotpotFiles) -> None:
+    with pytest.raises(DataError, match="there is no question 12: dev has 12"):
+        opened(files, docs=10).example(12)
+
+
+# --- real questions -------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the real files in ../shared/data")
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_real_answers_stand_in_the_evidence_paragraphs(split: str) -> None:
+    sources = {name: str(REAL) for name in ("train", "dev", "paragraphs")}
+    settings = {"split": split, "docs": 20, "tokenizer": "bytes", "seed": 3, **sources}
+    task = open_task("hotpotqa", settings)
+    num_yes_no = 0
+    for index in range(300):
+        example = task.example(index)
+        (answer,) = example.answers
+        documents = {one.document for one in example.evidence}
+        assert len(documents) == 2
+        held = [example.passages[n] for n in documents]
+        if example.metadata["is_yes_no"]:
+            num_yes_no += 1
+        else:
+            assert any(answer in p.text or answer in p.title for p in held), example.id
+        for one in example.evidence:
+            assert example.passages[one.document].text[one.start : one.end] == one.text
+    assert 5 < num_yes_no < 60
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the real files in ../shared/data")
+@pytest.mark.parametrize("kind", ["bytes", "gpt2"])
+def test_real_texts_have_the_length_and_evidence_everywhere(
+    kind: str, tokenizer_folder: Path
+) -> None:
+    name = str(tokenizer_folder) if kind == "gpt2" else kind
+    sources = {"dev": str(REAL), "paragraphs": str(REAL), "tokenizer": name}
+    task = open_task("hotpotqa", {"tokens": 30_000, "seed": 7, **sources})
+    depths = []
+    for index in range(500):
+        example = task.example(index)
+        assert example.num_tokens is not None
+        assert 0.98 * 30_000 <= example.num_tokens <= 30_000
+        depths += evidence_depths(example)
+    assert uniformity_p(bucket_counts(depths, num_buckets=10)) > 0.01
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs the real files in ../shared/data")
+def test_real_development_gold_is_in_no_training_pool() -> None:
+    sources = {name: str(REAL) for name in ("train", "dev", "paragraphs")}
+    train = open_hotpotqa(
+        "hotpotqa", {**sources, "split": "train", "docs": 9, "tokenizer": "bytes"}
+    )
+    dev = open_hotpotqa("hotpotqa", {**sources, "split": "dev", "docs": 9, "tokenizer": "bytes"})
+    pool = {train.store.passage(n).title for n in range(train.store.num_pool)}
+    gold = {
+        dev.store.passage(one.paragraph).title
+        for n in range(dev.store.num_items)
+        for one in dev.store.item(n).gold
+    }
+    assert len(gold) > 2500
+    assert not pool & gold

@@ -1,0 +1,214 @@
+"""Advantages, worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from memagent.errors import ConfigError
+from memagent.rl.objective import PRESETS, ObjectiveConfig
+from memagent.rl.types import Group, Rollout, Sample, Status
+from memagent.rl.update.advantages import (
+    advantages_of,
+    check_group_size,
+    group_advantages,
+    has_signal,
+    overlong_penalty,
+    overlong_shaping,
+)
+from memagent.rl.update.rows import is_stale, rows_of, split_groups
+
+
+def sample(num_sampled: int = 1, *, policy_version: int = 0) -> Sample:
+    """A prompt of one token and a reply."""
+    return Sample(
+        ids=tuple(range(num_sampled + 1)),
+        is_sampled=(False, *[True] * num_sampled),
+        logprobs=(0.0, *[-1.0] * num_sampled),
+        policy_version=policy_version,
+    )
+
+
+def group_of(*rewards: float, task_id: str = "a", failed: tuple[int, ...] = ()) -> Group:
+    statuses: list[Status] = ["failed" if n in failed else "ok" for n in range(len(rewards))]
+    return Group(
+        task_id=task_id,
+        rollouts=tuple(
+            Rollout(task_id=task_id, index=n, samples=(sample(),), reward=reward, status=status)
+            for n, (reward, status) in enumerate(zip(rewards, statuses, strict=True))
+        ),
+    )
+
+
+def test_the_mean_of_the_group_is_taken_away() -> None:
+    # (1 + 0 + 0 + 1) / 4 = 0.5
+    assert advantages_of([1.0, 0.0, 0.0, 1.0]) == [0.5, -0.5, -0.5, 0.5]
+    # (1 + 0 + 0 + 0) / 4 = 0.25
+    assert advantages_of([1.0, 0.0, 0.0, 0.0]) == [0.75, -0.25, -0.25, -0.25]
+
+
+def test_scaling_divides_by_the_standard_deviation() -> None:
+    # mean 1, deviations -1 -1 2, variance (1 + 1 + 4) / 3 = 2
+    found = advantages_of([0.0, 0.0, 3.0], scale_by_std=True)
+    assert found == pytest.approx([-1 / 2**0.5, -1 / 2**0.5, 2 / 2**0.5], rel=1e-5)
+
+
+@pytest.mark.parametrize("scale_by_std", [False, True])
+def test_equal_rewards_give_exact_zeros(scale_by_std: bool) -> None:
+    # the mean of 0.1, 0.1, 0.1 is not 0.1 in floating point
+    assert advantages_of([0.1, 0.1, 0.1], scale_by_std=scale_by_std) == [0.0, 0.0, 0.0]
+
+
+def test_failed_rollouts_are_in_no_statistic() -> None:
+    # the middle one failed: (1 + 0) / 2 = 0.5
+    found = group_advantages(group_of(1.0, 0.0, 0.0, failed=(1,)))
+    assert found.advantages == (0.5, None, -0.5)
+    assert found.has_signal
+
+
+def test_a_group_with_one_rollout_left_has_no_signal() -> None:
+    found = group_advantages(group_of(1.0, 0.0, failed=(1,)))
+    assert found.advantages == (0.0, None)
+    assert not found.has_signal
+
+
+def test_a_group_that_failed_altogether_has_no_signal() -> None:
+    found = group_advantages(group_of(0.0, 0.0, failed=(0, 1)))
+    assert found.advantages == (None, None)
+    assert not found.has_signal
+
+
+def test_a_group_of_one_is_refused_with_a_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"group_size=1 .* use at least 2"):
+        check_group_size(1)
+    with pytest.raises(ConfigError, match="use at least 2"):
+        group_advantages(group_of(1.0))
+
+
+def test_dynamic_sampling_keeps_groups_with_different_rewards() -> None:
+    groups = [group_of(1.0, 1.0), group_of(1.0, 0.0), group_of(0.0, 0.0)]
+    assert [has_signal(group) for group in groups] == [False, True, False]
+
+
+def test_overlong_replies_lose_reward_in_the_last_part_of_their_limit() -> None:
+    def penalty(num_tokens: int) -> float:
+        return overlong_penalty(num_tokens, max_tokens=100, soft_tokens=20, penalty=0.5)
+
+    # 80 is free; 90 is half way through the last 20; 100 is the limit
+    assert [penalty(n) for n in (0, 80, 90, 100, 120)] == [0, 0, -0.25, -0.5, -0.5]
+
+
+def test_an_overlong_part_longer_than_the_limit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="overlong_tokens=200 is more than the 100 tokens"):
+        overlong_penalty(0, max_tokens=100, soft_tokens=200)
+
+
+# --- rows of a step -------------------------------------------------------------------------------
+
+
+def rollout(index: int, reward: float, *lengths: int) -> Rollout:
+    samples = tuple(sample(length) for length in lengths)
+    return Rollout(task_id="a", index=index, samples=samples, reward=reward)
+
+
+UNEVEN = Group(task_id="a", rollouts=(rollout(0, 1.0, 1, 3), rollout(1, 0.0, 2)))
+"""Six sampled tokens: a rollout of two rows with four, and one of one row with two."""
+
+
+def test_all_rows_of_a_rollout_have_its_advantage() -> None:
+    # over rollouts the mean is 1/2; over rows it would be 2/3
+    rows = rows_of([UNEVEN], ObjectiveConfig()).rows
+    assert [(row.rollout, row.advantage) for row in rows] == [(0, 0.5), (0, 0.5), (1, -0.5)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "weights"),
+    [
+        ({"loss_mean": "token"}, [1 / 6, 1 / 6, 1 / 6]),
+        ({"loss_mean": "rollout"}, [1 / 8, 1 / 8, 1 / 4]),
+        ({"loss_mean": "constant", "constant_tokens": 10}, [1 / 20, 1 / 20, 1 / 20]),
+    ],
+)
+def test_weights_follow_from_the_counts_of_the_step(
+    settings: dict[str, object], weights: list[float]
+) -> None:
+    step = rows_of([UNEVEN], ObjectiveConfig.parse(settings))
+    assert [row.weight for row in step.rows] == pytest.approx(weights)
+    assert (step.num_rollouts, step.num_tokens) == (2, 6)
+
+
+def test_groups_without_signal_are_not_computed_but_count() -> None:
+    flat = group_of(1.0, 1.0, task_id="b")
+    step = rows_of([UNEVEN, flat], ObjectiveConfig())
+    assert {row.group for row in step.rows} == {0}
+    assert (step.num_flat, step.num_idle, step.num_tokens) == (1, 2, 8)
+    assert step.rows[0].weight == pytest.approx(1 / 8)
+
+
+def test_groups_without_signal_are_computed_for_their_kl() -> None:
+    flat = group_of(1.0, 1.0, task_id="b")
+    step = rows_of([UNEVEN, flat], ObjectiveConfig(kl_coef=1e-3))
+    assert [row.advantage for row in step.rows] == [0.5, 0.5, -0.5, 0.0, 0.0]
+
+
+def test_failed_rollouts_are_counted_and_teach_nothing() -> None:
+    step = rows_of([group_of(1.0, 0.0, 0.0, failed=(2,))], ObjectiveConfig())
+    assert (len(step.rows), step.num_failed, step.num_rollouts) == (2, 1, 2)
+
+
+def test_rows_of_old_weights_are_left_out() -> None:
+    old, new = sample(policy_version=3), sample(policy_version=5)
+    assert is_stale(old, 5, max_staleness=1)
+    assert not is_stale(old, 5, max_staleness=2)
+    assert not is_stale(old, 5, max_staleness=None)
+    rollouts = (
+        Rollout(task_id="a", index=0, samples=(old,), reward=0.0),
+        Rollout(task_id="a", index=1, samples=(new,), reward=1.0),
+    )
+    objective = ObjectiveConfig(max_staleness=1)
+    step = rows_of([Group(task_id="a", rollouts=rollouts)], objective, policy_version=5)
+    assert [row.sample for row in step.rows] == [new]
+    assert (step.num_stale, step.num_tokens) == (1, 2)
+
+
+def test_a_batch_is_split_into_updates_of_whole_groups() -> None:
+    groups = [group_of(1.0, 0.0, task_id=str(n)) for n in range(5)]
+    parts = split_groups(groups, 2)
+    assert [[group.task_id for group in part] for part in parts] == [["0", "1"], ["2", "3", "4"]]
+    with pytest.raises(ConfigError, match="5 groups cannot be split into 6 updates"):
+        split_groups(groups, 6)
+
+
+# --- settings and records -------------------------------------------------------------------------
+
+
+def test_presets_are_the_published_recipes() -> None:
+    paper, dapo = (ObjectiveConfig.parse(PRESETS[name]) for name in ("paper", "dapo"))
+    assert (paper.clip_low, paper.clip_high, paper.kl_coef) == (0.2, 0.2, 1e-3)
+    assert not paper.scale_by_std
+    assert (dapo.clip_low, dapo.clip_high, dapo.kl_coef) == (0.2, 0.28, 0.0)
+    assert dapo.dynamic_sampling
+
+
+@pytest.mark.parametrize("settings", [{"loss_mean": "constant"}, {"constant_tokens": 5}])
+def test_a_constant_goes_with_its_mean(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="constant_tokens goes with loss_mean=constant"):
+        ObjectiveConfig.parse(settings)
+
+
+def test_a_sample_whose_parts_differ_in_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 ids, 3 marks and 2 logprobs"):
+        Sample(ids=(1, 2, 3), is_sampled=(False, False, True), logprobs=(0.0, 0.0))
+
+
+def test_a_first_token_cannot_be_sampled() -> None:
+    with pytest.raises(ValueError, match="nothing before it"):
+        Sample(ids=(1,), is_sampled=(True,), logprobs=(-1.0,))
+
+
+def test_the_worst_reply_of_a_rollout_decides_what_it_loses() -> None:
+    objective = ObjectiveConfig(overlong_tokens=20, overlong_penalty=0.5)
+    assert overlong_shaping(objective, [(10, 100), (80, 100)]) == 0.0
+    assert overlong_shaping(objective, [(10, 100), (90, 100), (85, 100)]) == pytest.approx(-0.25)
+    assert overlong_shaping(objective, [(100, 100), (3, 100)]) == -0.5
+    assert overlong_shaping(objective, [(12, 16)]) == pytest.approx(-0.25)  # begins at 8 of 16
+    assert overlong_shaping(objective, []) == 0.0

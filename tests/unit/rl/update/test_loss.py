@@ -1,0 +1,202 @@
+"""The loss of each token, worked by hand. Ratios are given, log-probabilities follow from them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from memagent.rl.objective import ObjectiveConfig
+from memagent.rl.update.loss import k3, merged, policy_loss, summary, token_losses
+
+BEHAVIOUR = -2.0
+
+
+def logs(*ratios: float, requires_grad: bool = False) -> torch.Tensor:
+    """Log-probabilities that have these ratios to BEHAVIOUR."""
+    values = [BEHAVIOUR + math.log(ratio) for ratio in ratios]
+    return torch.tensor(values, dtype=torch.float64, requires_grad=requires_grad)
+
+
+def same(count: int) -> torch.Tensor:
+    return torch.full((count,), BEHAVIOUR, dtype=torch.float64)
+
+
+def numbers(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def losses(ratio: float, advantage: float, **settings: Any) -> tuple[float, float]:
+    """The loss of one token, and its derivative by the log-probability."""
+    logprobs = logs(ratio, requires_grad=True)
+    found = token_losses(logprobs, same(1), numbers(advantage), ObjectiveConfig.parse(settings))
+    found.policy.sum().backward()
+    assert logprobs.grad is not None
+    return found.policy.item(), logprobs.grad.item()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope"),
+    [
+        (1.0, 2.0, -2.0, -2.0),  # on policy: -A, and the gradient of -A log p
+        (1.1, 2.0, -2.2, -2.2),  # within bounds: -r A
+        (1.5, 2.0, -2.6, 0.0),  # above 1 + 0.3: -(1.3) 2, held
+        (0.5, 2.0, -1.0, -1.0),  # below, but pushed up: min takes r A = 1
+        (0.5, -2.0, 1.6, 0.0),  # below 1 - 0.2: -(0.8)(-2), held
+        (1.5, -2.0, 3.0, 3.0),  # above, but pushed down: r A = -3
+        (4.0, -2.0, 6.0, 0.0),  # r A = -8 is below 3 A = -6: dual clip holds
+        (1.0, 0.0, 0.0, 0.0),  # no advantage, nothing to learn
+    ],
+)
+def test_the_clipped_loss_of_a_token(
+    ratio: float, advantage: float, loss: float, slope: float
+) -> None:
+    found = losses(ratio, advantage, clip_low=0.2, clip_high=0.3, dual_clip=3.0)
+    assert found == pytest.approx((loss, slope), abs=1e-12)
+
+
+def test_without_dual_clip_a_far_token_is_pushed_down_all_the_way() -> None:
+    assert losses(4.0, -2.0, dual_clip=None) == pytest.approx((8.0, 8.0))
+
+
+def test_kl_is_the_third_estimator() -> None:
+    # policy 0.5, reference 0.25: q/p - log(q/p) - 1 = 0.5 + log 2 - 1
+    logprobs = torch.tensor([math.log(0.5)], dtype=torch.float64, requires_grad=True)
+    found = k3(logprobs, numbers(math.log(0.25)))
+    assert found.item() == pytest.approx(0.5 + math.log(2) - 1)
+    found.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.item() == pytest.approx(0.5)  # 1 - q/p
+    assert k3(numbers(-3.0), numbers(-3.0)).item() == 0.0
+
+
+def test_the_loss_is_a_weighted_sum_with_kl() -> None:
+    # tokens: -1.1 and +1.0, weights 1/4; KL of the first: 0.5 + log 2 - 1, of the second 0
+    logprobs = logs(1.1, 1.0)
+    reference = logprobs + numbers(math.log(0.5), 0.0)
+    result = policy_loss(
+        logprobs,
+        same(2),
+        numbers(1.0, -1.0),
+        numbers(0.25, 0.25),
+        ObjectiveConfig(kl_coef=0.1),
+        reference=reference,
+    )
+    kl = 0.5 + math.log(2) - 1
+    assert result.loss.item() == pytest.approx(0.25 * (-1.1 + 1.0) + 0.25 * 0.1 * kl)
+    told = summary(result.stats)
+    assert told["kl"] == pytest.approx(kl / 2)
+    assert told["loss_policy"] == pytest.approx(-0.025)
+
+
+@pytest.mark.parametrize(
+    ("weights", "loss"),
+    [
+        # a rollout of one token (loss -2) and one of three (loss 1 each)
+        ((1 / 4, 1 / 4, 1 / 4, 1 / 4), (-2 + 3) / 4),  # mean over tokens
+        ((1 / 2, 1 / 6, 1 / 6, 1 / 6), (-2 + 1) / 2),  # mean over rollouts
+        ((1 / 20, 1 / 20, 1 / 20, 1 / 20), (-2 + 3) / 20),  # two rollouts, constant 10
+    ],
+)
+def test_each_mean_is_a_matter_of_weights(weights: tuple[float, ...], loss: float) -> None:
+    result = policy_loss(
+        logs(1, 1, 1, 1), same(4), numbers(2, -1, -1, -1), numbers(*weights), ObjectiveConfig()
+    )
+    assert result.loss.item() == pytest.approx(loss)
+
+
+# --- samples of other weights ---------------------------------------------------------------------
+
+
+def test_recomputed_ratios_start_at_one_and_tokens_weigh_the_mismatch() -> None:
+    # trainer / engine = 1.5, capped at 1.25, and 0.5; nothing was updated yet, so ratios are 1
+    old = logs(1.5, 0.5)
+    found = token_losses(
+        old, same(2), numbers(1.0, 1.0), ObjectiveConfig(importance_cap=1.25), old=old
+    )
+    assert found.ratio.tolist() == [1.0, 1.0]
+    assert found.policy.tolist() == pytest.approx([-1.25, -0.5])
+    assert found.log_mismatch.tolist() == pytest.approx([math.log(1.5), math.log(0.5)])
+
+
+def test_without_a_cap_recomputed_tokens_all_weigh_one() -> None:
+    old = logs(1.5)
+    found = token_losses(old, same(1), numbers(1.0), ObjectiveConfig(importance_cap=None), old=old)
+    assert found.policy.item() == pytest.approx(-1.0)
+
+
+def test_tokens_that_trainer_and_engine_disagree_about_are_masked() -> None:
+    objective = ObjectiveConfig(mask_below=0.5, mask_above=2.0)
+    logprobs = logs(0.4, 0.6, 1.9, 2.1, requires_grad=True)
+    found = token_losses(
+        logprobs, same(4), numbers(-1, 1, -1, -1), objective, reference=logs(0.8, 0.6, 3.8, 4.2)
+    )
+    assert found.is_masked.tolist() == [True, False, False, True]
+    assert found.kl is not None
+    assert found.kl.tolist() == pytest.approx([0.0, 0.0, 2 - math.log(2) - 1, 0.0])
+    assert found.policy.tolist() == pytest.approx([0.0, -0.6, 1.9, 0.0])
+    found.policy.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0.0, -0.6, 1.9, 0.0])
+
+
+def test_hopeless_differences_do_not_overflow() -> None:
+    logprobs = torch.tensor([0.0, -1e4], requires_grad=True)
+    result = policy_loss(
+        logprobs,
+        torch.tensor([-1e4, 0.0]),
+        torch.tensor([-1.0, 1.0]),
+        torch.ones(2),
+        ObjectiveConfig(kl_coef=0.1, dual_clip=None),
+        reference=torch.tensor([-1e4, 0.0]),
+    )
+    result.loss.backward()
+    assert logprobs.grad is not None
+    assert torch.isfinite(result.loss)
+    assert torch.isfinite(logprobs.grad).all()
+
+
+# --- what is told ---------------------------------------------------------------------------------
+
+
+def test_statistics_tell_what_was_clipped() -> None:
+    result = policy_loss(
+        logs(1.5, 0.5, 4.0, 1.0),
+        same(4),
+        numbers(1, -1, -1, 1),
+        numbers(1, 1, 1, 1),
+        ObjectiveConfig(),
+        entropies=numbers(1.0, 2.0, 3.0, 4.0),
+    )
+    told = summary(result.stats)
+    assert {name: told[name] for name in ("clip_high", "clip_low", "clip_dual", "masked")} == {
+        "clip_high": 0.25,
+        "clip_low": 0.25,
+        "clip_dual": 0.25,
+        "masked": 0.0,
+    }
+    assert told["ratio"] == pytest.approx(7 / 4)
+    assert told["ratio_max"] == pytest.approx(4.0)
+    assert told["entropy"] == pytest.approx(2.5)
+    assert told["mismatch_max"] == pytest.approx(math.log(4))
+    # r - log r - 1, over 1.5, 0.5, 4 and 1
+    kl = (7.0 - math.log(1.5 * 0.5 * 4.0) - 4) / 4
+    assert told["mismatch_kl"] == pytest.approx(kl)
+
+
+def test_statistics_of_parts_add_up_to_those_of_the_whole() -> None:
+    ratios, advantages = (1.5, 0.5, 4.0, 1.0, 0.9), (1.0, -1.0, -1.0, 1.0, -0.5)
+
+    def told(first: int, end: int) -> dict[str, torch.Tensor]:
+        return policy_loss(
+            logs(*ratios[first:end]),
+            same(end - first),
+            numbers(*advantages[first:end]),
+            numbers(*[0.2] * (end - first)),
+            ObjectiveConfig(),
+        ).stats
+
+    whole, parts = summary(told(0, 5)), summary(merged([told(0, 2), told(2, 2), told(2, 5)]))
+    assert parts == pytest.approx(whole)

@@ -1,0 +1,350 @@
+"""Warm-start traces: the reader's own prompts, memories that suffice, files that can be resumed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memagent import Reader
+from memagent.agent.prompts import open_prompts
+from memagent.cli.main import run
+from memagent.config import AgentConfig
+from memagent.data.example import Evidence, Example, Passage
+from memagent.data.formats.files import write_examples
+from memagent.data.tasks.beyond.task import KINDS
+from memagent.data.tasks.registry import open_task
+from memagent.documents.chunking import split
+from memagent.documents.document import Document
+from memagent.documents.tokenizers import ByteTokenizer
+from memagent.engines.scripted import ScriptedEngine
+from memagent.errors import DataError
+from memagent.rewards.verifiers import grade
+from memagent.rl.warmstart.trace_files import TracesWritten, write_traces
+from memagent.rl.warmstart.traces import NOTHING_YET, Conversation, TraceRefused, conversations
+from tests.support.beyond_solvers import solve_from_memory
+
+BYTES = ByteTokenizer()
+CONFIG = AgentConfig(window=8192, chunk_tokens=1200, memory_tokens=900, answer_tokens=400)
+TASKS = [*KINDS, "ruler/vt", "ruler/niah_single_1"]
+
+
+def made(name: str, index: int = 0, **settings: object) -> Example:
+    return open_task(name, {"tokens": 8000, "tokenizer": "bytes", "seed": 2, **settings}).example(
+        index
+    )
+
+
+def trace(example: Example, config: AgentConfig = CONFIG) -> list[Conversation]:
+    return list(conversations(example, config=config, tokenizer=BYTES))
+
+
+def replies(steps: list[Conversation]) -> list[str]:
+    return [step.messages[-1]["content"] for step in steps]
+
+
+def facts(*sentences: str, evidence: tuple[int, ...] = (), **fields: object) -> Example:
+    """Sentences of 20 bytes each, some of which are evidence."""
+    texts = [sentence.ljust(19, "x") + " " for sentence in sentences]
+    spans = [
+        Evidence(document=0, start=20 * n, end=20 * n + 19, text=texts[n][:19]) for n in evidence
+    ]
+    values: dict[str, object] = {"answers": ("a",), "task": "own", "question": "What?", **fields}
+    return Example(
+        id="one",
+        documents=(Passage(text="".join(texts)),),
+        evidence=tuple(spans),
+        **values,  # type: ignore[arg-type]
+    )
+
+
+# --- the steps ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompts", ["default", "boxed", "paper"])
+@pytest.mark.parametrize("name", TASKS)
+def test_a_reader_that_replies_so_sends_exactly_these_prompts(name: str, prompts: str) -> None:
+    config = CONFIG.model_copy(update={"prompts": prompts})
+    for index in range(3):
+        example = made(name, index)
+        steps = trace(example, config)
+        engine = ScriptedEngine(replies(steps))
+        played = Reader(engine, tokenizer=BYTES, config=config).ask(
+            example.question, example.text()
+        )
+        assert engine.prompts == [list(step.messages[:-1]) for step in steps]
+        assert [step.kind for step in played.steps] == [step.kind for step in steps]
+        assert [step.index for step in played.steps] == [step.step for step in steps]
+        assert [step.memory for step in played.steps[:-1]] == replies(steps)[:-1]
+        assert [step.flags for step in played.steps] == [()] * len(steps)
+        assert grade(example.grader, played.answer, example.answers, example.match).value == 1.0
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+def test_the_last_memory_is_enough_for_the_answer(name: str) -> None:
+    for index in range(60):
+        example = made(name, index, **_half_answerable(name))
+        *_, memory, answer = replies(trace(example))
+        assert solve_from_memory(name, memory, example.question) == answer == example.answers[0]
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+def test_a_section_without_news_repeats_the_memory(name: str) -> None:
+    num_repeated = 0
+    for index in range(20):
+        example = made(name, index)
+        chunks = split(Document.from_text(example.text()), BYTES, chunk_tokens=1200)
+        ends = [end for _, end in example.evidence_offsets()]
+        for role in ("similar", "candidate"):
+            ends += [end for _, end, _ in example.metadata["spans"].get(role, [])]
+        before = NOTHING_YET
+        for chunk, memory in zip(chunks, replies(trace(example)), strict=False):
+            if not any(chunk.start < end <= chunk.end for end in ends):
+                assert memory == before
+                num_repeated += 1
+            before = memory
+    assert num_repeated > 10
+
+
+def _half_answerable(name: str) -> dict[str, object]:
+    return {"answerable_share": 0.5} if name == "beyond/unanswerable" else {}
+
+
+def test_evidence_counts_in_the_section_where_it_ends() -> None:
+    # without spaces, sections are 30 bytes each: 0 to 30, 30 to 60, 60 to 90
+    text = "a" * 20 + "b" * 10 + "c" * 25 + "d" * 10 + "e" * 25
+    spans = {"b": (20, 30), "d": (55, 65)}
+    example = Example(
+        id="torn",
+        task="own",
+        question="What?",
+        answers=("d",),
+        documents=(Passage(text=text),),
+        evidence=tuple(
+            Evidence(document=0, start=start, end=end, text=text[start:end], note=note)
+            for note, (start, end) in spans.items()
+        ),
+    )
+    config = AgentConfig(chunk_tokens=30, memory_tokens=100)
+    assert replies(trace(example, config)) == ["b", "b", "b\nd", "d"]
+
+
+def test_titles_tell_who_a_sentence_is_about() -> None:
+    example = Example(
+        id="films",
+        task="hotpotqa",
+        question="Who directed it?",
+        answers=("Ada Holm",),
+        documents=(
+            Passage(title="Grey Gulls", text="It was directed by Ada Holm."),
+            Passage(title="Other", text="Nothing here."),
+            Passage(title="Ada Holm", text="Ada Holm was born in 1901."),
+        ),
+        evidence=(
+            Evidence(document=2, start=0, end=26, text="Ada Holm was born in 1901."),
+            Evidence(document=0, start=0, end=28, text="It was directed by Ada Holm."),
+        ),
+    )
+    assert replies(trace(example)) == [
+        "Grey Gulls: It was directed by Ada Holm.\nAda Holm was born in 1901.",
+        "Ada Holm",
+    ]
+
+
+def test_memories_are_worked_out_by_hand_for_corrections() -> None:
+    example = facts("Set 4 May.", "Rain.", "Now 9 May.", evidence=(0, 2), task="beyond/corrections")
+    first, last = example.evidence
+    example = replace(
+        example, evidence=(replace(first, note="It is 4 May."), replace(last, note="It is 9 May."))
+    )
+    config = AgentConfig(chunk_tokens=25, memory_tokens=100)
+    assert replies(trace(example, config))[:3] == ["It is 4 May.", "It is 4 May.", "It is 9 May."]
+
+
+def test_the_answer_has_the_form_that_the_prompts_ask_for() -> None:
+    several = facts("b a.", evidence=(0,), answers=("a.", "b"), match="all")
+    forms = [
+        replies(trace(several, CONFIG.model_copy(update={"prompts": prompts})))[-1]
+        for prompts in ("default", "boxed", "paper")
+    ]
+    assert forms == ["b, a.", "\\boxed{b, a.}", "\\boxed{b, a.}"]
+    other = facts("nothing", evidence=(0,), answers=("q", "p"), match="all")
+    assert replies(trace(other))[-1] == "q, p"
+
+
+def test_orders_in_the_text_never_reach_the_memory() -> None:
+    for index in range(100):
+        example = made("beyond/injection", index)
+        for memory in replies(trace(example)):
+            assert example.metadata["wrong_answer"] not in memory
+
+
+def test_a_text_that_is_kept_as_its_origin_gives_the_same_trace() -> None:
+    example = made("beyond/two_hop")
+    assert trace(replace(example, documents=None)) == trace(example)
+
+
+@pytest.mark.parametrize(
+    ("example", "config", "reason"),
+    [
+        (facts("One."), CONFIG, "one says nothing about its evidence"),
+        (facts("One.", evidence=(0,), answers=()), CONFIG, "no accepted answer"),
+        (
+            facts("One.", evidence=(0,)),
+            AgentConfig(memory_tokens=10),
+            r"takes 56 tokens, more than memory_tokens=10; raise memory_tokens",
+        ),
+        (
+            facts("One.", evidence=(0,), answers=("long answer",)),
+            AgentConfig(answer_tokens=5),
+            r"takes 11 tokens, more than answer_tokens=5; raise answer_tokens",
+        ),
+        (facts("One.", task="ruler/cwe"), CONFIG, "counts of all words"),
+        (
+            facts("One.", evidence=(0,), task="beyond/counting"),
+            CONFIG,
+            "lacks 'counted' in its metadata; build it again",
+        ),
+    ],
+)
+def test_what_has_no_trace_is_refused_before_the_first_step(
+    example: Example, config: AgentConfig, reason: str
+) -> None:
+    with pytest.raises(TraceRefused, match=reason):
+        next(conversations(example, config=config, tokenizer=BYTES))
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    path = tmp_path / "train.jsonl"
+    names = ["beyond/counting", "beyond/two_hop", "ruler/vt", "beyond/unanswerable"]
+    write_examples(path, [made(name, tokens=5000) for name in names])
+    return path
+
+
+def write(source: Path, out: Path, **options: object) -> TracesWritten:
+    return write_traces(source, out, config=CONFIG, tokenizer=BYTES, **options)  # type: ignore[arg-type]
+
+
+def test_a_file_holds_the_conversations_in_order(dataset: Path, tmp_path: Path) -> None:
+    out = tmp_path / "traces.jsonl"
+    written = write(dataset, out)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    expected = [
+        step.record()
+        for name in ("beyond/counting", "beyond/two_hop", "ruler/vt", "beyond/unanswerable")
+        for step in trace(made(name, tokens=5000))
+    ]
+    assert lines == expected
+    assert written == TracesWritten(num_examples=4, num_conversations=len(expected), num_refused=0)
+    manifest = json.loads((tmp_path / "traces.jsonl.manifest.json").read_text())
+    assert manifest["num_conversations"] == len(expected)
+    assert manifest["prompts_sha256"] == open_prompts("default").sha256
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "traces.jsonl",
+        "traces.jsonl.manifest.json",
+        "train.jsonl",
+    ]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.2, 0.5, 0.9, 0.999, 1.0])
+def test_a_file_that_was_cut_anywhere_is_finished_with_the_same_bytes(
+    dataset: Path, tmp_path: Path, share: float
+) -> None:
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    write(dataset, whole)
+    seen: list[str] = []
+
+    def die_at_the_end(example: Example) -> None:
+        seen.append(example.task)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(dataset, out, on_example=die_at_the_end)
+    part = tmp_path / "out.jsonl.part"
+    data = part.read_bytes()
+    assert data == whole.read_bytes()
+    part.write_bytes(data[: int(len(data) * share)])
+    redone: list[str] = []
+    written = write(dataset, out, on_example=lambda example: redone.append(example.task))
+    assert out.read_bytes() == whole.read_bytes()
+    assert written.num_examples == 4
+    assert redone == seen[4 - len(redone) :]
+    assert len(redone) == {0.0: 4, 1.0: 0}.get(share, len(redone))
+
+
+def test_other_settings_do_not_go_on_with_a_file(dataset: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+
+    def die(example: Example) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(dataset, out, on_example=die)
+    other = CONFIG.model_copy(update={"chunk_tokens": 1000})
+    with pytest.raises(DataError, match=r"out\.jsonl\.part was begun .* with other settings"):
+        write_traces(dataset, out, config=other, tokenizer=BYTES)
+
+
+def test_what_is_refused_is_counted_or_stops(dataset: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "mixed.jsonl", tmp_path / "out.jsonl"
+    words = made("ruler/cwe", tokens=9000)
+    write_examples(source, [made("ruler/vt"), words, made("beyond/counting"), words])
+    with pytest.raises(TraceRefused, match=r"ruler/cwe.*; --skip-refused leaves it out"):
+        write(source, out)
+    written = write(source, out, skip_refused=True)
+    assert (written.num_examples, written.num_refused) == (2, 2)
+
+
+def test_a_file_that_exists_is_not_overwritten(dataset: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text("mine")
+    with pytest.raises(DataError, match="exists; name another file, or overwrite it with --force"):
+        write(dataset, out)
+    assert out.read_text() == "mine"
+    write(dataset, out, force=True)
+    assert out.read_text() != "mine"
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_writes_traces(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "traces.jsonl"
+    options = ["--tokenizer", "bytes", "--chunk-tokens", "1200", "--memory-tokens", "900"]
+    arguments = ["data", "traces", str(dataset), "--out", str(out), *options]
+    assert run([*arguments, "--answer-tokens", "400"]) == 0
+    num_lines = len(out.read_text().splitlines())
+    assert capsys.readouterr().out == f"{out}: 4 examples, {num_lines} conversations\n"
+    same = tmp_path / "same.jsonl"
+    write(dataset, same)
+    assert out.read_bytes() == same.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tokenizer", "bytes", "--window", "6500"], "window of 6500"),
+        (["--tokenizer", "bytes", "--chunk-tokens", "9000"], "does not fit a window of 8192"),
+        (["--tokenizer", "bytes", "--prompts", "nosuch"], "there is no prompt set"),
+    ],
+)
+def test_the_command_says_what_to_change(
+    dataset: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
+) -> None:
+    out = tmp_path / "traces.jsonl"
+    assert run(["data", "traces", str(dataset), "--out", str(out), *options]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not out.exists()
