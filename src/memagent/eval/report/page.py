@@ -38,7 +38,7 @@ def page(
     plots: Sequence[Plot],
 ) -> str:
     """The page as HTML."""
-    source = (files("memagent.eval") / TEMPLATE).read_text(encoding="utf-8")
+    source = (files("memagent.eval.report") / TEMPLATE).read_text(encoding="utf-8")
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
