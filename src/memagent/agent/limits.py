@@ -25,7 +25,7 @@ class Limits:
         prices: Prices | None = None,
     ) -> None:
         if max_cost is not None and prices is None:
-            raise ConfigError("a limit on cost needs prices; give --price-in and --price-out")
+            raise ConfigError("a limit on cost needs prices; give `price_in` and `price_out`")
         self.max_calls = max_calls
         self.max_cost = max_cost
         self.has_prices = prices is not None
@@ -43,12 +43,12 @@ class Limits:
         cost = self._cost(prompt_tokens, completion_tokens)
         if self.max_calls is not None and self.num_calls + 1 > self.max_calls:
             raise LimitReached(
-                f"stopped after {self.num_calls} calls: --max-calls {self.max_calls}"
+                f"stopped after {self.num_calls} calls: `max_calls={self.max_calls}`"
             )
         if self.max_cost is not None and self.cost + cost > self.max_cost:
             raise LimitReached(
                 f"stopped at a cost of {self.cost:.4f}: the next call could cost {cost:.4f} and pass "
-                f"--max-cost {self.max_cost}"
+                f"`max_cost={self.max_cost}`"
             )
         self.num_calls += 1
         self.cost += cost

@@ -22,6 +22,7 @@ from memagent.agent.trace import Step, Trace, total_usage
 from memagent.cli.ask_request import Request, make_request
 from memagent.cli.models import pull_if_known
 from memagent.cli.shared.interrupt import stop_like_ctrl_c
+from memagent.cli.shared.messages import with_options
 from memagent.cli.shared.options import PanelCommand, panel_option, settings_options
 from memagent.cli.shared.output import print_answers, print_plan
 from memagent.cli.shared.progress import ReadingProgress, duration
@@ -290,7 +291,7 @@ class Ask:
 
     def _tell_kept(self, journal: Journal, reason: str, advice: str = "") -> None:
         path = shlex.quote(str(journal.path))
-        self._print(f"memagent: {reason}")
+        self._print(f"memagent: {with_options(reason)}")
         self._print(f"what was read is kept; {advice}go on with: memagent ask --resume {path}")
 
     def _tell(self, text: str) -> None:

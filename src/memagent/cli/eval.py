@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from memagent.cli.eval_request import EvalRequest, make_request
 from memagent.cli.models import pull_if_known
 from memagent.cli.shared.interrupt import stop_like_ctrl_c
+from memagent.cli.shared.messages import with_options
 from memagent.cli.shared.options import PanelCommand, panel_option, settings_options
 from memagent.cli.shared.progress import SECONDS_BETWEEN_LINES, duration
 from memagent.cli.shared.run_options import limit_options, price_options, run_options
@@ -383,7 +384,7 @@ class Eval:
 
     def _tell_kept(self, run: Run, reason: str, advice: str = "") -> None:
         path = shlex.quote(str(run.path))
-        self._print(f"memagent: {reason}")
+        self._print(f"memagent: {with_options(reason)}")
         self._print(f"all answers are kept; {advice}go on with: memagent eval --resume {path}")
 
     def _tell(self, text: str) -> None:

@@ -10,6 +10,7 @@ import click
 
 from memagent._version import __version__
 from memagent.cli.shared.lazy import LazyGroup
+from memagent.cli.shared.messages import with_options
 from memagent.errors import MemagentError
 
 COMMANDS: dict[str, str] = {
@@ -46,11 +47,12 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run a command; the exit code."""
+    commands: list[click.Command] = [app]
     try:
-        result = app.main(arguments, prog_name="memagent", standalone_mode=False)
+        result = app.main(arguments, prog_name="memagent", standalone_mode=False, obj=commands)
         sys.stdout.flush()  # a closed pipe shows here, not when Python has shut down
     except MemagentError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(with_options(str(error), commands[-1]), error.exit_code)
     except click.ClickException as error:
         return _fail(_usage_message(error), 2)
     except (KeyboardInterrupt, click.Abort):

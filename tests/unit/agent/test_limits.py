@@ -43,5 +43,5 @@ def test_what_was_used_before_counts() -> None:
 
 
 def test_a_cost_limit_needs_prices() -> None:
-    with pytest.raises(ConfigError, match="--price-in"):
+    with pytest.raises(ConfigError, match="`price_in`"):
         Limits(max_cost=1)

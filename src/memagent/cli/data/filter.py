@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from memagent.cli.ask_request import SECRET_SETTINGS, SETTINGS_OF
 from memagent.cli.models import pull_if_known
 from memagent.cli.shared.interrupt import stop_like_ctrl_c
+from memagent.cli.shared.messages import with_options
 from memagent.cli.shared.options import PanelCommand, given, panel_option, settings_options
 from memagent.cli.shared.progress import SECONDS_BETWEEN_LINES, duration
 from memagent.cli.shared.run_options import price_options, run_options
@@ -234,7 +235,7 @@ class Filter:
 
     def _tell_kept(self, run: Run, reason: str) -> None:
         path = shlex.quote(str(run.path))
-        self._print(f"memagent: {reason}")
+        self._print(f"memagent: {with_options(reason)}")
         self._print(f"all replies are kept; go on with: memagent data filter --resume {path}")
 
     def _tell(self, text: str) -> None:

@@ -10,7 +10,10 @@ import click
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by name and one line of help, until one of them is called."""
+    """A group that knows its commands by name and one line of help, until one of them is called.
+
+    Where the context's `obj` is a list, the command that is called is appended to it.
+    """
 
     def __init__(self, *args: Any, lazy: Mapping[str, str], prefix: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -27,6 +30,14 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = import_module(self._prefix + cmd_name).command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if isinstance(ctx.obj, list) and command is not None:
+            ctx.obj.append(command)
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
