@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import random
 
-from memagent.engines.local.scheduler import Request, Scheduler
+from memagent.engines.local.scheduler import GenerationRequest, Scheduler
 from memagent.types import Sampling
 
 NUM_TEXTS, GROUP, SHARED, OWN, REPLY = 8, 8, 5000, 150, 64
 VOCABULARY = 49_000
 
 
-def requests() -> list[Request]:
+def requests() -> list[GenerationRequest]:
     """Groups of requests over texts, each with tokens of its own after the shared ones."""
     rng = random.Random(0)
     made = []
@@ -23,12 +23,14 @@ def requests() -> list[Request]:
         for _ in range(GROUP):
             own = [rng.randrange(VOCABULARY) for _ in range(OWN)]
             made.append(
-                Request(prompt_ids=shared + own, sampling=Sampling(max_tokens=REPLY), seed=0)
+                GenerationRequest(
+                    prompt_ids=shared + own, sampling=Sampling(max_tokens=REPLY), seed=0
+                )
             )
     return made
 
 
-def num_computed(scheduler: Scheduler, waiting: list[Request]) -> int:
+def num_computed(scheduler: Scheduler, waiting: list[GenerationRequest]) -> int:
     """Play the model until every reply is written; the tokens that went through it."""
     for request in waiting:
         scheduler.submit(request)

@@ -37,7 +37,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
     Without `sync` a power cut may leave an empty file: for caches, which are checked when read.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(3)}{PART}")
+    part = _part_of(path)
     try:
         yield part
         if sync:
@@ -50,15 +50,23 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
-    """A hidden folder to write into. It is synced and renamed to `path`, which must not exist."""
-    part = path.with_name(f".{path.name}")
+def replacing_folder(path: Path, *, is_shared: bool = False) -> Iterator[Path]:
+    """A hidden folder to write into. It is synced and renamed to `path`, which must not exist.
+
+    With `is_shared`, several processes may write the same folder at once: the first one to finish wins.
+    """
+    part = _part_of(path) if is_shared else path.with_name(f".{path.name}")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     try:
         yield part
         _sync_tree(part)
-        part.rename(path)
+        try:
+            part.rename(path)
+        except OSError:
+            if not (is_shared and path.is_dir()):
+                raise
+            shutil.rmtree(part)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -93,6 +101,11 @@ def reason_of(error: OSError) -> str:
     if error.errno == errno.EMFILE:
         return f"{reason}; read fewer texts at once, or raise the limit with `ulimit -n`"
     return reason
+
+
+def _part_of(path: Path) -> Path:
+    """A name beside `path` that no other process uses."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(3)}{PART}")
 
 
 def _sync_tree(folder: Path) -> None:

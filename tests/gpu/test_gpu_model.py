@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from memagent.engines.local.generator import Generator
-from memagent.engines.local.scheduler import Request
+from memagent.engines.local.scheduler import GenerationRequest
 from memagent.types import Sampling
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -54,7 +54,7 @@ def prompts_of(count: int, *, seed: int, shared: int = 0, longest: int = 400) ->
     ]
 
 
-def replies(model: Any, prompts: list[list[int]], **settings: Any) -> list[Request]:
+def replies(model: Any, prompts: list[list[int]], **settings: Any) -> list[GenerationRequest]:
     given: dict[str, Any] = {"num_slots": 32768, "max_batch_tokens": 1024, "max_running": 64}
     sampling = settings.pop("sampling", Sampling(max_tokens=40, temperature=0.0))
     generator = Generator(model, eos_ids=[7], **{**given, **settings})
@@ -76,7 +76,7 @@ def by_transformers(model: Any, prompt: list[int], max_tokens: int) -> list[int]
 
 
 @torch.no_grad()
-def teacher_forced(model: Any, request: Request, temperature: float) -> torch.Tensor:
+def teacher_forced(model: Any, request: GenerationRequest, temperature: float) -> torch.Tensor:
     ids = torch.tensor([[*request.prompt_ids, *request.completion_ids]], device="cuda")
     logits = model(ids).logits[0, len(request.prompt_ids) - 1 : -1].float() / temperature
     index = torch.tensor(request.completion_ids, device="cuda")

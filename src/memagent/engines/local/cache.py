@@ -58,14 +58,14 @@ class SlotPool:
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class PrefixNode:
     """A run of tokens in the prefix tree."""
 
     tokens: Sequence[int]
     start: int
     """The slot of its first token; the others follow."""
-    parent: Node | None
-    children: dict[int, Node] = field(default_factory=dict)
+    parent: PrefixNode | None
+    children: dict[int, PrefixNode] = field(default_factory=dict)
     """By first token."""
     users: list[Hashable] = field(default_factory=list)
     """Requests that read these slots now; a node with users is never evicted."""
@@ -85,14 +85,14 @@ class PrefixTree:
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
-        self._root = Node(tokens=(), start=0, parent=None)
+        self._root = PrefixNode(tokens=(), start=0, parent=None)
         self._clock = itertools.count(1)
-        self._unused: list[tuple[int, int, Node]] = []
+        self._unused: list[tuple[int, int, PrefixNode]] = []
         """Heap of nodes that may be evicted, by last use; entries that are out of date stay in it."""
 
-    def match(self, tokens: Sequence[int]) -> list[Node]:
+    def match(self, tokens: Sequence[int]) -> list[PrefixNode]:
         """The nodes that hold the longest known beginning of `tokens`; a node is split to fit."""
-        nodes: list[Node] = []
+        nodes: list[PrefixNode] = []
         node, position = self._root, 0
         while position < len(tokens) and (child := node.children.get(tokens[position])):
             length = _common_length(child.tokens, tokens, position)
@@ -102,24 +102,24 @@ class PrefixTree:
             node, position = child, position + length
         return nodes
 
-    def add(self, parent: Node | None, tokens: Sequence[int], start: int) -> Node:
+    def add(self, parent: PrefixNode | None, tokens: Sequence[int], start: int) -> PrefixNode:
         """A new node below `parent` (None: at the top), whose slots begin at `start`.
 
         Where its tokens are known already (a prompt is asked again, and its last token is computed
         anew for its logits) the node stays out of the tree: it is dropped after use.
         """
         parent = parent or self._root
-        node = Node(tokens=tokens, start=start, parent=parent)
+        node = PrefixNode(tokens=tokens, start=start, parent=parent)
         parent.children.setdefault(tokens[0], node)
         self._offer(node)
         return node
 
-    def use(self, node: Node, user: Hashable) -> None:
+    def use(self, node: PrefixNode, user: Hashable) -> None:
         """Keep a node from being evicted."""
         node.users.append(user)
         node.last_used = next(self._clock)
 
-    def release(self, node: Node, user: Hashable) -> None:
+    def release(self, node: PrefixNode, user: Hashable) -> None:
         """The user does not read the node any more. What was never computed is dropped."""
         node.users.remove(user)
         node.last_used = next(self._clock)
@@ -154,7 +154,7 @@ class PrefixTree:
         self._root.children.clear()
         self._unused.clear()
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[PrefixNode]:
         """All nodes."""
         stack = list(self._root.children.values())
         while stack:
@@ -162,18 +162,18 @@ class PrefixTree:
             stack.extend(node.children.values())
             yield node
 
-    def _offer(self, node: Node) -> None:
+    def _offer(self, node: PrefixNode) -> None:
         """Let a node be evicted, if nothing holds it."""
         if self._is_evictable(node):
             heappush(self._unused, (node.last_used, next(self._clock), node))
 
-    def _is_evictable(self, node: Node) -> bool:
+    def _is_evictable(self, node: PrefixNode) -> bool:
         return not node.users and not node.children and self._is_in_tree(node)
 
-    def _split(self, node: Node, length: int) -> Node:
+    def _split(self, node: PrefixNode, length: int) -> PrefixNode:
         """Cut a node in two; the first part, which takes its place. Its users read both parts."""
         assert node.parent is not None
-        first = Node(
+        first = PrefixNode(
             tokens=node.tokens[:length],
             start=node.start,
             parent=node.parent,
@@ -190,10 +190,10 @@ class PrefixTree:
         first.children[node.tokens[0]] = node
         return first
 
-    def _is_in_tree(self, node: Node) -> bool:
+    def _is_in_tree(self, node: PrefixNode) -> bool:
         return node.parent is not None and node.parent.children.get(node.tokens[0]) is node
 
-    def _drop(self, node: Node) -> None:
+    def _drop(self, node: PrefixNode) -> None:
         if self._is_in_tree(node):
             assert node.parent is not None
             del node.parent.children[node.tokens[0]]
@@ -201,10 +201,10 @@ class PrefixTree:
         node.parent = None
 
 
-def path_to(node: Node) -> list[Node]:
+def path_to(node: PrefixNode) -> list[PrefixNode]:
     """The nodes from the top of the tree down to a node."""
-    path: list[Node] = []
-    current: Node | None = node
+    path: list[PrefixNode] = []
+    current: PrefixNode | None = node
     while current is not None and current.tokens:
         path.append(current)
         current = current.parent

@@ -1,8 +1,8 @@
 """The embedded engine: a model in this process, generating for many requests at once.
 
-A thread of its own runs the generator; requests come in from any event loop and their replies go back
-to it. Weights are the model's own parameters: `update_weights` copies new values into them while nothing
-is running. Whoever holds the model may also change them in place and call `weights_changed`.
+A dedicated thread runs the generator; requests arrive from any event loop and their replies return to
+it. Weights are the model's own parameters: `update_weights` copies new values into them while no request
+runs. Code that holds the model may also change them in place and call `weights_changed`.
 
     async with open_engine("local:./my-model") as engine:
         completion = await engine.complete(messages, Sampling(max_tokens=100))
@@ -13,11 +13,11 @@ is running. Whoever holds the model may also change them in place and call `weig
 
         engine.update_weights(trained.named_parameters())    # completions carry the next version
 
-        with engine.hold(fresh=True):    # requests that come in meanwhile begin together, in their order
+        with engine.hold(fresh=True):    # requests submitted inside start together, in order
             ...
 
-What is computed together decides the last bits of a log-probability. By itself the thread takes whatever
-has come in; requests that begin together on a fresh cache are computed the same way every time.
+The composition of a batch affects the last bits of a log-probability. By default the thread takes whatever
+has arrived; requests that start together on an empty cache are computed identically every time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Protocol
 
 import torch
@@ -39,14 +38,15 @@ from memagent.engines import store
 from memagent.engines.base import BaseEngine
 from memagent.engines.local.generator import Generator
 from memagent.engines.local.loading import LoadedModel, is_out_of_memory, load
-from memagent.engines.local.scheduler import Request
+from memagent.engines.local.scheduler import GenerationRequest
 from memagent.engines.local.streaming import TextStream
 from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError
+from memagent.names import nearest
 from memagent.types import Completion, Message, Sampling, Usage
 
 SEED_BITS = 63
 STOP_MARGIN_TOKENS = 8
-"""A stop text is looked for in the last tokens: at most one per byte, and a few more."""
+"""Stop texts are searched in the last tokens: at most one per byte, plus this margin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,20 +62,20 @@ class StreamedToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """How busy an engine is at the moment."""
+    """How busy an engine is."""
 
     num_running: int
     num_waiting: int
     num_slots: int
     """Tokens whose keys and values the cache can hold."""
     num_used_slots: int
-    """Those that hold something: of running requests, or kept for prompts that begin alike."""
+    """Slots in use: of running requests, or cached for prompts with the same prefix."""
 
 
 def open_local(model: str, **settings: Any) -> LocalEngine:
     """An engine for a model on this machine: a pulled one by name, a folder, or a GGUF file."""
     if not model:
-        raise ConfigError("say which model: local:NAME, or local:PATH of a folder or GGUF file")
+        raise ConfigError("no model named; use local:NAME, or local:PATH of a folder or GGUF file")
     config = LocalConfig.parse(settings)
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     loaded = load(
@@ -110,24 +110,24 @@ class LocalEngine(BaseEngine):
                 gguf=loaded.gguf,
                 native=config.native,
                 ends_text=self._ends_text,
-                on_tokens=self._pass_on,
+                on_tokens=self._forward,
             )
-        self._listeners: dict[Request, _Hears] = {}
-        self._inbox: list[Request] = []
-        """Requests that came in during a step; the thread takes them before the next."""
+        self._listeners: dict[GenerationRequest, _Listener] = {}
+        self._inbox: list[GenerationRequest] = []
+        """Requests that arrived during a step; the thread takes them before the next."""
         self._changed = threading.Condition()
-        """Guards inbox and flags, never held during a step: a caller's event loop must not wait."""
+        """Guards inbox and flags; never held during a step, so a caller's event loop does not block."""
         self._is_closed = False
         self._is_updating = False
-        """While true new requests wait: the weights are being changed."""
+        """While true, new requests wait: the weights are changing."""
         self._num_holds = 0
-        """While above 0 nothing is computed, so that requests come together."""
+        """While above 0 nothing is computed, so that requests start together."""
         self._wants_fresh = False
         self._thread: threading.Thread | None = None
 
     @property
     def policy_version(self) -> int:
-        """How often the weights have changed since the engine was opened, unless other counts were given."""
+        """Weight updates since the engine was opened, or the version set by `weights_changed`."""
         return self._generator.policy_version
 
     @property
@@ -137,7 +137,7 @@ class LocalEngine(BaseEngine):
 
     @property
     def load(self) -> EngineLoad:
-        """How busy the engine is; may be asked from any thread."""
+        """How busy the engine is. Safe to read from any thread."""
         scheduler = self._generator.scheduler
         return EngineLoad(
             num_running=len(scheduler.running),
@@ -151,11 +151,11 @@ class LocalEngine(BaseEngine):
         return await self.generate(self.prompt_ids(messages), sampling)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """One reply to a prompt of tokens. Cancelling the call frees what it holds."""
+        """One reply to a prompt of tokens. Cancelling the call frees its slots."""
         request = self._request(prompt_ids, sampling)
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Request] = loop.create_future()
-        self._submit(request, _Listener(loop, done))
+        done: asyncio.Future[GenerationRequest] = loop.create_future()
+        self._submit(request, _ReplyListener(loop, done))
         try:
             await done
         except asyncio.CancelledError:
@@ -168,8 +168,8 @@ class LocalEngine(BaseEngine):
     ) -> AsyncGenerator[StreamedToken | Completion, None]:
         """The tokens of one reply as they are sampled, and last the completion.
 
-        What is wrong with the request is raised here, before the first token. Closing the iterator
-        (`contextlib.aclosing`), or cancelling who waits for it, frees what the request holds.
+        An invalid request raises here, before the first token. Closing the iterator
+        (`contextlib.aclosing`) or cancelling the task that consumes it frees the request's slots.
         """
         return self._stream(self._request(prompt_ids, sampling))
 
@@ -178,9 +178,9 @@ class LocalEngine(BaseEngine):
     ) -> int:
         """Copy new values into the model's parameters; the new policy version.
 
-        Names are those of `model.named_parameters()`, LoRA's included; parameters that are not named
-        stay as they are. Everything is checked before the first one changes. Refused while a request
-        runs; requests that come in meanwhile are answered with the new weights.
+        Names are those of `model.named_parameters()`, including LoRA's; other parameters keep their
+        values. All weights are checked before the first one changes. Raises ConfigError while a request
+        runs; requests that arrive during the update use the new weights.
         """
         with self._updating():
             pairs = _checked_weights(self._loaded.model, weights)
@@ -191,7 +191,7 @@ class LocalEngine(BaseEngine):
             return self.policy_version
 
     def weights_changed(self, policy_version: int | None = None) -> None:
-        """Say that the model's parameters have changed; nothing may be running.
+        """Announce that the model's parameters have changed; no request may be running.
 
         Completions carry the given version from now on, or the next one.
         """
@@ -200,9 +200,9 @@ class LocalEngine(BaseEngine):
 
     @contextmanager
     def hold(self, *, fresh: bool = False) -> Iterator[None]:
-        """Compute nothing inside; requests that come in meanwhile begin together, in their order.
+        """Compute nothing inside the block; requests submitted in it start together, in order.
 
-        With `fresh`, what is kept of earlier prompts is dropped first, unless requests still run.
+        With `fresh`, cached prompts are dropped first, unless requests still run.
         """
         with self._changed:
             self._num_holds += 1
@@ -216,7 +216,7 @@ class LocalEngine(BaseEngine):
 
     @contextmanager
     def _updating(self) -> Iterator[None]:
-        """While nothing runs, and nothing begins. Not under the lock: callers must not wait for it."""
+        """Keep requests from starting. The lock is not held inside, so callers do not block."""
         with self._changed:
             if self._is_updating or self._inbox or self._generator.has_work:
                 raise ConfigError("the weights can only change while no request is running")
@@ -229,7 +229,7 @@ class LocalEngine(BaseEngine):
                 self._changed.notify_all()
 
     async def aclose(self) -> None:
-        """Stop the thread; what is still running fails."""
+        """Stop the thread; running requests fail."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -239,8 +239,8 @@ class LocalEngine(BaseEngine):
 
     # --- requests ------------------------------------------------------------------------------
 
-    def _request(self, prompt_ids: Sequence[int], sampling: Sampling) -> Request:
-        """A request that passed all checks."""
+    def _request(self, prompt_ids: Sequence[int], sampling: Sampling) -> GenerationRequest:
+        """A checked request."""
         self._check(prompt_ids, sampling)
         seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
         return self._generator.request(prompt_ids, sampling, seed=seed)
@@ -251,14 +251,16 @@ class LocalEngine(BaseEngine):
         if needed > self.served_window:
             raise EngineRefused(
                 f"the prompt has {len(prompt_ids)} tokens and the reply up to {sampling.max_tokens}, "
-                f"more than the {self.served_window} that {self.model} can see; lower --window to its own"
+                f"more than the {self.served_window} tokens of {self.model}'s window; lower `window`"
             )
         if prompt_ids and not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
             raise EngineRefused(
                 f"token ids of {self.model} lie between 0 and {self.vocab_size - 1}"
             )
 
-    async def _stream(self, request: Request) -> AsyncGenerator[StreamedToken | Completion, None]:
+    async def _stream(
+        self, request: GenerationRequest
+    ) -> AsyncGenerator[StreamedToken | Completion, None]:
         items: asyncio.Queue[_Sampled | MemagentError] = asyncio.Queue()
         text = TextStream(self._decode, request.sampling.stop)
         self._submit(request, _StreamListener(asyncio.get_running_loop(), items))
@@ -276,7 +278,7 @@ class LocalEngine(BaseEngine):
             if not request.finish_reason:
                 self._cancel(request)
 
-    def _submit(self, request: Request, listener: _Hears) -> None:
+    def _submit(self, request: GenerationRequest, listener: _Listener) -> None:
         with self._changed:
             if self._is_closed:
                 raise EngineError("the engine is closed")
@@ -289,11 +291,11 @@ class LocalEngine(BaseEngine):
                 self._thread.start()
             self._changed.notify_all()
 
-    def _cancel(self, request: Request) -> None:
+    def _cancel(self, request: GenerationRequest) -> None:
         request.is_cancelled = True  # the thread drops it before its next step
         self._listeners.pop(request, None)
 
-    def _completion(self, request: Request) -> Completion:
+    def _completion(self, request: GenerationRequest) -> Completion:
         num_cached = min(request.num_reused, len(request.prompt_ids))
         return Completion(
             text=self._text(request),
@@ -317,24 +319,24 @@ class LocalEngine(BaseEngine):
         return self._loaded.prompt_ids(messages)
 
     def text_ids(self, text: str) -> list[int]:
-        """The tokens of a plain text, with what the tokenizer puts at its beginning."""
+        """The tokens of a plain text, including those the tokenizer adds."""
         ids: list[int] = self._loaded.tokenizer.encode(text)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Tokens as text, special ones left out: as the text of a completion is made."""
+        """Tokens as text without special tokens, as in a completion."""
         return self._decode(ids)
 
     def token_text(self, token_id: int) -> str:
-        """A token by itself, special ones as they are written; U+FFFD for parts of a character."""
+        """The text of one token, special tokens included; U+FFFD for parts of a character."""
         return str(self._loaded.tokenizer.decode([token_id], skip_special_tokens=False))
 
-    def _text(self, request: Request) -> str:
+    def _text(self, request: GenerationRequest) -> str:
         text = self._decode(request.completion_ids)
         ends = [text.find(stop) for stop in request.sampling.stop if stop in text]
         return text[: min(ends)] if ends else text
 
-    def _ends_text(self, request: Request) -> bool:
+    def _ends_text(self, request: GenerationRequest) -> bool:
         stops = request.sampling.stop
         if not stops:
             return False
@@ -348,11 +350,11 @@ class LocalEngine(BaseEngine):
     # --- the thread ----------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Step as long as there is work; wait while there is none; end when closed."""
+        """Step while there is work; wait while there is none; return when closed."""
         while self._take_requests():
             try:
                 finished = self._generator.step()
-            except Exception as error:  # a request must never wait for a thread that died
+            except Exception as error:  # no request may wait for a thread that has died
                 self._fail(_as_engine_error(error))
                 continue
             for request in finished:
@@ -361,7 +363,7 @@ class LocalEngine(BaseEngine):
         self._fail(EngineError("the engine was closed"))
 
     def _take_requests(self) -> bool:
-        """Put new requests in line, waiting for one if there is nothing else to do; False to end."""
+        """Queue new requests, waiting for one if there is no other work; False when closed."""
         with self._changed:
             while self._is_paused or not (
                 self._inbox or self._generator.has_work or self._is_closed
@@ -370,7 +372,7 @@ class LocalEngine(BaseEngine):
             if self._wants_fresh:
                 self._generator.forget()
                 self._wants_fresh = False
-            # under the lock: a request is always seen in one or the other
+            # under the lock: a request is always visible in the inbox or the scheduler
             for request in self._inbox:
                 self._generator.scheduler.submit(request)
             self._inbox = []
@@ -380,8 +382,8 @@ class LocalEngine(BaseEngine):
     def _is_paused(self) -> bool:
         return self._is_updating or (self._num_holds > 0 and not self._is_closed)
 
-    def _pass_on(self, request: Request, count: int) -> None:
-        """Tell who streams a request of its newest tokens."""
+    def _forward(self, request: GenerationRequest, count: int) -> None:
+        """Forward the newest tokens of a request to its listener."""
         if listener := self._listeners.get(request):
             listener.sampled(request, count)
 
@@ -392,36 +394,38 @@ class LocalEngine(BaseEngine):
 
 
 _Sampled = tuple[int, float, bool]
-"""Token, its log-probability, and whether the reply ends with it."""
+"""Token id, its log-probability, and whether it is the last token of the reply."""
 
 
-class _Hears(Protocol):
-    """Who waits for a request. Called in the engine's thread."""
+class _Listener(Protocol):
+    """Receives the results of a request, in the engine's thread."""
 
-    def sampled(self, request: Request, count: int) -> None: ...
+    def sampled(self, request: GenerationRequest, count: int) -> None: ...
 
-    def succeed(self, request: Request) -> None: ...
+    def succeed(self, request: GenerationRequest) -> None: ...
 
     def fail(self, error: MemagentError) -> None: ...
 
 
-class _Listener:
-    """Waits for the whole reply, in its event loop."""
+class _ReplyListener:
+    """Passes the whole reply to an event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[Request]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[GenerationRequest]
+    ) -> None:
         self._loop = loop
         self._done = done
 
-    def sampled(self, request: Request, count: int) -> None:
-        """Single tokens do not matter here."""
+    def sampled(self, request: GenerationRequest, count: int) -> None:
+        """Single tokens are not needed."""
 
-    def succeed(self, request: Request) -> None:
-        self._tell(lambda: self._done.set_result(request))
+    def succeed(self, request: GenerationRequest) -> None:
+        self._resolve(lambda: self._done.set_result(request))
 
     def fail(self, error: MemagentError) -> None:
-        self._tell(lambda: self._done.set_exception(error))
+        self._resolve(lambda: self._done.set_exception(error))
 
-    def _tell(self, act: Callable[[], None]) -> None:
+    def _resolve(self, act: Callable[[], None]) -> None:
         def if_still_waiting() -> None:
             if not self._done.done():
                 act()
@@ -430,7 +434,7 @@ class _Listener:
 
 
 class _StreamListener:
-    """Waits for each token, in its event loop."""
+    """Passes each token to an event loop."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, items: asyncio.Queue[_Sampled | MemagentError]
@@ -438,13 +442,13 @@ class _StreamListener:
         self._loop = loop
         self._items = items
 
-    def sampled(self, request: Request, count: int) -> None:
+    def sampled(self, request: GenerationRequest, count: int) -> None:
         newest = zip(request.completion_ids[-count:], request.logprobs[-count:], strict=True)
         for left, (token, logprob) in zip(range(count - 1, -1, -1), newest, strict=True):
             self._put((token, logprob, left == 0 and request.finish_reason is not None))
 
-    def succeed(self, request: Request) -> None:
-        """Its last token has said so."""
+    def succeed(self, request: GenerationRequest) -> None:
+        """The last token has already been marked as such."""
 
     def fail(self, error: MemagentError) -> None:
         self._put(error)
@@ -454,13 +458,13 @@ class _StreamListener:
 
 
 def _call(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
-    """Have a loop of another thread do something; nothing if it has ended meanwhile."""
-    with suppress(RuntimeError):  # it may close between any check and the call
+    """Run a function in the loop of another thread; do nothing if the loop has closed."""
+    with suppress(RuntimeError):  # it may close at any time
         loop.call_soon_threadsafe(act)
 
 
 def _check_sampling(sampling: Sampling) -> None:
-    """Refuse values that mean nothing, naming the one to change. NaN passes no comparison."""
+    """Refuse invalid values, naming the setting. NaN fails every comparison."""
     if sampling.max_tokens < 1:
         raise EngineRefused("max_tokens must be at least 1")
     if sampling.temperature is not None and not 0 <= sampling.temperature < float("inf"):
@@ -469,7 +473,7 @@ def _check_sampling(sampling: Sampling) -> None:
         raise EngineRefused(f"top_p must be above 0 and at most 1, not {sampling.top_p}")
     if sampling.top_k is not None and sampling.top_k < 1:
         raise EngineRefused(f"top_k must be at least 1, not {sampling.top_k}")
-    stop: object = sampling.stop  # one text by itself would be taken apart into letters
+    stop: object = sampling.stop  # a plain str would be split into characters
     if not isinstance(stop, (tuple, list)) or not all(isinstance(text, str) for text in stop):
         raise EngineRefused(f"stop must be a tuple of texts, not {stop!r}")
     if "" in sampling.stop:
@@ -479,21 +483,21 @@ def _check_sampling(sampling: Sampling) -> None:
 def _checked_weights(
     model: torch.nn.Module, weights: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 ) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Each parameter with its new value, all of them fit to be copied."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))  # tied ones by either name
+    """Each parameter with its new value, checked."""
+    parameters = dict(
+        model.named_parameters(remove_duplicate=False)
+    )  # tied weights under both names
     pairs: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
     for name, value in weights.items() if isinstance(weights, Mapping) else weights:
         if (parameter := parameters.get(name)) is None:
-            near = get_close_matches(name, parameters, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"the model has no parameter {name!r}{hint}")
+            near = nearest(name, parameters)
+            suggestion = f"; did you mean {near}?" if near else ""
+            raise ConfigError(f"the model has no parameter {name!r}{suggestion}")
         if value.shape != parameter.shape:
             now, given = tuple(parameter.shape), tuple(value.shape)
-            raise ConfigError(f"{name} has the shape {now}, and {given} was given")
+            raise ConfigError(f"{name} has shape {now}, not {given}")
         if value.dtype != parameter.dtype:
-            raise ConfigError(
-                f"{name} is {parameter.dtype}, and {value.dtype} was given; convert it"
-            )
+            raise ConfigError(f"{name} is {parameter.dtype}, not {value.dtype}; convert it")
         pairs.append((parameter, value))
     if not pairs:
         raise ConfigError("no weights were given")
@@ -501,7 +505,7 @@ def _checked_weights(
 
 
 def _num_slots(loaded: LoadedModel, cache_gb: float) -> int:
-    """How many tokens fit the memory for keys and values; at least one whole window."""
+    """How many tokens fit the cache; at least one whole window."""
     config = loaded.model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim
@@ -511,13 +515,13 @@ def _num_slots(loaded: LoadedModel, cache_gb: float) -> int:
 
 @contextmanager
 def _cache_errors(device: torch.device, cache_gb: float) -> Iterator[None]:
-    """Say which number to change where the cache does not fit the memory of a device."""
+    """Name the setting to change where the cache does not fit the memory of a device."""
     too_large = ConfigError(
         f"a cache of {cache_gb:g} GB does not fit the memory of {device} beside the model; lower "
-        "cache_gb"
+        "`cache_gb`"
     )
     if cache_gb * 2**30 > _memory_bytes(device):
-        raise too_large  # Linux would promise even that, and end the process when it is used
+        raise too_large  # Linux overcommits, and would kill the process later
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -527,12 +531,12 @@ def _cache_errors(device: torch.device, cache_gb: float) -> Iterator[None]:
 
 
 def _half_free_gb(device: torch.device) -> float:
-    """Half of the memory of a GPU that nothing uses yet: the rest is for activations and a trainer."""
+    """Half of the free memory of a GPU; the rest is for activations and a trainer."""
     return torch.cuda.mem_get_info(device)[0] / 2 / 2**30
 
 
 def _memory_bytes(device: torch.device) -> float:
-    """All the memory that a device has; infinity where it does not say."""
+    """The total memory of a device; infinity if unknown."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     try:
@@ -543,5 +547,7 @@ def _memory_bytes(device: torch.device) -> float:
 
 def _as_engine_error(error: Exception) -> MemagentError:
     if is_out_of_memory(error):
-        return EngineError("the model ran out of memory; lower cache_gb, max_running or the window")
+        return EngineError(
+            "the model ran out of memory; lower `cache_gb`, `max_running` or `window`"
+        )
     return EngineError(f"the local model failed: {type(error).__name__}: {error}")

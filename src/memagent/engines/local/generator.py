@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from memagent.engines.local.model import CachedModel
-from memagent.engines.local.sampling import Drawn, has_filter
-from memagent.engines.local.scheduler import Piece, Request, Scheduler
+from memagent.engines.local.sampling import SampledTokens, has_filter
+from memagent.engines.local.scheduler import GenerationRequest, Piece, Scheduler
 from memagent.errors import ConfigError
 from memagent.types import Sampling
 
-EndsText = Callable[[Request], bool]
+EndsText = Callable[[GenerationRequest], bool]
 """Whether a reply has come to one of its stop texts."""
-OnTokens = Callable[[Request, int], None]
+OnTokens = Callable[[GenerationRequest, int], None]
 """Told of new tokens of a reply and how many they are, once `finish_reason` has been decided."""
 
 
-class Model(Protocol):
+class GenerationModel(Protocol):
     """Computes pieces and draws tokens."""
 
     max_steps: int
@@ -34,7 +34,9 @@ class Model(Protocol):
     grow_slots: int
     """Slots that a reply gets at a time."""
 
-    def run(self, pieces: Sequence[Piece], steps: int) -> list[tuple[Request, Drawn]]:
+    def run(
+        self, pieces: Sequence[Piece], steps: int
+    ) -> list[tuple[GenerationRequest, SampledTokens]]:
         """Compute the pieces; for each that ends in a new token, the next tokens of its reply."""
         ...
 
@@ -78,20 +80,24 @@ class Generator:
         """True while a request waits or runs."""
         return bool(self.scheduler.waiting or self.scheduler.running)
 
-    def submit(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int) -> Request:
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int
+    ) -> GenerationRequest:
         """Put a prompt in line."""
         request = self.request(prompt_ids, sampling, seed=seed)
         self.scheduler.submit(request)
         return request
 
-    def request(self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int) -> Request:
+    def request(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int
+    ) -> GenerationRequest:
         """A request, checked but not yet in line; safe to call while a step is under way."""
         if not prompt_ids:
             raise ConfigError("the prompt is empty")
         self.scheduler.check(len(prompt_ids) + sampling.max_tokens)
-        return Request(prompt_ids=tuple(prompt_ids), sampling=sampling, seed=seed)
+        return GenerationRequest(prompt_ids=tuple(prompt_ids), sampling=sampling, seed=seed)
 
-    def step(self) -> list[Request]:
+    def step(self) -> list[GenerationRequest]:
         """One step of all requests; those that finished in it.
 
         A model that draws several tokens before we look at them makes several steps in one.
@@ -123,7 +129,7 @@ class Generator:
         self._model.weights_changed()
         self.policy_version = self.policy_version + 1 if policy_version is None else policy_version
 
-    def abort(self) -> list[Request]:
+    def abort(self) -> list[GenerationRequest]:
         """Give up everything that waits or runs, as after a failure; what was given up."""
         given_up = [*self.scheduler.running, *self.scheduler.waiting]
         for request in given_up:
@@ -138,7 +144,7 @@ class Generator:
             return 1
         return max(1, min(self._model.max_steps, max((r.num_left for r in running), default=1)))
 
-    def _take(self, request: Request, drawn: Drawn) -> bool:
+    def _take(self, request: GenerationRequest, drawn: SampledTokens) -> bool:
         """Add drawn tokens to a reply until it ends; whether it did. What was drawn beyond is lost."""
         count = self._num_wanted(request, drawn.tokens)
         request.completion_ids += drawn.tokens[:count]
@@ -152,7 +158,7 @@ class Generator:
         self._on_tokens(request, count)
         return request.finish_reason is not None
 
-    def _num_wanted(self, request: Request, tokens: list[int]) -> int:
+    def _num_wanted(self, request: GenerationRequest, tokens: list[int]) -> int:
         """How many of the drawn tokens belong to the reply."""
         limit = min(len(tokens), request.num_left)
         if not self._eos_ids.isdisjoint(tokens):
@@ -168,7 +174,7 @@ class Generator:
             del request.completion_ids[kept:]
         return limit
 
-    def _finish_reason(self, request: Request) -> str | None:
+    def _finish_reason(self, request: GenerationRequest) -> str | None:
         if request.completion_ids[-1] in self._eos_ids or self._ends_text(request):
             return "stop"
         if len(request.completion_ids) >= request.sampling.max_tokens:
@@ -178,7 +184,7 @@ class Generator:
 
 def _open_model(
     model: Any, num_slots: int, max_running: int, *, gguf: Path | None, native: bool
-) -> Model:
+) -> GenerationModel:
     """The model as it runs best where it is."""
     device = next(model.parameters()).device
     if device.type == "cpu" and native:

@@ -1,20 +1,19 @@
 """GGUF files: their header as a Hugging Face folder, their weights as float32 arrays.
 
-    header = open_header(Path("model.gguf"))     config, tokenizer and index, kept in the user's cache
+    path = Path("model.gguf")
+    header = open_header(path, architectures=("llama",))     # config, tokenizer and index
     for name, array in weights(path, header): ...
 
-Reading the header takes seconds, most of them for the vocabulary, so what it says is kept under its
-fingerprint and the next loading only touches the weights. The tokenizer is written by the kind that
-the file names: the generic conversion in transformers loses the splitting of digits, the decoder and
-the end token. What could not be run faithfully is refused, never guessed.
+Reading a header takes seconds, most of them for the vocabulary, so its contents are cached under its
+fingerprint and later loads read only the weights. The tokenizer is built from the type that the file
+names: the generic conversion of transformers loses the splitting of digits, the decoder and the end
+token. A file that could not be run faithfully is refused.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,13 +34,14 @@ from tokenizers import (
 )
 
 from memagent.errors import ConfigError
+from memagent.files import replacing_folder
 
 FORMAT = 1
-"""Raised when what is kept of a header changes, so that older copies are not used."""
+"""Version of the cached header; incremented when its contents change."""
 HEADER_BYTES = 32 << 20
-"""The fingerprint covers this much of a file and its size; headers are smaller."""
+"""The fingerprint covers this many bytes of a file and its size; headers are smaller."""
 CONTROL_TOKEN, USER_TOKEN = 3, 4
-"""GGUF's marks for tokens such as <|im_start|>, and for words added to a vocabulary."""
+"""GGUF's types of tokens such as <|im_start|>, and of words added to a vocabulary."""
 
 LAYER_NAMES: dict[str, str] = {
     "attn_norm": "input_layernorm",
@@ -56,7 +56,7 @@ LAYER_NAMES: dict[str, str] = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""Parts of a layer, as GGUF and as transformers call them."""
+"""Parts of a layer: GGUF's and transformers' names."""
 OTHER_NAMES: dict[str, str] = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -70,15 +70,15 @@ QWEN_PATTERN = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
+class GgufTensor:
     """Where a weight lies in the file."""
 
     name: str
-    """As GGUF calls it, such as "blk.0.attn_q.weight"."""
+    """GGUF's name, such as "blk.0.attn_q.weight"."""
     shape: tuple[int, ...]
-    """As torch has it: rows first."""
+    """In torch's order: rows first."""
     kind: int
-    """GGML's number for how it is stored."""
+    """GGML's number of the storage type."""
     offset: int
     """First byte in the file."""
 
@@ -89,33 +89,33 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """What a GGUF file says before its weights."""
+class GgufHeader:
+    """The metadata of a GGUF file."""
 
     folder: Path
     """config.json, generation_config.json, and the tokenizer with its chat template."""
     architecture: str
     num_heads: int
     num_kv_heads: int
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[GgufTensor, ...]
 
 
-def open_header(path: Path, *, architectures: tuple[str, ...]) -> Header:
-    """The header of a file, converted the first time."""
+def open_header(path: Path, *, architectures: tuple[str, ...]) -> GgufHeader:
+    """The header of a file; converted once, then read from the cache."""
     folder = _kept_folder(path)
     try:
         header = _load(folder)
     except FileNotFoundError:
         header = _convert(path, folder, architectures)
-    except (OSError, ValueError, TypeError, KeyError):  # the copy was damaged
+    except (OSError, ValueError, TypeError, KeyError):  # damaged
         shutil.rmtree(folder, ignore_errors=True)
         header = _convert(path, folder, architectures)
     _check_length(path, header)
     return header
 
 
-def weights(path: Path, header: Header) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Names as transformers has them, and float32 arrays."""
+def weights(path: Path, header: GgufHeader) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Weights as float32 arrays, under transformers' names."""
     for tensor, packed in _stored(path, header):
         try:
             array = dequantize(packed, GGMLQuantizationType(tensor.kind))
@@ -126,29 +126,29 @@ def weights(path: Path, header: Header) -> Iterator[tuple[str, np.ndarray[Any, A
 
 
 def matrices(
-    path: Path, header: Header
+    path: Path, header: GgufHeader
 ) -> Iterator[tuple[str, GGMLQuantizationType, np.ndarray[Any, Any]]]:
-    """Names as transformers has them, how each matrix is stored, and the bytes of its rows."""
+    """Matrices under transformers' names: storage type and the bytes of the rows."""
     for tensor, packed in _stored(path, header):
         if packed.ndim == 2:
             kind = GGMLQuantizationType(tensor.kind)
             yield _known_name(tensor), kind, _unpermuted(tensor.name, packed, header)
 
 
-def _stored(path: Path, header: Header) -> Iterator[tuple[Tensor, np.ndarray[Any, Any]]]:
+def _stored(path: Path, header: GgufHeader) -> Iterator[tuple[GgufTensor, np.ndarray[Any, Any]]]:
     contents = np.asarray(np.memmap(path, mode="r", dtype=np.uint8))
     for tensor in header.tensors:
         packed = contents[tensor.offset : tensor.offset + tensor.num_bytes]
         yield tensor, packed.reshape(*tensor.shape[:-1], -1)
 
 
-def _known_name(tensor: Tensor) -> str:
+def _known_name(tensor: GgufTensor) -> str:
     name = _name(tensor.name)
     assert name is not None, "unknown names are refused when the header is converted"
     return name
 
 
-# --- the kept copy of a header --------------------------------------------------------------------
+# --- the cached header ----------------------------------------------------------------------------
 
 
 def _kept_folder(path: Path) -> Path:
@@ -162,37 +162,33 @@ def _kept_folder(path: Path) -> Path:
     return cache / f"{digest.hexdigest()[:32]}-{FORMAT}"
 
 
-def _load(folder: Path) -> Header:
+def _load(folder: Path) -> GgufHeader:
     kept = json.loads((folder / "header.json").read_text(encoding="utf-8"))
     if not (folder / "config.json").is_file() or not (folder / "tokenizer.json").is_file():
         raise ValueError(f"{folder} is incomplete")
     tensors = [
-        Tensor(name=name, shape=tuple(shape), kind=kind, offset=offset)
+        GgufTensor(name=name, shape=tuple(shape), kind=kind, offset=offset)
         for name, shape, kind, offset in kept.pop("tensors")
     ]
-    return Header(folder=folder, tensors=tuple(tensors), **kept)
+    return GgufHeader(folder=folder, tensors=tuple(tensors), **kept)
 
 
-def _convert(path: Path, folder: Path, architectures: tuple[str, ...]) -> Header:
-    """Write the copy under another name first: a half-written one must never be found."""
+def _convert(path: Path, folder: Path, architectures: tuple[str, ...]) -> GgufHeader:
+    """Write the cached header; another process may do the same at the same time."""
     reader = _read(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     _check_runnable(path, fields, reader, architectures)
-    temporary = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
     try:
-        temporary.mkdir(parents=True)
-        _write_tokenizer(path, fields, temporary)
-        _write_config(fields, reader, temporary)
-        _write_index(fields, reader, temporary)
-        os.rename(temporary, folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_folder(folder, is_shared=True) as part:
+            _write_tokenizer(path, fields, part)
+            _write_config(fields, reader, part)
+            _write_index(fields, reader, part)
     except OSError as error:
-        if not folder.is_dir():  # else another process was quicker
-            raise ConfigError(
-                f"cannot write to {folder.parent} ({error.strerror}); allow it, or set "
-                "XDG_CACHE_HOME to a folder of yours"
-            ) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        raise ConfigError(
+            f"cannot write to {folder.parent} ({error.strerror}); make it writable, or set "
+            "XDG_CACHE_HOME to another folder"
+        ) from None
     return _load(folder)
 
 
@@ -201,19 +197,18 @@ def _read(path: Path) -> GGUFReader:
         return GGUFReader(path)
     except OSError:  # no memory to map it
         raise
-    except Exception as error:  # a damaged file makes the library and numpy raise all kinds
+    except Exception as error:  # a damaged file makes the library and numpy raise many types
         reason = " ".join(str(error).split())[:120]
         raise ConfigError(
-            f"{path} is not a GGUF file that can be read ({reason}); it may be cut short, fetch it "
-            "again"
+            f"{path} is not a readable GGUF file ({reason}); it may be truncated, download it again"
         ) from None
 
 
-def _check_length(path: Path, header: Header) -> None:
+def _check_length(path: Path, header: GgufHeader) -> None:
     end = max(tensor.offset + tensor.num_bytes for tensor in header.tensors)
     size = path.stat().st_size
     if size < end:
-        raise ConfigError(f"{path} is cut short: {size:,} of {end:,} bytes; fetch it again")
+        raise ConfigError(f"{path} is truncated: {size:,} of {end:,} bytes; download it again")
 
 
 def _check_runnable(
@@ -230,12 +225,12 @@ def _check_runnable(
     names = {tensor.name for tensor in reader.tensors}
     if scaling != "none" or "rope_freqs.weight" in names:
         raise ConfigError(
-            f"{path} scales its positions in a way GGUF describes only in part; use the Hugging "
+            f"{path} uses RoPE scaling, which GGUF describes only in part; use the Hugging "
             "Face folder of the model"
         )
     unknown = sorted(name for name in names if _name(name) is None)
     if unknown or "token_embd.weight" not in names:
-        raise ConfigError(f"{path} has weights of no {architecture} model we know: {unknown[:3]}")
+        raise ConfigError(f"{path} has unknown weights for a {architecture} model: {unknown[:3]}")
 
 
 # --- configuration ----------------------------------------------------------------------------------
@@ -278,7 +273,7 @@ def _write_index(fields: dict[str, Any], reader: GGUFReader, folder: Path) -> No
     tensors = [
         (
             tensor.name,
-            [int(size) for size in reversed(tensor.shape)],  # GGUF names the columns first
+            [int(size) for size in reversed(tensor.shape)],  # GGUF lists columns first
             int(tensor.tensor_type),
             int(tensor.data_offset),
         )
@@ -307,7 +302,7 @@ def _end_ids(fields: dict[str, Any]) -> list[int]:
 
 
 def _as_written(value: float) -> float:
-    """1e-05, where float32 in the file gives 9.999999747378752e-06."""
+    """1e-05 for the float32 value 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
@@ -335,11 +330,11 @@ def _write_tokenizer(path: Path, fields: dict[str, Any], folder: Path) -> None:
 
 
 def _tokenizer(path: Path, fields: dict[str, Any]) -> Tokenizer:
-    """The vocabulary of a file, split as its kind of tokenizer splits."""
+    """The tokenizer of a file, with the pre-tokenizer of its type."""
     model, kind = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
     if model != "gpt2" or kind not in PRE_TOKENIZERS:
         raise ConfigError(
-            f"{path} has a tokenizer of the kind {model}/{kind}; known: "
+            f"{path} has a tokenizer of type {model}/{kind}; known: "
             f"{', '.join(f'gpt2/{name}' for name in PRE_TOKENIZERS)}; use the Hugging Face folder"
         )
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
@@ -369,14 +364,14 @@ PRE_TOKENIZERS: dict[str, list[Any]] = {
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
     ],
 }
-"""How text is split before merging, by the name that GGUF files give it."""
+"""How text is split before merging, by GGUF's names."""
 
 
 # --- weights ----------------------------------------------------------------------------------------
 
 
 def _name(gguf_name: str) -> str | None:
-    """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`; None for unknown ones."""
+    """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`; None if unknown."""
     stem, _, suffix = gguf_name.rpartition(".")
     if stem in OTHER_NAMES:
         return f"{OTHER_NAMES[stem]}.{suffix}"
@@ -387,9 +382,9 @@ def _name(gguf_name: str) -> str | None:
 
 
 def _unpermuted(
-    gguf_name: str, array: np.ndarray[Any, Any], header: Header
+    gguf_name: str, array: np.ndarray[Any, Any], header: GgufHeader
 ) -> np.ndarray[Any, Any]:
-    """Llama's queries and keys: GGUF has the two halves of each rotated pair side by side."""
+    """Llama's queries and keys: GGUF interleaves the two halves of each rotated pair."""
     part = gguf_name.split(".")[-2]
     if header.architecture != "llama" or part not in ("attn_q", "attn_k"):
         return array

@@ -1,11 +1,11 @@
 """Load a model into this process: a name, a Hugging Face folder, or a GGUF file.
 
-    load("smollm2-135m")                        pulled before with `memagent models pull`
-    load("./my-model", adapter="./my-lora")     a folder, with a LoRA adapter on it
-    load("./model.gguf")                        dequantised
-    load("./my-model", yarn_window=131072)      its positions stretched: see `yarn.py`
+    load("smollm2-135m")                        # from the store, see `memagent models pull`
+    load("./my-model", adapter="./my-lora")     # a folder and a LoRA adapter
+    load("./model.gguf")                        # dequantised
+    load("./my-model", yarn_window=131072)      # a longer window, see `yarn.py`
 
-Only safetensors and GGUF are read and no code of a model is ever run: loading a stranger's model is
+Only safetensors and GGUF files are read and no code of a model is run, so loading an untrusted model is
 as safe as reading a file. Nothing is printed.
 """
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 ARCHITECTURES: tuple[str, ...] = ("llama", "qwen2", "qwen3")
-"""As `model_type` in config.json and `general.architecture` in GGUF files have it."""
+"""`model_type` of config.json, and `general.architecture` of GGUF files."""
 MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Their classes in transformers."""
 ADAPTER_PREFIX = "base_model.model."
-"""What peft puts before the names of weights in an adapter's file."""
+"""Prefix of weight names in peft's adapter files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +43,13 @@ class LoadedModel:
     """A model in memory, with its tokenizer."""
 
     model: PreTrainedModel
-    """In evaluation mode. With an adapter it is the base model, LoRA layers in place and unmerged."""
+    """In evaluation mode. With an adapter: the base model with unmerged LoRA layers."""
     tokenizer: PreTrainedTokenizerFast
     """Has a chat template."""
     name: str
-    """The source as it was given."""
+    """The `source` argument of `load`."""
     window: int
-    """Tokens it can see at once."""
+    """Context length in tokens."""
     eos_ids: tuple[int, ...]
     """Tokens that end a reply."""
     tokenizer_folder: Path
@@ -57,34 +57,34 @@ class LoadedModel:
     gguf: Path | None = None
     """The GGUF file that the weights came from, if any."""
     quick_encode: Callable[[str], list[int]] | None = None
-    """Finds the same tokens as the tokenizer, only sooner, if there is such a thing."""
+    """A faster encoder with the same results as the tokenizer, if available."""
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation in the model's own chat template, ready for the reply."""
         return self.encode(self.rendered(messages, is_open=True))
 
     def rendered(self, messages: Sequence[Message], *, is_open: bool) -> str:
-        """A conversation in the model's own chat template; when open, a reply is to follow."""
+        """A conversation in the model's chat template; with `is_open`, ready for a reply."""
         given = [{"role": message["role"], "content": message["content"]} for message in messages]
         try:
             text = self.tokenizer.apply_chat_template(
                 given, tokenize=False, add_generation_prompt=is_open
             )
-        except Exception as error:  # whatever the template raises: it is the model's own program
+        except Exception as error:  # a template is a program and may raise anything
             raise EngineRefused(
-                f"the model's chat template refuses these messages: {error}"
+                f"the model's chat template rejects these messages: {error}"
             ) from None
         return str(text)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, and nothing put before or after it."""
+        """The tokens of a text, without special tokens around it."""
         if self.quick_encode is not None:
             return self.quick_encode(text)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Tokens as text, special ones left out."""
+        """Tokens as text, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
@@ -99,9 +99,9 @@ def load(
 ) -> LoadedModel:
     """The model that `source` names: in the store, a folder, or a .gguf file.
 
-    `adapter` is a LoRA folder as peft saves it. Without `dtype` it is float32 on the CPU, which is
-    faster there than bfloat16, and elsewhere as stored (bfloat16 for a GGUF file). `yarn_window` or
-    `yarn_factor` stretches the window; the model's files stay as they are.
+    `adapter` is a LoRA folder as peft saves it. `dtype` defaults to float32 on the CPU, which is
+    faster there than bfloat16, and elsewhere to the stored one (bfloat16 for a GGUF file).
+    `yarn_window` or `yarn_factor` extends the window; the model's files are not changed.
     """
     _require("torch", "transformers")
     path = _locate(source)
@@ -130,7 +130,7 @@ def _locate(source: str) -> Path:
     if path is not None:
         return path
     if source not in store.KNOWN and Path(source).expanduser().exists():
-        raise ConfigError(f"{source} is no model; name a Hugging Face folder or a .gguf file")
+        raise ConfigError(f"{source} is not a model; name a Hugging Face folder or a .gguf file")
     store.check_name(source)
     raise ConfigError(f"{source} is not on this machine; run `memagent models pull {source}`")
 
@@ -170,7 +170,7 @@ def _dtype(dtype: torch.dtype | None, device: torch.device) -> torch.dtype | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stretch:
-    """How the window is to be stretched, as the user says it."""
+    """The YaRN settings of `load`."""
 
     window: int | None
     factor: float | None
@@ -230,12 +230,12 @@ def _load_gguf(
     )
     _check_report(path, report)
     model.generation_config = GenerationConfig.from_pretrained(header.folder, local_files_only=True)
-    model.name_or_path = str(path)  # adapters say which model they are for
+    model.name_or_path = str(path)  # adapters record their base model
     return header.folder, model
 
 
 def _config(folder: Path, stretch: _Stretch) -> Any:
-    """The configuration in a folder, with its positions stretched if that is wanted."""
+    """The configuration in a folder, with YaRN applied if requested."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -247,19 +247,19 @@ def _config(folder: Path, stretch: _Stretch) -> Any:
 
 
 def _model_class(architecture: str) -> Any:
-    """A subclass of PreTrainedModel. Any, because its `from_pretrained` returns more than it says."""
+    """A subclass of PreTrainedModel. Any, because `from_pretrained` is not fully typed."""
     import transformers
 
     return getattr(transformers, MODEL_CLASSES[ARCHITECTURES.index(architecture)])
 
 
 def _check_folder(folder: Path) -> str:
-    """The architecture of the model in a folder that has all that a model needs."""
+    """The architecture of the model in a folder, which is checked to be complete."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         architecture = config["model_type"]
     except FileNotFoundError:
-        raise ConfigError(f"{folder} holds no config.json, so it is no model folder") from None
+        raise ConfigError(f"{folder} has no config.json, so it is not a model folder") from None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{folder}/config.json cannot be read: {_one_line(error)}") from None
     if architecture not in ARCHITECTURES:
@@ -267,24 +267,24 @@ def _check_folder(folder: Path) -> str:
             f"{folder} is a {architecture} model; the local engine runs {', '.join(ARCHITECTURES)}"
         )
     if not (folder / "tokenizer.json").is_file():
-        raise ConfigError(f"{folder} holds no tokenizer.json; put the model's own there")
+        raise ConfigError(f"{folder} has no tokenizer.json; copy the model's own there")
     if not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"{folder} holds no .safetensors weights")
+        raise ConfigError(f"{folder} has no .safetensors weights")
     return str(architecture)
 
 
 def _check_report(path: Path, report: dict[str, Any]) -> None:
-    """transformers fills weights that are missing at random, which nobody wants."""
+    """Refuse missing weights, which transformers would initialise at random."""
     missing = sorted(report["missing_keys"])
     if missing:
-        raise ConfigError(f"{path} lacks {len(missing)} of its weights, such as {missing[0]}")
+        raise ConfigError(f"{path} is missing {len(missing)} weights, such as {missing[0]}")
 
 
 # --- tokenizer --------------------------------------------------------------------------------------
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer as tokenizer.json has it: classes for single models build their own instead."""
+    """The tokenizer of tokenizer.json: model-specific classes would build their own instead."""
     from transformers import PreTrainedTokenizerFast
 
     try:
@@ -295,8 +295,8 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         raise ConfigError(f"the tokenizer in {folder} is broken: {_one_line(error)}") from None
     if not tokenizer.chat_template:
         raise ConfigError(
-            f"{folder} has no chat template, so it cannot be given messages; take the instruct "
-            "version of the model, or put a chat_template.jinja there"
+            f"{folder} has no chat template, so it cannot take messages; use the instruct "
+            "version of the model, or add a chat_template.jinja"
         )
     return tokenizer
 
@@ -323,15 +323,19 @@ def _put_on(model: PreTrainedModel, adapter: Path) -> None:
     from peft import PeftConfig
 
     if not (adapter / "adapter_config.json").is_file():
-        raise ConfigError(f"{adapter} holds no adapter_config.json; name a LoRA folder of peft")
+        raise ConfigError(
+            f"{adapter} has no adapter_config.json; name a LoRA folder as peft saves it"
+        )
     if not (adapter / "adapter_model.safetensors").is_file():
-        raise ConfigError(f"{adapter} holds no adapter_model.safetensors")
+        raise ConfigError(f"{adapter} has no adapter_model.safetensors")
     try:
         config = PeftConfig.from_pretrained(str(adapter))
     except Exception as error:  # a file of any content: many types
-        raise ConfigError(f"{adapter} is no adapter: {_one_line(error)}") from None
+        raise ConfigError(f"{adapter} is not an adapter: {_one_line(error)}") from None
     if config.peft_type != "LORA":
-        raise ConfigError(f"{adapter} is a {config.peft_type} adapter; the local engine takes LoRA")
+        raise ConfigError(
+            f"{adapter} is a {config.peft_type} adapter; the local engine supports LoRA only"
+        )
     try:
         _inject(model, adapter, config)
     except ConfigError:
@@ -354,15 +358,15 @@ def _inject(model: PreTrainedModel, adapter: Path, config: Any) -> None:
     missing = [name for name in report.missing_keys if "lora_" in name]
     if report.unexpected_keys or missing:
         wrong = [*report.unexpected_keys, *missing][0]
-        raise ConfigError(f"{adapter} was made for another model: {wrong} has no counterpart")
+        raise ConfigError(f"{adapter} belongs to another model: {wrong} has no counterpart")
 
 
-# --- manners ----------------------------------------------------------------------------------------
+# --- messages ---------------------------------------------------------------------------------------
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without the progress bars, notes and warnings of the libraries."""
+    """Silence progress bars, log messages and warnings of the libraries."""
     from transformers.utils import logging as transformers_logging
 
     verbosity = transformers_logging.get_verbosity()
@@ -387,17 +391,17 @@ def _memory_errors(source: str, device: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise ConfigError(
-            f"{source} does not fit the memory of {device}; take a smaller model or another device"
+            f"{source} does not fit the memory of {device}; use a smaller model or another device"
         ) from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of torch or Python means that there is no memory left."""
+    """Whether an error of torch or Python means out of memory."""
     import torch
 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    # torch on the CPU and the mapping of files say it only in words
+    # torch on the CPU and mmap say it only in the message
     words = ("allocate memory", "not enough memory", "out of memory")
     return isinstance(error, (RuntimeError, OSError)) and any(word in str(error) for word in words)
 

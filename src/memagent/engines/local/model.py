@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from memagent.engines.local.sampling import Drawn, draw
-from memagent.engines.local.scheduler import GROW_SLOTS, Piece, Request, Run
+from memagent.engines.local.sampling import SampledTokens, sample
+from memagent.engines.local.scheduler import GROW_SLOTS, GenerationRequest, Piece, SlotRun
 
 
 class Batch(NamedTuple):
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     """Where each token's keys and values go."""
     rows: list[tuple[int, int]]
     """The rows of each piece."""
-    replies: dict[Run, list[int]]
+    replies: dict[SlotRun, list[int]]
     """Runs of slots that single-token pieces read, and the rows that read them."""
     final_rows: list[int]
     """Rows whose logits are needed."""
@@ -41,7 +41,7 @@ def make_batch(pieces: Sequence[Piece], device: torch.device) -> Batch:
     positions: list[int] = []
     slots: list[int] = []
     rows: list[tuple[int, int]] = []
-    replies: dict[Run, list[int]] = {}
+    replies: dict[SlotRun, list[int]] = {}
     final_rows: list[int] = []
     for piece in pieces:
         first = len(ids)
@@ -89,13 +89,15 @@ class CachedModel:
         # not zeroed: a slot is read only after it was written, and memory is taken only when used
         self._cache = torch.empty(shape, dtype=parameter.dtype, device=self.device)
 
-    def run(self, pieces: Sequence[Piece], steps: int = 1) -> list[tuple[Request, Drawn]]:
+    def run(
+        self, pieces: Sequence[Piece], steps: int = 1
+    ) -> list[tuple[GenerationRequest, SampledTokens]]:
         """Compute the pieces, and draw a token for those that end in a new one."""
         requests = [piece.request for piece in pieces if piece.is_last]
         states = [(r.sampling, r.seed, len(r.completion_ids)) for r in requests]
-        drawn = draw(self.step(pieces), states)
+        drawn = sample(self.step(pieces), states)
         pairs = zip(requests, drawn.tokens, drawn.logprobs, strict=True)
-        return [(request, Drawn([token], [logprob])) for request, token, logprob in pairs]
+        return [(request, SampledTokens([token], [logprob])) for request, token, logprob in pairs]
 
     def weights_changed(self) -> None:
         """Nothing is kept of the old weights."""
@@ -174,7 +176,7 @@ class CachedModel:
         queries_NHD: torch.Tensor,
         cache_k: torch.Tensor,
         cache_v: torch.Tensor,
-        replies: dict[Run, list[int]],
+        replies: dict[SlotRun, list[int]],
     ) -> None:
         """Attention of single tokens. A run that several rows read is read from memory once.
 
@@ -214,12 +216,12 @@ def _by_reader(values: torch.Tensor, num_readers: int) -> torch.Tensor:
     return values.view(values.shape[0], num_readers, -1).transpose(0, 1)
 
 
-def _joined(cache: torch.Tensor, runs: Sequence[Run]) -> torch.Tensor:
+def _joined(cache: torch.Tensor, runs: Sequence[SlotRun]) -> torch.Tensor:
     """The slots of runs, in order: a view where they follow each other, else a copy."""
-    merged: list[Run] = []
+    merged: list[SlotRun] = []
     for run in runs:
         if merged and merged[-1].start + merged[-1].length == run.start:
-            merged[-1] = Run(merged[-1].start, merged[-1].length + run.length)
+            merged[-1] = SlotRun(merged[-1].start, merged[-1].length + run.length)
         else:
             merged.append(run)
     parts = [cache[:, run.start : run.start + run.length] for run in merged]

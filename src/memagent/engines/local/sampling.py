@@ -20,14 +20,14 @@ DEFAULT_TEMPERATURE = 0.0
 """Greedy, when the caller leaves the choice to us: the same text gives the same answer."""
 
 
-class Drawn(NamedTuple):
+class SampledTokens(NamedTuple):
     """The next token of each request, and its log-probability."""
 
     tokens: list[int]
     logprobs: list[float]
 
 
-def draw(logits_RV: torch.Tensor, requests: Sequence[tuple[Sampling, int, int]]) -> Drawn:
+def sample(logits_RV: torch.Tensor, requests: Sequence[tuple[Sampling, int, int]]) -> SampledTokens:
     """Draw a token per row. Each request is (sampling, seed, position in its reply).
 
     The log-probability is that of the distribution sampled from: after temperature, top-k and top-p.
@@ -47,7 +47,7 @@ def draw(logits_RV: torch.Tensor, requests: Sequence[tuple[Sampling, int, int]])
         sampled_R = inverse(logprobs_RV, torch.tensor(uniforms, device=logits_RV.device))
         tokens_R = torch.where(is_greedy.to(tokens_R.device), tokens_R, sampled_R)
     chosen_R = logprobs_RV.gather(1, tokens_R[:, None])[:, 0]
-    return Drawn(tokens_R.tolist(), chosen_R.tolist())
+    return SampledTokens(tokens_R.tolist(), chosen_R.tolist())
 
 
 def filtered(logits_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from memagent.engines.local.cache import Node, PrefixTree, SlotPool, path_to
+from memagent.engines.local.cache import PrefixNode, PrefixTree, SlotPool, path_to
 from memagent.errors import ConfigError
 from memagent.types import Sampling
 
@@ -23,7 +23,7 @@ GROW_SLOTS = 64
 """Slots that a reply gets at a time; it asks for more as it grows."""
 
 
-class Run(NamedTuple):
+class SlotRun(NamedTuple):
     """Slots that follow each other and hold tokens that follow each other."""
 
     start: int
@@ -31,7 +31,7 @@ class Run(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Request:
+class GenerationRequest:
     """One prompt on its way to a reply."""
 
     prompt_ids: Sequence[int]
@@ -47,11 +47,11 @@ class Request:
     is_cancelled: bool = False
     # --- kept by the scheduler ---
     is_running: bool = False
-    leaf: Node | None = None
+    leaf: PrefixNode | None = None
     """The node of the prefix tree that ends the admitted tokens; None while waiting."""
     num_admitted: int = 0
     """Tokens that the nodes hold; what was generated since stands in `tails`."""
-    tails: list[Run] = field(default_factory=list)
+    tails: list[SlotRun] = field(default_factory=list)
     num_computed: int = 0
     """Tokens whose keys and values are in the cache."""
     num_preemptions: int = 0
@@ -74,15 +74,15 @@ class Request:
             return self.completion_ids[start - num_prompt : end - num_prompt]
         return [*self.prompt_ids[start:end], *self.completion_ids[: max(end - num_prompt, 0)]]
 
-    def runs(self, end: int) -> list[Run]:
+    def runs(self, end: int) -> list[SlotRun]:
         """Where the tokens before position `end` stand, in order."""
-        found: list[Run] = []
+        found: list[SlotRun] = []
         left = end
         nodes = path_to(self.leaf) if self.leaf else []
-        for run in [*(Run(node.start, len(node.tokens)) for node in nodes), *self.tails]:
+        for run in [*(SlotRun(node.start, len(node.tokens)) for node in nodes), *self.tails]:
             if left <= 0:
                 break
-            found.append(Run(run.start, min(run.length, left)))
+            found.append(SlotRun(run.start, min(run.length, left)))
             left -= run.length
         assert left <= 0, "a token has no slot"
         return found
@@ -91,7 +91,7 @@ class Request:
 class Piece(NamedTuple):
     """Tokens of one request that are computed in this step."""
 
-    request: Request
+    request: GenerationRequest
     start: int
     """Position of the first one."""
     length: int
@@ -124,8 +124,8 @@ class Scheduler:
     ) -> None:
         self.pool = SlotPool(num_slots)
         self.tree = PrefixTree(self.pool)
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.waiting: deque[GenerationRequest] = deque()
+        self.running: list[GenerationRequest] = []
         self.max_batch_tokens = max_batch_tokens
         self._max_running = max_running
         self._grow_slots = grow_slots
@@ -138,7 +138,7 @@ class Scheduler:
                 f"{self.pool.num_slots}; shorten the prompt, lower max_tokens or give the engine more"
             )
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: GenerationRequest) -> None:
         """Put a request in line, if it passed `check`."""
         self.waiting.append(request)
 
@@ -180,7 +180,7 @@ class Scheduler:
                     node.writer = None
             position += len(node.tokens)
 
-    def finish(self, request: Request) -> None:
+    def finish(self, request: GenerationRequest) -> None:
         """A running request is done: its slots are free, its prompt stays known until evicted."""
         self.running.remove(request)
         self._release(request)
@@ -211,14 +211,14 @@ class Scheduler:
         # a request whose piece was taken first may have given way to a later one
         return [piece for piece in pieces if piece.request.is_running]
 
-    def _has_slots(self, request: Request, end: int) -> bool:
+    def _has_slots(self, request: GenerationRequest, end: int) -> bool:
         """Give a reply slots for the positions before `end`. False when it was preempted instead."""
         while end > request.num_admitted + sum(run.length for run in request.tails):
             if not self._grow(request):
                 return False
         return True
 
-    def _grow(self, request: Request) -> bool:
+    def _grow(self, request: GenerationRequest) -> bool:
         """More slots for a reply; others give way. False when it was preempted itself."""
         count = max(min(self._grow_slots, request.num_left), 1)
         while (start := self._take(count)) is None:
@@ -229,7 +229,7 @@ class Scheduler:
             self._preempt(youngest)
             if youngest is request:
                 return False
-        request.tails.append(Run(start, count))
+        request.tails.append(SlotRun(start, count))
         return True
 
     def _take(self, count: int) -> int | None:
@@ -239,7 +239,7 @@ class Scheduler:
                 return None
         return start
 
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: GenerationRequest) -> None:
         self.running.remove(request)
         self._release(request)
         request.num_preemptions += 1
@@ -247,7 +247,7 @@ class Scheduler:
 
     # --- prompts -------------------------------------------------------------------------------
 
-    def _admit(self, request: Request) -> bool:
+    def _admit(self, request: GenerationRequest) -> bool:
         """Give a request slots for its tokens, shared with others as far as they begin alike."""
         tokens = (*request.prompt_ids, *request.completion_ids)
         shared = self.tree.match(tokens[:-1])  # the last token is computed anew, for its logits
@@ -258,7 +258,7 @@ class Scheduler:
         num_reply = min(self._grow_slots, request.num_left)
         start = self.pool.take(num_own + num_reply)  # the reply right behind, if that is to be had
         if start is not None:
-            request.tails = [Run(start + num_own, num_reply)]
+            request.tails = [SlotRun(start + num_own, num_reply)]
         else:
             start = self._take(num_own)
         if start is None:
@@ -279,7 +279,7 @@ class Scheduler:
         request.num_reused = num_shared
         return True
 
-    def _prompt_piece(self, request: Request, budget: int) -> Piece | None:
+    def _prompt_piece(self, request: GenerationRequest, budget: int) -> Piece | None:
         """The next piece of a prompt; None if it is done, or another request computes it now."""
         if request.num_computed >= request.num_admitted:
             return None
@@ -297,7 +297,7 @@ class Scheduler:
 
     # --- giving back ---------------------------------------------------------------------------
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: GenerationRequest) -> None:
         request.is_running = False
         for node in reversed(path_to(request.leaf) if request.leaf else []):
             self.tree.release(node, request)

@@ -15,7 +15,7 @@ from memagent.engines.local.cpu.model import CpuModel
 from memagent.engines.local.cpu.native import Kernels, build, kernels
 from memagent.engines.local.generator import Generator
 from memagent.engines.local.loading import LoadedModel, load
-from memagent.engines.local.scheduler import Request
+from memagent.engines.local.scheduler import GenerationRequest
 from memagent.types import Sampling
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import KINDS, Kind, make_tiny_adapter, make_tiny_model
@@ -60,7 +60,9 @@ def prompts_of(loaded: LoadedModel, count: int, longest: int = 90) -> list[list[
     return [[rng.randrange(3, size) for _ in range(rng.randint(2, longest))] for _ in range(count)]
 
 
-def replies(generator: Generator, prompts: list[list[int]], **sampling: Any) -> list[Request]:
+def replies(
+    generator: Generator, prompts: list[list[int]], **sampling: Any
+) -> list[GenerationRequest]:
     given = Sampling(**{"max_tokens": 12, "temperature": 0.0, **sampling})
     requests = [generator.submit(prompt, given, seed=n) for n, prompt in enumerate(prompts)]
     while generator.has_work:
@@ -68,7 +70,7 @@ def replies(generator: Generator, prompts: list[list[int]], **sampling: Any) -> 
     return requests
 
 
-def assert_same(ours: list[Request], theirs: list[Request]) -> None:
+def assert_same(ours: list[GenerationRequest], theirs: list[GenerationRequest]) -> None:
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.completion_ids == other.completion_ids
         assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)

@@ -118,7 +118,7 @@ async def test_a_cancelled_call_frees_what_it_held(engine: LocalEngine) -> None:
 
 async def test_a_prompt_past_the_window_is_refused(engine: LocalEngine) -> None:
     long = [{"role": "user", "content": "word " * 2000}]
-    with pytest.raises(EngineRefused, match=f"more than the {WINDOW} that"):
+    with pytest.raises(EngineRefused, match=f"more than the {WINDOW} tokens"):
         await engine.complete(long, Sampling(max_tokens=5))
     with pytest.raises(EngineRefused, match="at least 1"):
         await engine.complete(MESSAGES, Sampling(max_tokens=0))

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from memagent.engines.local.generator import Generator
-from memagent.engines.local.scheduler import Request
+from memagent.engines.local.scheduler import GenerationRequest
 from memagent.errors import ConfigError
 from memagent.types import Sampling
 from tests.support.tiny_models import KINDS, make_tiny_model
@@ -141,7 +141,7 @@ def test_logprobs_are_those_of_a_teacher_forced_pass(model: Any) -> None:
         assert request.logprobs == pytest.approx(expected, abs=1e-4)
 
 
-def teacher_forced(model: Any, request: Request) -> list[float]:
+def teacher_forced(model: Any, request: GenerationRequest) -> list[float]:
     """Log-probabilities of the reply, worked out independently of the engine."""
     ids = torch.tensor([[*request.prompt_ids, *request.completion_ids]])
     with torch.no_grad():

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from memagent.engines.local.cuda.layout import prompt_layout, reply_inputs, reply_layout
 from memagent.engines.local.cuda.model import GpuModel, supports
 from memagent.engines.local.generator import Generator
-from memagent.engines.local.sampling import Drawn, uniform, uniforms
-from memagent.engines.local.scheduler import Piece, Request, Scheduler
+from memagent.engines.local.sampling import SampledTokens, uniform, uniforms
+from memagent.engines.local.scheduler import GenerationRequest, Piece, Scheduler
 from memagent.types import Sampling
 from tests.support.tiny_models import KINDS, make_tiny_model
 from tests.unit.engines.local.test_generator import all_free, prompts_of, reference, run
@@ -68,7 +68,7 @@ def test_sampled_replies_are_those_of_the_plain_engine(model: Any) -> None:
         for number in range(len(prompts))
     ]
 
-    def replies(generator: Generator) -> list[Request]:
+    def replies(generator: Generator) -> list[GenerationRequest]:
         made = [
             generator.submit(prompt, how, seed=number)
             for number, (prompt, how) in enumerate(zip(prompts, sampling, strict=True))
@@ -97,7 +97,7 @@ def test_a_text_that_ends_a_reply_is_found_among_several_tokens() -> None:
                     begin = len(piece.request.completion_ids)
                     count = steps if piece.is_reply else 1
                     ids = list(range(begin, begin + count))
-                    found.append((piece.request, Drawn(ids, [0.0] * count)))
+                    found.append((piece.request, SampledTokens(ids, [0.0] * count)))
             return found
 
         def weights_changed(self) -> None: ...
@@ -127,7 +127,9 @@ def test_rows_that_begin_alike_read_their_beginning_together() -> None:
     scheduler = Scheduler(4096, max_batch_tokens=4096, max_running=16)
     shared = tuple(range(1000, 1300))
     requests = [
-        Request(prompt_ids=(*shared, 5000 + n, 7), sampling=Sampling(max_tokens=9), seed=n)
+        GenerationRequest(
+            prompt_ids=(*shared, 5000 + n, 7), sampling=Sampling(max_tokens=9), seed=n
+        )
         for n in range(6)
     ]
     for request in requests:
@@ -153,7 +155,7 @@ def test_rows_that_begin_alike_read_their_beginning_together() -> None:
 
 def test_steps_beyond_the_end_of_a_reply_go_to_the_padding_slot() -> None:
     scheduler = Scheduler(64, max_batch_tokens=64, max_running=2)
-    request = Request(prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=3), seed=0)
+    request = GenerationRequest(prompt_ids=(1, 2, 3), sampling=Sampling(max_tokens=3), seed=0)
     scheduler.submit(request)
     for piece in scheduler.next_pieces():
         scheduler.computed(piece)
@@ -168,7 +170,8 @@ def test_steps_beyond_the_end_of_a_reply_go_to_the_padding_slot() -> None:
 def test_a_layout_is_kept_until_a_request_comes_or_moves() -> None:
     scheduler = Scheduler(1024, max_batch_tokens=256, max_running=20, grow_slots=4)
     requests = [
-        Request(prompt_ids=(n, 2, 3), sampling=Sampling(max_tokens=30), seed=0) for n in range(16)
+        GenerationRequest(prompt_ids=(n, 2, 3), sampling=Sampling(max_tokens=30), seed=0)
+        for n in range(16)
     ]
     for request in requests:
         scheduler.submit(request)
@@ -179,7 +182,7 @@ def test_a_layout_is_kept_until_a_request_comes_or_moves() -> None:
     assert layout.serves(set(requests))
     assert layout.serves(set(requests[2:])), "two of sixteen have ended"
     assert not layout.serves(set(requests[3:])), "too many rows would idle"
-    stranger = Request(prompt_ids=(7,), sampling=Sampling(max_tokens=1), seed=0)
+    stranger = GenerationRequest(prompt_ids=(7,), sampling=Sampling(max_tokens=1), seed=0)
     assert not layout.serves({*requests[1:], stranger})
     scheduler.next_pieces(8)  # more tokens than they had slots for
     assert not layout.serves(set(requests))
@@ -188,8 +191,8 @@ def test_a_layout_is_kept_until_a_request_comes_or_moves() -> None:
 def test_a_piece_that_reaches_over_nodes_finds_its_slots() -> None:
     """A prompt's node may be split by a later request of the same step."""
     scheduler = Scheduler(256, max_batch_tokens=256, max_running=4)
-    first = Request(prompt_ids=tuple(range(10)), sampling=Sampling(max_tokens=1), seed=0)
-    second = Request(prompt_ids=(*range(6), 99), sampling=Sampling(max_tokens=1), seed=0)
+    first = GenerationRequest(prompt_ids=tuple(range(10)), sampling=Sampling(max_tokens=1), seed=0)
+    second = GenerationRequest(prompt_ids=(*range(6), 99), sampling=Sampling(max_tokens=1), seed=0)
     for request in (first, second):
         scheduler.submit(request)
     pieces = scheduler.next_pieces()

@@ -162,7 +162,7 @@ def test_a_gguf_file_cut_short_is_a_one_line_error(
     path = write_gguf(tiny["llama"], tmp_path / "model.gguf")
     data = path.read_bytes()
     path.write_bytes(data[: int(keep if keep >= 1 else keep * len(data))])
-    with pytest.raises(ConfigError, match="cut short") as caught:
+    with pytest.raises(ConfigError, match="truncated") as caught:
         load(str(path))
     assert "\n" not in str(caught.value)
 
@@ -175,7 +175,7 @@ def test_a_file_that_shrinks_after_its_header_was_kept_is_found_out(
     load(str(path))
     (kept,) = (tmp_path / "cache" / "memagent" / "gguf").iterdir()
     path.write_bytes(path.read_bytes()[: size // 2])
-    with pytest.raises(ConfigError, match="cut short"):
+    with pytest.raises(ConfigError, match="truncated"):
         load(str(path))
     assert kept.is_dir()
 
@@ -185,7 +185,7 @@ def test_what_cannot_be_run_faithfully_is_refused(tiny: dict[Kind, Path], tmp_pa
     cases = {
         "a gemma3 model; the local engine runs llama, qwen2, qwen3": {"architecture": "gemma3"},
         "gpt2/deepseek-llm; known": {"pre": "deepseek-llm"},
-        "scales its positions": {"llama__rope__scaling__type": "yarn"},
+        "uses RoPE scaling": {"llama__rope__scaling__type": "yarn"},
     }
     for number, (message, change) in enumerate(cases.items()):
         path = write_gguf(folder, tmp_path / f"{number}.gguf", **change)  # type: ignore[arg-type]
@@ -245,7 +245,7 @@ def test_a_folder_that_is_no_adapter_is_refused(tiny: dict[Kind, Path], tmp_path
     with pytest.raises(ConfigError, match="does not fit"):
         load(str(tiny["llama"]), adapter=str(adapter))
     (adapter / "adapter_config.json").write_text("{")
-    with pytest.raises(ConfigError, match="is no adapter"):
+    with pytest.raises(ConfigError, match="is not an adapter"):
         load(str(tiny["llama"]), adapter=str(adapter))
 
 
@@ -283,7 +283,7 @@ def test_broken_folders_are_one_line_errors(tiny: dict[Kind, Path], tmp_path: Pa
     save_file(weights, tmp_path / "i" / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "j.txt").write_text("no model")
     expected = {
-        "a": "holds no config.json",
+        "a": "has no config.json",
         "b": "config.json cannot be read",
         "c": "a gpt_neox model; the local engine runs llama, qwen2, qwen3",
         "d": "no tokenizer.json",
@@ -291,8 +291,8 @@ def test_broken_folders_are_one_line_errors(tiny: dict[Kind, Path], tmp_path: Pa
         "f": "no chat template",
         "g": "no .safetensors",
         "h": "cannot be loaded",
-        "i": "lacks 1 of its weights, such as model.norm.weight",
-        "j.txt": "is no model",
+        "i": "is missing 1 weights, such as model.norm.weight",
+        "j.txt": "is not a model",
     }
     for name, message in expected.items():
         with pytest.raises(ConfigError, match=message) as caught:
@@ -337,7 +337,7 @@ def test_a_model_that_does_not_fit_the_memory_says_so(
         check=True,
     )
     assert done.stdout.strip() == (
-        f"{large} does not fit the memory of cpu; take a smaller model or another device"
+        f"{large} does not fit the memory of cpu; use a smaller model or another device"
     )
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memagent.engines.local.cache import PrefixTree, SlotPool
-from memagent.engines.local.scheduler import Piece, Request, Scheduler
+from memagent.engines.local.scheduler import GenerationRequest, Piece, Scheduler
 from memagent.types import Sampling
 
 
@@ -104,7 +104,7 @@ def test_every_token_is_computed_in_order_with_what_it_reads_in_place(
     """Plays the model: a slot remembers which beginning of which text it was written for."""
     scheduler = Scheduler(num_slots, max_batch_tokens=max_batch_tokens, max_running=max_running)
     requests = [
-        Request(prompt_ids=prompt, sampling=Sampling(max_tokens=count), seed=0)
+        GenerationRequest(prompt_ids=prompt, sampling=Sampling(max_tokens=count), seed=0)
         for prompt, count in load
     ]
     for request in requests:

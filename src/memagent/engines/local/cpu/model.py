@@ -24,13 +24,13 @@ import torch
 from memagent.engines.local.cpu.native import (
     FLOAT32,
     Kernels,
-    Layer,
-    Matrix,
-    Model,
-    Step,
+    LayerStruct,
+    MatrixStruct,
+    ModelStruct,
+    StepStruct,
 )
 from memagent.engines.local.model import CachedModel
-from memagent.engines.local.scheduler import Piece, Run
+from memagent.engines.local.scheduler import Piece, SlotRun
 
 if TYPE_CHECKING:
     from memagent.engines.local.cpu.packing import Packed
@@ -154,10 +154,10 @@ class _Native:
             self._layer(f"model.layers.{number}", layer, packed)
             for number, layer in enumerate(self._backbone.layers)
         ]
-        self._layers = (Layer * len(layers))(*layers)
+        self._layers = (LayerStruct * len(layers))(*layers)
         attention = self._backbone.layers[0].self_attn
         self.vocab_size = int(head.weight.shape[0])
-        self._model = Model(
+        self._model = ModelStruct(
             num_layers=len(layers),
             width=config.hidden_size,
             inner=config.intermediate_size,
@@ -187,7 +187,7 @@ class _Native:
         logits_RV = torch.empty(len(pieces), self.vocab_size)
         self._library.decode_step(
             self._model,
-            Step(
+            StepStruct(
                 num_threads=torch.get_num_threads(),
                 num_rows=len(pieces),
                 hidden=hidden_RD.data_ptr(),
@@ -207,14 +207,14 @@ class _Native:
     def _rotation(self, hidden_RD: torch.Tensor, positions_R: torch.Tensor) -> Any:
         return self._backbone.rotary_emb(hidden_RD[None], positions_R[None])
 
-    def _layer(self, name: str, layer: Any, packed: Mapping[str, Packed]) -> Layer:
+    def _layer(self, name: str, layer: Any, packed: Mapping[str, Packed]) -> LayerStruct:
         attention, mlp = layer.self_attn, layer.mlp
         has_norms = hasattr(attention, "q_norm")  # Qwen3
 
-        def matrix(part: str, module: Any) -> Matrix:
+        def matrix(part: str, module: Any) -> MatrixStruct:
             return self._matrix(f"{name}.{part}", module, packed)
 
-        return Layer(
+        return LayerStruct(
             input_norm=self._address(layer.input_layernorm.weight),
             post_norm=self._address(layer.post_attention_layernorm.weight),
             query_norm=self._address(attention.q_norm.weight) if has_norms else None,
@@ -228,13 +228,13 @@ class _Native:
             down=matrix("mlp.down_proj", mlp.down_proj),
         )
 
-    def _matrix(self, name: str, module: Any, packed: Mapping[str, Packed]) -> Matrix:
+    def _matrix(self, name: str, module: Any, packed: Mapping[str, Packed]) -> MatrixStruct:
         base = getattr(module, "base_layer", module)
         if type(base) is not torch.nn.Linear:
             raise Unsupported
         address = self._address(base.weight)
         num_outputs, num_inputs = base.weight.shape
-        matrix = Matrix(
+        matrix = MatrixStruct(
             kind=FLOAT32, num_outputs=num_outputs, num_inputs=num_inputs, weights=address
         )
         if stored := packed.get(f"{name}.weight"):
@@ -251,7 +251,7 @@ class _Native:
             self._add_lora(matrix, module)
         return matrix
 
-    def _add_lora(self, matrix: Matrix, module: Any) -> None:
+    def _add_lora(self, matrix: MatrixStruct, module: Any) -> None:
         """The active adapter of a peft layer. What is more than plain LoRA is left to torch."""
         from peft.tuners.lora import Linear
 
@@ -281,13 +281,13 @@ class _Native:
 
 
 def _parts(
-    runs_R: Sequence[Sequence[Run]],
+    runs_R: Sequence[Sequence[SlotRun]],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Spans of slots with the rows that read them: starts, lengths, where readers begin, readers.
 
     A run that several rows read is one span, so its slots come from memory once.
     """
-    rows_of: dict[Run, list[int]] = {}
+    rows_of: dict[SlotRun, list[int]] = {}
     for row, runs in enumerate(runs_R):
         for run in runs:
             rows_of.setdefault(run, []).append(row)

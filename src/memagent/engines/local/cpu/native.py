@@ -1,10 +1,9 @@
-"""The kernel in `decode.c`: compiled once on this machine, and its structures as Python sees them.
+"""The kernel in `decode.c`: compiled once per machine, and its structures for ctypes.
 
     decode.c ──▶ cc -O3 -march=native ──▶ ~/.cache/memagent/kernels/<fingerprint>.so ──▶ ctypes
 
-`kernels()` is None where there is no C compiler; torch alone computes then. The fingerprint covers the
-source, the compiler and the instructions of the processor, so a home folder shared by different machines
-is safe.
+Without a C compiler `kernels()` is None and torch computes everything. The fingerprint covers the source,
+the compiler and the instruction set, so machines may share a home folder.
 """
 
 from __future__ import annotations
@@ -13,14 +12,17 @@ import ctypes
 import hashlib
 import os
 import platform
-import secrets
 import shutil
 import subprocess
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from platformdirs import user_cache_path
+
+from memagent.files import replacing
 
 Flags = tuple[str, ...]
 
@@ -34,71 +36,53 @@ WAYS: tuple[tuple[Flags, Flags], ...] = (
     (("-march=native",), ()),
     ((), ()),
 )
-"""Flags to compile and to link with, the best way first. The first leaves OpenMP to be found in the
-process, where torch has it: two copies of its threads would fight for the cores."""
+"""Flags to compile and to link with, best first. The first leaves OpenMP to the copy that torch has loaded:
+two thread pools would compete for the cores."""
 
 FLOAT32, FOUR_BITS, EIGHT_BITS = 0, 1, 2
-"""How a matrix is stored; the same numbers as in decode.c."""
+"""Storage types of a matrix; the same numbers as in decode.c."""
 TILE, GROUP = 16, 32
 """Outputs in a tile, and inputs that share a scale."""
 
 
-class Matrix(ctypes.Structure):
+def _fields(kind: type[Any], *names: str) -> tuple[tuple[str, type[Any]], ...]:
+    return tuple((name, kind) for name in names)
+
+
+class MatrixStruct(ctypes.Structure):
     _fields_ = (
-        ("kind", ctypes.c_int64),
-        ("num_outputs", ctypes.c_int64),
-        ("num_inputs", ctypes.c_int64),
-        ("weights", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("lora_a", ctypes.c_void_p),
-        ("lora_b", ctypes.c_void_p),
+        *_fields(ctypes.c_int64, "kind", "num_outputs", "num_inputs"),
+        *_fields(ctypes.c_void_p, "weights", "scales", "bias", "lora_a", "lora_b"),
         ("rank", ctypes.c_int64),
         ("lora_scale", ctypes.c_float),
     )
 
 
-class Layer(ctypes.Structure):
+class LayerStruct(ctypes.Structure):
     _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("input_norm", "post_norm", "query_norm", "key_norm")
-        ),
-        *((name, Matrix) for name in ("query", "key", "value", "output", "gate", "up", "down")),
+        *_fields(ctypes.c_void_p, "input_norm", "post_norm", "query_norm", "key_norm"),
+        *_fields(MatrixStruct, "query", "key", "value", "output", "gate", "up", "down"),
     )
 
 
-class Model(ctypes.Structure):
+class ModelStruct(ctypes.Structure):
     _fields_ = (
-        ("num_layers", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("inner", ctypes.c_int64),
-        ("num_heads", ctypes.c_int64),
-        ("num_kv_heads", ctypes.c_int64),
-        ("head_dim", ctypes.c_int64),
-        ("num_slots", ctypes.c_int64),
-        ("epsilon", ctypes.c_float),
-        ("scaling", ctypes.c_float),
-        ("layers", ctypes.POINTER(Layer)),
+        *_fields(ctypes.c_int64, "num_layers", "width", "inner", "num_heads", "num_kv_heads"),
+        *_fields(ctypes.c_int64, "head_dim", "num_slots"),
+        *_fields(ctypes.c_float, "epsilon", "scaling"),
+        ("layers", ctypes.POINTER(LayerStruct)),
         ("norm", ctypes.c_void_p),
-        ("head", Matrix),
+        ("head", MatrixStruct),
         ("cache", ctypes.c_void_p),
     )
 
 
-class Step(ctypes.Structure):
+class StepStruct(ctypes.Structure):
     _fields_ = (
-        ("num_threads", ctypes.c_int64),
-        ("num_rows", ctypes.c_int64),
-        ("hidden", ctypes.c_void_p),
-        ("cosine", ctypes.c_void_p),
-        ("sine", ctypes.c_void_p),
-        ("slots", ctypes.c_void_p),
+        *_fields(ctypes.c_int64, "num_threads", "num_rows"),
+        *_fields(ctypes.c_void_p, "hidden", "cosine", "sine", "slots"),
         ("num_parts", ctypes.c_int64),
-        ("part_starts", ctypes.c_void_p),
-        ("part_lengths", ctypes.c_void_p),
-        ("first_readers", ctypes.c_void_p),
-        ("readers", ctypes.c_void_p),
+        *_fields(ctypes.c_void_p, "part_starts", "part_lengths", "first_readers", "readers"),
         ("logits", ctypes.c_void_p),
     )
 
@@ -108,23 +92,27 @@ class Kernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._decode_step = library.decode_step
-        self._decode_step.argtypes = (ctypes.POINTER(Model), ctypes.POINTER(Step))
+        self._decode_step.argtypes = (ctypes.POINTER(ModelStruct), ctypes.POINTER(StepStruct))
         self._same_weights = library.same_weights
-        self._same_weights.argtypes = (ctypes.POINTER(Matrix), ctypes.c_void_p, ctypes.c_int64)
+        self._same_weights.argtypes = (
+            ctypes.POINTER(MatrixStruct),
+            ctypes.c_void_p,
+            ctypes.c_int64,
+        )
 
-    def decode_step(self, model: Model, step: Step) -> None:
-        """One token for each row; other Python threads go on meanwhile."""
+    def decode_step(self, model: ModelStruct, step: StepStruct) -> None:
+        """One token for each row. Releases the GIL."""
         if self._decode_step(ctypes.byref(model), ctypes.byref(step)):
             raise MemoryError("not enough memory for one step")
 
-    def same_weights(self, packed: Matrix, address: int, num_threads: int) -> bool:
-        """Whether a packed matrix holds the float32 values at `address`, rounding aside."""
+    def same_weights(self, packed: MatrixStruct, address: int, num_threads: int) -> bool:
+        """Whether a packed matrix equals the float32 values at `address`, up to rounding."""
         return bool(self._same_weights(ctypes.byref(packed), address, num_threads))
 
 
 @cache
 def kernels() -> Kernels | None:
-    """The kernels, compiled the first time; None where that is not possible."""
+    """The kernels, compiled on first use; None where that is not possible."""
     compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
     return build(compiler, user_cache_path("memagent", appauthor=False) / "kernels")
 
@@ -132,7 +120,7 @@ def kernels() -> Kernels | None:
 def build(
     compiler: str | None, folder: Path, ways: tuple[tuple[Flags, Flags], ...] = WAYS
 ) -> Kernels | None:
-    """Compile into `folder`, or take what is there. Without a compiler nothing is taken either."""
+    """Compile into `folder`, or load the library there. None without a compiler."""
     if compiler is None or platform.system() == "Windows":
         return None
     for compile_flags, link_flags in ways:
@@ -145,18 +133,11 @@ def build(
 
 
 def _compile(compiler: str, compile_flags: Flags, link_flags: Flags, path: Path) -> None:
-    """Under another name first: a half-written library must never be found."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mark = secrets.token_hex(4)
-    object_file = path.with_name(f"{path.stem}-{mark}.o")
-    library = path.with_name(f"{path.stem}-{mark}.so")
-    try:
-        _call(compiler, *FLAGS, *compile_flags, "-c", str(SOURCE), "-o", str(object_file))
-        _call(compiler, "-shared", *link_flags, str(object_file), "-o", str(library), "-lm")
-        os.replace(library, path)
-    finally:
-        object_file.unlink(missing_ok=True)
-        library.unlink(missing_ok=True)
+    with replacing(path, sync=False) as library, TemporaryDirectory() as folder:
+        object_file = str(Path(folder) / "decode.o")
+        _call(compiler, *FLAGS, *compile_flags, "-c", str(SOURCE), "-o", object_file)
+        _call(compiler, "-shared", *link_flags, object_file, "-o", str(library), "-lm")
 
 
 def _call(*command: str) -> None:
@@ -172,7 +153,7 @@ def _fingerprint(compiler: str, *flags: str) -> str:
 
 
 def _instructions() -> str:
-    """What the processor can do, as Linux lists it; elsewhere its name."""
+    """The processor's instruction set as Linux lists it; elsewhere its name."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith(("flags", "Features")):

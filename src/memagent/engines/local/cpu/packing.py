@@ -24,7 +24,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from memagent.engines.local import gguf_files
-from memagent.engines.local.cpu.native import EIGHT_BITS, FOUR_BITS, GROUP, TILE, Matrix
+from memagent.engines.local.cpu.native import EIGHT_BITS, FOUR_BITS, GROUP, TILE, MatrixStruct
 
 Bytes = np.ndarray[Any, Any]
 
@@ -45,9 +45,9 @@ class Packed:
     def num_bytes(self) -> int:
         return self.weights.nbytes + self.scales.nbytes
 
-    def matrix(self) -> Matrix:
+    def matrix(self) -> MatrixStruct:
         """As the kernel takes it; holds addresses, so keep `self` as long as it is used."""
-        return Matrix(
+        return MatrixStruct(
             kind=self.kind,
             num_outputs=self.num_outputs,
             num_inputs=self.num_inputs,
@@ -56,7 +56,7 @@ class Packed:
         )
 
 
-def read_packed(path: Path, header: gguf_files.Header) -> dict[str, Packed]:
+def read_packed(path: Path, header: gguf_files.GgufHeader) -> dict[str, Packed]:
     """The matrices of a file that can be packed, by the names that transformers has for them."""
     return {
         name: PACKERS[kind](raw)

@@ -26,7 +26,7 @@ BLOCK_PROMPT = 128
 """Rows of a tile of prompts, heads folded in."""
 
 
-class Shape(NamedTuple):
+class ReplyTiling(NamedTuple):
     """How a program of `attend_replies` is cut."""
 
     rows: int
@@ -37,9 +37,9 @@ class Shape(NamedTuple):
     """Per multiprocessor."""
 
 
-SHARED = Shape(rows=32, tokens=64, warps=2, stages=3, programs=8)
+SHARED = ReplyTiling(rows=32, tokens=64, warps=2, stages=3, programs=8)
 """Several requests read the same run."""
-SINGLE = Shape(rows=16, tokens=64, warps=2, stages=3, programs=16)
+SINGLE = ReplyTiling(rows=16, tokens=64, warps=2, stages=3, programs=16)
 """One request reads its own."""
 LOG2_E = 1.4426950408889634
 """Scores are raised to a power of two, which is what the hardware does."""
@@ -254,7 +254,7 @@ def _gated(gate, up, out, size, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _draw(
+def _sample(
     logits, temperatures, uniforms, tokens, logprobs, size, GREEDY: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -373,12 +373,12 @@ def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def draw(
+def sample(
     logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor,
     tokens: torch.Tensor, logprobs: torch.Tensor,
 ) -> None:  # fmt: skip
     """A token per row into `tokens`, and its log-probability under what it was drawn from."""
-    _draw[(len(logits),)](
+    _sample[(len(logits),)](
         logits, temperatures, uniforms, tokens, logprobs, logits.shape[1], GREEDY=GREEDY_BELOW,
         BLOCK=4096, num_warps=8,
     )  # fmt: skip

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memagent.engines.local.cache import Node, path_to
-from memagent.engines.local.scheduler import Piece, Request
+from memagent.engines.local.cache import PrefixNode, path_to
+from memagent.engines.local.scheduler import GenerationRequest, Piece
 
 Ints = npt.NDArray[np.int32]
 
@@ -53,9 +53,9 @@ class PromptLayout(NamedTuple):
 class ReplyLayout(NamedTuple):
     """Who reads what while replies are written; holds until a request comes or gets new slots."""
 
-    order: list[Request]
+    order: list[GenerationRequest]
     """The request of each row."""
-    marks: list[tuple[Node | None, int]]
+    marks: list[tuple[PrefixNode | None, int]]
     """Where each of them stood: the leaf of its prompt and the number of its tails."""
     items: Ints
     """(I, ITEM_FIELDS): work of the attention kernel; those of several rows come first."""
@@ -64,7 +64,7 @@ class ReplyLayout(NamedTuple):
     first_parts: Ints
     """(rows + 1): the parts of a row are numbered from here; the last is the number of all parts."""
 
-    def serves(self, requests: set[Request]) -> bool:
+    def serves(self, requests: set[GenerationRequest]) -> bool:
         """Whether these requests can be computed by it: all have rows, and few rows are left over."""
         if len(self.order) - len(requests) > len(self.order) // MAX_IDLE_SHARE:
             return False
@@ -123,7 +123,7 @@ def prompt_layout(pieces: Sequence[Piece], *, tile_rows: int) -> PromptLayout:
 
 
 def reply_layout(
-    requests: Iterable[Request], *, tile_rows: int, num_processors: int
+    requests: Iterable[GenerationRequest], *, tile_rows: int, num_processors: int
 ) -> ReplyLayout:
     """Lay out one token of each request.
 
@@ -158,7 +158,11 @@ def reply_layout(
 
 
 def reply_inputs(
-    order: Sequence[Request], present: set[Request], *, steps: int, padding_slot: int
+    order: Sequence[GenerationRequest],
+    present: set[GenerationRequest],
+    *,
+    steps: int,
+    padding_slot: int,
 ) -> ReplyInputs:
     """The last token of each reply, and where it and the following ones go."""
     ids = [0] * len(order)
@@ -191,7 +195,7 @@ def reply_inputs(
     )
 
 
-def _place_in_tree(request: Request) -> list[int]:
+def _place_in_tree(request: GenerationRequest) -> list[int]:
     return [node.start for node in path_to(request.leaf)] if request.leaf else []
 
 
@@ -203,10 +207,10 @@ _Span = tuple[int, int, int, int, int]
 """First row, end row, slot, first position, length."""
 
 
-def _spans(order: Sequence[Request]) -> list[_Span]:
+def _spans(order: Sequence[GenerationRequest]) -> list[_Span]:
     """Runs with the range of rows that read them, outer ones first."""
     spans: list[_Span] = []
-    open_nodes: list[tuple[Node, int]] = []
+    open_nodes: list[tuple[PrefixNode, int]] = []
     """Nodes of the last row, each with the index of its span."""
     for row, request in enumerate(order):
         path = path_to(request.leaf) if request.leaf else []
@@ -248,7 +252,9 @@ def _part_tokens(num_tokens: int, num_processors: int) -> int:
     return min(max(128, 1 << max(wanted, 1).bit_length()), MAX_PART_TOKENS)
 
 
-def _slots_one_by_one(request: Request, begin: int, steps: int, padding_slot: int) -> list[int]:
+def _slots_one_by_one(
+    request: GenerationRequest, begin: int, steps: int, padding_slot: int
+) -> list[int]:
     own = [slot for tail in request.tails for slot in range(tail.start, tail.start + tail.length)]
     chosen = own[begin : begin + steps]
     return chosen + [padding_slot] * (steps - len(chosen))

@@ -3,7 +3,7 @@
 One round of the engine has two parts that follow each other on the GPU without waiting for the host:
 
     replies   `steps` times: embed ─▶ layers ─▶ logits ─▶ draw ─▶ the drawn tokens are the next input
-    prompts   one packed pass over pieces of prompts ─▶ logits of their last tokens ─▶ draw
+    prompts   one packed pass over pieces of prompts ─▶ logits of their last tokens ─▶ sample
 
 The part for replies is captured once per number of rows (rounded up) and replayed. What changes from
 round to round (tokens, slots, who reads which run) lies in fixed buffers that are filled beforehand.
@@ -33,13 +33,13 @@ from memagent.engines.local.cuda.layout import (
 )
 from memagent.engines.local.cuda.sizes import Heads, Parts
 from memagent.engines.local.sampling import (
-    Drawn,
-    draw,
+    SampledTokens,
     has_filter,
+    sample,
     temperature_of,
     uniforms,
 )
-from memagent.engines.local.scheduler import Piece, Request
+from memagent.engines.local.scheduler import GenerationRequest, Piece
 
 MAX_STEPS = 8
 """Tokens of a reply that are drawn before the host looks at them. A reply that ends in between wastes
@@ -89,7 +89,9 @@ class GpuModel:
         self._addresses = self._parameter_addresses()
 
     @torch.inference_mode()
-    def run(self, pieces: Sequence[Piece], steps: int) -> list[tuple[Request, Drawn]]:
+    def run(
+        self, pieces: Sequence[Piece], steps: int
+    ) -> list[tuple[GenerationRequest, SampledTokens]]:
         """Compute the pieces, replies for `steps` tokens; what was drawn for each of the requests."""
         replying = {piece.request for piece in pieces if piece.is_reply}
         reading = [piece for piece in pieces if not piece.is_reply]
@@ -98,16 +100,16 @@ class GpuModel:
         if layout:
             self._generate(layout, replying, steps)
         logits = self._read(prompts) if prompts else None
-        drawn: list[tuple[Request, Drawn]] = []
+        drawn: list[tuple[GenerationRequest, SampledTokens]] = []
         if logits is not None and len(logits):
             finals = [piece.request for piece in reading if piece.is_last]
-            drawn += zip(finals, self._draw(logits, finals), strict=True)
+            drawn += zip(finals, self._sample(logits, finals), strict=True)
         if layout:
             tokens = self._replies.tokens[:steps, : len(layout.order)].t().tolist()
             logprobs = self._replies.logprobs[:steps, : len(layout.order)].t().tolist()
             for request, some, theirs in zip(layout.order, tokens, logprobs, strict=True):
                 if request in replying:
-                    drawn.append((request, Drawn(some, theirs)))
+                    drawn.append((request, SampledTokens(some, theirs)))
         return drawn
 
     def weights_changed(self) -> None:
@@ -136,23 +138,27 @@ class GpuModel:
         rows = prompts.final_rows
         return self._logits(hidden[rows], delta[rows])
 
-    def _draw(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[Drawn]:
+    def _sample(
+        self, logits: torch.Tensor, requests: Sequence[GenerationRequest]
+    ) -> list[SampledTokens]:
         if any(has_filter(request.sampling) for request in requests):
             states = [(r.sampling, r.seed, len(r.completion_ids)) for r in requests]
-            drawn = draw(logits, states)
-            return [Drawn([t], [p]) for t, p in zip(drawn.tokens, drawn.logprobs, strict=True)]
+            drawn = sample(logits, states)
+            return [
+                SampledTokens([t], [p]) for t, p in zip(drawn.tokens, drawn.logprobs, strict=True)
+            ]
         tokens = torch.empty(len(requests), dtype=torch.int32, device=self.device)
         logprobs = torch.empty(len(requests), dtype=torch.float32, device=self.device)
         temperatures, chances = _sampling_of(requests, steps=1)
-        self._ops.draw(
+        self._ops.sample(
             logits, _on(self.device, temperatures), _on(self.device, chances[0]), tokens, logprobs
         )
         pairs = zip(tokens.tolist(), logprobs.tolist(), strict=True)
-        return [Drawn([token], [logprob]) for token, logprob in pairs]
+        return [SampledTokens([token], [logprob]) for token, logprob in pairs]
 
     # --- replies -------------------------------------------------------------------------------
 
-    def _prepare(self, requests: set[Request], steps: int) -> ReplyLayout:
+    def _prepare(self, requests: set[GenerationRequest], steps: int) -> ReplyLayout:
         """Fill the buffers of the replies. The layout of the last round is kept while it serves."""
         if not (self._layout and self._layout.serves(requests)):
             self._layout = reply_layout(
@@ -169,7 +175,7 @@ class GpuModel:
         self._replies.fill_inputs(inputs, *_sampling_of(order, steps=steps), self._padding_slot)
         return self._layout
 
-    def _generate(self, layout: ReplyLayout, requests: set[Request], steps: int) -> None:
+    def _generate(self, layout: ReplyLayout, requests: set[GenerationRequest], steps: int) -> None:
         rows = _bucket(len(layout.order))
         if self.device.type == "cuda":
             graph, logits = self._graphs.get(rows) or self._captured(rows)
@@ -189,11 +195,11 @@ class GpuModel:
             self._draw_filtered(logits, *zip(*filtered, strict=True))
 
     def _draw_filtered(
-        self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Request]
+        self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[GenerationRequest]
     ) -> None:
         """Draw again for rows with top-k or top-p, which the kernel does not know."""
         index = torch.tensor(rows, device=self.device)
-        drawn = self._draw(logits[index], requests)
+        drawn = self._sample(logits[index], requests)
         tokens = torch.tensor([some.tokens[0] for some in drawn], dtype=torch.int32)
         logprobs = torch.tensor([some.logprobs[0] for some in drawn])
         self._replies.tokens[0, index] = tokens.to(self.device)
@@ -245,7 +251,7 @@ class GpuModel:
         chances = buffers.chances[:, :rows].index_select(0, buffers.step)[0]
         logits = self._logits(*self._layers(buffers.ids[:rows], positions, slots, attend))
         tokens, logprobs = buffers.ids[:rows], buffers.logprob[:rows]
-        self._ops.draw(logits, buffers.temperatures[:rows], chances, tokens, logprobs)
+        self._ops.sample(logits, buffers.temperatures[:rows], chances, tokens, logprobs)
         buffers.tokens[:, :rows].index_copy_(0, buffers.step, tokens[None])
         buffers.logprobs[:, :rows].index_copy_(0, buffers.step, logprobs[None])
         positions += 1
@@ -379,7 +385,7 @@ class _Buffers:
 
 
 def _sampling_of(
-    requests: Sequence[Request], *, steps: int
+    requests: Sequence[GenerationRequest], *, steps: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Temperatures of requests, and their random numbers for the next steps (steps, requests)."""
     temperatures = np.array([temperature_of(r.sampling) for r in requests], dtype=np.float32)

@@ -104,7 +104,7 @@ def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
-def draw(
+def sample(
     logits: torch.Tensor,
     temperatures: torch.Tensor,
     uniforms: torch.Tensor,
