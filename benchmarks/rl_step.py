@@ -48,7 +48,7 @@ from memagent.rl.update.loss import summary
 from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.packing import pack
 from memagent.rl.update.policy import Policy, accumulate
-from memagent.rl.update.rows import Row, rows_of
+from memagent.rl.update.rows import TrainingRow, rows_of
 from memagent.types import Sampling
 
 BATCHES = (64, 128, 256)
@@ -69,7 +69,7 @@ class Times(NamedTuple):
         return self.rollouts + self.update
 
 
-def prompts_of(rows: Sequence[Row]) -> list[tuple[int, ...]]:
+def prompts_of(rows: Sequence[TrainingRow]) -> list[tuple[int, ...]]:
     """What stands before the reply of each row."""
     return [row.sample.ids[: row.sample.is_sampled.index(True)] for row in rows]
 
@@ -188,7 +188,11 @@ def best_generate(model: Any, prompts: Sequence[tuple[int, ...]], reply: int) ->
 
 
 def their_step(
-    model: Any, rows: Sequence[Row], prompts: Sequence[tuple[int, ...]], load: Load, reply: int
+    model: Any,
+    rows: Sequence[TrainingRow],
+    prompts: Sequence[tuple[int, ...]],
+    load: Load,
+    reply: int,
 ) -> Times:
     """A step of the plain loop. What it learns from are other random replies of the same length."""
     clear_memory()

@@ -30,12 +30,12 @@ from typing import Any, NamedTuple, get_args
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from memagent.rl.objective import ObjectiveConfig
+from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.types import Group, Rollout, Sample
 from memagent.rl.update.attention.tree import Attention
 from memagent.rl.update.packing import pack
 from memagent.rl.update.policy import Policy, accumulate
-from memagent.rl.update.rows import Row, rows_of
+from memagent.rl.update.rows import TrainingRow, rows_of
 
 SMOLLM2: dict[str, Any] = {
     "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
@@ -46,7 +46,7 @@ TINY: dict[str, Any] = {
     **SMOLLM2, "vocab_size": 500, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 6,
 }  # fmt: skip
-OBJECTIVE = ObjectiveConfig()
+OBJECTIVE = ObjectiveSettings()
 WAYS = ("tree", "rows", "padded")
 MAX_ERROR = 1.5
 """How much further than the padded loop's a gradient of ours may be from that in float32."""
@@ -72,7 +72,7 @@ FULL = Load(16, 16, 5000, 300, max_tokens=40_000, padded_rows=8, repeats=3)
 SMOKE = Load(2, 4, 100, 12, max_tokens=300, padded_rows=2, repeats=1)
 
 
-def make_rows(load: Load, vocabulary: int, *, seed: int = 0) -> tuple[Row, ...]:
+def make_rows(load: Load, vocabulary: int, *, seed: int = 0) -> tuple[TrainingRow, ...]:
     """Rows of one step. Behaviour is uniform, as a model with random weights nearly is."""
     rng = random.Random(seed)
 
@@ -102,7 +102,7 @@ def make_rows(load: Load, vocabulary: int, *, seed: int = 0) -> tuple[Row, ...]:
 
 
 def packed_step(
-    model: Any, rows: Sequence[Row], load: Load, *, share: bool, how: dict[str, Any]
+    model: Any, rows: Sequence[TrainingRow], load: Load, *, share: bool, how: dict[str, Any]
 ) -> tuple[Callable[[], None], int]:
     """An update over packs, and the tokens that it computes."""
     policy = Policy(model, **how)
@@ -111,7 +111,9 @@ def packed_step(
     return lambda: void(accumulate(policy, packs, OBJECTIVE)), num_tokens
 
 
-def padded_step(model: Any, rows: Sequence[Row], load: Load) -> tuple[Callable[[], None], int]:
+def padded_step(
+    model: Any, rows: Sequence[TrainingRow], load: Load
+) -> tuple[Callable[[], None], int]:
     """An update as a first version of a trainer would have it."""
     device = next(model.parameters()).device
     batches = []
@@ -154,7 +156,7 @@ def void(value: object) -> None:
 
 
 def step_of(
-    name: str, model: Any, rows: Sequence[Row], load: Load, how: dict[str, Any]
+    name: str, model: Any, rows: Sequence[TrainingRow], load: Load, how: dict[str, Any]
 ) -> tuple[Callable[[], None], int]:
     """An update in one of the ways, and the tokens that it computes."""
     if name == "padded":

@@ -26,19 +26,19 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from memagent.engines.local.generator import Generator
-from memagent.rl.objective import ObjectiveConfig
+from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.types import Group, Rollout, Sample
 from memagent.rl.update.loss import merged, summary
 from memagent.rl.update.packing import num_row_tokens, pack
 from memagent.rl.update.policy import Policy, accumulate
-from memagent.rl.update.rows import Row, rows_of, split_groups
+from memagent.rl.update.rows import TrainingRow, rows_of, split_groups
 from memagent.types import Sampling
 
 VALUES = range(4)
 EMPTY, NOISE, MARK, READ, ANSWER, END = range(4, 10)
 NUM_SECTIONS, SECTION_TOKENS = 3, 4
 WARM_STEPS, TASKS_PER_STEP, GROUP_SIZE, UPDATES_PER_STEP = 40, 16, 16, 2
-OBJECTIVE = ObjectiveConfig(clip_low=0.2, clip_high=0.28)
+OBJECTIVE = ObjectiveSettings(clip_low=0.2, clip_high=0.28)
 
 
 class Task(NamedTuple):
@@ -65,7 +65,9 @@ def warm_start(policy: Policy, optimizer: torch.optim.Optimizer, rng: random.Ran
             for prompt in ([READ, *task.sections[0], EMPTY], [ANSWER, task.value]):
                 sample = sample_of(prompt, [task.value], [0.0])
                 weight = 1 / (2 * TASKS_PER_STEP)
-                rows.append(Row(sample=sample, group=0, rollout=0, advantage=1.0, weight=weight))
+                rows.append(
+                    TrainingRow(sample=sample, group=0, rollout=0, advantage=1.0, weight=weight)
+                )
         for one in pack(rows, max_tokens=1024):
             weights = torch.from_numpy(one.targets.weights)
             (-weights * policy(one).logprobs).sum().backward()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from memagent.rl.objective import ObjectiveConfig
+from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.update.packing import pack
 from memagent.rl.update.policy import Policy, accumulate
 from memagent.rl.update.rows import rows_of
@@ -19,7 +19,7 @@ from tests.support.rollouts import near_policy, random_groups
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-OBJECTIVE = ObjectiveConfig(clip_high=0.28)
+OBJECTIVE = ObjectiveSettings(clip_high=0.28)
 CONFIG = LlamaConfig(
     vocab_size=1000,
     hidden_size=192,

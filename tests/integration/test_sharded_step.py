@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from memagent.rl.objective import ObjectiveConfig
+from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.update.packing import pack, share_out
 from memagent.rl.update.policy import Policy, accumulate
 from memagent.rl.update.rows import rows_of
@@ -28,7 +28,7 @@ def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
     shape = {"hidden_size": 32, "intermediate_size": 48, "tie_word_embeddings": True}
     folder = make_tiny_model(tmp_path / "model", "llama", **shape)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    objective = ObjectiveConfig(clip_high=0.28)
+    objective = ObjectiveSettings(clip_high=0.28)
     rows = rows_of(random_groups(model, num_groups=3), objective).rows
     packs = pack(rows, max_tokens=90)
     parts = share_out(packs, NUM_RANKS)

@@ -105,7 +105,7 @@ def main(source: Path, run: Path, num_kills: int) -> None:
         assert found in (told, told + 1), "a checkpoint that was written is gone"
         seconds *= 1.3 if found == step else 0.8  # the machine may be slower than it was
         step = found
-        num_hidden += any((run / "checkpoints").glob(".writing-*"))
+        num_hidden += any((run / "checkpoints").glob(".*"))
     write(run, loaded, step + 1)
     assert list(list_checkpoints(run)) == [step, step + 1]
     assert len(list((run / "checkpoints").iterdir())) == KEEP, "something torn is left"

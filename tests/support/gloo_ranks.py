@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from memagent.rl.objective import ObjectiveConfig
+from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.update.packing import pack, share_out
 from memagent.rl.update.policy import Policy, accumulate, decoder_of
 
@@ -42,7 +42,7 @@ def main(rank: int, num_ranks: int, folder: Path) -> None:
         fully_shard(layer, mesh=mesh)
     fully_shard(policy, mesh=mesh)
     packs = share_out(pack(rows, max_tokens=90), num_ranks)[rank]
-    accumulate(policy, packs, ObjectiveConfig(clip_high=0.28), scale=num_ranks)
+    accumulate(policy, packs, ObjectiveSettings(clip_high=0.28), scale=num_ranks)
     gradients = {}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad

@@ -17,7 +17,7 @@ import torch
 
 from memagent.rl.types import Group, Rollout, Sample
 from memagent.rl.update.packing import pack
-from memagent.rl.update.rows import Row
+from memagent.rl.update.rows import TrainingRow
 
 
 def random_groups(
@@ -114,6 +114,6 @@ def random_until(
     for number in range(num_rows):
         ids = tuple(rng.randrange(vocabulary) for _ in range(rng.randint(1, longest)))
         one = Sample(ids=ids, is_sampled=(False,) * len(ids), logprobs=(0.0,) * len(ids))
-        rows.append(Row(sample=one, group=number % 2, rollout=0, advantage=0.0, weight=0.0))
+        rows.append(TrainingRow(sample=one, group=number % 2, rollout=0, advantage=0.0, weight=0.0))
     (packed,) = pack(rows, max_tokens=10_000)
     return packed.until

@@ -15,14 +15,13 @@
 
     config = read_config(Path("my_run.toml"), changes=["optim.lr=2e-6"])
 
-A preset sets what the file does not; what the file sets counts more, and `--set` counts most. Everything
-that can be known to be wrong is refused here, before a model is loaded.
+Changes take precedence over the file, the file over its preset, the preset over the defaults below.
+Everything that can be known to be wrong is refused here, before a model is loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -31,31 +30,38 @@ from pydantic import Field, model_validator
 from memagent.config import Settings, read_toml
 from memagent.data.recipes import changed
 from memagent.errors import ConfigError
-from memagent.rl.objective import PRESETS as OBJECTIVES
-from memagent.rl.objective import ObjectiveConfig
+from memagent.names import hint
 from memagent.rl.rollouts.tasks import TaskSource
 from memagent.rl.update.advantages import check_group_size
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
+LossMean = Literal["token", "rollout", "constant"]
+
+
+# --- what is trained ------------------------------------------------------------------------------
+
 
 class ScratchSettings(Settings):
-    """A small model with random weights, and a tokenizer made from the texts of the tasks."""
+    """A small Llama with random weights, and a byte-pair tokenizer trained on the texts of the tasks."""
 
     vocab_size: int = Field(default=512, ge=260)
-    """Tokens that the tokenizer learns, at most; 256 bytes and four marks of roles are among them."""
+    """Maximum size of the tokenizer's vocabulary; 256 bytes and four role marks are part of it."""
     hidden_size: int = Field(default=128, ge=16)
+    """Width of the hidden states; each head gets hidden_size / num_heads, a multiple of 8."""
     num_layers: int = Field(default=4, ge=1)
+    """Number of transformer layers."""
     num_heads: int = Field(default=4, ge=1)
+    """Number of attention heads."""
     window: int = Field(default=512, ge=64)
-    """Tokens it can see at once."""
+    """Context window in tokens."""
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
         if self.hidden_size % self.num_heads or self.hidden_size // self.num_heads % 8:
             raise ValueError(
-                f"hidden_size={self.hidden_size} cannot be split into {self.num_heads} heads of a "
-                "multiple of 8; change one of them"
+                f"`hidden_size={self.hidden_size}` cannot be split into {self.num_heads} heads of a "
+                "multiple of 8; change `hidden_size` or `num_heads`"
             )
         return self
 
@@ -66,34 +72,34 @@ class ModelSettings(Settings):
     source: str | None = None
     """A pulled model by name, a Hugging Face folder, or a GGUF file."""
     scratch: ScratchSettings | None = None
-    """A small model from random weights instead, to try things out."""
+    """A small model with random weights instead of source, for experiments on a CPU."""
     adapter: str | None = None
-    """LoRA folder to start from, such as one that a warm start has left; it is trained on."""
+    """LoRA folder to continue training from, such as one written by a warm start."""
     lora_rank: int | None = Field(default=None, ge=1)
-    """Train an adapter of this rank and leave the model as it is; all weights when not given."""
+    """Train a LoRA adapter of this rank and freeze the model; all weights are trained when not given."""
     lora_alpha: float | None = Field(default=None, gt=0)
-    """Weight of the adapter is lora_alpha / lora_rank; twice the rank when not given."""
+    """The adapter's output is scaled by lora_alpha / lora_rank; twice the rank when not given."""
     lora_targets: tuple[str, ...] = LORA_TARGETS
-    """Layers that get an adapter."""
+    """Names of the linear layers that get an adapter."""
     device: str | None = None
-    """Where it runs, such as cpu or cuda:0; the first GPU, else the CPU, when not given."""
+    """Device to train on, such as cpu or cuda:0; the first GPU, else the CPU, when not given."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of the weights; float32 on a CPU and bfloat16 on a GPU when not given. The optimizer always keeps
-    float32."""
+    """Precision of the weights; float32 on a CPU and bfloat16 on a GPU when not given. Gradients are
+    accumulated, and AdamW steps, in float32 either way."""
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if (self.source is None) == (self.scratch is None):
-            raise ValueError("give either a source or scratch: which model is trained")
+            raise ValueError("set either `source` or `scratch`: the model that is trained")
         if self.adapter is not None and self.scratch is not None:
-            raise ValueError("an adapter needs the model it was made for; leave out scratch")
+            raise ValueError("`adapter` needs the model that it was trained for; remove `scratch`")
         if self.adapter is not None and self.lora_rank is not None:
-            raise ValueError("the adapter has its rank already; leave out lora_rank")
+            raise ValueError("the rank is that of `adapter`; remove `lora_rank`")
         return self
 
 
 class AgentSettings(Settings):
-    """Who solves the tasks, and what that is worth."""
+    """The agent that solves the tasks, and the reward it is trained for."""
 
     name: str = "memory"
     """memory, calculator, single, or path.py:function."""
@@ -103,37 +109,42 @@ class AgentSettings(Settings):
     """A grader such as strict or recall, or path.py:function."""
 
 
+# --- a step ---------------------------------------------------------------------------------------
+
+
 class RolloutSettings(Settings):
-    """How the tasks of a step are tried."""
+    """How the rollouts of a step are sampled."""
 
     prompts: int = Field(default=16, ge=1)
-    """Tasks of a step."""
+    """Tasks per step; each becomes a group of rollouts."""
     group_size: int = 16
-    """Attempts at each task."""
+    """Rollouts per task, at least 2: advantages are relative to the group."""
     driver: Literal["free", "lockstep"] = "free"
-    """free: each attempt runs ahead. lockstep: all advance together, which repeats bit for bit on a CPU."""
+    """free: rollouts run independently. lockstep: all rollouts advance turn by turn, which is reproducible
+    bit for bit on a CPU."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of all replies that are learnt from."""
+    """Sampling temperature of all replies; the trainer's log-probabilities use the same one."""
     max_tokens: int = Field(default=1024, ge=1)
-    """Limit of a reply where the agent sets none."""
+    """Maximum tokens of a reply where the agent sets no limit."""
     concurrency: int = Field(default=1024, ge=1)
-    """Attempts under way at once, at most."""
+    """Maximum number of rollouts in progress at once."""
     seconds: float | None = Field(default=None, gt=0)
-    """How long one attempt may take, and its reward; no limit when not given."""
-    max_unwanted: int | None = Field(default=None, ge=0)
-    """With dynamic sampling, groups without signal that are replaced in a step, at most; when not given,
-    three times as many as there are prompts."""
-    engine: str | None = None
-    """Engine that draws replies, such as openai:MODEL; the trained weights in this process when not
+    """Timeout of one rollout, its reward included; a rollout over it counts as failed. No timeout when not
     given."""
+    max_unwanted: int | None = Field(default=None, ge=0)
+    """With objective.dynamic_sampling, the maximum number of groups without signal that are replaced in a
+    step; three times prompts when not given."""
+    engine: str | None = None
+    """Engine that samples replies, such as openai:MODEL; an engine in this process on the weights in
+    training when not given."""
     engine_settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of that engine, such as base_url; or of the one in this process, such as cache_gb."""
+    """Settings of that engine, such as base_url; of the engine in this process, such as cache_gb."""
     sync: Literal["lora", "none"] = "lora"
-    """How an engine elsewhere gets new weights. lora: it is told to load the adapter, as vLLM can be.
-    none: never; what it draws is then learnt from as far as objective.max_staleness allows."""
+    """How an engine outside this process gets new weights. lora: it loads the adapter after each step, as
+    vLLM can. none: never; objective.max_staleness then decides which of its rows are used."""
 
     @model_validator(mode="after")
-    def _teaches(self) -> Self:
+    def _has_groups(self) -> Self:
         try:
             check_group_size(self.group_size)
         except ConfigError as error:
@@ -141,168 +152,243 @@ class RolloutSettings(Settings):
         return self
 
 
+class ObjectiveSettings(Settings):
+    """The objective: advantages, clipping, KL, and corrections for off-policy samples.
+
+    The formula is in docs/training.md. Example: `ObjectiveSettings(clip_high=0.28, kl_coef=1e-3)`.
+    """
+
+    scale_by_std: bool = False
+    """Divide advantages by the standard deviation of the group's rewards."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """Lower clip: no gradient for a token with negative advantage once its ratio is below 1 - clip_low."""
+    clip_high: float = Field(default=0.2, gt=0)
+    """Upper clip: no gradient for a token with positive advantage once its ratio is above 1 + clip_high."""
+    dual_clip: float | None = Field(default=3.0, gt=1)
+    """Dual clip: no gradient for a token with negative advantage once its ratio is above this; None
+    switches it off."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Coefficient of the KL divergence to the reference model, the weights after the warm start; 0 keeps
+    no reference."""
+    loss_mean: LossMean = "token"
+    """Normalization of the loss. token: every token of an optimizer step weighs the same. rollout: every
+    rollout does. constant: the sum over tokens is divided by the number of rollouts times
+    constant_tokens."""
+    constant_tokens: int | None = Field(default=None, gt=0)
+    """Tokens per rollout that the loss is divided by with loss_mean = "constant"."""
+    old_logprobs: Literal["engine", "recompute"] = "engine"
+    """Log-probabilities in the denominator of ratios. engine: those reported with the samples. recompute:
+    the trainer's own, computed before the first update of a step."""
+    importance_cap: float | None = Field(default=2.0, gt=0)
+    """With old_logprobs = "recompute", tokens are weighted by trainer / engine probability, truncated at
+    this; None switches the weights off."""
+    mask_below: float = Field(default=0.0, ge=0, lt=1)
+    """Tokens whose trainer / engine probability ratio is below this are masked."""
+    mask_above: float | None = Field(default=None, gt=1)
+    """Tokens whose trainer / engine probability ratio is above this are masked."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Rows sampled by weights more than this many steps old are masked; no limit when not given."""
+    dynamic_sampling: bool = False
+    """Replace groups whose rewards are all equal: their advantages are zero."""
+    overlong_tokens: int | None = Field(default=None, gt=0)
+    """Over the last overlong_tokens of a reply's limit (at most half of it), the reward falls linearly by
+    up to overlong_penalty; off when not given."""
+    overlong_penalty: float = Field(default=1.0, ge=0)
+    """Reward that a reply loses at its limit."""
+
+    @model_validator(mode="after")
+    def _constant_is_given(self) -> Self:
+        if (self.loss_mean == "constant") != (self.constant_tokens is not None):
+            raise ValueError(
+                "`constant_tokens` goes with `loss_mean=constant`, and only with it; set both or neither"
+            )
+        return self
+
+
 class UpdateSettings(Settings):
-    """How a step's rollouts become optimizer steps."""
+    """How the rollouts of a step become optimizer steps."""
 
     updates: int = Field(default=1, ge=1)
-    """Optimizer steps for the rollouts of a step; each gets whole groups."""
+    """Optimizer steps per training step; each gets whole groups."""
     max_tokens: int = Field(default=32768, ge=16)
-    """Tokens of a packed sequence, at most: what fits into memory at once."""
+    """Maximum tokens of a packed sequence: the size of one forward and backward pass."""
     share_prefixes: bool = True
-    """Compute what attempts of a group have in common once."""
+    """Compute prefixes that rows of a group share once."""
     checkpointing: bool = False
-    """Compute activations again in the backward pass: less memory, a third more time."""
+    """Gradient checkpointing: recompute activations in the backward pass, for less memory and about a
+    third more time."""
     compiled: bool = False
-    """Compile the layers: a minute at the start, faster steps on a GPU."""
+    """Compile the layers with torch.compile: about a minute at the start, faster steps on a GPU."""
 
 
 class OptimSettings(Settings):
-    """AdamW, its learning rate and its limits."""
+    """AdamW, its learning-rate schedule and its gradient-norm clip."""
 
     lr: float = Field(default=1e-5, gt=0)
-    """Learning rate after the warm-up."""
+    """Peak learning rate, after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps over which the learning rate rises from 0."""
+    """Steps over which the learning rate rises linearly to lr."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What the learning rate does after the warm-up: stay, or fall to final_lr_share at the last step."""
+    """Learning rate after the warm-up: constant, or a linear or cosine decay to final_lr_share at the last
+    step."""
     final_lr_share: float = Field(default=0.1, ge=0, le=1)
-    """Share of the learning rate that is left at the end of a falling schedule."""
+    """Final learning rate of a decay, as a fraction of lr."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of AdamW's first and second moment."""
     eps: float = Field(default=1e-8, gt=0)
+    """AdamW's epsilon."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Longer gradients are shortened to this."""
+    """Gradient-norm clip."""
 
     @model_validator(mode="after")
     def _betas_are_shares(self) -> Self:
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas={self.betas} must both be at least 0 and below 1")
+            raise ValueError(f"`betas={self.betas}` must both be at least 0 and below 1")
         return self
 
 
+# --- around the steps -----------------------------------------------------------------------------
+
+
 class SftSettings(Settings):
-    """Learning from given replies, before reinforcement learning or instead of it."""
+    """Supervised fine-tuning on given replies, before reinforcement learning or instead of it."""
 
     steps: int = Field(default=100, ge=1)
     """Optimizer steps."""
     batch: int = Field(default=32, ge=1)
-    """Examples of a step; all conversations of an example count."""
+    """Examples per step, each with all of its conversations."""
     tasks: list[TaskSource] = Field(default_factory=list)
-    """Tasks whose replies are written by rule, for the agent that is trained; those of the run when neither
+    """Tasks whose replies are written by rule for the agent in training; those of the run when neither
     tasks nor files are given."""
     files: list[str] = Field(default_factory=list)
     """Files of conversations, one per line, as `memagent data traces` writes them."""
     optim: OptimSettings = OptimSettings(lr=1e-4, warmup_steps=5, schedule="cosine")
+    """Optimizer of the warm start."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
         if self.tasks and self.files:
-            raise ValueError("give either tasks or files of conversations")
+            raise ValueError("set either `tasks` or `files` of conversations")
         return self
 
 
 class ValidationSettings(Settings):
-    """Questions that are asked again and again, with the reward of training and never learnt from."""
+    """Held-out questions, scored with the reward of training."""
 
     every: int = Field(default=10, ge=1)
-    """Steps between validations; there is one before the first step and one after the last."""
+    """Steps between validations; there is also one before the first step and one after the last."""
     num: int = Field(default=64, ge=1)
     """Examples of each task and length."""
     tasks: list[TaskSource] = Field(min_length=1)
-    """As the tasks of the run; a task that has the same settings gets other examples."""
+    """Tasks, as those of the run; a task with the same settings gets other examples."""
     temperature: float = Field(default=0.0, ge=0)
-    """Of the replies; 0 takes the likeliest token."""
+    """Sampling temperature; 0 decodes greedily."""
     concurrency: int = Field(default=256, ge=1)
-    """Questions under way at once, at most."""
+    """Maximum number of questions in progress at once."""
     graders: tuple[str, ...] = ()
-    """Further graders to score the answers with, such as lenient."""
+    """Additional graders, such as lenient."""
 
 
 class CheckpointSettings(Settings):
-    """What is kept to go on from."""
+    """Which checkpoints are written and kept."""
 
     every: int = Field(default=10, ge=1)
-    """Steps between checkpoints; there is one after the last."""
+    """Steps between checkpoints; there is also one after the last."""
     keep: int = Field(default=2, ge=1)
-    """Checkpoints that are kept, the newest."""
+    """Number of newest checkpoints that are kept."""
     keep_every: int | None = Field(default=None, ge=1)
-    """Steps whose checkpoints are never removed."""
+    """Checkpoints of every keep_every-th step are never removed."""
 
 
 class LogSettings(Settings):
-    """Where numbers go, besides metrics.jsonl and the console."""
+    """Where metrics go, besides metrics.jsonl and the console."""
 
     tensorboard: bool = True
     """Write TensorBoard files where it is installed."""
     wandb: bool = False
+    """Log to Weights & Biases."""
     trackio: bool = False
+    """Log to trackio."""
     project: str = "memagent"
-    """Name of the project there."""
+    """Project name at Weights & Biases and trackio."""
     name: str | None = None
-    """Name of the run there; that of its folder when not given."""
+    """Run name there; the name of the run's folder when not given."""
     rollouts: int = Field(default=4, ge=0)
-    """Rollouts of each step that are kept to be read."""
+    """Rollouts per step that are saved in samples/."""
+
+
+# --- a run ----------------------------------------------------------------------------------------
 
 
 class TrainConfig(Settings):
     """A training run."""
 
     about: str = ""
-    """What it is for."""
+    """Free text: what the run is for."""
     preset: str | None = None
-    """paper or dapo: sets what is not set here."""
+    """paper or dapo: values for what is not set here."""
     seed: int = 0
-    """Weights, tasks and replies depend on it."""
+    """Seed of initial weights, tasks and sampling."""
     steps: int = Field(default=100, ge=0)
-    """Steps of reinforcement learning: rollouts, then updates; 0 only warms up."""
+    """Steps of reinforcement learning, each rollouts and updates; 0 runs the warm start only."""
     model: ModelSettings
+    """Which model is trained, and which of its weights."""
     agent: AgentSettings = AgentSettings()
+    """The agent that solves the tasks, and its reward."""
     tasks: list[TaskSource] = Field(default_factory=list)
-    """What is trained on; drawn in proportion to their weights."""
+    """Training tasks, drawn in proportion to their weights."""
     sources: dict[str, str] = Field(default_factory=dict)
     """Path of each source of the tasks, by its name; published files that are not named are fetched."""
     rollout: RolloutSettings = RolloutSettings()
-    objective: ObjectiveConfig = ObjectiveConfig()
+    """How the rollouts of a step are sampled."""
+    objective: ObjectiveSettings = ObjectiveSettings()
+    """Advantages, clipping, KL, and corrections for off-policy samples."""
     update: UpdateSettings = UpdateSettings()
+    """How the rollouts of a step become optimizer steps."""
     optim: OptimSettings = OptimSettings()
+    """AdamW, its learning-rate schedule and its gradient-norm clip."""
     warm_start: SftSettings | None = None
-    """Learn from replies written by rule first; no warm start when not given."""
+    """Supervised fine-tuning before the first step; none when not given."""
     validation: ValidationSettings | None = None
-    """No validation when not given."""
+    """Validation on held-out questions; none when not given."""
     checkpoint: CheckpointSettings = CheckpointSettings()
+    """Which checkpoints are written and kept."""
     logging: LogSettings = LogSettings()
+    """Where metrics go."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.update.updates > self.rollout.prompts:
             raise ValueError(
-                f"update.updates={self.update.updates} optimizer steps need as many groups, and a step "
-                f"has rollout.prompts={self.rollout.prompts}; lower updates or raise prompts"
+                f"{self.update.updates} optimizer steps (`update.updates`) need as many groups, and a step "
+                f"has {self.rollout.prompts} (`rollout.prompts`); lower the former or raise the latter"
             )
         if self.steps == 0 and self.warm_start is None:
-            raise ValueError("steps=0 without a warm start trains nothing; set one of them")
+            raise ValueError("`steps=0` without `warm_start` trains nothing; set one of them")
         if not self.tasks and (self.steps or self.model.scratch is not None):
-            raise ValueError("name in [[tasks]] what is trained on")
+            raise ValueError("name the training tasks in [[tasks]]")
         if self.warm_start and not (self.tasks or self.warm_start.tasks or self.warm_start.files):
-            raise ValueError("name tasks or files for the warm start")
+            raise ValueError("the warm start needs `warm_start.tasks` or `warm_start.files`")
         if self.rollout.engine is not None and self.rollout.sync == "lora" and not self.has_adapter:
             raise ValueError(
-                "an engine elsewhere is given an adapter after each step; set model.lora_rank, or "
-                'rollout.sync="none"'
+                "an engine outside this process loads an adapter after each step; set `model.lora_rank`, "
+                'or `rollout.sync="none"`'
             )
         if self.rollout.engine is not None and self.rollout.driver == "lockstep":
-            raise ValueError('an engine elsewhere needs rollout.driver="free"')
+            raise ValueError('an engine outside this process needs `rollout.driver="free"`')
         return self
 
     @property
     def has_adapter(self) -> bool:
-        """Whether an adapter is trained, and the model left as it is."""
+        """Whether an adapter is trained and the model frozen."""
         return self.model.adapter is not None or self.model.lora_rank is not None
 
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
-        "objective": OBJECTIVES["paper"],
+        "objective": {"clip_low": 0.2, "clip_high": 0.2, "kl_coef": 1e-3, "loss_mean": "token"},
         "rollout": {"prompts": 128, "group_size": 16, "temperature": 1.0},
         "update": {"updates": 16},
         "optim": {"lr": 1e-6, "warmup_steps": 20, "weight_decay": 0.01, "max_grad_norm": 1.0},
@@ -319,17 +405,30 @@ PRESETS: dict[str, dict[str, Any]] = {
         },
     },
     "dapo": {
-        "objective": OBJECTIVES["dapo"],
+        "objective": {
+            "clip_low": 0.2,
+            "clip_high": 0.28,
+            "scale_by_std": True,
+            "kl_coef": 0.0,
+            "loss_mean": "token",
+            "dynamic_sampling": True,
+            "overlong_tokens": 256,
+        },
         "rollout": {"prompts": 32, "group_size": 16, "temperature": 1.0},
         "update": {"updates": 4},
         "optim": {"lr": 1e-6, "warmup_steps": 10, "weight_decay": 0.0, "max_grad_norm": 1.0},
     },
 }
-"""What a run has in common with the paper's, or with DAPO's."""
+"""The recipe of the MemAgent paper, and that of DAPO."""
+
+MAY_CHANGE = ("steps", "sources", "checkpoint", "logging", "validation", "update.max_tokens",
+              "update.checkpointing", "update.compiled", "rollout.concurrency", "rollout.seconds",
+              "rollout.engine_settings")  # fmt: skip
+"""Settings that may change when a run is resumed."""
 
 
 def read_config(path: Path, *, changes: Sequence[str] = ()) -> TrainConfig:
-    """A run from a TOML file; `changes` such as `optim.lr=2e-6` are put into it."""
+    """The config in a TOML file; `changes` such as `optim.lr=2e-6` take precedence."""
     values = read_toml(path, "config")
     try:
         return parse_config(values, changes=changes)
@@ -337,8 +436,24 @@ def read_config(path: Path, *, changes: Sequence[str] = ()) -> TrainConfig:
         raise ConfigError(f"{path}: {error}") from None
 
 
+def read_warm_start(
+    path: Path, *, changes: Sequence[str] = (), files: Sequence[Path] = ()
+) -> TrainConfig:
+    """The warm start of a config without the reinforcement learning after it.
+
+    `files` of conversations replace its tasks and files.
+    """
+    only = [*changes, "steps=0"]
+    if files:
+        only += [f"warm_start.files={[str(file) for file in files]!r}", "warm_start.tasks=[]"]
+    is_set = any(change.startswith("warm_start") for change in only)
+    if not is_set and "warm_start" not in read_toml(path, "config"):
+        raise ConfigError(f"{path} has no [warm_start]; set there what is trained on, and `steps`")
+    return read_config(path, changes=only)
+
+
 def parse_config(values: Mapping[str, Any], *, changes: Sequence[str] = ()) -> TrainConfig:
-    """A run from a table, checked, with its preset filled in."""
+    """A config from a table, checked, with its preset filled in."""
     given = dict(values)
     for change in changes:
         given = changed(given, change)
@@ -348,11 +463,21 @@ def parse_config(values: Mapping[str, Any], *, changes: Sequence[str] = ()) -> T
     return TrainConfig.parse(given)
 
 
+def resumed_config(values: Mapping[str, Any], *, changes: Sequence[str] = ()) -> TrainConfig:
+    """The config of a run that is resumed. Only settings in `MAY_CHANGE` can be changed."""
+    for change in changes:
+        name = change.partition("=")[0].strip()
+        if not any(name == one or name.startswith(f"{one}.") for one in MAY_CHANGE):
+            raise ConfigError(
+                f"`{name}` cannot change when a run is resumed; start a new run with it (may change: "
+                f"{', '.join(MAY_CHANGE)})"
+            )
+    return parse_config(values, changes=changes)
+
+
 def _preset(name: object) -> dict[str, Any]:
     if not isinstance(name, str) or name not in PRESETS:
-        near = get_close_matches(str(name), PRESETS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(PRESETS)}"
-        raise ConfigError(f"there is no preset {name!r}; {hint}")
+        raise ConfigError(f"there is no preset {name!r}; {hint(str(name), PRESETS)}")
     return PRESETS[name]
 
 

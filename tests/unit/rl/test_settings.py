@@ -1,4 +1,4 @@
-"""Settings of a run: what is wrong is told in a sentence that helps; presets fill what is not set."""
+"""Settings of a run: errors name the remedy, presets fill what is not set, changes take precedence."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from typing import Any
 
 import pytest
 
+from memagent.config import Settings
 from memagent.errors import ConfigError
-from memagent.rl.settings import PRESETS, parse_config, read_config
+from memagent.rl.settings import (
+    PRESETS,
+    TrainConfig,
+    parse_config,
+    read_config,
+    read_warm_start,
+    resumed_config,
+)
 
 LEAST: dict[str, Any] = {
     "model": {"source": "smollm2-135m"},
@@ -17,12 +25,12 @@ LEAST: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ("rolout.prompts=4", "rolout"),
         ("rollout.promts=4", "promts"),
         ("rollout.group_size=1", "use at least 2"),
-        ("update.updates=17", "lower updates or raise prompts"),
+        ("update.updates=17", "17 optimizer steps (`update.updates`)"),
         ("objective.loss_mean=constant", "constant_tokens"),
         ("objective.clip_low=1.5", "clip_low"),
         ("optim.betas=[0.9, 1.0]", "below 1"),
@@ -31,16 +39,19 @@ LEAST: dict[str, Any] = {
         ("tasks.0.tokens=['4kb']", "write it as 8192 or 8k"),
         ("tasks=[]", "[[tasks]]"),
         ("steps=0", "trains nothing"),
-        ("model.scratch={}", "either a source or scratch"),
+        ("model.scratch={}", "either `source` or `scratch`"),
         ("rollout.engine=openai:x", "model.lora_rank"),
         ("rollout.driver=lokstep", "lockstep"),
-        ("warm_start={tasks=[{tasks=['arithmetic']}], files=['a.jsonl']}", "either tasks or files"),
+        (
+            "warm_start={tasks=[{tasks=['arithmetic']}], files=['a.jsonl']}",
+            "either `tasks` or `files`",
+        ),
     ],
 )
-def test_a_mistake_is_told_with_its_remedy(change: str, told: str) -> None:
+def test_an_error_names_the_setting_or_the_remedy(change: str, expected: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_config(LEAST, changes=[change])
-    assert told in str(raised.value)
+    assert expected in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -69,14 +80,14 @@ def test_settings_of_a_presets_agent_are_not_those_of_another() -> None:
     assert config.agent.reward == "strict"
 
 
-def test_changes_count_more_than_the_file_and_the_file_more_than_the_preset() -> None:
+def test_changes_take_precedence_over_the_file_and_the_file_over_the_preset() -> None:
     values = {**LEAST, "preset": "dapo", "rollout": {"prompts": 8}}
     config = parse_config(values, changes=["rollout.group_size=4", "rollout.prompts=6"])
     assert (config.rollout.prompts, config.rollout.group_size) == (6, 4)
     assert config.update.updates == PRESETS["dapo"]["update"]["updates"]
 
 
-def test_a_config_survives_being_written_down() -> None:
+def test_a_config_round_trips_through_json() -> None:
     config = parse_config({**LEAST, "preset": "dapo", "warm_start": {"steps": 3}})
     assert parse_config(config.model_dump(mode="json")) == config
 
@@ -91,3 +102,39 @@ def test_errors_of_a_file_name_it(tmp_path: Path) -> None:
     path.write_text("[model]\nsource = 'x'\nsouce = 'y'\n")
     with pytest.raises(ConfigError, match=r"run\.toml: .*souce"):
         read_config(path)
+
+
+def test_only_settings_that_keep_the_run_the_same_change_when_it_is_resumed() -> None:
+    stored = parse_config({**LEAST, "preset": "dapo"}).model_dump(mode="json")
+    changes = ["steps=7", "checkpoint.every=2", "update.max_tokens=4096"]
+    config = resumed_config(stored, changes=changes)
+    assert (config.steps, config.checkpoint.every, config.update.max_tokens) == (7, 2, 4096)
+    for change in ("optim.lr=1e-3", "update.updates=2", "stepsize=3"):
+        with pytest.raises(ConfigError, match="cannot change when a run is resumed"):
+            resumed_config(stored, changes=[change])
+
+
+def test_a_warm_start_alone_needs_no_tasks_of_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[model]\nsource = 'x'\n[warm_start]\ntasks = [{tasks = ['arithmetic']}]\n")
+    with pytest.raises(ConfigError, match=r"\[\[tasks\]\]"):
+        read_config(path)
+    config = read_warm_start(path, changes=["warm_start.steps=3"])
+    assert config.warm_start is not None
+    assert (config.steps, config.warm_start.steps) == (0, 3)
+    config = read_warm_start(path, files=[Path("a.jsonl"), Path("b'c.jsonl")])
+    assert config.warm_start is not None
+    assert (config.warm_start.files, config.warm_start.tasks) == (["a.jsonl", "b'c.jsonl"], [])
+    path.write_text("[model]\nsource = 'x'\n[[tasks]]\ntasks = ['arithmetic']\n")
+    with pytest.raises(ConfigError, match=r"has no \[warm_start\]"):
+        read_warm_start(path)
+
+
+def test_every_setting_has_a_description() -> None:
+    def check(settings: type[Settings]) -> None:
+        for name, field in settings.model_fields.items():
+            assert settings.help(name)
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+                check(field.annotation)
+
+    check(TrainConfig)

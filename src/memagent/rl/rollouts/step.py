@@ -142,6 +142,13 @@ class Gatherer:
     def _how(self) -> dict[str, Any]:
         """What all rollouts of the run have in common."""
         settings, objective = self._setup.config.rollout, self._setup.config.objective
+        shape = None
+        if objective.overlong_tokens is not None:
+            shape = partial(
+                overlong_shaping,
+                soft_tokens=objective.overlong_tokens,
+                penalty=objective.overlong_penalty,
+            )
         return {
             "agent": self._setup.agent,
             "engine": self._setup.engine,
@@ -155,7 +162,7 @@ class Gatherer:
             "seconds": settings.seconds,
             "pool": self._pool,
             "policy_version": self._setup.sync.policy_version,
-            "shape": partial(overlong_shaping, objective) if objective.overlong_tokens else None,
+            "shape": shape,
         }
 
     def _is_wanted(self, group: Group) -> bool:

@@ -1,9 +1,9 @@
-"""How much better than its group each rollout did.
+"""Advantages: the reward of each rollout relative to its group.
 
     rewards of a group     1.0   0.0   0.0   1.0      mean 0.5
     advantages             0.5  -0.5  -0.5   0.5      for every sampled token of every row
 
-Statistics are over rollouts, never over rows: a rollout that made more calls counts no more. Failed
+Statistics are over rollouts, never over rows: a rollout with more calls has no more weight. Failed
 rollouts are in no statistic and get no advantage.
 """
 
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from memagent.errors import ConfigError
-from memagent.rl.objective import ObjectiveConfig
 from memagent.rl.types import Group
 
 STD_EPSILON = 1e-6
@@ -22,19 +21,20 @@ STD_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAdvantages:
-    """What one group teaches."""
+    """The advantages of one group."""
 
     advantages: tuple[float | None, ...]
     """One per rollout, in the group's order; None for those that failed."""
     has_signal: bool
-    """False when rewards are all the same, or fewer than two rollouts count: nothing to learn."""
+    """False when rewards are all equal, or fewer than two rollouts count: no gradient."""
 
 
 def check_group_size(group_size: int) -> None:
-    """Refuse groups that cannot teach anything, before the first rollout."""
+    """Refuse groups of one: their advantage is always 0."""
     if group_size < 2:
         raise ConfigError(
-            f"group_size={group_size} gives no one to compare with, so every advantage is 0; use at least 2"
+            f"`group_size={group_size}` leaves no rollout to compare with, so every advantage is 0; use at "
+            "least 2"
         )
 
 
@@ -61,7 +61,7 @@ def advantages_of(rewards_G: Sequence[float], *, scale_by_std: bool = False) -> 
 
 
 def has_signal(group: Group) -> bool:
-    """Whether a group teaches anything; dynamic sampling draws another one where it does not."""
+    """Whether rewards of a group differ; dynamic sampling replaces groups where they do not."""
     rewards = {rollout.reward for rollout in group.ok}
     return len(rewards) > 1
 
@@ -69,7 +69,7 @@ def has_signal(group: Group) -> bool:
 def overlong_penalty(
     num_tokens: int, *, max_tokens: int, soft_tokens: int, penalty: float = 1.0
 ) -> float:
-    """What to add to the reward of a reply: 0 until the last `soft_tokens` of its limit, then down.
+    """Added to the reward for the length of a reply: 0 up to the last `soft_tokens` of its limit, then less.
 
         reward     0 ─────────────┐
                                    ╲
@@ -80,25 +80,26 @@ def overlong_penalty(
     """
     if soft_tokens > max_tokens:
         raise ConfigError(
-            f"overlong_tokens={soft_tokens} is more than the {max_tokens} tokens a reply may have; lower it"
+            f"`overlong_tokens={soft_tokens}` is more than the {max_tokens} tokens of a reply; lower it"
         )
     over = num_tokens - (max_tokens - soft_tokens)
     return -penalty * min(max(over / soft_tokens, 0.0), 1.0)
 
 
-def overlong_shaping(objective: ObjectiveConfig, replies: Sequence[tuple[int, int]]) -> float:
-    """What the lengths of a rollout's replies, each with its limit, add to its reward: the worst counts.
+def overlong_shaping(
+    replies: Sequence[tuple[int, int]], *, soft_tokens: int, penalty: float = 1.0
+) -> float:
+    """Added to the reward of a rollout for the lengths of its replies, each with its limit; the lowest counts.
 
-    Where half of a limit is shorter than `overlong_tokens`, the penalty begins at half.
+    Where half of a limit is shorter than `soft_tokens`, the penalty begins at half.
     """
-    assert objective.overlong_tokens is not None
     return min(
         (
             overlong_penalty(
                 num_tokens,
                 max_tokens=max_tokens,
-                soft_tokens=min(objective.overlong_tokens, max(1, max_tokens // 2)),
-                penalty=objective.overlong_penalty,
+                soft_tokens=min(soft_tokens, max(1, max_tokens // 2)),
+                penalty=penalty,
             )
             for num_tokens, max_tokens in replies
         ),

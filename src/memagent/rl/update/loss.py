@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import torch
 
-from memagent.rl.objective import ObjectiveConfig
+from memagent.rl.settings import ObjectiveSettings
 
 MAX_LOG_RATIO = 20.0
 """Differences of log-probabilities are held within this, so that nothing overflows."""
 
-Stats = dict[str, torch.Tensor]
+LossStats = dict[str, torch.Tensor]
 """Numbers of a pack that add up to those of a step; names in `MAXIMA` are maxima instead."""
 MAXIMA = ("ratio_max", "mismatch_max")
 
@@ -29,7 +29,7 @@ class LossResult(NamedTuple):
     """The loss of some tokens, and what to tell about them."""
 
     loss: torch.Tensor
-    stats: Stats
+    stats: LossStats
     """See `merged` and `summary`."""
 
 
@@ -57,7 +57,7 @@ def token_losses(
     logprobs: torch.Tensor,
     behaviour: torch.Tensor,
     advantages: torch.Tensor,
-    objective: ObjectiveConfig,
+    objective: ObjectiveSettings,
     *,
     old: torch.Tensor | None = None,
     reference: torch.Tensor | None = None,
@@ -103,7 +103,7 @@ def policy_loss(
     behaviour: torch.Tensor,
     advantages: torch.Tensor,
     weights: torch.Tensor,
-    objective: ObjectiveConfig,
+    objective: ObjectiveSettings,
     *,
     old: torch.Tensor | None = None,
     reference: torch.Tensor | None = None,
@@ -120,9 +120,9 @@ def policy_loss(
 # --- what is told ---------------------------------------------------------------------------------
 
 
-def merged(some: Iterable[Stats]) -> Stats:
+def merged(some: Iterable[LossStats]) -> LossStats:
     """The statistics of several packs together."""
-    whole: Stats = {}
+    whole: LossStats = {}
     for stats in some:
         for name, value in stats.items():
             if name not in whole:
@@ -134,7 +134,7 @@ def merged(some: Iterable[Stats]) -> Stats:
     return whole
 
 
-def summary(stats: Stats) -> dict[str, float]:
+def summary(stats: LossStats) -> dict[str, float]:
     """Statistics as numbers: means over tokens, maxima, and the loss, which is a sum already."""
     numbers = {name: value.item() for name, value in stats.items()}
     num_tokens = numbers.pop("num_tokens", 0.0)
@@ -150,7 +150,7 @@ def _stats(
     weights: torch.Tensor,
     logprobs: torch.Tensor,
     entropies: torch.Tensor | None,
-) -> Stats:
+) -> LossStats:
     with torch.no_grad():
         mismatch = tokens.log_mismatch.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         stats = {
@@ -175,7 +175,7 @@ def _stats(
 
 
 def _correction(
-    log_mismatch: torch.Tensor, objective: ObjectiveConfig, *, is_recomputed: bool
+    log_mismatch: torch.Tensor, objective: ObjectiveSettings, *, is_recomputed: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What tokens weigh because another program drew them, and which are left out."""
     share = _exp(log_mismatch)

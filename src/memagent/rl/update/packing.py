@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memagent.errors import ConfigError
-from memagent.rl.update.rows import Row
+from memagent.rl.update.rows import TrainingRow
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -80,7 +80,7 @@ class _Tree:
 
 
 def pack(
-    rows: Sequence[Row], *, max_tokens: int, share: bool = True, min_shared: int = 1
+    rows: Sequence[TrainingRow], *, max_tokens: int, share: bool = True, min_shared: int = 1
 ) -> list[Pack]:
     """Pack rows into sequences of at most `max_tokens`.
 
@@ -94,7 +94,7 @@ def pack(
     return [_lay(rows, some) for some in _first_fit(trees, max_tokens)]
 
 
-def num_row_tokens(rows: Sequence[Row]) -> int:
+def num_row_tokens(rows: Sequence[TrainingRow]) -> int:
     """Tokens of all rows, as they would be without sharing."""
     return sum(len(row.sample.ids) for row in rows)
 
@@ -118,7 +118,7 @@ def share_out(packs: Sequence[Pack], num_parts: int) -> list[list[Pack]]:
 # --- trees ----------------------------------------------------------------------------------------
 
 
-def _by_group(rows: Sequence[Row]) -> list[list[int]]:
+def _by_group(rows: Sequence[TrainingRow]) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for number, row in enumerate(rows):
         groups.setdefault(row.group, []).append(number)
@@ -126,7 +126,7 @@ def _by_group(rows: Sequence[Row]) -> list[list[int]]:
 
 
 def _trees(
-    rows: Sequence[Row], members: Sequence[int], *, max_tokens: int, min_shared: int
+    rows: Sequence[TrainingRow], members: Sequence[int], *, max_tokens: int, min_shared: int
 ) -> Iterator[_Tree]:
     """Trees of the rows of one group."""
     order = sorted(members, key=lambda number: (rows[number].sample.ids, number))
@@ -217,7 +217,7 @@ def _first_fit(trees: Sequence[_Tree], max_tokens: int) -> list[list[_Tree]]:
 # --- layout ---------------------------------------------------------------------------------------
 
 
-def _lay(rows: Sequence[Row], trees: Sequence[_Tree]) -> Pack:
+def _lay(rows: Sequence[TrainingRow], trees: Sequence[_Tree]) -> Pack:
     """Lay trees down one after the other."""
     length = sum(tree.num_tokens for tree in trees)
     ids, positions = np.empty(length, dtype=np.int64), np.empty(length, dtype=np.int64)
@@ -241,7 +241,7 @@ def _lay(rows: Sequence[Row], trees: Sequence[_Tree]) -> Pack:
     return Pack(ids=ids, positions=positions, until=until, targets=_joined(targets))
 
 
-def _targets_of(row: Row, number: int, tokens: Ints, path: Ints) -> Targets:
+def _targets_of(row: TrainingRow, number: int, tokens: Ints, path: Ints) -> Targets:
     offsets = np.flatnonzero(np.array(row.sample.is_sampled, dtype=bool)).astype(np.int64)
     return Targets(
         places=path[offsets - 1],

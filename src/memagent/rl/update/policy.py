@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memagent.rl.objective import ObjectiveConfig
+from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.update.attention.parts import fits_parts
 from memagent.rl.update.attention.tree import (
     BLOCK,
@@ -31,7 +31,7 @@ from memagent.rl.update.attention.tree import (
     use_tree_attention,
 )
 from memagent.rl.update.logprobs import chosen_logprobs, entropies
-from memagent.rl.update.loss import Stats, merged, policy_loss
+from memagent.rl.update.loss import LossStats, merged, policy_loss
 from memagent.rl.update.packing import Pack
 
 HEAD_PLACES = 1024
@@ -179,13 +179,13 @@ def score(policy: Policy, packs: Sequence[Pack]) -> list[torch.Tensor]:
 def accumulate(
     policy: Policy,
     packs: Sequence[Pack],
-    objective: ObjectiveConfig,
+    objective: ObjectiveSettings,
     *,
     old: Sequence[torch.Tensor] | None = None,
     reference: Sequence[torch.Tensor] | None = None,
     with_entropy: bool = False,
     scale: float = 1.0,
-) -> Stats:
+) -> LossStats:
     """Add the gradient of some packs of a step to the parameters; their statistics.
 
     `old` and `reference` are what `score` gave for the same packs. `scale` is the number of processes

@@ -1,6 +1,6 @@
 """From groups to the rows of one optimizer step, each with its advantage and its weight.
 
-    Group* ─▶ split_groups ─▶ Group* of one step ─▶ rows_of ─▶ Row* ─▶ packing ─▶ loss
+    Group* ─▶ split_groups ─▶ Group* of one step ─▶ rows_of ─▶ TrainingRow* ─▶ packing ─▶ loss
 
 The weight of a row is what each of its sampled tokens counts for. It is computed here, once, from
 counts over the whole step. The loss is then a plain weighted sum, so it does not matter how rows are
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from memagent.errors import ConfigError
-from memagent.rl.objective import ObjectiveConfig
+from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.types import Group, Rollout, Sample
 from memagent.rl.update.advantages import group_advantages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TrainingRow:
     """One sample as the update sees it."""
 
     sample: Sample
@@ -42,7 +42,7 @@ class Row:
 class StepRows:
     """The rows of one optimizer step, and what was counted on the way."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TrainingRow, ...]
     """Only those that can change the weights."""
     num_rollouts: int
     """Rollouts with at least one sampled token; the ones that are averaged over."""
@@ -59,13 +59,13 @@ class StepRows:
 
 
 def rows_of(
-    groups: Sequence[Group], objective: ObjectiveConfig, *, policy_version: int = 0
+    groups: Sequence[Group], objective: ObjectiveSettings, *, policy_version: int = 0
 ) -> StepRows:
     """The rows of one optimizer step. `policy_version` is that of the weights before the step."""
     taught = [_teaching(group) for group in groups]
     num_rollouts = sum(len(rollouts) for rollouts in taught)
     num_tokens = sum(rollout.num_sampled for rollouts in taught for rollout in rollouts)
-    rows: list[Row] = []
+    rows: list[TrainingRow] = []
     num_stale = num_idle = num_flat = number = 0
     for position, (group, rollouts) in enumerate(zip(groups, taught, strict=True)):
         found = group_advantages(group, scale_by_std=objective.scale_by_std)
@@ -84,7 +84,7 @@ def rows_of(
                     num_stale += 1
                 else:
                     rows.append(
-                        Row(
+                        TrainingRow(
                             sample=sample,
                             group=position,
                             rollout=number,
@@ -125,7 +125,7 @@ def _teaching(group: Group) -> list[Rollout]:
 
 
 def _weight(
-    rollout: Rollout, objective: ObjectiveConfig, *, num_rollouts: int, num_tokens: int
+    rollout: Rollout, objective: ObjectiveSettings, *, num_rollouts: int, num_tokens: int
 ) -> float:
     if objective.loss_mean == "token":
         return 1.0 / num_tokens

@@ -22,7 +22,7 @@ from memagent.rl.update.loss import merged, summary
 from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.packing import Pack, num_row_tokens, pack
 from memagent.rl.update.policy import accumulate, score
-from memagent.rl.update.rows import Row, StepRows, rows_of, split_groups
+from memagent.rl.update.rows import StepRows, TrainingRow, rows_of, split_groups
 from memagent.rl.weights.models import Snapshot
 
 
@@ -72,7 +72,7 @@ def update(
     }
 
 
-def packed(rows: Sequence[Row], settings: UpdateSettings) -> list[Pack]:
+def packed(rows: Sequence[TrainingRow], settings: UpdateSettings) -> list[Pack]:
     """Rows as the settings want them packed."""
     return pack(rows, max_tokens=settings.max_tokens, share=settings.share_prefixes)
 

@@ -1,6 +1,6 @@
 """Learning from given replies: conversations as rows of tokens, and the mean of -log p over the replies.
 
-    Conversation ─▶ tokenized ─▶ Sample* ─▶ sft_rows ─▶ Row* ─▶ packing ─▶ accumulate_sft
+    Conversation ─▶ tokenized ─▶ Sample* ─▶ sft_rows ─▶ TrainingRow* ─▶ packing ─▶ accumulate_sft
 
     samples = [tokenized(one, loaded, max_tokens=4096) for one in conversations]
     rows = sft_rows(samples)                         here each conversation is an example
@@ -21,10 +21,10 @@ from memagent.engines.local.loading import LoadedModel
 from memagent.errors import ConfigError, DataError
 from memagent.rl.agents.recorder import Call, Turn, continued_prompt, merge_calls
 from memagent.rl.types import Sample
-from memagent.rl.update.loss import Stats, merged
+from memagent.rl.update.loss import LossStats, merged
 from memagent.rl.update.packing import Pack
 from memagent.rl.update.policy import Policy
-from memagent.rl.update.rows import Row
+from memagent.rl.update.rows import TrainingRow
 from memagent.rl.warmstart.demonstrations import Conversation
 from memagent.types import Message
 
@@ -49,22 +49,22 @@ def tokenized(
     return merge_calls(calls)
 
 
-def sft_rows(examples: Sequence[Sequence[Sample]]) -> tuple[Row, ...]:
+def sft_rows(examples: Sequence[Sequence[Sample]]) -> tuple[TrainingRow, ...]:
     """The rows of one optimizer step: the samples of each example; every token to learn counts alike."""
     weight = 1.0 / sum(sample.num_sampled for samples in examples for sample in samples)
     return tuple(
-        Row(sample=sample, group=number, rollout=number, advantage=1.0, weight=weight)
+        TrainingRow(sample=sample, group=number, rollout=number, advantage=1.0, weight=weight)
         for number, samples in enumerate(examples)
         for sample in samples
     )
 
 
-def accumulate_sft(policy: Policy, packs: Sequence[Pack], *, scale: float = 1.0) -> Stats:
+def accumulate_sft(policy: Policy, packs: Sequence[Pack], *, scale: float = 1.0) -> LossStats:
     """Add the gradient of some packs of a step to the parameters; their statistics.
 
     The loss of a step is minus `logprob`, the mean over its tokens. `scale` as for `accumulate`.
     """
-    found: list[Stats] = []
+    found: list[LossStats] = []
     for pack in packs:
         logprobs = policy(pack).logprobs
         weights = torch.from_numpy(pack.targets.weights).to(logprobs)

@@ -1,12 +1,12 @@
-"""Checkpoints of a run: each is complete or not there, and the older ones are removed.
+"""Checkpoints of a run: each is complete or does not exist, and older ones are removed.
 
     RUN/checkpoints/
       step-000010/
-        state.json               what the trainer gave, and the version that wrote it
+        state.json               progress of the trainer, and the version that wrote it
         optimizer.safetensors    state of the optimizer
         model/                   all weights, as a Hugging Face folder with its tokenizer; or
         adapter/                 a LoRA folder of peft, where an adapter is trained
-      .writing-step-000020/      left by a crash; removed at the next write
+      .step-000020/              incomplete, left by a crash; removed at the next write
 
     save_checkpoint(run, 10, model=model, tokenizer=tokenizer, optimizer=optimizer.state_dict(),
                     state={"position": 160}, keep=2, keep_every=None)
@@ -15,8 +15,8 @@
     optimizer.load_state_dict(read_optimizer(checkpoint))
     export(checkpoint, Path("my-model"), merge=True)
 
-Everything is on disk before a folder gets its name, and nothing older is removed before that. Weights are
-written in their own precision, so they come back bit for bit.
+A folder gets its name when all of it is on disk; only then are older checkpoints removed. Weights are
+written in their own precision and restored bit for bit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from memagent._version import __version__
 from memagent.engines import store
 from memagent.engines.local.loading import ADAPTER_PREFIX, LoadedModel, load, quietly
 from memagent.errors import ConfigError, RunError
-from memagent.files import reason_of, sync_folder
+from memagent.files import reason_of, replacing_folder
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
@@ -48,10 +48,8 @@ OPTIMIZER = "optimizer.safetensors"
 MODEL = "model"
 ADAPTER = "adapter"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-HIDDEN = ".writing-"
-"""How names of folders start that are not complete."""
-NOT_OF_A_TOKENIZER = ("backend", "is_local", "local_files_only")
-"""How a tokenizer was loaded here, which transformers writes down too."""
+LOADING_KEYS = ("backend", "is_local", "local_files_only")
+"""How a tokenizer was loaded, which transformers saves with it; removed."""
 NAME = re.compile(r"step-(\d{6,})")
 
 
@@ -68,16 +66,16 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint of a step, then remove all but the newest `keep` and each `keep_every`-th.
 
-    `model` is a model of transformers; where an adapter was added to it, only that is written. `state`
-    is anything that JSON takes.
+    `model` is a transformers model; if it has an adapter, only that is written. `state` must be
+    serializable as JSON.
     """
     folder = run / CHECKPOINTS
     path = folder / f"step-{step:06}"
     with _disk_errors(path):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for torn in folder.glob(f"{HIDDEN}*"):
-            shutil.rmtree(torn)
-        with _complete(path) as part:
+        for incomplete in folder.glob(".*"):
+            shutil.rmtree(incomplete)
+        with replacing_folder(path) as part:
             header = {"format": FORMAT, "memagent": __version__}
             text = json.dumps({**header, "state": dict(state)}, ensure_ascii=False)
             (part / STATE).write_text(text, encoding="utf-8")
@@ -97,12 +95,12 @@ def list_checkpoints(run: Path) -> dict[int, Path]:
 
 
 def latest_checkpoint(run: Path) -> Path | None:
-    """The newest checkpoint; None when there is none."""
+    """The newest checkpoint, if there is one."""
     return next(reversed(list_checkpoints(run).values()), None)
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What was given as `state`."""
+    """The `state` that was saved."""
     path = checkpoint / STATE
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
@@ -128,7 +126,7 @@ def load_weights(model: Any, checkpoint: Path) -> None:
     has_adapter = _has_adapter(model)
     if has_adapter != (folder.name == ADAPTER):
         what = "an adapter" if folder.name == ADAPTER else "a whole model"
-        raise RunError(f"{checkpoint} holds {what}; resume with the settings of the run")
+        raise RunError(f"{checkpoint} contains {what}; resume with the settings of the run")
     own = _adapter_weights(model) if has_adapter else dict(model.named_parameters())
     stored: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -139,7 +137,7 @@ def load_weights(model: Any, checkpoint: Path) -> None:
     ]
     if wrong := [name for name, _ in kinds[0].items() ^ kinds[1].items()]:
         raise RunError(
-            f"{checkpoint} is of another model or precision: {min(wrong)} differs; resume with the "
+            f"{checkpoint} has another model or precision: {min(wrong)} differs; resume with the "
             "settings of the run"
         )
     with torch.no_grad():
@@ -150,15 +148,15 @@ def load_weights(model: Any, checkpoint: Path) -> None:
 def export(checkpoint: Path, out: Path, *, merge: bool = False) -> None:
     """Write the model or adapter of a checkpoint to a new folder, with tokenizer and chat template.
 
-    With `merge`, an adapter is added to the weights of its model and the whole model is written, in the
-    precision that the model is stored in. Its model must be on this machine.
+    With `merge`, an adapter is merged into its model, which must be on this machine, and the whole model is
+    written in the precision that it is stored in.
     """
     folder = _weights_folder(checkpoint)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise RunError(f"{out} is there already; name a new folder")
+        raise RunError(f"{out} already exists; name a new folder")
     with _disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        with _complete(out) as part:
+        with replacing_folder(out) as part:
             if merge and folder.name == ADAPTER:
                 _write_merged(folder, part)
             else:
@@ -186,13 +184,13 @@ def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    config = {name: value for name, value in config.items() if name not in NOT_OF_A_TOKENIZER}
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # transformers 4 knows no newer name
+    config = {name: value for name, value in config.items() if name not in LOADING_KEYS}
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that transformers 4 knows
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def save_adapter(model: Any, folder: Path) -> None:
-    """Write the adapter that was added to a model, as peft does."""
+    """Write the adapter of a model in the format of peft."""
     (config,) = model.peft_config.values()
     config = copy.copy(config)
     base = Path(model.name_or_path)
@@ -203,7 +201,7 @@ def save_adapter(model: Any, folder: Path) -> None:
 
 
 def _adapter_weights(model: Any) -> dict[str, torch.Tensor]:
-    """The model's own tensors of its adapter, by the names that peft stores them under."""
+    """The adapter's tensors, by the names under which peft stores them."""
     from peft import get_peft_model_state_dict
 
     weights = get_peft_model_state_dict(model, save_embedding_layers=False)
@@ -211,14 +209,14 @@ def _adapter_weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _write_merged(adapter: Path, folder: Path) -> None:
-    """The model of an adapter with the adapter in it. Sums are made in float32."""
+    """The model of an adapter with the adapter merged into it, summed in float32."""
     from peft import PeftConfig, PeftModel
 
     base = str(PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path)
     if store.find(base) is None:
         raise ConfigError(
-            f"the adapter's model {base} is not on this machine; write its place into "
-            f"base_model_name_or_path of {adapter / 'adapter_config.json'}"
+            f"the adapter's model {base} is not on this machine; set base_model_name_or_path in "
+            f"{adapter / 'adapter_config.json'} to its path"
         )
     loaded = load(base, dtype=torch.float32)
     with quietly():
@@ -229,7 +227,7 @@ def _write_merged(adapter: Path, folder: Path) -> None:
 
 
 def _stored_dtype(loaded: LoadedModel) -> torch.dtype:
-    """The precision of a model's files; bfloat16 for those of GGUF files, which are quantised."""
+    """The precision of a model's files; bfloat16 for GGUF files, which are quantized."""
     if loaded.gguf is not None:
         return torch.bfloat16
     config = json.loads((loaded.tokenizer_folder / "config.json").read_text(encoding="utf-8"))
@@ -242,7 +240,7 @@ def _weights_folder(checkpoint: Path) -> Path:
     for name in (MODEL, ADAPTER):
         if (checkpoint / name).is_dir():
             return checkpoint / name
-    raise RunError(f"{checkpoint} is no checkpoint: it holds neither {MODEL} nor {ADAPTER}")
+    raise RunError(f"{checkpoint} is not a checkpoint: it has neither {MODEL} nor {ADAPTER}")
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -255,38 +253,12 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 # --- folders --------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _complete(path: Path) -> Iterator[Path]:
-    """A hidden folder to write into. It is put on disk and gets the name `path`, or is removed."""
-    part = path.with_name(f"{HIDDEN}{path.name}")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    try:
-        yield part
-        _sync_tree(part)
-        part.rename(path)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    sync_folder(path.parent)
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir():
-            _sync_tree(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    sync_folder(folder)
-
-
 def _remove_old(run: Path, *, keep: int, keep_every: int | None) -> None:
     found = list_checkpoints(run)
     for step, path in list(found.items())[:-keep]:
         if keep_every is None or step % keep_every:
-            hidden = path.with_name(f"{HIDDEN}{path.name}")
-            path.rename(hidden)  # at once; to remove what is in it takes a while
+            hidden = path.with_name(f".{path.name}")
+            path.rename(hidden)  # atomic, unlike the removal of its files
             shutil.rmtree(hidden)
 
 
@@ -294,9 +266,7 @@ def _remove_old(run: Path, *, keep: int, keep_every: int | None) -> None:
 def _disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (
-        Exception
-    ) as error:  # the libraries that write weights and tokenizers have their own types
+    except Exception as error:  # libraries that write weights raise their own types
         reason = _disk_reason(error)
         if reason is None:
             raise
@@ -304,7 +274,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
 
 
 def _disk_reason(error: Exception) -> str | None:
-    """What is wrong with the disk, if that is what the error is about."""
+    """The reason of a disk error; None for any other error."""
     if isinstance(error, OSError):
         return reason_of(error)
     found = re.search(r"\(os error (\d+)\)", str(error))

@@ -1,9 +1,9 @@
-"""The model that is trained, and the engine that draws replies from the same weights.
+"""The model in training, and the engine that samples replies from the same weights.
 
-    trained = open_model(config, run)          loaded, adapter put on, trainable parameters chosen
-    engine = open_rollout_engine(config, trained)
+    trained = open_model(config.model, "smollm2-135m", seed=config.seed)
+    engine = open_rollout_engine(config.rollout, trained)
 
-Weights exist once: the engine in this process generates with the parameters that the optimizer changes
+Weights exist once: the engine in this process generates with the parameters that the optimizer updates
 in place, so new weights reach it without a copy.
 """
 
@@ -23,13 +23,14 @@ from memagent.engines.base import BaseEngine, open_engine, split_spec
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
+from memagent.files import replacing
 from memagent.rl.settings import ModelSettings, RolloutSettings
 from memagent.types import Message
 
 EXACT_TOKENS = {"return_token_ids": True, "logprobs": True}
-"""What an endpoint is asked for, so that its replies can be learnt from."""
+"""Fields of requests to an endpoint: training needs exact token ids and log-probabilities."""
 CACHE_SHARE = 0.3
-"""Of a GPU's free memory, what keys and values of replies may take; training needs the rest."""
+"""Share of a GPU's free memory for the engine's KV cache; training needs the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Trained:
 
     loaded: LoadedModel
     parameters: tuple[tuple[str, torch.nn.Parameter], ...]
-    """Those that are trained, by name."""
+    """The trainable parameters, by name."""
     has_adapter: bool
 
     @property
@@ -47,17 +48,17 @@ class Trained:
 
     @property
     def num_trained(self) -> int:
-        """Numbers that are trained."""
+        """Number of trainable parameters."""
         return sum(parameter.numel() for _, parameter in self.parameters)
 
     @property
     def num_parameters(self) -> int:
-        """Numbers of the whole model."""
+        """Number of parameters of the whole model."""
         return sum(parameter.numel() for parameter in self.loaded.model.parameters())
 
 
 def open_model(settings: ModelSettings, source: str, *, seed: int) -> Trained:
-    """Load the model of a run from `source`, and choose what is trained."""
+    """Load the model of a run from `source` and select the trainable parameters."""
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     is_cpu = torch.device(device).type == "cpu"
     dtype = getattr(torch, settings.dtype or ("float32" if is_cpu else "bfloat16"))
@@ -68,16 +69,18 @@ def open_model(settings: ModelSettings, source: str, *, seed: int) -> Trained:
     for name, parameter in loaded.model.named_parameters():
         parameter.requires_grad_(not has_adapter or "lora_" in name)
     if not has_adapter:
-        loaded = replace(loaded, gguf=None)  # the file no longer has the weights
+        loaded = replace(loaded, gguf=None)  # the file has the weights before training
     loaded = replace(loaded, quick_encode=_quick_encoder(loaded))
     parameters = tuple((n, p) for n, p in loaded.model.named_parameters() if p.requires_grad)
     if not parameters:
-        raise ConfigError("nothing of the model is trained; set model.lora_rank, or no adapter")
+        raise ConfigError(
+            "the model has no trainable parameters; set `model.lora_rank`, or remove `model.adapter`"
+        )
     return Trained(loaded=loaded, parameters=parameters, has_adapter=has_adapter)
 
 
 def open_rollout_engine(settings: RolloutSettings, trained: Trained) -> BaseEngine:
-    """The engine that draws replies: on the weights in training, or elsewhere."""
+    """The engine that samples replies: on the weights in training, or outside this process."""
     values = dict(settings.engine_settings)
     if settings.engine is not None:
         if split_spec(settings.engine)[0] == "openai":
@@ -89,24 +92,24 @@ def open_rollout_engine(settings: RolloutSettings, trained: Trained) -> BaseEngi
         values["cache_gb"] = free * CACHE_SHARE / 1e9
     for name in ("adapter", "device"):
         if name in values:
-            raise ConfigError(f"rollout.engine_settings.{name}: set it in [model]")
+            raise ConfigError(f"set `model.{name}` instead of `rollout.engine_settings.{name}`")
     return LocalEngine(trained.loaded, LocalConfig.parse(values))
 
 
 class Snapshot:
-    """The values of trained parameters at one moment: the reference that KL is measured to."""
+    """Values of the trainable parameters at one moment: the reference of the KL term."""
 
     def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
         self._values = dict(values)
 
     @classmethod
     def of(cls, trained: Trained) -> Snapshot:
-        """As they are now."""
+        """A copy of the current values."""
         return cls({name: parameter.detach().clone() for name, parameter in trained.parameters})
 
     @contextmanager
     def in_place(self, trained: Trained) -> Iterator[None]:
-        """While the model has these values. Nothing is copied, and afterwards it is as before."""
+        """Swap these values into the model, without copying, until the block ends."""
         own = {name: parameter.data for name, parameter in trained.parameters}
         try:
             for name, parameter in trained.parameters:
@@ -117,16 +120,15 @@ class Snapshot:
                 parameter.data = own[name]
 
     def save(self, path: Path) -> None:
-        """Write the values; the file is complete, or not there."""
+        """Write the values; the file is complete or does not exist."""
         from safetensors.torch import save_file
 
-        part = path.with_suffix(".part")
-        save_file({name: value.contiguous() for name, value in self._values.items()}, part)
-        part.replace(path)
+        with replacing(path) as part:
+            save_file({name: value.contiguous() for name, value in self._values.items()}, part)
 
     @classmethod
     def read(cls, path: Path, trained: Trained) -> Snapshot:
-        """Values that were saved, where the model's are."""
+        """Saved values, on the device of the model."""
         from safetensors.torch import load_file
 
         stored = load_file(path)
@@ -134,7 +136,7 @@ class Snapshot:
 
 
 def _quick_encoder(loaded: LoadedModel) -> Encode | None:
-    """Thousands of long prompts are encoded in each step, while the engine waits for them."""
+    """A fast encoder: thousands of long prompts are encoded in each step."""
     messages: list[Message] = [
         {"role": role, "content": text}
         for role, text in zip(("user", "assistant") * len(SAMPLES), SAMPLES, strict=False)
@@ -145,14 +147,14 @@ def _quick_encoder(loaded: LoadedModel) -> Encode | None:
 
 
 def _add_adapter(model: Any, settings: ModelSettings, *, seed: int) -> None:
-    """Put LoRA layers into the model. They change nothing yet: one of the two factors is 0."""
+    """Add LoRA layers to the model. The output is unchanged at first: one of the two factors is 0."""
     from peft import LoraConfig
 
     assert settings.lora_rank is not None
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     if unknown := [target for target in settings.lora_targets if target not in names]:
         raise ConfigError(
-            f"model.lora_targets: the model has no layers called {', '.join(unknown)}"
+            f"`model.lora_targets`: the model has no layers called {', '.join(unknown)}"
         )
     torch.manual_seed(seed)
     alpha = settings.lora_alpha if settings.lora_alpha is not None else 2 * settings.lora_rank

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from memagent.errors import ConfigError
-from memagent.rl.objective import PRESETS, ObjectiveConfig
+from memagent.rl.settings import PRESETS, ObjectiveSettings
 from memagent.rl.types import Group, Rollout, Sample, Status
 from memagent.rl.update.advantages import (
     advantages_of,
@@ -78,7 +80,7 @@ def test_a_group_that_failed_altogether_has_no_signal() -> None:
 
 
 def test_a_group_of_one_is_refused_with_a_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"group_size=1 .* use at least 2"):
+    with pytest.raises(ConfigError, match=r"group_size=1`? .* use at least 2"):
         check_group_size(1)
     with pytest.raises(ConfigError, match="use at least 2"):
         group_advantages(group_of(1.0))
@@ -98,7 +100,7 @@ def test_overlong_replies_lose_reward_in_the_last_part_of_their_limit() -> None:
 
 
 def test_an_overlong_part_longer_than_the_limit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="overlong_tokens=200 is more than the 100 tokens"):
+    with pytest.raises(ConfigError, match="overlong_tokens=200`? is more than the 100 tokens"):
         overlong_penalty(0, max_tokens=100, soft_tokens=200)
 
 
@@ -116,7 +118,7 @@ UNEVEN = Group(task_id="a", rollouts=(rollout(0, 1.0, 1, 3), rollout(1, 0.0, 2))
 
 def test_all_rows_of_a_rollout_have_its_advantage() -> None:
     # over rollouts the mean is 1/2; over rows it would be 2/3
-    rows = rows_of([UNEVEN], ObjectiveConfig()).rows
+    rows = rows_of([UNEVEN], ObjectiveSettings()).rows
     assert [(row.rollout, row.advantage) for row in rows] == [(0, 0.5), (0, 0.5), (1, -0.5)]
 
 
@@ -131,14 +133,14 @@ def test_all_rows_of_a_rollout_have_its_advantage() -> None:
 def test_weights_follow_from_the_counts_of_the_step(
     settings: dict[str, object], weights: list[float]
 ) -> None:
-    step = rows_of([UNEVEN], ObjectiveConfig.parse(settings))
+    step = rows_of([UNEVEN], ObjectiveSettings.parse(settings))
     assert [row.weight for row in step.rows] == pytest.approx(weights)
     assert (step.num_rollouts, step.num_tokens) == (2, 6)
 
 
 def test_groups_without_signal_are_not_computed_but_count() -> None:
     flat = group_of(1.0, 1.0, task_id="b")
-    step = rows_of([UNEVEN, flat], ObjectiveConfig())
+    step = rows_of([UNEVEN, flat], ObjectiveSettings())
     assert {row.group for row in step.rows} == {0}
     assert (step.num_flat, step.num_idle, step.num_tokens) == (1, 2, 8)
     assert step.rows[0].weight == pytest.approx(1 / 8)
@@ -146,12 +148,12 @@ def test_groups_without_signal_are_not_computed_but_count() -> None:
 
 def test_groups_without_signal_are_computed_for_their_kl() -> None:
     flat = group_of(1.0, 1.0, task_id="b")
-    step = rows_of([UNEVEN, flat], ObjectiveConfig(kl_coef=1e-3))
+    step = rows_of([UNEVEN, flat], ObjectiveSettings(kl_coef=1e-3))
     assert [row.advantage for row in step.rows] == [0.5, 0.5, -0.5, 0.0, 0.0]
 
 
 def test_failed_rollouts_are_counted_and_teach_nothing() -> None:
-    step = rows_of([group_of(1.0, 0.0, 0.0, failed=(2,))], ObjectiveConfig())
+    step = rows_of([group_of(1.0, 0.0, 0.0, failed=(2,))], ObjectiveSettings())
     assert (len(step.rows), step.num_failed, step.num_rollouts) == (2, 1, 2)
 
 
@@ -164,7 +166,7 @@ def test_rows_of_old_weights_are_left_out() -> None:
         Rollout(task_id="a", index=0, samples=(old,), reward=0.0),
         Rollout(task_id="a", index=1, samples=(new,), reward=1.0),
     )
-    objective = ObjectiveConfig(max_staleness=1)
+    objective = ObjectiveSettings(max_staleness=1)
     step = rows_of([Group(task_id="a", rollouts=rollouts)], objective, policy_version=5)
     assert [row.sample for row in step.rows] == [new]
     assert (step.num_stale, step.num_tokens) == (1, 2)
@@ -182,7 +184,9 @@ def test_a_batch_is_split_into_updates_of_whole_groups() -> None:
 
 
 def test_presets_are_the_published_recipes() -> None:
-    paper, dapo = (ObjectiveConfig.parse(PRESETS[name]) for name in ("paper", "dapo"))
+    paper, dapo = (
+        ObjectiveSettings.parse(PRESETS[name]["objective"]) for name in ("paper", "dapo")
+    )
     assert (paper.clip_low, paper.clip_high, paper.kl_coef) == (0.2, 0.2, 1e-3)
     assert not paper.scale_by_std
     assert (dapo.clip_low, dapo.clip_high, dapo.kl_coef) == (0.2, 0.28, 0.0)
@@ -191,8 +195,8 @@ def test_presets_are_the_published_recipes() -> None:
 
 @pytest.mark.parametrize("settings", [{"loss_mean": "constant"}, {"constant_tokens": 5}])
 def test_a_constant_goes_with_its_mean(settings: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="constant_tokens goes with loss_mean=constant"):
-        ObjectiveConfig.parse(settings)
+    with pytest.raises(ConfigError, match="`constant_tokens` goes with `loss_mean=constant`"):
+        ObjectiveSettings.parse(settings)
 
 
 def test_a_sample_whose_parts_differ_in_length_is_refused() -> None:
@@ -206,9 +210,9 @@ def test_a_first_token_cannot_be_sampled() -> None:
 
 
 def test_the_worst_reply_of_a_rollout_decides_what_it_loses() -> None:
-    objective = ObjectiveConfig(overlong_tokens=20, overlong_penalty=0.5)
-    assert overlong_shaping(objective, [(10, 100), (80, 100)]) == 0.0
-    assert overlong_shaping(objective, [(10, 100), (90, 100), (85, 100)]) == pytest.approx(-0.25)
-    assert overlong_shaping(objective, [(100, 100), (3, 100)]) == -0.5
-    assert overlong_shaping(objective, [(12, 16)]) == pytest.approx(-0.25)  # begins at 8 of 16
-    assert overlong_shaping(objective, []) == 0.0
+    shaping = partial(overlong_shaping, soft_tokens=20, penalty=0.5)
+    assert shaping([(10, 100), (80, 100)]) == 0.0
+    assert shaping([(10, 100), (90, 100), (85, 100)]) == pytest.approx(-0.25)
+    assert shaping([(100, 100), (3, 100)]) == -0.5
+    assert shaping([(12, 16)]) == pytest.approx(-0.25)  # begins at 8 of 16
+    assert shaping([]) == 0.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from memagent.rl.objective import ObjectiveConfig
+from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.update.loss import k3, merged, policy_loss, summary, token_losses
 
 BEHAVIOUR = -2.0
@@ -31,7 +31,7 @@ def numbers(*values: float) -> torch.Tensor:
 def losses(ratio: float, advantage: float, **settings: Any) -> tuple[float, float]:
     """The loss of one token, and its derivative by the log-probability."""
     logprobs = logs(ratio, requires_grad=True)
-    found = token_losses(logprobs, same(1), numbers(advantage), ObjectiveConfig.parse(settings))
+    found = token_losses(logprobs, same(1), numbers(advantage), ObjectiveSettings.parse(settings))
     found.policy.sum().backward()
     assert logprobs.grad is not None
     return found.policy.item(), logprobs.grad.item()
@@ -81,7 +81,7 @@ def test_the_loss_is_a_weighted_sum_with_kl() -> None:
         same(2),
         numbers(1.0, -1.0),
         numbers(0.25, 0.25),
-        ObjectiveConfig(kl_coef=0.1),
+        ObjectiveSettings(kl_coef=0.1),
         reference=reference,
     )
     kl = 0.5 + math.log(2) - 1
@@ -102,7 +102,7 @@ def test_the_loss_is_a_weighted_sum_with_kl() -> None:
 )
 def test_each_mean_is_a_matter_of_weights(weights: tuple[float, ...], loss: float) -> None:
     result = policy_loss(
-        logs(1, 1, 1, 1), same(4), numbers(2, -1, -1, -1), numbers(*weights), ObjectiveConfig()
+        logs(1, 1, 1, 1), same(4), numbers(2, -1, -1, -1), numbers(*weights), ObjectiveSettings()
     )
     assert result.loss.item() == pytest.approx(loss)
 
@@ -114,7 +114,7 @@ def test_recomputed_ratios_start_at_one_and_tokens_weigh_the_mismatch() -> None:
     # trainer / engine = 1.5, capped at 1.25, and 0.5; nothing was updated yet, so ratios are 1
     old = logs(1.5, 0.5)
     found = token_losses(
-        old, same(2), numbers(1.0, 1.0), ObjectiveConfig(importance_cap=1.25), old=old
+        old, same(2), numbers(1.0, 1.0), ObjectiveSettings(importance_cap=1.25), old=old
     )
     assert found.ratio.tolist() == [1.0, 1.0]
     assert found.policy.tolist() == pytest.approx([-1.25, -0.5])
@@ -123,12 +123,14 @@ def test_recomputed_ratios_start_at_one_and_tokens_weigh_the_mismatch() -> None:
 
 def test_without_a_cap_recomputed_tokens_all_weigh_one() -> None:
     old = logs(1.5)
-    found = token_losses(old, same(1), numbers(1.0), ObjectiveConfig(importance_cap=None), old=old)
+    found = token_losses(
+        old, same(1), numbers(1.0), ObjectiveSettings(importance_cap=None), old=old
+    )
     assert found.policy.item() == pytest.approx(-1.0)
 
 
 def test_tokens_that_trainer_and_engine_disagree_about_are_masked() -> None:
-    objective = ObjectiveConfig(mask_below=0.5, mask_above=2.0)
+    objective = ObjectiveSettings(mask_below=0.5, mask_above=2.0)
     logprobs = logs(0.4, 0.6, 1.9, 2.1, requires_grad=True)
     found = token_losses(
         logprobs, same(4), numbers(-1, 1, -1, -1), objective, reference=logs(0.8, 0.6, 3.8, 4.2)
@@ -149,7 +151,7 @@ def test_hopeless_differences_do_not_overflow() -> None:
         torch.tensor([-1e4, 0.0]),
         torch.tensor([-1.0, 1.0]),
         torch.ones(2),
-        ObjectiveConfig(kl_coef=0.1, dual_clip=None),
+        ObjectiveSettings(kl_coef=0.1, dual_clip=None),
         reference=torch.tensor([-1e4, 0.0]),
     )
     result.loss.backward()
@@ -167,7 +169,7 @@ def test_statistics_tell_what_was_clipped() -> None:
         same(4),
         numbers(1, -1, -1, 1),
         numbers(1, 1, 1, 1),
-        ObjectiveConfig(),
+        ObjectiveSettings(),
         entropies=numbers(1.0, 2.0, 3.0, 4.0),
     )
     told = summary(result.stats)
@@ -195,7 +197,7 @@ def test_statistics_of_parts_add_up_to_those_of_the_whole() -> None:
             same(end - first),
             numbers(*advantages[first:end]),
             numbers(*[0.2] * (end - first)),
-            ObjectiveConfig(),
+            ObjectiveSettings(),
         ).stats
 
     whole, parts = summary(told(0, 5)), summary(merged([told(0, 2), told(2, 2), told(2, 5)]))

@@ -10,12 +10,12 @@ import pytest
 from memagent.errors import ConfigError
 from memagent.rl.types import Sample
 from memagent.rl.update.packing import Pack, num_row_tokens, pack, share_out
-from memagent.rl.update.rows import Row
+from memagent.rl.update.rows import TrainingRow
 
 
-def row(text: str, *, group: int = 0, rollout: int = 0, advantage: float = 1.0) -> Row:
+def row(text: str, *, group: int = 0, rollout: int = 0, advantage: float = 1.0) -> TrainingRow:
     """A row of letters; capitals are given, small letters are sampled."""
-    return Row(
+    return TrainingRow(
         sample=Sample(
             ids=tuple(map(ord, text)),
             is_sampled=tuple(letter.islower() for letter in text),
@@ -164,7 +164,7 @@ def test_no_rows_make_no_packs() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_target_sees_exactly_its_own_row(seed: int, share: bool) -> None:
     rng = random.Random(seed)
-    rows: list[Row] = []
+    rows: list[TrainingRow] = []
     for number in range(rng.randint(1, 30)):
         base = (
             letters(np.array(rng.choice(rows).sample.ids)) if rows and rng.random() < 0.8 else "A"

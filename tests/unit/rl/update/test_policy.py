@@ -11,18 +11,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from memagent.engines.local.generator import Generator
-from memagent.rl.objective import ObjectiveConfig
+from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.types import Group, Rollout, Sample
 from memagent.rl.update.attention.tree import BLOCK, block_mask, use_tree_attention
 from memagent.rl.update.loss import summary
 from memagent.rl.update.packing import Pack, pack, share_out
 from memagent.rl.update.policy import Policy, accumulate, score
-from memagent.rl.update.rows import Row, StepRows, rows_of
+from memagent.rl.update.rows import StepRows, TrainingRow, rows_of
 from memagent.types import Sampling
 from tests.support.rollouts import dense_mask, near_policy, random_groups, row_logprobs
 from tests.support.tiny_models import KINDS, make_tiny_model
 
-OBJECTIVE = ObjectiveConfig(clip_low=0.2, clip_high=0.28)
+OBJECTIVE = ObjectiveSettings(clip_low=0.2, clip_high=0.28)
 SMALL: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 
 
@@ -97,7 +97,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor, *, tolerance: float
 
 
 def packed(
-    model: Any, rows: Sequence[Row], objective: ObjectiveConfig = OBJECTIVE, **how: Any
+    model: Any, rows: Sequence[TrainingRow], objective: ObjectiveSettings = OBJECTIVE, **how: Any
 ) -> torch.Tensor:
     policy = Policy(model, **how.pop("policy", {}))
     packs = pack(rows, **{"max_tokens": 10_000, **how})
@@ -116,7 +116,7 @@ def packed(
 def test_the_gradient_is_that_of_the_textbook(model: Any, means: dict[str, Any]) -> None:
     groups = near_policy(model, random_groups(model))
     expected = gradient(model, lambda: textbook_loss(model, groups, means["loss_mean"]).backward())
-    objective = ObjectiveConfig(clip_low=0.2, clip_high=0.28, **means)
+    objective = ObjectiveSettings(clip_low=0.2, clip_high=0.28, **means)
     rows = rows_of(groups, objective).rows
     assert_same(packed(model, rows, objective), expected)
 
@@ -190,7 +190,7 @@ def test_kl_holds_on_to_the_reference(llama: Any, tmp_path_factory: pytest.TempP
     reference = tiny(tmp_path_factory, "llama", seed=5)
     groups = near_policy(llama, random_groups(llama))
     expected = gradient(llama, lambda: textbook_loss(llama, groups, "token", reference).backward())
-    objective = ObjectiveConfig(clip_low=0.2, clip_high=0.28, kl_coef=0.05)
+    objective = ObjectiveSettings(clip_low=0.2, clip_high=0.28, kl_coef=0.05)
     packs = pack(rows_of(groups, objective).rows, max_tokens=80)
     held = score(Policy(reference), packs)
     found = gradient(llama, lambda: accumulate(Policy(llama), packs, objective, reference=held))
@@ -295,7 +295,7 @@ def drawn_rows(model: Any, **settings: Any) -> StepRows:
     return rows_of(groups, OBJECTIVE)
 
 
-def told_about(model: Any, rows: Sequence[Row]) -> dict[str, float]:
+def told_about(model: Any, rows: Sequence[TrainingRow]) -> dict[str, float]:
     stats = accumulate(Policy(model), pack(rows, max_tokens=200), OBJECTIVE)
     model.zero_grad(set_to_none=True)
     return summary(stats)
@@ -319,7 +319,7 @@ def test_a_wrong_log_probability_is_noticed(tmp_path_factory: pytest.TempPathFac
     model = tiny(tmp_path_factory, "llama").float()
     good, *others = drawn_rows(model, native=False).rows
     values = [*good.sample.logprobs[:-1], good.sample.logprobs[-1] - 0.5]
-    bad = Row(
+    bad = TrainingRow(
         sample=Sample(
             ids=good.sample.ids, is_sampled=good.sample.is_sampled, logprobs=tuple(values)
         ),

@@ -38,7 +38,7 @@ from memagent.rl.weights.checkpoint import (
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import KINDS, make_tiny_model
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 IDS = torch.arange(2, 40)[None]
 NUM_KILLS = 24
 
@@ -176,22 +176,22 @@ def test_state_and_optimizer_come_back(folders: dict[str, Path], tmp_path: Path)
         (
             lambda f: load(str(f["llama"])),
             lambda f: load(str(f["qwen2"])),
-            r"is of another model or precision: lm_head\.weight differs",
+            r"has another model or precision: lm_head\.weight differs",
         ),
         (
             lambda f: load(str(f["llama"])),
             lambda f: load(str(f["llama"]), dtype=torch.bfloat16),
-            "is of another model or precision",
+            "has another model or precision",
         ),
         (
             lambda f: load(str(f["llama"])),
             lambda f: with_adapter(load(str(f["llama"]))),
-            "holds a whole model",
+            "contains a whole model",
         ),
         (
             lambda f: with_adapter(load(str(f["llama"]))),
             lambda f: load(str(f["llama"])),
-            "holds an adapter",
+            "contains an adapter",
         ),
     ],
     ids=["names", "precision", "model", "adapter"],
@@ -221,7 +221,7 @@ def test_a_damaged_checkpoint_is_named(folders: dict[str, Path], tmp_path: Path)
     (checkpoint / "state.json").write_text('{"format": 99}')
     with pytest.raises(RunError, match="format this version of memagent does not know"):
         read_state(checkpoint)
-    with pytest.raises(RunError, match="is no checkpoint"):
+    with pytest.raises(RunError, match="is not a checkpoint"):
         load_weights(loaded.model, tmp_path)
 
 
@@ -392,18 +392,18 @@ def test_a_merge_needs_the_model_of_the_adapter(folders: dict[str, Path], tmp_pa
     checkpoint = save(tmp_path, with_adapter(load(str(source))))
     source.rename(tmp_path / "moved")
     with pytest.raises(
-        ConfigError, match=r"model .*/source is not on this machine; write its place"
+        ConfigError, match=r"model .*/source is not on this machine; set base_model_name_or_path"
     ):
         export(checkpoint, tmp_path / "out", merge=True)
     assert not (tmp_path / "out").exists()
-    assert not list(tmp_path.glob(".writing-*"))
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_folder_in_use_is_not_written_over(folders: dict[str, Path], tmp_path: Path) -> None:
     checkpoint = save(tmp_path, with_adapter(load(str(folders["llama"]))))
     (tmp_path / "mine").mkdir()
     export(checkpoint, tmp_path / "mine")  # an empty one may be there
-    with pytest.raises(RunError, match="mine is there already; name a new folder"):
+    with pytest.raises(RunError, match="mine already exists; name a new folder"):
         export(checkpoint, tmp_path / "mine")
-    with pytest.raises(RunError, match="is no checkpoint"):
+    with pytest.raises(RunError, match="is not a checkpoint"):
         export(tmp_path, tmp_path / "other")

@@ -245,7 +245,7 @@ async def test_the_settings_say_how_weights_are_given(
     await local.aclose()
     elsewhere = RolloutSettings(engine="scripted", sync="none")
     assert isinstance(open_sync(elsewhere, open_engine("scripted"), trained, tmp_path), Frozen)
-    with pytest.raises(ConfigError, match=r'scripted cannot be given .* rollout\.sync="none"'):
+    with pytest.raises(ConfigError, match=r'scripted cannot load .* `rollout\.sync="none"'):
         open_sync(RolloutSettings(engine="scripted"), open_engine("scripted"), trained, tmp_path)
 
 

@@ -42,7 +42,7 @@ class Node(NamedTuple):
     """Nodes above it."""
 
 
-class Plan(NamedTuple):
+class PartPlan(NamedTuple):
     """The parts of a pack, as tensors."""
 
     places: torch.Tensor
@@ -54,9 +54,9 @@ class Plan(NamedTuple):
     """Of nodes over themselves, of each level, and zeros up to MAX_LEVELS: nodes, queries, keys, most queries
     and most keys of a node. Always on the CPU."""
 
-    def to(self, device: torch.device | str) -> Plan:
+    def to(self, device: torch.device | str) -> PartPlan:
         """The same where the pack is computed."""
-        return Plan(self.places.to(device), self.bounds.to(device), self.sizes)
+        return PartPlan(self.places.to(device), self.bounds.to(device), self.sizes)
 
 
 class Part(NamedTuple):
@@ -102,7 +102,7 @@ def fits_parts(until: NDArray[np.int64]) -> bool:
     return max(node.level for node in nodes_of(until)) <= MAX_LEVELS
 
 
-def plan_parts(until: NDArray[np.int64]) -> Plan:
+def plan_parts(until: NDArray[np.int64]) -> PartPlan:
     """Who sees whom, as parts."""
     nodes = nodes_of(until)
     lengths = [node.end - node.start for node in nodes]
@@ -120,7 +120,7 @@ def plan_parts(until: NDArray[np.int64]) -> Plan:
     # lengths of 0 and 1, and another number of levels, would be compiled anew
     places.append(np.zeros(2, dtype=np.int64))
     sizes += [[0] * 5] * (1 + MAX_LEVELS - len(sizes))
-    return Plan(
+    return PartPlan(
         torch.from_numpy(np.concatenate(places)),
         torch.from_numpy(np.concatenate(bounds)),
         torch.tensor(sizes),
@@ -155,7 +155,7 @@ def _parts(places: torch.Tensor, bounds: torch.Tensor, sizes: torch.Tensor) -> I
 
 
 def attend_in_parts(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: Plan, *, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PartPlan, *, scale: float
 ) -> torch.Tensor:
     """Attention of [tokens, heads, dim]; there may be fewer heads of keys and values."""
     out: torch.Tensor

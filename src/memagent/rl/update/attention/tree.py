@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from memagent.rl.update.attention.parts import Plan, attend_in_parts, plan_parts
+from memagent.rl.update.attention.parts import PartPlan, attend_in_parts, plan_parts
 
 Attention = Literal["parts", "blocks"]
 """How who sees whom is computed."""
@@ -96,7 +96,7 @@ def _attend(
     value: torch.Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    plan: Plan | None = None,
+    plan: PartPlan | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     if plan is not None:
