@@ -180,8 +180,8 @@ def continued_prompt(
 ) -> tuple[int, ...] | None:
     """The prompt of a conversation that continues a turn, with the turn's tokens as they were drawn.
 
-    rendered_ids   [ the turn's prompt ][ the reply, cut anew ][ end, what follows ]
-    the result     [ the turn's prompt ][ the reply, as drawn ][ end, what follows ]
+        rendered_ids   [ the turn's prompt ][ the reply, cut anew ][ end, what follows ]
+        the result     [ the turn's prompt ][ the reply, as drawn ][ end, what follows ]
 
     `decode` leaves special tokens out; the first one after the reply is its end. It is the one that was
     drawn, or, where the limit cut the reply, it is put there and carries no loss. None where the result
