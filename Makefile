@@ -53,8 +53,11 @@ format: venv ## format the code and fix what lint can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs: venv ## write docs/cli.md again from the command line's help
+docs: venv ## write the generated pages and build the documentation site into site/
 	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python docs/generate_config.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 bench: venv ## measure what the reader adds to a model's own time
 	$(BIN)/python -m benchmarks.reader
