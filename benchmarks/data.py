@@ -18,8 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from memagent.data.build import make, stored
-from memagent.data.formats.files import to_json
+from memagent.data.build import stored_example
 from memagent.data.tasks.hotpotqa.task import HotpotTask, open_hotpotqa
 from memagent.data.tasks.lengths import length_tokenizer
 
@@ -49,7 +48,7 @@ def main() -> None:
 
     started = time.perf_counter()
     task = open_task(arguments.source, arguments.tokens, arguments.tokenizer)
-    make(task, 0, "auto")
+    stored_example(task.example(0), "auto")
     print(f"opening and the first example: {time.perf_counter() - started:.1f} s")
 
     count = length_tokenizer(arguments.tokenizer).count
@@ -59,7 +58,7 @@ def main() -> None:
         for index in range(arguments.num):
             started = time.perf_counter()
             example = task.example(index)
-            line = (to_json(stored(example, "auto")) + "\n").encode()
+            line = stored_example(example, "auto").line + b"\n"
             file.write(line)
             file.flush()
             seconds_making += time.perf_counter() - started

@@ -156,6 +156,39 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
 
 
+def with_override(values: dict[str, Any], change: str) -> dict[str, Any]:
+    """Values of settings with `a.b.0.c=value` put in; the value is TOML, or else plain text."""
+    name, mark, text = change.partition("=")
+    if not mark or not name.strip():
+        raise ConfigError(f"{change!r} changes no setting; write it as name=value")
+    result: dict[str, Any] = _replaced(values, name.strip().split("."), _toml_value(text), name)
+    return result
+
+
+def _replaced(values: Any, path: list[str], value: Any, name: str) -> Any:
+    """A copy of nested dicts and lists with the value at a path replaced."""
+    if not path:
+        return value
+    key, *rest = path
+    if isinstance(values, list):
+        if not key.isdigit() or int(key) >= len(values):
+            raise ConfigError(
+                f"{name}: there is no entry {key} among {len(values)}, counted from 0"
+            )
+        at = int(key)
+        return [*values[:at], _replaced(values[at], rest, value, name), *values[at + 1 :]]
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name}: there is nothing inside that {key} could name")
+    return {**values, key: _replaced(values.get(key, {}), rest, value, name)}
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
 def _explain(error: ValidationError, cls: type[Settings]) -> str:
     problem = error.errors(include_url=False, include_input=False)[0]
     name = ".".join(str(part) for part in problem["loc"])

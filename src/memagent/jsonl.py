@@ -73,10 +73,13 @@ def truncate(path: Path, num_bytes: int) -> None:
 class LineFile:
     """A file that lines are appended to, created if it is not there."""
 
-    def __init__(self, path: Path, *, sync: bool = True) -> None:
-        """With `sync`, a line survives a power cut; without, it survives the process."""
+    def __init__(self, path: Path, *, sync: bool = True, mode: int = 0o600) -> None:
+        """With `sync`, a line survives a power cut; without, it survives the process.
+
+        `mode` is that of a new file.
+        """
         self._sync = sync
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
         if sync:
             sync_folder(path.parent)
 

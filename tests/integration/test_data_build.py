@@ -80,8 +80,7 @@ def test_a_full_disk_is_told_and_the_build_goes_on_later(
         code, _, stderr = finish(process)
     assert code == 2
     assert stderr.splitlines()[-1] == (
-        f"memagent: cannot write {out}: file too large; make room and give the command again; "
-        "it goes on"
+        f"memagent: cannot write {out}: File too large; free some space and run it again"
     )
     num_kept = num_lines(tmp_path / "full.jsonl.part")
     assert 1 <= num_kept < 20
@@ -109,7 +108,7 @@ def test_the_smoke_recipe_is_built_once(here: Callable[..., Outcome], tmp_path: 
     before = {path: os.stat(path).st_mtime_ns for path in files}
     again = here("data", "build", SMOKE, "--out", tmp_path, "--processes", "1", "--no-figure")
     assert again.code == 0
-    assert again.stderr.count("is there already") == 5
+    assert again.stderr.count("exists and is complete") == 5
     assert {path: os.stat(path).st_mtime_ns for path in files} == before
 
 
@@ -156,6 +155,6 @@ def test_a_dataset_that_is_there_is_kept(
     assert here(*arguments(files, out, 2, processes=1)).code == 0
     done = here(*arguments(files, out, 3, processes=1))
     assert done.code == 2
-    assert "is there already; name another with --out, or replace it: --force" in done.stderr
+    assert "exists; name another --out, or replace it with --force" in done.stderr
     assert here(*arguments(files, out, 3, processes=1), "--force").code == 0
     assert num_lines(out) == 3

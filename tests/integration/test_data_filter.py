@@ -229,7 +229,7 @@ def assert_refused(outcome: Outcome, reason: str) -> None:
     [
         (("--engine", "scripted"), "give --out"),
         (("--out", "o.txt", "--engine", "scripted"), "a dataset ends in"),
-        (("--out", "there.jsonl", "--engine", "scripted"), "there.jsonl is there already"),
+        (("--out", "there.jsonl", "--engine", "scripted"), "there.jsonl exists"),
         (("--out", "in.jsonl", "--engine", "scripted", "--force"), "--out is the file that is"),
         (("--out", "o.jsonl", "--engine", "scripted", "--samples", "0"), "samples"),
         (("--out", "o.jsonl", "--engine", "scripted", "--rule", "none"), "--rule"),

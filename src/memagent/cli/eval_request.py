@@ -18,7 +18,7 @@ from memagent.cli.ask_request import (
 from memagent.cli.shared.options import given
 from memagent.cli.shared.run_options import limits_of, prices_of
 from memagent.config import AgentConfig, EngineConfig
-from memagent.data.recipes import named_sources
+from memagent.data.choices import named_sources
 from memagent.engines import store
 from memagent.engines.base import BaseEngine, split_spec
 from memagent.engines.openai import EndpointEngine, endpoint_from

@@ -1,34 +1,60 @@
-"""Which examples are meant, in settings: tasks by name and length, or files.
+"""Which examples are meant, in settings: tasks by name and length, or files; and where sources lie.
 
-[[tasks]]
-tasks = ["ruler/niah_multikey_2", "ruler/vt"]
-tokens = ["8k", "32k"]
+    [[tasks]]
+    tasks = ["ruler/niah_multikey_2", "ruler/vt"]
+    tokens = ["8k", "32k"]
 
-[[tasks]]
-files = ["mine.jsonl"]
+    [[tasks]]
+    files = ["mine.jsonl"]
+
+A source is named once, for all tasks that read it: `hotpotqa-dev=PATH`, or the path of a folder that
+holds files under their usual names.
+
+    paths = named_sources(["data/hotpotqa", "squad-dev=mine.json"])
+    source_settings("ruler/qa_1", paths)      # {"questions": "mine.json"}
 """
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from memagent import names
 from memagent.config import Settings
+from memagent.data.sources.catalogue import SOURCES, find_source, held_by
 from memagent.data.tasks.lengths import Length
 from memagent.data.tasks.registry import TASKS
+from memagent.errors import ConfigError
+
+_ESSAYS = {"essays": "essays"}
+
+SOURCES_OF: dict[str, dict[str, str]] = {
+    "hotpotqa": {
+        "hotpotqa-train": "train",
+        "hotpotqa-dev": "dev",
+        "hotpotqa-paragraphs": "paragraphs",
+    },
+    "ruler/niah_single_2": _ESSAYS,
+    "ruler/niah_single_3": _ESSAYS,
+    "ruler/niah_multikey_1": _ESSAYS,
+    "ruler/niah_multivalue": _ESSAYS,
+    "ruler/niah_multiquery": _ESSAYS,
+    "ruler/qa_1": {"squad-dev": "questions"},
+    "ruler/qa_2": {"hotpotqa-dev": "questions", "hotpotqa-paragraphs": "paragraphs"},
+}
+"""The sources that a task reads, and the setting that names the file of each."""
 
 
-class ExampleChoice(Settings):
-    """Tasks, or files of examples, that are treated alike."""
+class TaskChoice(Settings):
+    """Tasks at some lengths."""
 
     known: ClassVar[tuple[str, ...]] = tuple(TASKS)
 
     tasks: list[str] = Field(default_factory=list)
-    """Names of tasks; examples are made when they are needed."""
-    files: list[str] = Field(default_factory=list)
-    """Files of examples: .jsonl, .jsonl.gz, .parquet."""
+    """Names of tasks."""
     tokens: list[Length] | None = None
     """Lengths of the texts in tokens, such as 8192 or "8k"."""
     docs: list[int] | None = None
@@ -37,17 +63,60 @@ class ExampleChoice(Settings):
     """Further settings of the tasks."""
 
     @model_validator(mode="after")
-    def _is_clear(self) -> Self:
-        if bool(self.tasks) == bool(self.files):
-            raise ValueError("give either tasks or files")
+    def _names_tasks_and_lengths(self) -> Self:
         if self.tokens is not None and self.docs is not None:
             raise ValueError("give lengths as tokens or as docs, not both")
+        if unknown := [task for task in self.tasks if task not in self.known]:
+            hint = names.hint(unknown[0], self.known)
+            raise ValueError(f"there is no task {unknown[0]!r}; {hint}")
+        return self
+
+
+class ExampleChoice(TaskChoice):
+    """Tasks, or files of examples. Examples of tasks are generated when they are needed."""
+
+    files: list[str] = Field(default_factory=list)
+    """Files of examples: .jsonl, .jsonl.gz, .parquet."""
+
+    @model_validator(mode="after")
+    def _tasks_or_files(self) -> Self:
+        if bool(self.tasks) == bool(self.files):
+            raise ValueError("give either tasks or files")
         if self.files and (self.tokens or self.docs):
             raise ValueError(
                 "the texts of files have the length they have; leave out tokens and docs"
             )
-        if unknown := [task for task in self.tasks if task not in self.known]:
-            near = get_close_matches(unknown[0], self.known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(self.known)}"
-            raise ValueError(f"there is no task {unknown[0]!r}; {hint}")
         return self
+
+
+def named_sources(given: Sequence[str]) -> dict[str, str]:
+    """Path of each source: `name=path` names one, a folder all that it holds; the last one counts."""
+    paths: dict[str, str] = {}
+    for one in given:
+        name, mark, path = one.partition("=")
+        if mark and "/" not in name:
+            find_source(name)
+            paths[name] = path
+        elif Path(one).expanduser().is_dir():
+            paths.update(_held_by(one))
+        else:
+            raise ConfigError(
+                f"`source={one}`: name a folder, or a file as name=path with one of "
+                f"{', '.join(SOURCES)}"
+            )
+    return paths
+
+
+def source_settings(task: str, paths: dict[str, str]) -> dict[str, str]:
+    """The settings that name the files of a task's sources."""
+    return {
+        setting: paths[name] for name, setting in SOURCES_OF.get(task, {}).items() if name in paths
+    }
+
+
+def _held_by(folder: str) -> dict[str, str]:
+    """The sources that a folder holds; a folder without any is one of essays."""
+    found = held_by(Path(folder).expanduser())
+    return {name: str(Path(folder) / path.name) for name, path in found.items()} or {
+        "essays": folder
+    }

@@ -30,7 +30,7 @@ from pydantic import Field
 from memagent.agent.prompts import CLOSED_BOOK, closed_book_messages
 from memagent.config import Settings
 from memagent.data.example import Example, Match
-from memagent.data.formats.files import read_examples, replacing, write_examples
+from memagent.data.formats.files import read_examples, replacing_dataset, write_examples
 from memagent.errors import EngineError, EngineRefused, RunError
 from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, grade
 from memagent.runs import Run
@@ -446,7 +446,7 @@ def report_on(
 
 def write_report(path: Path, report: FilterReport) -> None:
     """Put the report on disk."""
-    with replacing(path) as part:
+    with replacing_dataset(path) as part:
         part.write_text(report.to_json(), encoding="utf-8")
 
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from memagent.data.example import Example, body_starts
-from memagent.data.formats.files import replacing
+from memagent.data.formats.files import disk_errors
 from memagent.data.tasks.depth import bucket_counts, uniformity_p
 from memagent.errors import DataError
+from memagent.files import replacing, write_atomically
 
 FORMAT = 1
 NUM_BUCKETS = 10
@@ -29,7 +30,7 @@ FIGURE_INCHES = (6.0, 2.6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ManifestRow:
     """What the manifest has to know of one example."""
 
     num_tokens: int | None
@@ -91,9 +92,9 @@ class Manifest:
     format: int = FORMAT
 
 
-def row_of(example: Example, *, has_text: bool) -> Row:
+def row_of(example: Example, *, has_text: bool) -> ManifestRow:
     """What the manifest has to know of an example, which has its documents."""
-    return Row(
+    return ManifestRow(
         num_tokens=example.num_tokens,
         has_text=has_text,
         num_answers=len(example.answers),
@@ -118,7 +119,7 @@ def evidence_depths(example: Example) -> list[float]:
     return [(starts[at] + len(passages[at].text) / 2) / num_chars for at in documents]
 
 
-def lengths_of(rows: Iterable[Row]) -> Lengths | None:
+def lengths_of(rows: Iterable[ManifestRow]) -> Lengths | None:
     """Statistics of the texts' lengths."""
     counts = [row.num_tokens for row in rows if row.num_tokens is not None]
     if not counts:
@@ -127,7 +128,7 @@ def lengths_of(rows: Iterable[Row]) -> Lengths | None:
     return Lengths(min=min(counts), mean=mean, max=max(counts), total=sum(counts))
 
 
-def depths_of(rows: Iterable[Row]) -> Depths | None:
+def depths_of(rows: Iterable[ManifestRow]) -> Depths | None:
     """The histogram of depths, and whether it is even."""
     depths = [depth for row in rows for depth in row.depths]
     if not depths:
@@ -137,7 +138,7 @@ def depths_of(rows: Iterable[Row]) -> Depths | None:
     return Depths(num=len(depths), histogram=histogram, p_value=p_value)
 
 
-def answer_counts(rows: Iterable[Row]) -> dict[str, int]:
+def answer_counts(rows: Iterable[ManifestRow]) -> dict[str, int]:
     """How many examples have so many accepted answers."""
     return {str(num): times for num, times in sorted(Counter(r.num_answers for r in rows).items())}
 
@@ -155,8 +156,8 @@ def figure_path(out: Path) -> Path:
 def write_manifest(out: Path, manifest: Manifest) -> None:
     """Put the manifest beside the dataset."""
     text = json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n"
-    with replacing(manifest_path(out)) as part:
-        part.write_text(text, encoding="utf-8")
+    with disk_errors(out):
+        write_atomically(manifest_path(out), text.encode(), mode=0o666)
 
 
 def read_manifest(out: Path) -> dict[str, Any] | None:
@@ -190,8 +191,8 @@ def draw_depths(out: Path, depths: Depths) -> Path | None:
         axes.set_xlim(0, 1)
         axes.set_xlabel("depth in the text")
         axes.set_ylabel("pieces of evidence")
-        told = "" if depths.p_value is None else f", p = {depths.p_value:.3f}"
-        axes.set_title(f"{out.name}: evidence by depth{told}", fontsize=9)
+        p_value = "" if depths.p_value is None else f", p = {depths.p_value:.3f}"
+        axes.set_title(f"{out.name}: evidence by depth{p_value}", fontsize=9)
         figure.savefig(part, format="svg", metadata={"Date": None})
     return path
 

@@ -1,87 +1,54 @@
 """Recipes: which datasets to build, in a TOML file, and the jobs they expand to.
 
-    # dev.toml
-    seed = 7
-    [[datasets]]
-    tasks = ["hotpotqa"]
-    num = 128
-    docs = [50, 100, 200]                  # a file for each length, with the same questions
-    settings = { split = "dev" }
+# dev.toml
+seed = 7
+[[datasets]]
+tasks = ["hotpotqa"]
+num = 128
+docs = [50, 100, 200]                  # a file for each length, with the same questions
+settings = { split = "dev" }
 
-    read_recipe(Path("dev.toml"), changes=["seed=8"]).jobs(Path("out"), sources=["data/hotpotqa"])
+read_recipe(Path("dev.toml"), changes=["seed=8"]).jobs(Path("out"), sources=["data/hotpotqa"])
 
-      task x length ──▶ Job(out="out/hotpotqa-50-docs.jsonl"), Job(out="out/hotpotqa-100-docs.jsonl"), ...
-
-A source is named once, for all tasks that read it: `hotpotqa-dev=PATH`, or just the path of a folder
-that holds the files under their usual names. `memagent data sources` lists the names.
+  task x length ──▶ BuildJob(out="out/hotpotqa-50-docs.jsonl"), BuildJob(out="out/hotpotqa-100-docs.jsonl"), ...
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from memagent.config import Settings, read_toml
-from memagent.data.build import Job, Storing
+from memagent.config import Settings, read_toml, with_override
+from memagent.data.build import BuildJob, Storing
+from memagent.data.choices import TaskChoice, named_sources, source_settings
 from memagent.data.formats.files import FORMATS
-from memagent.data.sources.catalogue import SOURCES, find_source
-from memagent.data.tasks.registry import TASKS
 from memagent.errors import ConfigError
 
-_ESSAYS = {"essays": "essays"}
 
-SOURCES_OF: dict[str, dict[str, str]] = {
-    "hotpotqa": {
-        "hotpotqa-train": "train",
-        "hotpotqa-dev": "dev",
-        "hotpotqa-paragraphs": "paragraphs",
-    },
-    "ruler/niah_single_2": _ESSAYS,
-    "ruler/niah_single_3": _ESSAYS,
-    "ruler/niah_multikey_1": _ESSAYS,
-    "ruler/niah_multivalue": _ESSAYS,
-    "ruler/niah_multiquery": _ESSAYS,
-    "ruler/qa_1": {"squad-dev": "questions"},
-    "ruler/qa_2": {"hotpotqa-dev": "questions", "hotpotqa-paragraphs": "paragraphs"},
-}
-"""The sources that a task reads, and the setting that names the file of each."""
-
-
-class DatasetRecipe(Settings):
-    """Datasets that differ in task and length only."""
+class DatasetRecipe(TaskChoice):
+    """Datasets that differ in task and length only; there is a file for each."""
 
     tasks: list[str] = Field(min_length=1)
-    """Names of tasks; there is a file for each."""
+    """Names of tasks."""
     num: int = Field(ge=1)
     """Examples in each file."""
-    tokens: list[int] | None = None
-    """Lengths in tokens; a file for each."""
-    docs: list[int] | None = None
-    """Lengths in documents, for tasks that have documents; a file for each."""
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Further settings of the tasks."""
     store: Storing | None = None
-    """Whether texts are written (text), or what they are made again from (origin); auto decides."""
+    """Whether texts are written (text), or only their origin (origin); auto decides by length."""
     file: str = "{task}-{length}.jsonl"
     """Name of each file; {task}, {length} and {seed} are filled in."""
 
     @model_validator(mode="after")
-    def _can_be_built(self) -> Self:
-        if self.tokens is not None and self.docs is not None:
-            raise ValueError("give lengths as tokens or as docs, not both")
-        if unknown := [task for task in self.tasks if task not in TASKS]:
-            raise ValueError(f"there is no task {unknown[0]!r}; known: {', '.join(TASKS)}")
+    def _can_be_written(self) -> Self:
         if not self.file.endswith(tuple(FORMATS)):
             raise ValueError(f"file={self.file!r}: a dataset ends in {', '.join(FORMATS)}")
         return self
 
     @property
     def lengths(self) -> list[tuple[str, dict[str, int]]]:
-        """The name of each length, and the setting that makes it."""
+        """The name of each length, and the setting for it."""
         if self.docs is not None:
             return [(f"{number}-docs", {"docs": number}) for number in self.docs]
         if self.tokens is not None:
@@ -99,19 +66,19 @@ class Recipe(Settings):
     tokenizer: str | None = None
     """Tokenizer that counts lengths, for every dataset that does not set its own."""
     store: Storing = "auto"
-    """How texts are stored, for every dataset that does not say."""
+    """How texts are stored, for every dataset that does not set it."""
     sources: dict[str, str] = Field(default_factory=dict)
-    """Path of each source, by its name; published files that are not named are fetched."""
+    """Path of each source, by its name; published files without a path are fetched."""
     datasets: list[DatasetRecipe] = Field(min_length=1)
 
-    def jobs(self, folder: Path, *, sources: Sequence[str] = ()) -> list[Job]:
-        """What there is to build, in `folder`; `sources` go before those of the recipe."""
+    def jobs(self, folder: Path, *, sources: Sequence[str] = ()) -> list[BuildJob]:
+        """The datasets to build in `folder`; `sources` take precedence over those of the recipe."""
         paths = {**self.sources, **named_sources(sources)}
         shared: dict[str, Any] = {"seed": self.seed}
         if self.tokenizer is not None:
             shared["tokenizer"] = self.tokenizer
         jobs = [
-            Job(
+            BuildJob(
                 task=task,
                 settings={**shared, **source_settings(task, paths), **dataset.settings, **length},
                 num=dataset.num,
@@ -129,60 +96,14 @@ class Recipe(Settings):
 
 
 def read_recipe(path: Path, *, changes: Sequence[str] = ()) -> Recipe:
-    """A recipe from a TOML file; `changes` such as `datasets.0.num=16` are put into it."""
+    """A recipe from a TOML file; `changes` such as `datasets.0.num=16` are applied to it."""
     values = read_toml(path, "recipe")
     for change in changes:
-        values = changed(values, change)
+        values = with_override(values, change)
     try:
         return Recipe.parse(values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-
-
-def changed(values: dict[str, Any], change: str) -> dict[str, Any]:
-    """The values with `a.b.0.c=value` put in; the value is TOML, or else plain text."""
-    name, mark, text = change.partition("=")
-    if not mark or not name.strip():
-        raise ConfigError(f"{change!r} is no change; write it as name=value")
-    steps = name.strip().split(".")
-    result: dict[str, Any] = _with(values, steps, _value(text), name)
-    return result
-
-
-def named_sources(given: Sequence[str]) -> dict[str, str]:
-    """`name=path` for one source, a bare path for all; the later goes before the earlier."""
-    paths: dict[str, str] = {}
-    for one in given:
-        name, mark, path = one.partition("=")
-        if mark and "/" not in name:
-            find_source(name)
-            paths[name] = path
-        elif Path(one).expanduser().is_dir():
-            paths.update(_held_by(Path(one)))
-        else:
-            raise ConfigError(
-                f"--source {one}: name a folder, or a file as name=path with one of "
-                f"{', '.join(SOURCES)}"
-            )
-    return paths
-
-
-def source_settings(task: str, paths: dict[str, str]) -> dict[str, str]:
-    """The settings that name the files of a task's sources."""
-    return {
-        setting: paths[name] for name, setting in SOURCES_OF.get(task, {}).items() if name in paths
-    }
-
-
-def _held_by(folder: Path) -> dict[str, str]:
-    """The sources that a folder holds, by the usual names of their files."""
-    there = {
-        name: str(folder / file)
-        for name, source in SOURCES.items()
-        for file in reversed(source.names)
-        if (folder.expanduser() / file).is_file()
-    }
-    return there or {"essays": str(folder)}
 
 
 def _file_name(dataset: DatasetRecipe, task: str, length: str, seed: int) -> str:
@@ -193,29 +114,3 @@ def _file_name(dataset: DatasetRecipe, task: str, length: str, seed: int) -> str
         raise ConfigError(
             f"file={dataset.file!r}: only {{task}}, {{length}} and {{seed}} can be filled in"
         ) from None
-
-
-def _with(values: Any, steps: list[str], value: Any, name: str) -> Any:
-    """A copy of nested dicts and lists with one value changed."""
-    if not steps:
-        return value
-    step, *rest = steps
-    if isinstance(values, list):
-        if not step.isdigit() or int(step) >= len(values):
-            raise ConfigError(f"{name}: {step} is not one of the {len(values)} there, 0 the first")
-        at = int(step)
-        return [*values[:at], _with(values[at], rest, value, name), *values[at + 1 :]]
-    if not isinstance(values, dict):
-        raise ConfigError(f"{name}: there is nothing inside that {step} could name")
-    return {**values, step: _with(values.get(step, {}), rest, value, name)}
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

@@ -21,21 +21,20 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from memagent.data.build import end_with_parent
+from memagent.data.choices import named_sources, source_settings
 from memagent.data.example import Example
 from memagent.data.formats.files import read_examples
-from memagent.data.recipes import named_sources, source_settings
 from memagent.data.tasks.registry import Task, open_task, rebuild
 from memagent.errors import ConfigError, DataError, MemagentError
 from memagent.eval.suites import Suite, TaskChoice
+from memagent.processes import worker_pool
 
 NOMINAL_TOKENS_PER_DOCUMENT = 7 * 1024 / 50
 """A length in documents counts as so many tokens each: the published series calls 50 documents 7K."""
@@ -246,15 +245,7 @@ class Maker:
             cores = os.cpu_count() or 1
             is_quick = plan.num_tokens <= QUICK_TOKENS
             processes = 0 if is_quick else max(1, min(MAX_PROCESSES, cores - 1))
-        self._pool: Executor = (
-            ProcessPoolExecutor(
-                processes,
-                mp_context=get_context("spawn"),  # the same everywhere, and safe beside threads
-                initializer=_start_worker,
-            )
-            if processes
-            else ThreadPoolExecutor(1)
-        )
+        self._pool: Executor = worker_pool(processes) if processes else ThreadPoolExecutor(1)
         typical = plan.items[0].num_tokens if plan.items else 0
         self.num_ahead = max(2, min(MAX_AHEAD, AHEAD_TOKENS // max(typical, 1)))
         """How many examples may wait for their turn."""
@@ -354,7 +345,3 @@ class _Cursor:
 @lru_cache(maxsize=16)
 def _cursor(path: str) -> _Cursor:
     return _Cursor(path)
-
-
-def _start_worker() -> None:
-    threading.Thread(target=end_with_parent, daemon=True).start()

@@ -26,9 +26,8 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from memagent.config import Settings, read_toml
+from memagent.config import Settings, read_toml, with_override
 from memagent.data.choices import ExampleChoice
-from memagent.data.recipes import changed
 from memagent.errors import ConfigError
 from memagent.rewards.verifiers import open_grader
 
@@ -116,5 +115,5 @@ def read_suite(path: Path, *, changes: Sequence[str] = ()) -> Suite:
 def parse_suite(values: dict[str, Any], *, changes: Sequence[str] = ()) -> Suite:
     """A suite from a table, checked."""
     for change in changes:
-        values = changed(values, change)
+        values = with_override(values, change)
     return Suite.parse(values)

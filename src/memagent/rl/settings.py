@@ -27,8 +27,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from memagent.config import Settings, read_toml
-from memagent.data.recipes import changed
+from memagent.config import Settings, read_toml, with_override
 from memagent.errors import ConfigError
 from memagent.names import hint
 from memagent.rl.rollouts.tasks import TaskSource
@@ -456,7 +455,7 @@ def parse_config(values: Mapping[str, Any], *, changes: Sequence[str] = ()) -> T
     """A config from a table, checked, with its preset filled in."""
     given = dict(values)
     for change in changes:
-        given = changed(given, change)
+        given = with_override(given, change)
     preset = given.get("preset")
     if preset is not None:
         given = _filled(given, _without_settings_of_others(_preset(preset), given))

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from memagent.data.build import Job, Progress, build, is_built
+from memagent.data.build import BuildJob, BuildProgress, build, is_built
 from memagent.data.example import Evidence, Example, Passage
 from memagent.data.formats.files import read_examples
 from memagent.data.manifest import (
     Depths,
     Lengths,
-    Row,
+    ManifestRow,
     depths_of,
     evidence_depths,
     lengths_of,
@@ -34,9 +34,9 @@ def files(tmp_path: Path) -> HotpotFiles:
 
 
 @pytest.fixture
-def job(files: HotpotFiles, tmp_path: Path) -> Job:
+def job(files: HotpotFiles, tmp_path: Path) -> BuildJob:
     settings: dict[str, Any] = {"docs": 12, "tokenizer": "bytes", "seed": 7, **files.settings}
-    return Job(task="hotpotqa", settings=settings, num=40, out=tmp_path / "dev.jsonl")
+    return BuildJob(task="hotpotqa", settings=settings, num=40, out=tmp_path / "dev.jsonl")
 
 
 class Stopped(Exception):
@@ -44,22 +44,22 @@ class Stopped(Exception):
 
 
 def stop_after(number: int) -> Any:
-    def watch(progress: Progress) -> None:
+    def watch(progress: BuildProgress) -> None:
         if progress.num_done == number:
             raise Stopped
 
     return watch
 
 
-def stopped(job: Job, number: int) -> tuple[Path, Path]:
+def stopped(job: BuildJob, number: int) -> tuple[Path, Path]:
     """A build that came so far; its part and its journal."""
     with pytest.raises(Stopped):
-        build(job, figure=False, watch=stop_after(number))
+        build(job, figure=False, on_progress=stop_after(number))
     names = (f"{job.out.name}.part", f"{job.out.name}.journal")
     return job.out.with_name(names[0]), job.out.with_name(names[1])
 
 
-def whole(job: Job) -> bytes:
+def whole(job: BuildJob) -> bytes:
     """What the dataset has to be, built in one go elsewhere."""
     other = replace(job, out=job.out.with_name("whole.jsonl"))
     if not other.out.exists():
@@ -70,7 +70,7 @@ def whole(job: Job) -> bytes:
 # --- the same bytes -------------------------------------------------------------------------------
 
 
-def test_one_process_and_several_write_the_same_bytes(job: Job) -> None:
+def test_one_process_and_several_write_the_same_bytes(job: BuildJob) -> None:
     build(job, processes=3, figure=False)
     assert job.out.read_bytes() == whole(job)
     assert [example.origin.index for example in read_examples(job.out) if example.origin] == [
@@ -78,11 +78,11 @@ def test_one_process_and_several_write_the_same_bytes(job: Job) -> None:
     ]
 
 
-def test_a_build_that_was_stopped_goes_on_and_ends_with_the_same_bytes(job: Job) -> None:
+def test_a_build_that_was_stopped_goes_on_and_ends_with_the_same_bytes(job: BuildJob) -> None:
     stopped(job, 11)
-    told: list[Progress] = []
-    build(job, figure=False, watch=told.append)
-    assert told[0] == Progress(num_done=11, num_total=40, num_resumed=11)
+    told: list[BuildProgress] = []
+    build(job, figure=False, on_progress=told.append)
+    assert told[0] == BuildProgress(num_done=11, num_total=40, num_resumed=11)
     assert len(told) == 30
     assert job.out.read_bytes() == whole(job)
     assert sorted(path.name for path in job.out.parent.iterdir() if path.is_file()) == [
@@ -93,7 +93,7 @@ def test_a_build_that_was_stopped_goes_on_and_ends_with_the_same_bytes(job: Job)
     ]
 
 
-def test_a_torn_line_is_made_again(job: Job) -> None:
+def test_a_torn_line_is_made_again(job: BuildJob) -> None:
     part, _ = stopped(job, 5)
     with part.open("ab") as file:
         file.write(b'{"id": "half a li')
@@ -101,27 +101,27 @@ def test_a_torn_line_is_made_again(job: Job) -> None:
     assert job.out.read_bytes() == whole(job)
 
 
-def test_a_torn_note_of_the_journal_is_made_again(job: Job) -> None:
+def test_a_torn_note_of_the_journal_is_made_again(job: BuildJob) -> None:
     _, journal = stopped(job, 5)
     journal.write_bytes(journal.read_bytes()[:-20])
-    told: list[Progress] = []
-    build(job, figure=False, watch=told.append)
+    told: list[BuildProgress] = []
+    build(job, figure=False, on_progress=told.append)
     assert told[0].num_resumed == 4
     assert job.out.read_bytes() == whole(job)
 
 
-def test_lines_that_did_not_reach_the_disk_are_made_again(job: Job) -> None:
+def test_lines_that_did_not_reach_the_disk_are_made_again(job: BuildJob) -> None:
     part, _ = stopped(job, 6)
     data = part.read_bytes()
     middle = len(data) // 2
     part.write_bytes(data[:middle] + b"\0" * (len(data) - middle))
-    told: list[Progress] = []
-    build(job, figure=False, watch=told.append)
+    told: list[BuildProgress] = []
+    build(job, figure=False, on_progress=told.append)
     assert 0 < told[0].num_resumed < 6
     assert job.out.read_bytes() == whole(job)
 
 
-def test_other_formats_hold_the_same_examples(job: Job) -> None:
+def test_other_formats_hold_the_same_examples(job: BuildJob) -> None:
     lines = whole(job)
     packed = replace(job, out=job.out.with_name("dev.jsonl.gz"))
     columns = replace(job, out=job.out.with_name("dev.parquet"))
@@ -139,7 +139,7 @@ def test_other_formats_hold_the_same_examples(job: Job) -> None:
 # --- how texts are stored -------------------------------------------------------------------------
 
 
-def test_only_the_origin_is_kept_where_that_is_asked_for(job: Job) -> None:
+def test_only_the_origin_is_kept_where_that_is_asked_for(job: BuildJob) -> None:
     manifest = build(replace(job, store="origin"), figure=False)
     assert manifest.num_with_text == 0
     bare = list(read_examples(job.out))
@@ -161,32 +161,34 @@ def test_auto_keeps_texts_up_to_64k_tokens(files: HotpotFiles, tmp_path: Path) -
         )
         settings = {"tokens": tokens, "tokenizer": "bytes", **files.settings}
         settings["paragraphs"] = str(paragraphs)
-        job = Job(task="hotpotqa", settings=settings, num=2, out=tmp_path / f"{name}.jsonl")
+        job = BuildJob(task="hotpotqa", settings=settings, num=2, out=tmp_path / f"{name}.jsonl")
         assert build(job, figure=False).num_with_text == kept
 
 
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_a_dataset_that_is_there_is_not_replaced_unless_forced(job: Job) -> None:
+def test_a_dataset_that_is_there_is_not_replaced_unless_forced(job: BuildJob) -> None:
     job.out.write_text("precious")
-    with pytest.raises(DataError, match=r"dev.jsonl is there already; .*--force"):
+    with pytest.raises(DataError, match=r"dev.jsonl exists; .*`force`"):
         build(job)
     assert job.out.read_text() == "precious"
     build(job, force=True, figure=False)
     assert job.out.read_bytes() == whole(job)
 
 
-def test_what_is_left_of_another_build_is_not_mixed_in(job: Job) -> None:
+def test_what_is_left_of_another_build_is_not_mixed_in(job: BuildJob) -> None:
     stopped(job, 5)
     other = replace(job, settings={**job.settings, "seed": 8})
-    with pytest.raises(DataError, match=r"of another build \(seed is 7 there and 8 here\); finish"):
+    with pytest.raises(
+        DataError, match=r"belongs to another build \(seed is 7 there and 8 here\); finish"
+    ):
         build(other)
     build(other, force=True, figure=False)
     assert {example.seed for example in read_examples(job.out)} == {8}
 
 
-def test_a_build_that_is_under_way_is_left_alone(job: Job) -> None:
+def test_a_build_that_is_under_way_is_left_alone(job: BuildJob) -> None:
     with FileLock(job.out.with_name(f".{job.out.name}.lock")):  # noqa: SIM117
         with pytest.raises(DataError, match="is being built by another process"):
             build(job)
@@ -195,20 +197,20 @@ def test_a_build_that_is_under_way_is_left_alone(job: Job) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num": 61}, r"hotpotqa has 60 different examples here, fewer than num=61; lower num"),
+        ({"num": 61}, r"hotpotqa has 60 different examples here, fewer than num=61; lower `num`"),
         ({"num": 0}, r"num=0: a dataset has at least one example"),
         ({"out": Path("x.json")}, r"x.json: a dataset ends in .jsonl, .jsonl.gz, .parquet"),
         ({"task": "hotpot"}, r"there is no task 'hotpot'; did you mean hotpotqa\?"),
         ({"settings": {"docs": 9, "tokens": 9000}}, r"docs=200 or as tokens=28000"),
     ],
 )
-def test_a_wrong_job_is_refused(job: Job, changes: dict[str, Any], message: str) -> None:
+def test_a_wrong_job_is_refused(job: BuildJob, changes: dict[str, Any], message: str) -> None:
     with pytest.raises((DataError, ConfigError), match=message):
         build(replace(job, **changes))
     assert not list(job.out.parent.glob("*.part"))
 
 
-def test_an_error_in_another_process_is_told_here(job: Job, files: HotpotFiles) -> None:
+def test_an_error_in_another_process_is_told_here(job: BuildJob, files: HotpotFiles) -> None:
     long = item("long")
     long["context"][0][1] = ["word " * 2000]
     sources = write_hotpot(job.out.parent / "mixed", dev=[item("a"), item("b"), long, item("c")])
@@ -221,7 +223,7 @@ def test_an_error_in_another_process_is_told_here(job: Job, files: HotpotFiles) 
 # --- the manifest ---------------------------------------------------------------------------------
 
 
-def test_the_manifest_says_what_the_dataset_is(job: Job) -> None:
+def test_the_manifest_says_what_the_dataset_is(job: BuildJob) -> None:
     build(job, figure=False)
     manifest = json.loads(job.out.with_name("dev.jsonl.manifest.json").read_text())
     examples = list(read_examples(job.out))
@@ -244,7 +246,7 @@ def test_the_manifest_says_what_the_dataset_is(job: Job) -> None:
     assert manifest["about"]["pool"] == 300
 
 
-def test_the_same_build_gives_the_same_manifest_and_figure(job: Job) -> None:
+def test_the_same_build_gives_the_same_manifest_and_figure(job: BuildJob) -> None:
     pytest.importorskip("matplotlib")
     written = []
     for name in ("a", "b"):
@@ -256,7 +258,7 @@ def test_the_same_build_gives_the_same_manifest_and_figure(job: Job) -> None:
     assert b"depth in the text" in written[0][1]
 
 
-def test_a_dataset_is_known_again_by_its_manifest(job: Job) -> None:
+def test_a_dataset_is_known_again_by_its_manifest(job: BuildJob) -> None:
     assert not is_built(job)
     build(job, figure=False)
     assert is_built(job)
@@ -284,7 +286,7 @@ def test_depth_is_the_middle_of_a_paragraph_with_evidence() -> None:
 
 def test_lengths_and_depths_are_counted() -> None:
     rows = [
-        Row(num_tokens=tokens, has_text=True, num_answers=1, depths=(0.05, 0.95))
+        ManifestRow(num_tokens=tokens, has_text=True, num_answers=1, depths=(0.05, 0.95))
         for tokens in (10, 20, 60)
     ]
     assert lengths_of(rows) == Lengths(min=10, mean=30.0, max=60, total=90)

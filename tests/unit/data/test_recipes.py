@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from memagent.data.recipes import SOURCES_OF, changed, named_sources, read_recipe, source_settings
+from memagent.config import with_override
+from memagent.data.choices import SOURCES_OF, named_sources, source_settings
+from memagent.data.recipes import read_recipe
 from memagent.data.sources.catalogue import SOURCES
 from memagent.data.tasks.registry import TASKS, open_task
 from memagent.errors import ConfigError, DataError, MemagentError
@@ -141,16 +143,16 @@ def test_changes_are_put_into_a_recipe(tmp_path: Path) -> None:
 
 def test_a_change_leaves_what_it_was_made_from() -> None:
     values: dict[str, Any] = {"a": [{"b": 1}, {"b": 2}]}
-    assert changed(values, "a.1.b=true") == {"a": [{"b": 1}, {"b": True}]}
-    assert changed(values, "a.1.c=two words") == {"a": [{"b": 1}, {"b": 2, "c": "two words"}]}
+    assert with_override(values, "a.1.b=true") == {"a": [{"b": 1}, {"b": True}]}
+    assert with_override(values, "a.1.c=two words") == {"a": [{"b": 1}, {"b": 2, "c": "two words"}]}
     assert values == {"a": [{"b": 1}, {"b": 2}]}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("seed", r"'seed' is no change; write it as name=value"),
-        ("datasets.2.num=1", r"datasets.2.num: 2 is not one of the 2 there, 0 the first"),
+        ("seed", r"'seed' changes no setting; write it as name=value"),
+        ("datasets.2.num=1", r"datasets.2.num: there is no entry 2 among 2, counted from 0"),
         ("seed.x=1", r"seed.x: there is nothing inside that x could name"),
         ("sede=1", r"unknown setting sede; did you mean seed\?"),
         ("datasets.0.num=none", r"datasets.0.num: input should be a valid integer"),
@@ -208,7 +210,7 @@ def test_a_folder_of_texts_is_essays(tmp_path: Path) -> None:
         ("hotpot-dev=x", r"there is no source 'hotpot-dev'; did you mean hotpotqa-dev\?"),
         (
             "nowhere",
-            r"--source nowhere: name a folder, or a file as name=path with one of hotpotqa",
+            r"`source=nowhere`: name a folder, or a file as name=path with one of hotpotqa",
         ),
     ],
 )

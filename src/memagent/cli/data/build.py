@@ -13,9 +13,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from memagent.cli.shared.progress import duration
-from memagent.data.build import Job, Progress, Storing, build, is_built, refuse_to_overwrite
+from memagent.config import with_override
+from memagent.data.build import (
+    BuildJob,
+    BuildProgress,
+    Storing,
+    build,
+    is_built,
+    refuse_to_overwrite,
+)
+from memagent.data.choices import named_sources, source_settings
 from memagent.data.manifest import Manifest, figure_path
-from memagent.data.recipes import changed, named_sources, read_recipe, source_settings
+from memagent.data.recipes import read_recipe
 from memagent.data.tasks.registry import TASKS
 from memagent.errors import ConfigError
 
@@ -80,17 +89,17 @@ def command(**options: Any) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for job in jobs:
         if is_recipe and not options["force"] and is_built(job):
-            console.print(f"{job.out} is there already", markup=False)
+            console.print(f"{job.out} exists and is complete", markup=False)
             continue
         if not options["force"]:
             refuse_to_overwrite(job.out)
-        with BuildProgress(job, console=console, is_quiet=options["quiet"]) as progress:
+        with BuildBar(job, console=console, is_quiet=options["quiet"]) as progress:
             manifest = build(
                 job,
                 processes=options["processes"] or os.cpu_count() or 1,
                 force=options["force"],
                 figure=options["figure"],
-                watch=progress,
+                on_progress=progress,
             )
         click.echo(job.out)
         if not options["quiet"]:
@@ -102,7 +111,7 @@ def command(**options: Any) -> None:
                 )
 
 
-def _recipe_jobs(options: dict[str, Any]) -> list[Job]:
+def _recipe_jobs(options: dict[str, Any]) -> list[BuildJob]:
     given = [name for name in ("tokens", "docs", "split") if options[name] is not None]
     if given:
         raise ConfigError(f"--{given[0]} is for a single task; change a recipe with --set")
@@ -116,12 +125,14 @@ def _recipe_jobs(options: dict[str, Any]) -> list[Job]:
     if options["num"] is None:
         return jobs
     return [
-        Job(task=job.task, settings=job.settings, num=options["num"], out=job.out, store=job.store)
+        BuildJob(
+            task=job.task, settings=job.settings, num=options["num"], out=job.out, store=job.store
+        )
         for job in jobs
     ]
 
 
-def _task_job(options: dict[str, Any]) -> Job:
+def _task_job(options: dict[str, Any]) -> BuildJob:
     task = options["what"]
     if task not in TASKS and Path(task).exists():
         raise ConfigError(f"{task} is no task; a recipe is a file that ends in .toml")
@@ -131,8 +142,8 @@ def _task_job(options: dict[str, Any]) -> Job:
     settings: dict[str, Any] = source_settings(task, named_sources(options["sources"]))
     settings |= {name: options[name] for name in TASK_OPTIONS if options[name] is not None}
     for change in options["changes"]:
-        settings = changed(settings, change)
-    return Job(
+        settings = with_override(settings, change)
+    return BuildJob(
         task=task,
         settings=settings,
         num=options["num"],
@@ -159,10 +170,10 @@ def _summary(manifest: Manifest) -> str:
     return "  " + ", ".join(parts)
 
 
-class BuildProgress:
+class BuildBar:
     """A bar with the time left on a terminal, now and then a line elsewhere."""
 
-    def __init__(self, job: Job, *, console: Console, is_quiet: bool) -> None:
+    def __init__(self, job: BuildJob, *, console: Console, is_quiet: bool) -> None:
         self._name = job.out.name
         self._console = console
         self._is_quiet = is_quiet
@@ -185,7 +196,7 @@ class BuildProgress:
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: BuildProgress) -> None:
         num_new = progress.num_done - progress.num_resumed
         if num_new == 0 and progress.num_resumed and not self._is_quiet:
             self._print(f"{self._name}: going on after {progress.num_resumed} examples")

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import click
 
-from memagent.data.sources.catalogue import (
-    SOURCES,
-    Source,
-    cached_path,
-    find_source,
-    open_source,
-    sha256_of,
-)
+from memagent.data.sources.cache import cached_path, open_source, sha256_of
+from memagent.data.sources.catalogue import SOURCES, Source, find_source
 from memagent.errors import ConfigError
 
 HEADINGS = ("NAME", "SIZE", "LICENCE", "WHERE")

@@ -19,7 +19,7 @@ from memagent.cli.models import pull_if_known
 from memagent.cli.shared.interrupt import stop_like_ctrl_c
 from memagent.cli.shared.options import PanelCommand, panel_option
 from memagent.cli.shared.run_options import all_options, run_options
-from memagent.data.recipes import named_sources
+from memagent.data.choices import named_sources
 from memagent.engines.base import check_engine
 from memagent.errors import ConfigError, EngineError, MemagentError, RunError
 from memagent.rl.settings import TrainConfig, parse_config, read_config

@@ -13,9 +13,9 @@ written under another name and renamed when it is complete.
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
@@ -28,6 +28,7 @@ from memagent.data.example import Evidence, Example, Origin, Passage
 from memagent.data.formats.json_stream import numbered_lines, opened, parse_json, place
 from memagent.data.formats.parquet import RowWriter, arrow, columns_of, read_rows
 from memagent.errors import DataError
+from memagent.files import reason_of, replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,6 +38,8 @@ _FIELDS = {
     for record in (Example, Passage, Evidence, Origin)
 }
 _example = TypeAdapter(Example)
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def read_examples(path: str | Path) -> Iterator[Example]:
@@ -65,8 +68,8 @@ class ExampleWriter:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            part = stack.enter_context(replacing(self.path))
-            with writing(self.path):
+            part = stack.enter_context(replacing_dataset(self.path))
+            with disk_errors(self.path):
                 self._write = stack.enter_context(self._open(part))
             self._stack = stack.pop_all()
         return self
@@ -74,7 +77,7 @@ class ExampleWriter:
     def write(self, example: Example) -> None:
         """Add an example."""
         assert self._write is not None, "use the writer in a `with` block"
-        with writing(self.path):
+        with disk_errors(self.path):
             self._write(example)
         self.num_written += 1
 
@@ -129,26 +132,26 @@ def dump_json(value: Any) -> str:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, renamed to `path` if all goes well, else removed."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+def replacing_dataset(path: Path) -> Iterator[Path]:
+    """A path to write to, as of `memagent.files.replacing`, in a folder that is created if needed."""
+    with ExitStack() as stack:
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = stack.enter_context(replacing(path))
         yield part
-        with writing(path):
-            part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+        with disk_errors(path):
+            stack.close()
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """What the disk refuses, as one line."""
+def disk_errors(path: Path) -> Iterator[None]:
+    """What the disk refuses, as a DataError of one line."""
     try:
         yield
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from None
+        is_full = error.errno in DISK_FULL
+        hint = "; free some space and run it again" if is_full else ""
+        raise DataError(f"cannot write {path}: {reason_of(error)}{hint}") from None
 
 
 @contextmanager

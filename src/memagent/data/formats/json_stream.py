@@ -17,7 +17,9 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any, NoReturn, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
 
 from memagent.errors import DataError
 
@@ -99,6 +101,19 @@ def parse_json(text: str | bytes, where: str) -> Any:
         raise DataError(f"{where}: nested too deeply") from None
     except ValueError as error:
         raise DataError(f"{where}: not JSON ({error})") from None
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def checked_record(schema: type[M], record: Any, path: Path, number: int) -> M:
+    """A record that satisfies a schema; an error names the field."""
+    try:
+        return schema.model_validate(record)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(str(part) for part in problem["loc"]) or "the record"
+        raise DataError(f"{place(path, number)}: {name}: {problem['msg'].lower()}") from None
 
 
 def _has_lines(path: Path) -> bool:

@@ -19,15 +19,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from memagent.data.example import Example, Passage, join
-from memagent.data.formats.files import dump_json, replacing, text_file, writing
-from memagent.data.formats.json_stream import place, read_records
+from memagent.data.formats.files import disk_errors, dump_json, replacing_dataset, text_file
+from memagent.data.formats.json_stream import checked_record, place, read_records
 from memagent.data.formats.parquet import RowWriter, arrow, columns_of, read_rows
-from memagent.data.sources.catalogue import hotpot_items
+from memagent.data.sources.readers import hotpot_items
 from memagent.data.tasks.registry import TASKS, rebuild
 from memagent.errors import DataError
 
@@ -88,7 +88,7 @@ def write_original(path: str | Path, kind: Kind, examples: Iterable[Example]) ->
         for index, example in enumerate(examples)
     )
     write = _write_rows if kind == "original-train" else _write_array
-    with replacing(path) as part:
+    with replacing_dataset(path) as part:
         return write(path, part, records)
 
 
@@ -116,7 +116,7 @@ class _TrainRow(_Record):
 
 
 def _from_train(row: Any, path: Path, number: int, task: str | None) -> Example:
-    checked = _checked(_TrainRow, row, path, number)
+    checked = checked_record(_TrainRow, row, path, number)
     question = checked.prompt[-1].content
     truth = checked.reward_model.ground_truth
     kept = {name: value for name, value in row.items() if name not in ("context", "prompt")}
@@ -161,10 +161,10 @@ def _write_rows(path: Path, part: Path, rows: Iterator[dict[str, Any]]) -> int:
     sample = list(islice(rows, SAMPLE_ROWS))
     num_written = 0
     with ExitStack() as stack:
-        with writing(path):
+        with disk_errors(path):
             writer = stack.enter_context(RowWriter(part, _schema(path, sample)))
         for row in chain(sample, rows):
-            with writing(path):
+            with disk_errors(path):
                 writer.write(row, num_chars=len(row["context"]))
             num_written += 1
     return num_written
@@ -221,7 +221,7 @@ def _read_eval(path: Path, pool: _Pool, task: str | None) -> Iterator[Example]:
 
 
 def _from_eval(record: Any, path: Path, number: int, pool: _Pool, task: str | None) -> Example:
-    checked = _checked(_EvalRecord, record, path, number)
+    checked = checked_record(_EvalRecord, record, path, number)
     where = place(path, number)
     if (checked.answers is None) == (checked.outputs is None):
         raise DataError(f"{where}: it needs answers (HotpotQA) or outputs (RULER), one of them")
@@ -271,10 +271,10 @@ def _to_eval(index: int, example: Example) -> dict[str, Any]:
 def _write_array(path: Path, part: Path, records: Iterator[dict[str, Any]]) -> int:
     num_written = 0
     with ExitStack() as stack:
-        with writing(path):
+        with disk_errors(path):
             write = stack.enter_context(text_file(part, is_packed=path.suffix == ".gz"))
         for record in records:
-            with writing(path):
+            with disk_errors(path):
                 write(("[\n" if num_written == 0 else ",\n") + dump_json(record))
             num_written += 1
         write("[]\n" if num_written == 0 else "\n]\n")
@@ -347,17 +347,6 @@ def _pooled(record: Any, where: str) -> Passage:
 
 
 # --- what they share ------------------------------------------------------------------------------
-
-R = TypeVar("R", bound=_Record)
-
-
-def _checked(schema: type[R], record: Any, path: Path, number: int) -> R:
-    try:
-        return schema.model_validate(record)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        name = ".".join(str(part) for part in problem["loc"]) or "the record"
-        raise DataError(f"{place(path, number)}: {name}: {problem['msg'].lower()}") from None
 
 
 def _ruler_task(path: Path) -> str:

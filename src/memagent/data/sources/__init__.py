@@ -1,4 +1,4 @@
-"""The published files that datasets are made from: their names, how they are fetched, how they are read.
+"""Published files that datasets are built from: the catalogue, the cache they are fetched to, their readers.
 
-Not here: what is made from them (`data/tasks`).
+Not here: what is built from them (`data/tasks`).
 """

@@ -1,7 +1,7 @@
-"""Fetch a file over HTTP: goes on where it stopped, tries again, and is there whole or not at all.
+"""Fetch a file over HTTP: resumed where it stopped, retried, and complete or not there.
 
-file.json.part    what has arrived; a later call asks the server only for the rest
-file.json         all of it, checked; made by renaming
+file.json.part    what has arrived; a later call requests only the rest
+file.json         all of it, verified; the part renamed
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from memagent.errors import DataError
 BLOCK_BYTES = 1 << 16
 TIMEOUT_SECONDS = 30.0
 MAX_FRUITLESS = 5
-"""Attempts in a row that bring nothing before we give up."""
+"""Attempts in a row without a new byte before the download fails."""
 FIRST_DELAY_SECONDS = 0.5
 SPARE_BYTES = 50_000_000
-"""Room to leave on the disk."""
-WORTH_RETRYING = (408, 425, 429, 500, 502, 503, 504)
+"""Space to leave free on the disk."""
+RETRIED_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """How much of a file is here."""
+    """How much of a file has arrived."""
 
     num_bytes: int
     total_bytes: int | None
-    """Size of the whole; None while the server has not said it."""
+    """Size of the file; None while the server has not reported it."""
 
 
-Watcher = Callable[[Fetched], None]
+OnFetched = Callable[[Fetched], None]
 
 
 def download(
@@ -50,21 +50,21 @@ def download(
     *,
     num_bytes: int | None = None,
     sha256: str | None = None,
-    watch: Watcher | None = None,
+    on_progress: OnFetched | None = None,
     first_delay_seconds: float = FIRST_DELAY_SECONDS,
 ) -> None:
     """Fetch `url` to `target`; size and checksum are compared where they are known."""
     part = target.with_name(f"{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _check_room(target.parent, (num_bytes or 0) - _size(part))
-        _fetch_all(url, part, num_bytes, watch, first_delay_seconds)
+        _check_space(target.parent, (num_bytes or 0) - _size(part))
+        _fetch_all(url, part, num_bytes, on_progress, first_delay_seconds)
         _check(url, part, num_bytes, sha256)
         part.replace(target)
     except OSError as error:
         if error.errno in DISK_FULL:
             raise DataError(
-                f"the disk of {target.parent} is full; free some room, or set XDG_CACHE_HOME to "
+                f"the disk of {target.parent} is full; free some space, or set XDG_CACHE_HOME to "
                 "another disk (what has arrived is kept)"
             ) from None
         raise DataError(
@@ -73,20 +73,20 @@ def download(
         ) from None
 
 
-class _TryAgain(Exception):
-    """The connection, not the request, is at fault."""
+class _Retry(Exception):
+    """The connection failed, not the request."""
 
 
 def _fetch_all(
-    url: str, part: Path, num_bytes: int | None, watch: Watcher | None, first_delay: float
+    url: str, part: Path, num_bytes: int | None, on_progress: OnFetched | None, first_delay: float
 ) -> None:
     fruitless, delay = 0, first_delay
     while True:
         before = _size(part)
         try:
-            _fetch_rest(url, part, num_bytes, watch)
+            _fetch_rest(url, part, num_bytes, on_progress)
             return
-        except _TryAgain as error:
+        except _Retry as error:
             fruitless = fruitless + 1 if _size(part) <= before else 0
             if fruitless >= MAX_FRUITLESS:
                 raise _unreachable(url, str(error)) from None
@@ -97,8 +97,8 @@ def _fetch_all(
             delay = first_delay
 
 
-def _fetch_rest(url: str, part: Path, num_bytes: int | None, watch: Watcher | None) -> None:
-    """One request for what is missing. Returns when everything is here."""
+def _fetch_rest(url: str, part: Path, num_bytes: int | None, on_progress: OnFetched | None) -> None:
+    """One request for what is missing. Returns when everything has arrived."""
     have = _size(part)
     headers = {"User-Agent": f"memagent/{__version__}"}
     if have:
@@ -111,27 +111,27 @@ def _fetch_rest(url: str, part: Path, num_bytes: int | None, watch: Watcher | No
         error.close()
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and have:
             if have == _total(error.headers.get("Content-Range"), None):
-                return  # it was whole already, only not renamed
-            part.unlink()  # longer than the file is now: it is another file
-            raise _TryAgain("the file there has changed") from None
-        if error.code in WORTH_RETRYING:
-            raise _TryAgain(f"HTTP {error.code}") from None
+                return  # it was complete, only not renamed
+            part.unlink()  # longer than the file is now: the file has changed
+            raise _Retry("the file there has changed") from None
+        if error.code in RETRIED_STATUSES:
+            raise _Retry(f"HTTP {error.code}") from None
         raise _unreachable(url, f"HTTP {error.code} {error.reason}") from None
     except urllib.error.URLError as error:
-        raise _TryAgain(_reason(error.reason)) from None
+        raise _Retry(_reason(error.reason)) from None
     except (OSError, http.client.HTTPException) as error:
-        raise _TryAgain(_reason(error)) from None
+        raise _Retry(_reason(error)) from None
     with reply:
         is_rest = reply.status == http.client.PARTIAL_CONTENT
         ranges = reply.headers.get("Content-Range") if is_rest else None
         if is_rest and not str(ranges).startswith(f"bytes {have}-"):
-            raise _unreachable(url, f"it sent {ranges!r} instead of what was asked for")
+            raise _unreachable(url, f"it sent {ranges!r} instead of the requested bytes")
         length = reply.headers.get("Content-Length")
         total = _total(ranges, int(length) if length and not is_rest else None) or num_bytes
-        with part.open("ab" if is_rest else "wb") as file:  # "wb": the server sends all of it
-            arrived = _copy(reply, file.write, have if is_rest else 0, total, watch)
+        with part.open("ab" if is_rest else "wb") as file:  # "wb": the server ignored the range
+            arrived = _copy(reply, file.write, have if is_rest else 0, total, on_progress)
     if total is not None and arrived < total:
-        raise _TryAgain(f"the connection was cut at {arrived:,} of {total:,} bytes")
+        raise _Retry(f"the connection was cut at {arrived:,} of {total:,} bytes")
 
 
 def _copy(
@@ -139,20 +139,20 @@ def _copy(
     write: Callable[[bytes], int],
     arrived: int,
     total: int | None,
-    watch: Watcher | None,
+    on_progress: OnFetched | None,
 ) -> int:
-    """Write all that comes; how much of the file is here then."""
+    """Write all that arrives; the size of the file then."""
     while True:
         try:
             data = reply.read(BLOCK_BYTES)
         except (OSError, http.client.HTTPException) as error:
-            raise _TryAgain(_reason(error)) from None
+            raise _Retry(_reason(error)) from None
         if not data:
             return arrived
         write(data)
         arrived += len(data)
-        if watch:
-            watch(Fetched(num_bytes=arrived, total_bytes=total))
+        if on_progress:
+            on_progress(Fetched(num_bytes=arrived, total_bytes=total))
 
 
 def _check(url: str, part: Path, num_bytes: int | None, sha256: str | None) -> None:
@@ -173,12 +173,12 @@ def _check(url: str, part: Path, num_bytes: int | None, sha256: str | None) -> N
 
 def _unreachable(url: str, reason: str) -> DataError:
     return DataError(
-        f"cannot fetch {url} ({reason}); try again to go on, or fetch it elsewhere and name its path"
+        f"cannot fetch {url} ({reason}); run it again to resume, or fetch it elsewhere and name its path"
     )
 
 
 def _total(content_range: str | None, otherwise: int | None) -> int | None:
-    """The whole size that a header such as `bytes 100-199/1234` or `bytes */1234` tells."""
+    """The size in a header such as `bytes 100-199/1234` or `bytes */1234`."""
     total = (content_range or "").rpartition("/")[2]
     return int(total) if total.isdigit() else otherwise
 
@@ -192,14 +192,14 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _check_room(folder: Path, num_bytes: int) -> None:
+def _check_space(folder: Path, num_bytes: int) -> None:
     if num_bytes > 0 and num_bytes + SPARE_BYTES > shutil.disk_usage(folder).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _reason(error: object) -> str:
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return "timed out"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split())[:120] or type(error).__name__

@@ -29,10 +29,9 @@ from typing import Any, ClassVar, Protocol
 from pydantic import Field
 
 from memagent.config import Settings
-from memagent.data.choices import ExampleChoice
+from memagent.data.choices import ExampleChoice, source_settings
 from memagent.data.example import Example
 from memagent.data.formats.files import from_json, read_examples, to_json
-from memagent.data.recipes import source_settings
 from memagent.data.tasks import arithmetic
 from memagent.data.tasks.registry import TASKS, open_task, rebuild, rng
 from memagent.errors import ConfigError, DataError

@@ -20,8 +20,8 @@ from typing import Any
 from memagent.agent.prompts import open_prompts
 from memagent.config import AgentConfig
 from memagent.data.example import Example
-from memagent.data.formats.files import dump_json, read_examples, replacing
-from memagent.data.sources.catalogue import sha256_of
+from memagent.data.formats.files import dump_json, read_examples, replacing_dataset
+from memagent.data.sources.cache import sha256_of
 from memagent.documents.tokenizers import Tokenizer
 from memagent.errors import DataError
 from memagent.rl.warmstart.traces import TraceRefused, conversations
@@ -173,5 +173,5 @@ def _counts(written: TracesWritten) -> dict[str, int]:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    with replacing(path) as temporary:
+    with replacing_dataset(path) as temporary:
         temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

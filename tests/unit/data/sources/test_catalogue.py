@@ -14,17 +14,15 @@ from typing import Any
 import pytest
 
 from memagent.data.sources import catalogue as sources
-from memagent.data.sources.catalogue import (
+from memagent.data.sources.cache import cached_path, open_source, sha256_of
+from memagent.data.sources.catalogue import Source
+from memagent.data.sources.readers import (
     HotpotItem,
     Paragraph,
-    Source,
     SquadItem,
     SupportingFact,
-    cached_path,
     hotpot_items,
     hotpot_paragraphs,
-    open_source,
-    sha256_of,
     squad_items,
     texts_in,
 )

@@ -38,9 +38,9 @@ def fetch(server: FileServer, target: Path, sha256: str | None = SHA256) -> None
     download(server.url, target, num_bytes=len(DATA), sha256=sha256, first_delay_seconds=0.001)
 
 
-def test_a_file_arrives_whole_and_is_watched(server: FileServer, target: Path) -> None:
+def test_a_file_arrives_whole_and_reports_its_progress(server: FileServer, target: Path) -> None:
     seen: list[Fetched] = []
-    download(server.url, target, num_bytes=len(DATA), sha256=SHA256, watch=seen.append)
+    download(server.url, target, num_bytes=len(DATA), sha256=SHA256, on_progress=seen.append)
     assert target.read_bytes() == DATA
     assert [path.name for path in target.parent.iterdir()] == ["file.json"]
     assert seen[-1] == Fetched(num_bytes=300_000, total_bytes=300_000)
@@ -90,9 +90,11 @@ def test_errors_of_the_moment_are_tried_again(server: FileServer, target: Path) 
     assert len(server.asked) == 4
 
 
-def test_a_server_that_keeps_failing_is_given_up(server: FileServer, target: Path) -> None:
+def test_a_server_that_keeps_failing_ends_the_download(server: FileServer, target: Path) -> None:
     server.statuses = [503] * 100
-    with pytest.raises(DataError, match=r"cannot fetch http.*file\.json \(HTTP 503\); try again"):
+    with pytest.raises(
+        DataError, match=r"cannot fetch http.*file\.json \(HTTP 503\); run it again"
+    ):
         fetch(server, target)
     assert len(server.asked) == MAX_FRUITLESS
 

@@ -18,8 +18,6 @@ import hashlib
 import html
 import json
 import mmap
-import os
-import secrets
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,14 +31,10 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 
 from memagent.data.example import Passage
-from memagent.data.sources.catalogue import (
-    HotpotItem,
-    Paragraph,
-    hotpot_items,
-    hotpot_paragraphs,
-    sha256_of,
-)
+from memagent.data.sources.cache import sha256_of
+from memagent.data.sources.readers import HotpotItem, Paragraph, hotpot_items, hotpot_paragraphs
 from memagent.errors import DataError
+from memagent.files import write_atomically
 
 FORMAT = 1
 """Raised whenever the files, or what is left out of them, change."""
@@ -52,7 +46,6 @@ YES_NO = ("yes", "no")
 
 Split = Literal["train", "dev"]
 Overlap = Literal["refuse", "drop"]
-Count = Callable[[str], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +58,7 @@ class Gold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class StoredQuestion:
     """A question, with its paragraphs by number."""
 
     id: str
@@ -83,7 +76,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
+class HotpotFiles:
     """The files a store is made from."""
 
     split: Split
@@ -126,11 +119,11 @@ class Store:
     def num_paragraphs(self) -> int:
         return len(self._paragraphs)
 
-    def item(self, number: int) -> Item:
+    def item(self, number: int) -> StoredQuestion:
         """A question."""
         record = json.loads(self._items[number])
         gold = (Gold(paragraph=at, spans=tuple(map(tuple, spans))) for at, spans in record["gold"])
-        return Item(
+        return StoredQuestion(
             **{
                 **record,
                 "gold": tuple(gold),
@@ -150,7 +143,7 @@ class Store:
                 self._num_cached_chars += len(text)
         return passage
 
-    def counts(self, tokenizer: str, count: Count) -> Sequence[int]:
+    def counts(self, tokenizer: str, count: Callable[[str], int]) -> Sequence[int]:
         """What `count` gives for each paragraph; counted once and kept on disk."""
         tried = range(0, self.num_paragraphs, max(self.num_paragraphs // NUM_TRIED, 1))
         sample = [count(_written(self.passage(number))) for number in tried]
@@ -159,11 +152,11 @@ class Store:
         if not path.exists():
             numbers = range(self.num_paragraphs)
             counts = array("I", (count(_written(self.passage(number))) for number in numbers))
-            _write(path, counts.tobytes())
+            write_atomically(path, counts.tobytes())
         return _numbers("I", path)
 
 
-def open_store(files: Files) -> Store:
+def open_store(files: HotpotFiles) -> Store:
     """The store of these files, made the first time."""
     fingerprints = files.fingerprints()
     key = json.dumps([FORMAT, files.split, files.overlap, fingerprints])
@@ -245,7 +238,7 @@ class _Paragraphs:
                 yield number
 
 
-def _make(files: Files, folder: Path) -> None:
+def _make(files: HotpotFiles, folder: Path) -> None:
     held_out = _HeldOut()
     for item in hotpot_items(files.dev) if files.dev else ():
         held_out.add(item)
@@ -260,7 +253,8 @@ def _make(files: Files, folder: Path) -> None:
         if lines.num_written == 0:
             raise DataError(f"{files.items} holds no question that can be used: {_told(left_out)}")
     about = {"num_pool": num_pool, "left_out": dict(sorted(left_out.items()))}
-    _write(folder / "about.json", json.dumps(about).encode())  # the last: its presence means done
+    # the last: its presence means that the store is complete
+    write_atomically(folder / "about.json", json.dumps(about).encode())
 
 
 def _reasons_against(
@@ -275,7 +269,7 @@ def _reasons_against(
         yield "paragraphs that are there twice"
 
 
-def _usable(files: Files, held_out: _HeldOut, left_out: Counter[str]) -> Iterator[HotpotItem]:
+def _usable(files: HotpotFiles, held_out: _HeldOut, left_out: Counter[str]) -> Iterator[HotpotItem]:
     """The questions that can be asked; those of both splits are refused."""
     asked: set[bytes] = set()
     for item in hotpot_items(files.items):
@@ -392,7 +386,7 @@ class _Writer:
 
     def __exit__(self, *exception: Any) -> None:
         self._stack.close()
-        _write(_starts_file(self._path), self._starts.tobytes())
+        write_atomically(_starts_file(self._path), self._starts.tobytes())
 
 
 class _Records:
@@ -422,13 +416,6 @@ def _numbers(kind: Literal["Q", "I"], path: Path) -> array[int]:
     numbers = array(kind)
     numbers.frombytes(path.read_bytes())
     return numbers
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Under another name first: a half-written file must never be found."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
 
 
 def paragraphs_of(store: Store, numbers: Iterable[int]) -> tuple[Passage, ...]:

@@ -24,15 +24,15 @@ from typing import Any, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from memagent.data.example import Evidence, Example, Origin, Passage, fingerprint, join
-from memagent.data.sources.catalogue import open_source
+from memagent.data.sources.cache import open_source
 from memagent.data.tasks.hotpotqa.store import (
     YES_NO,
-    Files,
     Gold,
-    Item,
+    HotpotFiles,
     Overlap,
     Split,
     Store,
+    StoredQuestion,
     open_store,
     paragraphs_of,
 )
@@ -82,7 +82,7 @@ def open_hotpotqa(name: str, settings: dict[str, Any]) -> HotpotTask:
     dev = open_source("hotpotqa-dev", parsed.dev)
     is_train = parsed.split == "train"
     pool = parsed.paragraphs
-    files = Files(
+    files = HotpotFiles(
         split=parsed.split,
         items=open_source("hotpotqa-train", parsed.train) if is_train else dev,
         dev=dev if is_train else None,
@@ -155,7 +155,7 @@ class HotpotTask:
             },
         )
 
-    def _made(self, index: int, item: Item, own: list[int]) -> _Made:
+    def _made(self, index: int, item: StoredQuestion, own: list[int]) -> _Made:
         if self.settings.docs is not None:
             return self._mixed(index, own, self._fillers_by_number(index, item, len(own)))
         target = self.settings.tokens
@@ -184,7 +184,7 @@ class HotpotTask:
 
     # --- fillers ----------------------------------------------------------------------------------
 
-    def _fillers_by_number(self, index: int, item: Item, num_own: int) -> list[int]:
+    def _fillers_by_number(self, index: int, item: StoredQuestion, num_own: int) -> list[int]:
         num_documents = self.settings.docs or 0
         if num_documents < num_own:
             raise DataError(
@@ -201,7 +201,7 @@ class HotpotTask:
         return fillers
 
     def _fillers_by_tokens(
-        self, index: int, item: Item, own: list[int], aim: int, slack: int
+        self, index: int, item: StoredQuestion, own: list[int], aim: int, slack: int
     ) -> list[int]:
         """Fillers that bring the text to at most `aim` tokens and leave at most `slack` of them."""
         target = self.settings.tokens
@@ -242,7 +242,13 @@ class HotpotTask:
         return drawn, left
 
     def _closed(
-        self, index: int, item: Item, own: list[int], fillers: list[int], left: int, slack: int
+        self,
+        index: int,
+        item: StoredQuestion,
+        own: list[int],
+        fillers: list[int],
+        left: int,
+        slack: int,
     ) -> list[int]:
         """The fillers, and such as fit into the tokens that are left; some make room for others."""
         generator = self._rng(index, "last")
@@ -273,13 +279,13 @@ class HotpotTask:
         end = bisect_right(ordered, most, key=costs.__getitem__)
         return [number for number in ordered[start:end] if number not in used]
 
-    def _out_of_reach(self, item: Item) -> DataError:
+    def _out_of_reach(self, item: StoredQuestion) -> DataError:
         return DataError(
             f"tokens={self.settings.tokens} cannot be met within 2 % for question {item.id}; raise "
             "tokens, or name a larger file as paragraphs"
         )
 
-    def _drawn(self, index: int, item: Item, num_wanted: int) -> list[int]:
+    def _drawn(self, index: int, item: StoredQuestion, num_wanted: int) -> list[int]:
         """So many paragraphs of the pool in random order, or all of them; none of the question's own."""
         num_pool = self.store.num_pool
         num_drawn = min(num_wanted + len(item.taken), num_pool)

@@ -6,7 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from memagent.data.sources.catalogue import open_source, sha256_of, texts_in
+from memagent.data.sources.cache import open_source, sha256_of
+from memagent.data.sources.readers import texts_in
 
 
 class Essays(NamedTuple):

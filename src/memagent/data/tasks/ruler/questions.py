@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memagent.data.example import Evidence, Match, Passage, join
-from memagent.data.sources.catalogue import (
+from memagent.data.sources.cache import open_source, sha256_of
+from memagent.data.sources.readers import (
     HotpotItem,
     SquadItem,
     hotpot_items,
     hotpot_paragraphs,
-    open_source,
-    sha256_of,
     squad_items,
 )
 from memagent.data.tasks.lengths import LEAST_SHARE, fit
