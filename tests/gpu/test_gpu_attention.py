@@ -56,7 +56,7 @@ def test_attention_and_its_gradient_differ_by_rounding_alone(
     else:
         found = in_blocks(half, until)
     grad = torch.randn(expected.shape).bfloat16()
-    wanted = [expected, *torch.autograd.grad(expected, exact, grad.double())]
+    references = [expected, *torch.autograd.grad(expected, exact, grad.double())]
     given = [found, *torch.autograd.grad(found, half, grad.cuda())]
-    for one, other in zip(given, wanted, strict=True):
+    for one, other in zip(given, references, strict=True):
         assert (one.cpu().double() - other).norm() / other.norm() < 1e-2

@@ -1,14 +1,14 @@
-"""Where keys and values live: a pool of token slots, and a tree of prompts that share them.
+"""The KV cache: a pool of token slots, and a prefix tree of prompts that share them.
 
-A slot holds the keys and values of one token in all layers. Tokens that follow each other in a prompt
-stand in slots that follow each other, so attention reads plain slices, never a gathered copy. Prompts
-that begin alike share the slots of their common beginning:
+A slot holds the keys and values of one token in all layers. Consecutive tokens of a prompt occupy
+consecutive slots, so attention reads plain slices, never a gathered copy. Prompts with a common prefix
+share its slots:
 
-    question + section ── memory of rollout 1        Node = a run of tokens and its slots
+    question + section ── memory of rollout 1        PrefixNode = a run of tokens and its slots
                        ├─ memory of rollout 2
                        └─ memory of rollout 3
 
-Nothing here knows tensors: a slot is a number.
+No tensors here: a slot is an index.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from heapq import heappop, heappush
 
 
 class SlotPool:
-    """Hands out runs of slots that follow each other, and takes them back whole or in parts."""
+    """Allocates contiguous runs of slots, which are freed whole or in parts."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.num_free = num_slots
         self._free: list[tuple[int, int]] = [(0, num_slots)] if num_slots else []
-        """Free runs as (start, end), in order, never touching each other."""
+        """Free runs as (start, end), sorted and never adjacent."""
 
     def take(self, count: int) -> int | None:
-        """The start of a run of `count` slots, or None if there is no such run."""
+        """The start of a run of `count` slots; None if there is none."""
         for index, (start, end) in enumerate(self._free):
             if end - start >= count:
                 self._free[index : index + 1] = (
@@ -41,7 +41,7 @@ class SlotPool:
         return None
 
     def give_back(self, start: int, count: int) -> None:
-        """Free a run; neighbouring free runs become one."""
+        """Free a run; adjacent free runs are merged."""
         if not count:
             return
         end = start + count
@@ -63,16 +63,16 @@ class PrefixNode:
 
     tokens: Sequence[int]
     start: int
-    """The slot of its first token; the others follow."""
+    """Slot of the first token; the others follow."""
     parent: PrefixNode | None
     children: dict[int, PrefixNode] = field(default_factory=dict)
     """By first token."""
     users: list[Hashable] = field(default_factory=list)
-    """Requests that read these slots now; a node with users is never evicted."""
+    """Requests that use these slots; a node with users is never evicted."""
     num_computed: int = 0
-    """Tokens whose keys and values are in their slots."""
+    """Tokens whose keys and values are in the cache."""
     writer: Hashable | None = None
-    """The request that computes it now; others wait for it instead of computing it again."""
+    """The request that computes it; others wait instead of computing it again."""
     last_used: int = 0
 
     @property
@@ -88,10 +88,10 @@ class PrefixTree:
         self._root = PrefixNode(tokens=(), start=0, parent=None)
         self._clock = itertools.count(1)
         self._unused: list[tuple[int, int, PrefixNode]] = []
-        """Heap of nodes that may be evicted, by last use; entries that are out of date stay in it."""
+        """Heap of evictable nodes by last use; may contain stale entries."""
 
     def match(self, tokens: Sequence[int]) -> list[PrefixNode]:
-        """The nodes that hold the longest known beginning of `tokens`; a node is split to fit."""
+        """The nodes of the longest cached prefix of `tokens`; a node is split to fit."""
         nodes: list[PrefixNode] = []
         node, position = self._root, 0
         while position < len(tokens) and (child := node.children.get(tokens[position])):
@@ -103,10 +103,10 @@ class PrefixTree:
         return nodes
 
     def add(self, parent: PrefixNode | None, tokens: Sequence[int], start: int) -> PrefixNode:
-        """A new node below `parent` (None: at the top), whose slots begin at `start`.
+        """A new node below `parent` (None: the root), whose slots start at `start`.
 
-        Where its tokens are known already (a prompt is asked again, and its last token is computed
-        anew for its logits) the node stays out of the tree: it is dropped after use.
+        If its tokens are already cached (a repeated prompt, whose last token is recomputed for its
+        logits), the node stays out of the tree and is dropped after use.
         """
         parent = parent or self._root
         node = PrefixNode(tokens=tokens, start=start, parent=parent)
@@ -120,7 +120,7 @@ class PrefixTree:
         node.last_used = next(self._clock)
 
     def release(self, node: PrefixNode, user: Hashable) -> None:
-        """The user does not read the node any more. What was never computed is dropped."""
+        """Remove a user. A node that was never fully computed is dropped."""
         node.users.remove(user)
         node.last_used = next(self._clock)
         if node.writer == user:
@@ -131,14 +131,14 @@ class PrefixTree:
         self._offer(node)
 
     def evict(self, num_slots: int) -> bool:
-        """Free the least recently used nodes until so many slots have come back; whether they did."""
+        """Evict least recently used nodes until `num_slots` are free; whether that succeeded."""
         freed = 0
         while freed < num_slots:
             if not self._unused:
                 return False
             last_used, _, node = heappop(self._unused)
             if node.last_used != last_used or not self._is_evictable(node):
-                continue  # an old entry: it has been used, split or dropped since
+                continue  # stale: used, split or dropped since
             freed += len(node.tokens)
             parent = node.parent
             self._drop(node)
@@ -147,9 +147,9 @@ class PrefixTree:
         return True
 
     def clear(self) -> None:
-        """Free everything; nothing may be in use."""
+        """Free everything; no node may be in use."""
         for node in list(self.nodes()):
-            assert not node.users, "the cache is cleared while requests read it"
+            assert not node.users, "the cache is cleared while requests use it"
             self._pool.give_back(node.start, len(node.tokens))
         self._root.children.clear()
         self._unused.clear()
@@ -163,7 +163,7 @@ class PrefixTree:
             yield node
 
     def _offer(self, node: PrefixNode) -> None:
-        """Let a node be evicted, if nothing holds it."""
+        """Make a node a candidate for eviction, if it is evictable."""
         if self._is_evictable(node):
             heappush(self._unused, (node.last_used, next(self._clock), node))
 
@@ -171,7 +171,7 @@ class PrefixTree:
         return not node.users and not node.children and self._is_in_tree(node)
 
     def _split(self, node: PrefixNode, length: int) -> PrefixNode:
-        """Cut a node in two; the first part, which takes its place. Its users read both parts."""
+        """Split a node in two; returns the first part, which takes its place. Users keep both."""
         assert node.parent is not None
         first = PrefixNode(
             tokens=node.tokens[:length],
@@ -202,7 +202,7 @@ class PrefixTree:
 
 
 def path_to(node: PrefixNode) -> list[PrefixNode]:
-    """The nodes from the top of the tree down to a node."""
+    """The nodes from the root of the tree down to a node."""
     path: list[PrefixNode] = []
     current: PrefixNode | None = node
     while current is not None and current.tokens:
@@ -212,7 +212,7 @@ def path_to(node: PrefixNode) -> list[PrefixNode]:
 
 
 def _common_length(known: Sequence[int], tokens: Sequence[int], position: int) -> int:
-    """How many tokens of `known` stand in `tokens` at `position`: by halving, since slices compare fast."""
+    """Length of the common prefix of `known` and `tokens[position:]`, by bisection over slices."""
     low, high = 0, min(len(known), len(tokens) - position)
     while low < high:
         middle = (low + high + 1) // 2

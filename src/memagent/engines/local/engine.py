@@ -262,7 +262,7 @@ class LocalEngine(BaseEngine):
         self, request: GenerationRequest
     ) -> AsyncGenerator[StreamedToken | Completion, None]:
         items: asyncio.Queue[_Sampled | MemagentError] = asyncio.Queue()
-        text = TextStream(self._decode, request.sampling.stop)
+        text = TextStream(self.decode, request.sampling.stop)
         self._submit(request, _StreamListener(asyncio.get_running_loop(), items))
         try:
             is_last = False
@@ -325,14 +325,14 @@ class LocalEngine(BaseEngine):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Tokens as text without special tokens, as in a completion."""
-        return self._decode(ids)
+        return self._loaded.decode(ids)
 
     def token_text(self, token_id: int) -> str:
         """The text of one token, special tokens included; U+FFFD for parts of a character."""
         return str(self._loaded.tokenizer.decode([token_id], skip_special_tokens=False))
 
     def _text(self, request: GenerationRequest) -> str:
-        text = self._decode(request.completion_ids)
+        text = self.decode(request.completion_ids)
         ends = [text.find(stop) for stop in request.sampling.stop if stop in text]
         return text[: min(ends)] if ends else text
 
@@ -341,11 +341,8 @@ class LocalEngine(BaseEngine):
         if not stops:
             return False
         num_tokens = max(len(stop.encode()) for stop in stops) + STOP_MARGIN_TOKENS
-        recent = self._decode(request.completion_ids[-num_tokens:])
+        recent = self.decode(request.completion_ids[-num_tokens:])
         return any(stop in recent for stop in stops)
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self._loaded.decode(ids)
 
     # --- the thread ----------------------------------------------------------------------------
 

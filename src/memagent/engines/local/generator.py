@@ -1,11 +1,11 @@
-"""Scheduler, model and sampling put together: tokens in, tokens out, one step at a time.
+"""Scheduler, model and sampling combined: tokens in, tokens out, one step at a time.
 
     generator = Generator(model, num_slots=16384, eos_ids=(2,))
     request = generator.submit([1, 5, 7], Sampling(max_tokens=20), seed=0)
     while not request.finish_reason:
         generator.step()
 
-Synchronous and single-threaded; `engine.py` runs it in a thread of its own.
+Synchronous and single-threaded; `engine.py` runs it in a dedicated thread.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from memagent.errors import ConfigError
 from memagent.types import Sampling
 
 EndsText = Callable[[GenerationRequest], bool]
-"""Whether a reply has come to one of its stop texts."""
+"""Whether a reply contains one of its stop texts."""
 OnTokens = Callable[[GenerationRequest, int], None]
-"""Told of new tokens of a reply and how many they are, once `finish_reason` has been decided."""
+"""Called with a request and its number of new tokens, after `finish_reason` is set."""
 
 
 class GenerationModel(Protocol):
-    """Computes pieces and draws tokens."""
+    """Computes pieces and samples tokens."""
 
     max_steps: int
-    """Tokens of a reply that it draws in one go, at most."""
+    """Maximum number of tokens of a reply sampled per call."""
     grow_slots: int
-    """Slots that a reply gets at a time."""
+    """Slots that a reply is given at a time."""
 
     def run(
         self, pieces: Sequence[Piece], steps: int
     ) -> list[tuple[GenerationRequest, SampledTokens]]:
-        """Compute the pieces; for each that ends in a new token, the next tokens of its reply."""
+        """Compute the pieces; returns the next tokens of each request whose prompt is complete."""
         ...
 
     def weights_changed(self) -> None:
-        """Parameters have other values now."""
+        """The values of parameters have changed."""
         ...
 
 
@@ -73,17 +73,17 @@ class Generator:
             grow_slots=self._model.grow_slots,
         )
         self.num_computed_tokens = 0
-        """Tokens that went through the model, for measuring what sharing saves."""
+        """Tokens that went through the model, to measure what prefix sharing saves."""
 
     @property
     def has_work(self) -> bool:
-        """True while a request waits or runs."""
+        """True while a request is waiting or running."""
         return bool(self.scheduler.waiting or self.scheduler.running)
 
     def submit(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int
     ) -> GenerationRequest:
-        """Put a prompt in line."""
+        """Queue a prompt."""
         request = self.request(prompt_ids, sampling, seed=seed)
         self.scheduler.submit(request)
         return request
@@ -91,37 +91,37 @@ class Generator:
     def request(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int
     ) -> GenerationRequest:
-        """A request, checked but not yet in line; safe to call while a step is under way."""
+        """A request, checked but not queued; safe to call while a step is running."""
         if not prompt_ids:
             raise ConfigError("the prompt is empty")
         self.scheduler.check(len(prompt_ids) + sampling.max_tokens)
         return GenerationRequest(prompt_ids=tuple(prompt_ids), sampling=sampling, seed=seed)
 
     def step(self) -> list[GenerationRequest]:
-        """One step of all requests; those that finished in it.
+        """One step of all requests; returns those that finished.
 
-        A model that draws several tokens before we look at them makes several steps in one.
+        A model may sample several tokens per reply in one step.
         """
         steps = self._num_steps()
         pieces = self.scheduler.next_pieces(steps)
         if not pieces:
             return []
-        drawn = self._model.run(pieces, steps)
+        sampled = self._model.run(pieces, steps)
         self.num_computed_tokens += sum(piece.length for piece in pieces)
         for piece in pieces:
             self.scheduler.computed(piece)
-        return [request for request, tokens in drawn if self._take(request, tokens)]
+        return [request for request, tokens in sampled if self._take(request, tokens)]
 
     def forget(self) -> None:
-        """Drop what is kept of earlier prompts; nothing is dropped while requests run."""
+        """Drop cached prompts; does nothing while requests run."""
         self.scheduler.drop_cancelled()
         if not self.scheduler.running:
             self.scheduler.forget()
 
     def weights_changed(self, policy_version: int | None = None) -> None:
-        """Forget what was computed with the old weights. No request may be running.
+        """Drop what was computed with the old weights. No request may be running.
 
-        The new ones have the given version, or the next.
+        The policy version becomes the given one, or the next.
         """
         if self.has_work:
             raise ConfigError("the weights can only change while no request is running")
@@ -130,25 +130,25 @@ class Generator:
         self.policy_version = self.policy_version + 1 if policy_version is None else policy_version
 
     def abort(self) -> list[GenerationRequest]:
-        """Give up everything that waits or runs, as after a failure; what was given up."""
-        given_up = [*self.scheduler.running, *self.scheduler.waiting]
-        for request in given_up:
+        """Cancel all waiting and running requests, as after a failure; returns them."""
+        aborted = [*self.scheduler.running, *self.scheduler.waiting]
+        for request in aborted:
             request.is_cancelled = True
-        self.scheduler.next_pieces()
-        return given_up
+        self.scheduler.drop_cancelled()
+        return aborted
 
     def _num_steps(self) -> int:
-        """How many tokens of each reply may be drawn before we look at them."""
+        """How many tokens of each reply to sample in the next step."""
         running = self.scheduler.running
         if self._model.max_steps == 1 or any(has_filter(request.sampling) for request in running):
             return 1
         return max(1, min(self._model.max_steps, max((r.num_left for r in running), default=1)))
 
-    def _take(self, request: GenerationRequest, drawn: SampledTokens) -> bool:
-        """Add drawn tokens to a reply until it ends; whether it did. What was drawn beyond is lost."""
-        count = self._num_wanted(request, drawn.tokens)
-        request.completion_ids += drawn.tokens[:count]
-        request.logprobs += drawn.logprobs[:count]
+    def _take(self, request: GenerationRequest, sampled: SampledTokens) -> bool:
+        """Add sampled tokens to a reply until it ends; whether it did. Tokens past the end are discarded."""
+        count = self._num_kept(request, sampled.tokens)
+        request.completion_ids += sampled.tokens[:count]
+        request.logprobs += sampled.logprobs[:count]
         request.finish_reason = self._finish_reason(request)
         if request.finish_reason:
             request.policy_version = self.policy_version
@@ -158,8 +158,8 @@ class Generator:
         self._on_tokens(request, count)
         return request.finish_reason is not None
 
-    def _num_wanted(self, request: GenerationRequest, tokens: list[int]) -> int:
-        """How many of the drawn tokens belong to the reply."""
+    def _num_kept(self, request: GenerationRequest, tokens: list[int]) -> int:
+        """How many of the sampled tokens belong to the reply."""
         limit = min(len(tokens), request.num_left)
         if not self._eos_ids.isdisjoint(tokens):
             ends = (n for n, token in enumerate(tokens, start=1) if token in self._eos_ids)
@@ -185,7 +185,7 @@ class Generator:
 def _open_model(
     model: Any, num_slots: int, max_running: int, *, gguf: Path | None, native: bool
 ) -> GenerationModel:
-    """The model as it runs best where it is."""
+    """The fastest implementation for the model's device."""
     device = next(model.parameters()).device
     if device.type == "cpu" and native:
         from memagent.engines.local.cpu.model import CpuModel

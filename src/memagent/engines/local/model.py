@@ -1,8 +1,8 @@
-"""One step of a transformers causal model over packed tokens and our own cache.
+"""One step of a transformers causal model over packed tokens and a slot cache.
 
-The model's own modules and parameters are used as they are, adapters included, so weights exist once
-and a trainer that changes them changes what is generated. Only the loop over layers and the attention
-are ours: tokens of all requests are packed into one row, and attention reads slices of the cache.
+The model's own modules and parameters are used, adapters included, so weights exist once and a trainer's
+updates apply to generation. Only the loop over layers and the attention are implemented here: tokens of
+all requests are packed into one row, and attention reads slices of the cache.
 
     tokens of all pieces ──▶ embed ──▶ [ norm, q k v, rope, write to slots, attend, mlp ] x L ──▶ logits
 """
@@ -26,11 +26,11 @@ class Batch(NamedTuple):
     ids_N: torch.Tensor
     positions_N: torch.Tensor
     slots_N: torch.Tensor
-    """Where each token's keys and values go."""
+    """The slot of each token's keys and values."""
     rows: list[tuple[int, int]]
     """The rows of each piece."""
     replies: dict[SlotRun, list[int]]
-    """Runs of slots that single-token pieces read, and the rows that read them."""
+    """Runs of slots that single-token pieces attend to, with their rows."""
     final_rows: list[int]
     """Rows whose logits are needed."""
 
@@ -69,7 +69,7 @@ def make_batch(pieces: Sequence[Piece], device: torch.device) -> Batch:
 
 
 class CachedModel:
-    """A transformers Llama, Qwen2 or Qwen3 that reads and writes a cache of slots."""
+    """A transformers Llama, Qwen2 or Qwen3 over a cache of slots."""
 
     max_steps = 1
     grow_slots = GROW_SLOTS
@@ -86,25 +86,25 @@ class CachedModel:
         parameter = next(model.parameters())
         self.device: torch.device = parameter.device
         shape = (config.num_hidden_layers, 2, self._num_kv_heads, num_slots, self._head_dim)
-        # not zeroed: a slot is read only after it was written, and memory is taken only when used
+        # not zeroed: a slot is written before it is read, and untouched pages take no memory
         self._cache = torch.empty(shape, dtype=parameter.dtype, device=self.device)
 
     def run(
         self, pieces: Sequence[Piece], steps: int = 1
     ) -> list[tuple[GenerationRequest, SampledTokens]]:
-        """Compute the pieces, and draw a token for those that end in a new one."""
+        """Compute the pieces, and sample a token for each request whose prompt is complete."""
         requests = [piece.request for piece in pieces if piece.is_last]
         states = [(r.sampling, r.seed, len(r.completion_ids)) for r in requests]
-        drawn = sample(self.step(pieces), states)
-        pairs = zip(requests, drawn.tokens, drawn.logprobs, strict=True)
+        sampled = sample(self.step(pieces), states)
+        pairs = zip(requests, sampled.tokens, sampled.logprobs, strict=True)
         return [(request, SampledTokens([token], [logprob])) for request, token, logprob in pairs]
 
     def weights_changed(self) -> None:
-        """Nothing is kept of the old weights."""
+        """Nothing derived from the weights is cached."""
 
     @torch.inference_mode()
     def step(self, pieces: Sequence[Piece]) -> torch.Tensor:
-        """Compute the pieces; the logits of the last token of those that end in a new token."""
+        """Compute the pieces; the logits of the last token of each completed prompt."""
         batch = make_batch(pieces, self.device)
         backbone = self._backbone
         hidden_ND = backbone.embed_tokens(batch.ids_N)
@@ -112,7 +112,7 @@ class CachedModel:
         rotation = (cosine[0][:, None], sine[0][:, None])
         for number, layer in enumerate(backbone.layers):
             attended = self._attention(number, layer, hidden_ND, rotation, batch)
-            if number == len(backbone.layers) - 1:  # nothing reads the other rows any more
+            if number == len(backbone.layers) - 1:  # the other rows are not needed any more
                 hidden_ND, attended = hidden_ND[batch.final_rows], attended[batch.final_rows]
             hidden_ND = hidden_ND + attended
             hidden_ND = hidden_ND + layer.mlp(layer.post_attention_layernorm(hidden_ND))
@@ -153,7 +153,7 @@ class CachedModel:
     def _read_prompt(
         self, queries_THD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int
     ) -> torch.Tensor:
-        """Causal attention of tokens that begin at position `start` over all before and among them."""
+        """Causal attention of tokens from position `start` on, over all tokens up to each."""
         queries = queries_THD.transpose(0, 1)[None]
         num_queries, num_keys = queries.shape[2], keys.shape[1]
         mask = None
@@ -178,9 +178,9 @@ class CachedModel:
         cache_v: torch.Tensor,
         replies: dict[SlotRun, list[int]],
     ) -> None:
-        """Attention of single tokens. A run that several rows read is read from memory once.
+        """Attention of single tokens. A run shared by several rows is read from memory once.
 
-        Each run gives a part of the softmax; parts are put together by their maxima and sums.
+        Each run gives a partial softmax; the parts are merged by their maxima and sums.
         """
         rows = sorted({row for readers in replies.values() for row in readers})
         place = {row: index for index, row in enumerate(rows)}
@@ -217,7 +217,7 @@ def _by_reader(values: torch.Tensor, num_readers: int) -> torch.Tensor:
 
 
 def _joined(cache: torch.Tensor, runs: Sequence[SlotRun]) -> torch.Tensor:
-    """The slots of runs, in order: a view where they follow each other, else a copy."""
+    """The slots of runs, in order: a view if they are contiguous, else a copy."""
     merged: list[SlotRun] = []
     for run in runs:
         if merged and merged[-1].start + merged[-1].length == run.start:

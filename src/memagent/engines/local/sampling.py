@@ -1,7 +1,7 @@
-"""From logits to the next token: greedy or sampled, the same for the same seed in any batch.
+"""From logits to the next token: greedy or sampled, reproducible for a seed in any batch.
 
-A request's random numbers depend on its seed and on the position in its reply, on nothing else. So a
-request that is preempted, or shares a batch with others, draws the same numbers.
+A request's random numbers depend only on its seed and the position in its reply, so preemption and
+batching do not change them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memagent.types import Sampling
 GREEDY_BELOW = 1e-5
 """Temperatures below this mean greedy."""
 DEFAULT_TEMPERATURE = 0.0
-"""Greedy, when the caller leaves the choice to us: the same text gives the same answer."""
+"""Greedy by default: the same text gives the same answer."""
 
 
 class SampledTokens(NamedTuple):
@@ -28,10 +28,10 @@ class SampledTokens(NamedTuple):
 
 
 def sample(logits_RV: torch.Tensor, requests: Sequence[tuple[Sampling, int, int]]) -> SampledTokens:
-    """Draw a token per row. Each request is (sampling, seed, position in its reply).
+    """Sample a token per row. Each request is (sampling, seed, position in its reply).
 
     The log-probability is that of the distribution sampled from: after temperature, top-k and top-p.
-    For greedy it is that of the model's own distribution.
+    For greedy sampling it is that of the model's own distribution.
     """
     temperatures = [temperature_of(sampling) for sampling, _, _ in requests]
     is_greedy = torch.tensor([value < GREEDY_BELOW for value in temperatures])
@@ -51,7 +51,7 @@ def sample(logits_RV: torch.Tensor, requests: Sequence[tuple[Sampling, int, int]
 
 
 def filtered(logits_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Logits with everything outside top-k and top-p at minus infinity."""
+    """Logits with tokens outside top-k and top-p masked to minus infinity."""
     if sampling.top_k is not None and sampling.top_k < len(logits_V):
         lowest = logits_V.topk(sampling.top_k).values[-1]
         logits_V = logits_V.masked_fill(logits_V < lowest, float("-inf"))
@@ -64,31 +64,31 @@ def filtered(logits_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def inverse(logprobs_RV: torch.Tensor, uniforms_R: torch.Tensor) -> torch.Tensor:
-    """The token at which the cumulative probability passes a uniform number.
+    """The token at which the cumulative probability exceeds a uniform number.
 
-    Summed in double precision: over tens of thousands of tokens single precision loses the rare ones.
+    Summed in double precision: single precision loses rare tokens of a large vocabulary.
     """
     cumulative_RV = logprobs_RV.double().exp().cumsum(dim=-1)
     thresholds_R = uniforms_R.double() * cumulative_RV[:, -1]
     tokens_R = torch.searchsorted(cumulative_RV, thresholds_R[:, None], right=True)[:, 0]
-    # rounding may point just past the end, where the last token with any probability is meant
+    # rounding may point past the end: use the last token with nonzero probability
     last_R = logprobs_RV.shape[1] - 1 - (logprobs_RV > float("-inf")).flip(-1).int().argmax(dim=-1)
     return torch.minimum(tokens_R, last_R)
 
 
 def temperature_of(sampling: Sampling) -> float:
-    """The temperature that is meant, 0 for greedy."""
+    """The effective temperature, 0 for greedy."""
     return DEFAULT_TEMPERATURE if sampling.temperature is None else sampling.temperature
 
 
 def has_filter(sampling: Sampling) -> bool:
-    """Whether only some tokens may be drawn."""
-    is_drawn = temperature_of(sampling) >= GREEDY_BELOW
-    return is_drawn and (sampling.top_k is not None or (sampling.top_p or 1) < 1)
+    """Whether top-k or top-p restricts the sampled tokens."""
+    is_sampled = temperature_of(sampling) >= GREEDY_BELOW
+    return is_sampled and (sampling.top_k is not None or (sampling.top_p or 1) < 1)
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on seed and position only (SplitMix64)."""
+    """A number in [0, 1) that depends only on seed and position (SplitMix64)."""
     mask = (1 << 64) - 1
     state = (seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xBF58476D1CE4E5B9) & mask
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask

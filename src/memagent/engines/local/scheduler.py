@@ -1,11 +1,11 @@
-"""Who computes what in the next step: continuous batching over a pool of slots.
+"""Continuous batching over a pool of slots: which tokens are computed in the next step.
 
     submit ─▶ waiting ──admit──▶ running ──▶ finished
                  ▲                  │
-                 └─────preempt──────┘   when the pool is full: the youngest gives its slots back
+                 └─────preempt──────┘   when the pool is full: the youngest request frees its slots
 
-Every step takes one token of each request that is generating, and fills what is left of the batch
-with pieces of prompts, oldest first. Pure bookkeeping: the same scheduler runs without a model.
+Each step takes one token of every generating request and fills the rest of the batch with pieces of
+prompts, oldest first. Pure bookkeeping that runs without a model.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from memagent.errors import ConfigError
 from memagent.types import Sampling
 
 GROW_SLOTS = 64
-"""Slots that a reply gets at a time; it asks for more as it grows."""
+"""Slots that a reply is given at a time."""
 
 
 class SlotRun(NamedTuple):
-    """Slots that follow each other and hold tokens that follow each other."""
+    """Consecutive slots that hold consecutive tokens."""
 
     start: int
     length: int
@@ -32,31 +32,30 @@ class SlotRun(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class GenerationRequest:
-    """One prompt on its way to a reply."""
+    """A prompt and the reply being generated."""
 
     prompt_ids: Sequence[int]
-    """A tuple, where there are many: the garbage collector does not look into tuples of numbers."""
+    """Preferably a tuple: the garbage collector does not traverse tuples of numbers."""
     sampling: Sampling
     seed: int
-    stop_ids: frozenset[int] = frozenset()
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     policy_version: int = 0
-    """Which weights the reply was sampled from."""
+    """Version of the weights that the reply was sampled from."""
     is_cancelled: bool = False
-    # --- kept by the scheduler ---
+    # --- set by the scheduler ---
     is_running: bool = False
     leaf: PrefixNode | None = None
-    """The node of the prefix tree that ends the admitted tokens; None while waiting."""
+    """The prefix-tree node that ends the admitted tokens; None while waiting."""
     num_admitted: int = 0
-    """Tokens that the nodes hold; what was generated since stands in `tails`."""
+    """Tokens held by nodes; those generated since are in `tails`."""
     tails: list[SlotRun] = field(default_factory=list)
     num_computed: int = 0
     """Tokens whose keys and values are in the cache."""
     num_preemptions: int = 0
     num_reused: int = 0
-    """Prompt tokens that another request had computed before."""
+    """Prompt tokens found in the cache."""
 
     @property
     def num_tokens(self) -> int:
@@ -64,7 +63,7 @@ class GenerationRequest:
 
     @property
     def num_left(self) -> int:
-        """Tokens that the reply may still have."""
+        """Tokens that the reply may still get."""
         return self.sampling.max_tokens - len(self.completion_ids)
 
     def tokens(self, start: int, end: int) -> list[int]:
@@ -75,7 +74,7 @@ class GenerationRequest:
         return [*self.prompt_ids[start:end], *self.completion_ids[: max(end - num_prompt, 0)]]
 
     def runs(self, end: int) -> list[SlotRun]:
-        """Where the tokens before position `end` stand, in order."""
+        """The slots of the tokens before position `end`, in order."""
         found: list[SlotRun] = []
         left = end
         nodes = path_to(self.leaf) if self.leaf else []
@@ -93,7 +92,7 @@ class Piece(NamedTuple):
 
     request: GenerationRequest
     start: int
-    """Position of the first one."""
+    """Position of the first token."""
     length: int
 
     @property
@@ -102,7 +101,7 @@ class Piece(NamedTuple):
 
     @property
     def is_reply(self) -> bool:
-        """True for a token of the reply; False for what the request was admitted with."""
+        """True for a token of the reply; False for tokens the request was admitted with."""
         return self.start >= self.request.num_admitted
 
     @property
@@ -131,21 +130,21 @@ class Scheduler:
         self._grow_slots = grow_slots
 
     def check(self, num_tokens: int) -> None:
-        """Raise ConfigError when a prompt and reply of so many tokens could never be served."""
+        """Raise ConfigError if prompt and reply of `num_tokens` do not fit the cache."""
         if num_tokens > self.pool.num_slots:
             raise ConfigError(
-                f"the prompt and its reply need {num_tokens} tokens of cache and there are "
-                f"{self.pool.num_slots}; shorten the prompt, lower max_tokens or give the engine more"
+                f"prompt and reply need {num_tokens} tokens of cache, which has "
+                f"{self.pool.num_slots}; shorten the prompt, lower `max_tokens` or raise `cache_gb`"
             )
 
     def submit(self, request: GenerationRequest) -> None:
-        """Put a request in line, if it passed `check`."""
+        """Queue a request that passed `check`."""
         self.waiting.append(request)
 
     def next_pieces(self, steps: int = 1) -> list[Piece]:
-        """The work of the next step; empty when there is none.
+        """The work of the next step; empty if there is none.
 
-        Every reply has slots for so many steps, or for as many as it may still have tokens.
+        Every reply is given slots for `steps` tokens, or for all it may still get.
         """
         self.drop_cancelled()
         pieces = self._replies(steps)
@@ -166,11 +165,11 @@ class Scheduler:
         return pieces
 
     def computed(self, piece: Piece) -> None:
-        """Note that a piece's keys and values are in the cache."""
+        """Record that a piece's keys and values are in the cache."""
         request = piece.request
         request.num_computed = piece.end
         if piece.start >= request.num_admitted:
-            return  # a token of the reply, which stands in no node
+            return  # a token of the reply, which is in no node
         position = 0
         for node in path_to(request.leaf) if request.leaf else []:
             inside = min(max(piece.end - position, 0), len(node.tokens))
@@ -181,17 +180,17 @@ class Scheduler:
             position += len(node.tokens)
 
     def finish(self, request: GenerationRequest) -> None:
-        """A running request is done: its slots are free, its prompt stays known until evicted."""
+        """Free the slots of a running request; its prompt stays cached until evicted."""
         self.running.remove(request)
         self._release(request)
 
     def forget(self) -> None:
-        """Drop all that is cached, as when the weights have changed. Nothing may be running."""
-        assert not self.running, "requests read what is to be dropped"
+        """Drop the whole cache, as after a weight update. No request may be running."""
+        assert not self.running, "requests use the cache"
         self.tree.clear()
 
     def drop_cancelled(self) -> None:
-        """Let go of requests that nobody waits for any more."""
+        """Remove cancelled requests."""
         for request in [request for request in self.running if request.is_cancelled]:
             self.finish(request)
         self.waiting = deque(request for request in self.waiting if not request.is_cancelled)
@@ -201,25 +200,25 @@ class Scheduler:
     def _replies(self, steps: int) -> list[Piece]:
         pieces: list[Piece] = []
         for request in list(self.running):
-            if not request.is_running:  # preempted for one before it
+            if not request.is_running:  # preempted for an earlier one
                 continue
             last = request.num_tokens - 1
             if last < request.num_admitted or request.num_computed != last:
-                continue  # still busy with what it was admitted with
+                continue  # its prompt is not computed yet
             if self._has_slots(request, last + min(steps, request.num_left)):
                 pieces.append(Piece(request, last, 1))
-        # a request whose piece was taken first may have given way to a later one
+        # an earlier request may have been preempted for a later one
         return [piece for piece in pieces if piece.request.is_running]
 
     def _has_slots(self, request: GenerationRequest, end: int) -> bool:
-        """Give a reply slots for the positions before `end`. False when it was preempted instead."""
+        """Give a reply slots for the positions before `end`. False if it was preempted instead."""
         while end > request.num_admitted + sum(run.length for run in request.tails):
             if not self._grow(request):
                 return False
         return True
 
     def _grow(self, request: GenerationRequest) -> bool:
-        """More slots for a reply; others give way. False when it was preempted itself."""
+        """More slots for a reply, preempting others. False if it was preempted itself."""
         count = max(min(self._grow_slots, request.num_left), 1)
         while (start := self._take(count)) is None:
             if count > 1:
@@ -233,7 +232,7 @@ class Scheduler:
         return True
 
     def _take(self, count: int) -> int | None:
-        """Slots, at the cost of prompts that nobody reads now."""
+        """Slots, evicting unused prompts."""
         while (start := self.pool.take(count)) is None:
             if not self.tree.evict(1):
                 return None
@@ -248,15 +247,15 @@ class Scheduler:
     # --- prompts -------------------------------------------------------------------------------
 
     def _admit(self, request: GenerationRequest) -> bool:
-        """Give a request slots for its tokens, shared with others as far as they begin alike."""
+        """Give a request slots for its tokens, sharing the common prefix with others."""
         tokens = (*request.prompt_ids, *request.completion_ids)
-        shared = self.tree.match(tokens[:-1])  # the last token is computed anew, for its logits
+        shared = self.tree.match(tokens[:-1])  # the last token is recomputed, for its logits
         num_shared = sum(len(node.tokens) for node in shared)
         for node in shared:
             self.tree.use(node, request)
         num_own = len(tokens) - num_shared
         num_reply = min(self._grow_slots, request.num_left)
-        start = self.pool.take(num_own + num_reply)  # the reply right behind, if that is to be had
+        start = self.pool.take(num_own + num_reply)  # the reply right behind, if possible
         if start is not None:
             request.tails = [SlotRun(start + num_own, num_reply)]
         else:
@@ -266,11 +265,11 @@ class Scheduler:
                 self.tree.release(node, request)
             if self.running:
                 return False
-            # alone, and still no run is long enough: what it shares lies in the way, so begin anew
+            # alone, and no run is long enough: the shared nodes fragment the pool, so start over
             self.tree.clear()
             shared, num_shared = [], 0
             start = self._take(len(tokens))
-            assert start is not None, "submit refuses what does not fit the whole pool"
+            assert start is not None, "`check` refuses requests larger than the pool"
         leaf = self.tree.add(shared[-1] if shared else None, tokens[num_shared:], start)
         self.tree.use(leaf, request)
         request.leaf = leaf
@@ -280,7 +279,7 @@ class Scheduler:
         return True
 
     def _prompt_piece(self, request: GenerationRequest, budget: int) -> Piece | None:
-        """The next piece of a prompt; None if it is done, or another request computes it now."""
+        """The next piece of a prompt; None if done, or while another request computes it."""
         if request.num_computed >= request.num_admitted:
             return None
         position = 0
@@ -293,9 +292,9 @@ class Scheduler:
                 count = min(budget, len(node.tokens) - node.num_computed)
                 return Piece(request, start, count)
             position += len(node.tokens)
-        raise AssertionError("a prompt is computed but its request does not know")
+        raise AssertionError("all nodes are computed but the request is not marked as computed")
 
-    # --- giving back ---------------------------------------------------------------------------
+    # --- freeing -------------------------------------------------------------------------------
 
     def _release(self, request: GenerationRequest) -> None:
         request.is_running = False

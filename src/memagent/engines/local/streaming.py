@@ -1,9 +1,9 @@
-"""Text of a reply while it grows: only what later tokens can no longer change.
+"""Streamed text of a reply: only what later tokens can no longer change.
 
     tokens   "caf"   "\\xc3"   "\\xa9 EN"   "D"          stop text: END
     certain  "caf"   ""       "é "         ""           "EN" may become END, so it is held back
 
-Characters that are split over tokens, and the beginnings of stop texts, wait until they are decided.
+Characters split over tokens and prefixes of stop texts are held back until they are decided.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-"""What bytes that are no whole character decode to."""
+"""What an incomplete character decodes to."""
 
 
 class TextStream:
-    """Turns tokens into pieces of text that, joined, are the text of the whole reply."""
+    """Turns tokens into pieces of text that join to the text of the whole reply."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
         self._decode = decode
         self._stops = stops
         self._recent: list[int] = []
-        """The tokens from the one before the last whole character on: enough to decode as in place."""
+        """The tokens since the one before the last whole character: enough context to decode."""
         self._num_known = 0
         """How many of the recent tokens are decided."""
         self._held = ""
-        """Whole characters that may be the beginning of a stop text."""
+        """Whole characters that may be a prefix of a stop text."""
         self._num_given = 0
         self._is_stopped = False
 
     def add(self, token_id: int) -> str:
-        """The text that is certain after one more token; often none."""
+        """The text that is certain after one more token; may be empty."""
         self._held += self._new_characters(token_id)
         if self._is_stopped:
             return ""
@@ -39,7 +39,7 @@ class TextStream:
         return self._give(min(ends) if ends else len(self._held) - self._num_undecided())
 
     def rest(self, text: str) -> str:
-        """What is left of the reply, when its whole text is known."""
+        """The rest of the reply, given its whole text."""
         return text[self._num_given :]
 
     def _new_characters(self, token_id: int) -> str:
@@ -53,7 +53,7 @@ class TextStream:
         return text[len(known) :]
 
     def _num_undecided(self) -> int:
-        """Length of the longest end of the text that a stop text begins with."""
+        """Length of the longest suffix of the held text that is a prefix of a stop text."""
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         for length in range(min(longest, len(self._held)), 0, -1):
             if self._held.endswith(

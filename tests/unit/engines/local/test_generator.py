@@ -240,7 +240,7 @@ def test_new_weights_are_seen_and_the_cache_is_forgotten(model: Any) -> None:
 
 def test_what_could_never_be_served_is_refused(model: Any) -> None:
     generator = generator_of(model, num_slots=64)
-    with pytest.raises(ConfigError, match="need 75 tokens of cache and there are 64"):
+    with pytest.raises(ConfigError, match="need 75 tokens of cache, which has 64"):
         generator.submit([5] * 50, Sampling(max_tokens=25), seed=0)
     with pytest.raises(ConfigError, match="prompt is empty"):
         generator.submit([], Sampling(max_tokens=5), seed=0)

@@ -102,14 +102,14 @@ def test_a_text_that_ends_a_reply_is_found_among_several_tokens() -> None:
 
         def weights_changed(self) -> None: ...
 
-    told: list[int] = []
+    counts: list[int] = []
     generator = Generator.__new__(Generator)
     generator.__dict__.update(
         policy_version=0,
         _model=Counting(),
         _eos_ids=frozenset(),
         _ends_text=lambda request: bool(request.sampling.stop) and 11 in request.completion_ids,
-        _on_tokens=lambda request, count: told.append(count),
+        _on_tokens=lambda request, count: counts.append(count),
         scheduler=Scheduler(512, max_batch_tokens=64, max_running=4),
         num_computed_tokens=0,
     )
@@ -120,7 +120,7 @@ def test_a_text_that_ends_a_reply_is_found_among_several_tokens() -> None:
     assert stopped.finish_reason == "stop"
     assert free.completion_ids == list(range(20))
     assert free.finish_reason == "length"
-    assert sum(told) == 32
+    assert sum(counts) == 32
 
 
 def test_rows_that_begin_alike_read_their_beginning_together() -> None:

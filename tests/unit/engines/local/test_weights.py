@@ -57,9 +57,9 @@ async def reply(engine: LocalEngine) -> Completion:
 
 async def test_new_weights_are_spoken_from_and_counted(engine: LocalEngine, other: Path) -> None:
     before = await reply(engine)
-    async with opened(other) as wanted:
-        assert engine.update_weights(parameters(wanted)) == 1
-        after, expected = await reply(engine), await reply(wanted)
+    async with opened(other) as other_engine:
+        assert engine.update_weights(parameters(other_engine)) == 1
+        after, expected = await reply(engine), await reply(other_engine)
     assert (before.policy_version, after.policy_version) == (0, 1)
     assert after.completion_ids == expected.completion_ids != before.completion_ids
     assert after.logprobs == expected.logprobs
@@ -153,8 +153,8 @@ async def test_requests_that_come_in_meanwhile_get_the_new_weights(
     assert not any(task.done() for task in waiting)
     go_on.set()
     assert await update == 1
-    async with opened(other) as wanted:
-        expected = await reply(wanted)
+    async with opened(other) as other_engine:
+        expected = await reply(other_engine)
     for completion in await asyncio.gather(*waiting):
         assert completion.policy_version == 1
         assert completion.completion_ids == expected.completion_ids
@@ -162,13 +162,13 @@ async def test_requests_that_come_in_meanwhile_get_the_new_weights(
 
 async def test_an_adapters_weights_change_too(folder: Path, tmp_path: Path) -> None:
     adapters = [make_tiny_adapter(folder, tmp_path / str(seed), seed=seed) for seed in (0, 1)]
-    async with opened(folder, adapters[0]) as engine, opened(folder, adapters[1]) as wanted:
+    async with opened(folder, adapters[0]) as engine, opened(folder, adapters[1]) as other_engine:
         before = await reply(engine)
-        new = {n: value for n, value in parameters(wanted).items() if "lora_" in n}
+        new = {n: value for n, value in parameters(other_engine).items() if "lora_" in n}
         places = {name: parameters(engine)[name].data_ptr() for name in new}
         assert len(new) == 2 * 7 * 3  # A and B of seven projections in three layers
         engine.update_weights(new)
-        after, expected = await reply(engine), await reply(wanted)
+        after, expected = await reply(engine), await reply(other_engine)
         assert {name: parameters(engine)[name].data_ptr() for name in new} == places
     assert after.completion_ids == expected.completion_ids != before.completion_ids
     assert after.policy_version == 1

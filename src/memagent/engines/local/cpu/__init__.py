@@ -1,1 +1,1 @@
-"""The embedded engine on a CPU: replies through a kernel of our own, prompts through torch."""
+"""The embedded engine on a CPU: replies through a C kernel, prompts through torch."""

@@ -1,13 +1,13 @@
 /* One token for each of a few rows through a Llama, Qwen2 or Qwen3, on a CPU, in one call.
  *
- * A new token reads every weight once, so its time is that of reading memory and of what stands
+ * A new token reads every weight once, so its time is that of memory reads and of the work
  * between the matrix products. Weights are read as they are stored, 4 or 8 bits each, or as the
  * model's own float32 parameters; keys and values are float32. All sums are float32.
  *
  *   hidden ─▶ [ norm, q k v │ rotate, write │ attend │ merge │ o │ norm, gate up │ down ] x L ─▶ logits
  *                           └────────────────── a barrier at each bar ──────────────────┘
  *
- * A row's sums are taken in the same order however many rows there are. `native.py` compiles this
+ * The order of a row's sums does not depend on the number of rows. `native.py` compiles this
  * file and describes its structures to Python; the two must be changed together.
  *
  * Axes: R rows (one token each), T tiles of 16 outputs, G groups of 32 inputs, D head dimension.
@@ -23,11 +23,11 @@
 
 #define TILE 16  /* outputs in a vector */
 #define GROUP 32 /* inputs that share a scale */
-#define KEYS 64  /* keys whose scores are taken before their values are read: both stay in L1 */
+#define KEYS 64  /* keys scored before their values are read: both stay in L1 */
 #define INLINE static inline __attribute__((always_inline))
 
 #if defined(__AVX512F__)
-#define MAX_ROWS 8 /* rows that one pass over a tile serves: as many as registers hold */
+#define MAX_ROWS 8 /* rows per pass over a tile: as many as fit in registers */
 #else
 #define MAX_ROWS 2
 #endif
@@ -82,7 +82,7 @@ typedef struct {
     float *hidden;       /* R x width: embeddings; overwritten */
     const float *cosine; /* R x head dim */
     const float *sine;
-    const int64_t *slots; /* R: where a row's own key and value go */
+    const int64_t *slots; /* R: slot of a row's own key and value */
     int64_t num_parts;    /* spans of slots that are read */
     const int64_t *part_starts;
     const int64_t *part_lengths;
@@ -114,7 +114,7 @@ INLINE float sum_of(vec values) {
 }
 
 /* e to the x: 2 to the whole part by the exponent's bits, the rest, at most ln 2 / 2, by Taylor's
- * polynomial. Below -87 it stays at e to the -87, which no sum of weights notices. */
+ * polynomial. Below -87 it stays at e to the -87, negligible in any sum. */
 INLINE vec exponential(vec x) {
     x = either(x < -87.0f, splat(-87.0f), x);
     x = either(x > 88.0f, splat(88.0f), x);
@@ -304,7 +304,7 @@ static void one_row(const Matrix *m, int64_t t, const float *x, const float *s, 
     some_rows(m, t, x, s, 1, y);
 }
 
-/* What a matrix is multiplied with: rows of inputs, and the sums of their groups of 32. */
+/* Inputs of a matrix product: rows, and the sums of their groups of 32. */
 typedef struct {
     const float *x;
     const float *sums;
@@ -370,7 +370,7 @@ static void normalise(const float *x, const float *weight, float epsilon, int64_
     for (int64_t i = 0; i < size; i++) out[i] = weight[i] * (x[i] * factor);
 }
 
-/* Write a tile's outputs; the last tile may stand over the edge. */
+/* Write a tile's outputs; the last tile may be partial. */
 INLINE void put(float *to, vec values, int64_t room) {
     if (room >= TILE)
         store(to, values);
@@ -467,7 +467,7 @@ static void *floats(int64_t count) {
     return aligned_alloc(64, size ? size : 64);
 }
 
-/* 0, or 1 when there is no memory. */
+/* 0, or 1 if out of memory. */
 int decode_step(const Model *model, const Step *step) {
     const int64_t R = step->num_rows, width = model->width, inner = model->inner;
     const int64_t H = model->num_heads, KV = model->num_kv_heads, D = model->head_dim, per_kv = H / KV;
@@ -498,7 +498,7 @@ int decode_step(const Model *model, const Step *step) {
 
 #pragma omp parallel num_threads((int)step->num_threads) if (!failed)
     {
-        /* each thread norms all rows for itself: cheaper than waiting for the others */
+        /* each thread normalises all rows: cheaper than a barrier */
         float *x = floats(R * max_inputs), *sums = floats(R * (max_inputs / GROUP + 1));
         float *low = floats(3 * R * max_rank);
         vec *y = floats(R * TILE), *z = floats(R * TILE);
@@ -643,7 +643,7 @@ int decode_step(const Model *model, const Step *step) {
 
 /* --- checking ------------------------------------------------------------------------------------------ */
 
-/* 1 when packed weights are the given float32 ones, but for the rounding of `scale * q + zero`. */
+/* 1 if packed weights equal the float32 ones, up to the rounding of `scale * q + zero`. */
 int same_weights(const Matrix *matrix, const float *weights, int64_t num_threads) {
     int64_t num_inputs = matrix->num_inputs, num_groups = num_inputs / GROUP;
     int is_same = 1;

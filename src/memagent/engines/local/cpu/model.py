@@ -1,16 +1,16 @@
-"""A transformers causal model on a CPU: replies through our kernel, prompts through torch.
+"""A transformers causal model on a CPU: replies through a C kernel, prompts through torch.
 
     pieces ─┬─ single tokens ──▶ decode.c, all layers in one call ──▶ logits
             └─ pieces of prompts ──▶ torch, layer by layer        ──▶ logits
 
-Prompts are large matrix products, at which torch runs as fast as the processor can. A single token is
-bound by reading the weights and by everything around the products; there the kernel wins. It reads the
-model's own parameters, or, where the model came from a GGUF file, the file's blocks of 4 and 8 bits,
-which hold the same values in a sixth of the bytes.
+Prompts are large matrix products, where torch reaches the processor's peak. A single token is bound by
+reading the weights and by per-operation overhead; there the kernel is faster. It reads the model's own
+parameters or, if the model came from a GGUF file, the file's blocks of 4 and 8 bits, which hold the same
+values in a sixth of the bytes.
 
-Parameters remain the truth. When they change, `weights_changed` compares each packed matrix with its
-parameter: those that differ are dropped and read as float32 from then on, those that are the same, as
-all are while only an adapter is trained, stay.
+Parameters are authoritative. After a weight update `weights_changed` compares each packed matrix with its
+parameter: matrices that differ are dropped and read as float32 from then on; those that are equal, as all
+are while only an adapter is trained, are kept.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ if TYPE_CHECKING:
     from memagent.engines.local.cpu.packing import Packed
 
 PART_SLOTS = 256
-"""Slots that one thread reads at a time: enough parts for all cores, each a piece of L2."""
-
-
+"""Slots that one thread reads at a time: enough parts for all cores, each fits L2."""
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""Attention and the logarithms of its sums, which the public function does not give."""
+"""Attention with its log-sum-exp, which the public function does not return."""
 
 
 class Unsupported(Exception):
@@ -48,7 +46,7 @@ class Unsupported(Exception):
 
 
 class CpuModel(CachedModel):
-    """A transformers Llama, Qwen2 or Qwen3 that reads and writes a cache of slots on a CPU."""
+    """A transformers Llama, Qwen2 or Qwen3 over a cache of slots, on a CPU."""
 
     def __init__(
         self, model: Any, num_slots: int, library: Kernels | None, *, gguf: Path | None = None
@@ -67,12 +65,12 @@ class CpuModel(CachedModel):
         return len(self._packed)
 
     def weights_changed(self) -> None:
-        """Drop packed matrices whose parameters are other ones now; find all addresses anew."""
+        """Drop packed matrices whose parameters have changed, and look up all addresses again."""
         self._bind()
 
     @torch.inference_mode()
     def step(self, pieces: Sequence[Piece]) -> torch.Tensor:
-        """Compute the pieces; the logits of the last token of those that end in a new token."""
+        """Compute the pieces; the logits of the last token of each completed prompt."""
         replies = [piece for piece in pieces if piece.length == 1] if self._native else []
         if self._native is None or not replies:
             return super().step(pieces)
@@ -88,9 +86,9 @@ class CpuModel(CachedModel):
     def _read_prompt(
         self, queries_THD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int
     ) -> torch.Tensor:
-        """Causal attention in two parts, what came before and the piece itself, neither with a mask.
+        """Causal attention in two parts without a mask: the preceding tokens, and the piece itself.
 
-        The query heads of a KV head stand one after the other, so keys are not repeated for them.
+        Query heads of a KV head are folded into rows, so their keys are not repeated.
         """
         if start == 0 or queries_THD.dtype != torch.float32:
             return super()._read_prompt(queries_THD, keys, values, start)
@@ -106,7 +104,7 @@ class CpuModel(CachedModel):
         )
         before = before.reshape(num_heads, num_tokens, dim)
         weight_before = weight_before.reshape(num_heads, num_tokens)
-        share = torch.sigmoid(weight_before - weight_within[0])  # of the sums under the softmax
+        share = torch.sigmoid(weight_before - weight_within[0])  # of the softmax denominators
         return torch.lerp(within[0], before, share[..., None]).transpose(0, 1)
 
     def _bind(self) -> None:
@@ -121,7 +119,7 @@ class CpuModel(CachedModel):
 
 
 def _repeated(heads_KTD: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """KV heads once for each of their query heads."""
+    """KV heads, repeated for each of their query heads."""
     return heads_KTD.repeat_interleave(num_heads // len(heads_KTD), dim=0)[None]
 
 
@@ -134,7 +132,7 @@ def _read_packed(gguf: Path) -> dict[str, Packed]:
 
 
 class _Native:
-    """The model as the kernel sees it: addresses of parameters, packed matrices and the cache."""
+    """The kernel's view of the model: addresses of parameters, packed matrices and the cache."""
 
     def __init__(
         self, library: Kernels, model: Any, cache: torch.Tensor, packed: Mapping[str, Packed]
@@ -143,9 +141,9 @@ class _Native:
         self._backbone = model.get_decoder()
         self._cache = cache
         self._kept: list[torch.Tensor] = []
-        """Tensors whose addresses the kernel holds."""
+        """Keeps tensors alive whose addresses the kernel holds."""
         self.packed: dict[str, Packed] = {}
-        """Those of the packed matrices that hold the parameters' values."""
+        """Packed matrices that equal their parameters."""
         config = model.config
         head = model.get_output_embeddings()
         is_tied = head.weight is model.get_input_embeddings().weight
@@ -176,7 +174,7 @@ class _Native:
             raise Unsupported
 
     def step(self, pieces: Sequence[Piece]) -> torch.Tensor:
-        """The logits of single tokens, whose keys and values go to their slots."""
+        """The logits of single tokens; writes their keys and values to the cache."""
         ids_R = torch.tensor([piece.request.tokens(piece.start, piece.end)[0] for piece in pieces])
         positions_R = torch.tensor([piece.start for piece in pieces])
         hidden_RD = self._backbone.embed_tokens(ids_R)
@@ -252,7 +250,7 @@ class _Native:
         return matrix
 
     def _add_lora(self, matrix: MatrixStruct, module: Any) -> None:
-        """The active adapter of a peft layer. What is more than plain LoRA is left to torch."""
+        """The active adapter of a peft layer. Anything but plain LoRA is left to torch."""
         from peft.tuners.lora import Linear
 
         is_lora: bool = type(module) is Linear
@@ -283,9 +281,9 @@ class _Native:
 def _parts(
     runs_R: Sequence[Sequence[SlotRun]],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Spans of slots with the rows that read them: starts, lengths, where readers begin, readers.
+    """Spans of slots with the rows that read them: starts, lengths, first readers, readers.
 
-    A run that several rows read is one span, so its slots come from memory once.
+    A run shared by several rows is one span, so its slots are read from memory once.
     """
     rows_of: dict[SlotRun, list[int]] = {}
     for row, runs in enumerate(runs_R):

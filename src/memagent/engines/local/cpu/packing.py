@@ -1,7 +1,7 @@
 """Weights of a GGUF file in the order in which the kernel reads them, 4 or 8 bits each.
 
-A new token reads every weight, so the fewer bytes the better. The blocks of a file are 32 weights with
-one scale; they are taken as they are and only put in another order, so nothing is rounded again:
+A new token reads every weight, so fewer bytes are faster. The blocks of a file are 32 weights with one
+scale; they are only reordered, so nothing is rounded again:
 
     file     output 0: [scale q0 q1 ... q31] [scale q32 ...] ...    output 1: ...
     packed   outputs 0-15: q0 of all 16, q1 of all 16, ...          one vector holds one input's weights
@@ -9,7 +9,7 @@ one scale; they are taken as they are and only put in another order, so nothing 
     Q4_0, Q4_1   (q - 8) * scale + zero    two inputs, j and j + 16 of a group, share a byte
     Q8_0         q * scale
 
-Other kinds stay float32.
+Other types stay float32.
 """
 
 from __future__ import annotations
@@ -41,12 +41,8 @@ class Packed:
     scales: torch.Tensor
     """Tiles x groups x (scale and zero, or scale only) x 16 lanes, float32."""
 
-    @property
-    def num_bytes(self) -> int:
-        return self.weights.nbytes + self.scales.nbytes
-
     def matrix(self) -> MatrixStruct:
-        """As the kernel takes it; holds addresses, so keep `self` as long as it is used."""
+        """The kernel's view. It holds addresses: keep `self` alive while it is used."""
         return MatrixStruct(
             kind=self.kind,
             num_outputs=self.num_outputs,
@@ -57,7 +53,7 @@ class Packed:
 
 
 def read_packed(path: Path, header: gguf_files.GgufHeader) -> dict[str, Packed]:
-    """The matrices of a file that can be packed, by the names that transformers has for them."""
+    """The matrices of a file that can be packed, by transformers' names."""
     return {
         name: PACKERS[kind](raw)
         for name, kind, raw in gguf_files.matrices(path, header)
@@ -91,7 +87,7 @@ PACKERS: dict[GGMLQuantizationType, Callable[[Bytes], Packed]] = {
     GGMLQuantizationType.Q4_1: _pack_q4_1,
     GGMLQuantizationType.Q8_0: _pack_q8_0,
 }
-"""From the blocks of a file, outputs x bytes, to the kernel's order."""
+"""From the blocks of a file (outputs x bytes) to the kernel's order."""
 
 
 def _halves(two_bytes: Bytes) -> Bytes:
@@ -112,7 +108,7 @@ def _packed(kind: int, quants: Bytes, scales: Bytes) -> Packed:
 
 
 def _in_tiles(values: Bytes) -> Bytes:
-    """Outputs x groups x n becomes tiles x groups x n x 16; outputs that are missing are zero."""
+    """Outputs x groups x n becomes tiles x groups x n x 16; missing outputs are zero."""
     missing = -len(values) % TILE
     padded = np.pad(values, ((0, missing), (0, 0), (0, 0))) if missing else values
     tiles = padded.reshape(-1, TILE, *values.shape[1:])

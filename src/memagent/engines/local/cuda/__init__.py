@@ -1,1 +1,1 @@
-"""The embedded engine on a GPU: packed prompts, captured replies, and the kernels of both."""
+"""The embedded engine on a GPU: packed prompts, replies as captured graphs, and their Triton kernels."""

@@ -1,11 +1,11 @@
-"""Triton kernels of the embedded engine, and launchers for them. Plain-torch twins: `reference.py`.
+"""Triton kernels of the embedded engine, and their launchers. Plain-torch versions: `reference.py`.
 
     attend_prompts    many tokens of few requests over runs of slots, online softmax
     attend_replies    one token of many requests; a shared run is read once for all its rows
     add_norm          residual connection and RMS norm
-    rotate_and_store  rotary positions; keys and values into their slots
+    rotate_and_store  rotary positions; writes keys and values to their slots
     gated             silu(gate) * up
-    draw              greedy or sampled token and its log-probability
+    sample            greedy or sampled token and its log-probability
 
 Rows are tokens. Query heads that share a KV head are folded into the rows of a tile, so keys and
 values are read once for all of them.
@@ -27,7 +27,7 @@ BLOCK_PROMPT = 128
 
 
 class ReplyTiling(NamedTuple):
-    """How a program of `attend_replies` is cut."""
+    """Block sizes of `attend_replies`."""
 
     rows: int
     tokens: int
@@ -38,11 +38,11 @@ class ReplyTiling(NamedTuple):
 
 
 SHARED = ReplyTiling(rows=32, tokens=64, warps=2, stages=3, programs=8)
-"""Several requests read the same run."""
+"""For runs shared by several requests."""
 SINGLE = ReplyTiling(rows=16, tokens=64, warps=2, stages=3, programs=16)
-"""One request reads its own."""
+"""For runs of a single request."""
 LOG2_E = 1.4426950408889634
-"""Scores are raised to a power of two, which is what the hardware does."""
+"""Converts exponents to base 2, which the hardware computes."""
 
 
 @triton.jit
@@ -321,8 +321,8 @@ def attend_replies(
 ) -> torch.Tensor:  # fmt: skip
     """Attention of one token per row.
 
-    `counts` is 0, the number of items of several rows, the number of all items; on the device, so that
-    they may change under a captured graph.
+    `counts` is 0, the number of items of several rows, the number of all items. It is on the device, so
+    that it can change under a captured graph.
     """
     out = torch.empty_like(query)
     for which, shape in enumerate((SHARED, SINGLE)):
@@ -357,7 +357,7 @@ def rotate_and_store(
     heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     cosine: torch.Tensor, sine: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Turn queries in place by their positions; put turned keys, and values, into their slots."""
+    """Rotate queries in place; write rotated keys, and values, to their slots."""
     _rotate_and_store[(len(query),)](
         query, key, value, cosine, sine, slots, cache[0], cache[1], cache.shape[2],
         HEADS=heads.heads, PADDED=triton.next_power_of_2(heads.heads), KV_HEADS=heads.kv_heads,
@@ -377,7 +377,7 @@ def sample(
     logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor,
     tokens: torch.Tensor, logprobs: torch.Tensor,
 ) -> None:  # fmt: skip
-    """A token per row into `tokens`, and its log-probability under what it was drawn from."""
+    """Sample a token per row into `tokens`, with its log-probability in the sampled distribution."""
     _sample[(len(logits),)](
         logits, temperatures, uniforms, tokens, logprobs, logits.shape[1], GREEDY=GREEDY_BELOW,
         BLOCK=4096, num_warps=8,

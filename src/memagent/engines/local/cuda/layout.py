@@ -1,15 +1,15 @@
-"""What the attention kernels read, worked out on the host: which rows look at which runs of slots.
+"""Inputs of the attention kernels, computed on the host: which rows attend to which runs of slots.
 
-Requests that share a beginning stand next to each other, so the rows that read a run of the prefix
-tree are a range, and one program reads the run once for all of them:
+Requests with a common prefix are adjacent, so the rows that attend to a run of the prefix tree are a
+range, and one program reads the run once for all of them:
 
     row 0  ─┐                    ┌─ own tokens of row 0
     row 1  ─┼─ question+section ─┼─ own tokens of row 1        item = rows x part of a run
     row 2  ─┘                    └─ own tokens of row 2
 
-A row sees the first `position + 1 - first_position` tokens of a run, at most all of them: one rule for
-whole runs before it, for the run it stands in, and for runs that it will only reach in a few steps.
-Numbers only: no torch, no GPU.
+A row attends to the first `position + 1 - first_position` tokens of a run, at most all of them: one rule
+for runs before it, for its own run, and for runs that it reaches only in a later step. NumPy only: no
+torch, no GPU.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ Ints = npt.NDArray[np.int32]
 
 ITEM_FIELDS = 6
 """row, number of rows, slot, first position, length, ordinal: see `reply_layout`."""
-
-
 MAX_IDLE_SHARE = 8
-"""A layout is made anew when more than an eighth of its rows have ended."""
+"""A layout is rebuilt when more than an eighth of its rows have ended."""
 MAX_PART_TOKENS = 1024
-"""Longer runs are read by several programs."""
+"""Longer runs are split over several programs."""
 
 
 class PromptLayout(NamedTuple):
@@ -41,31 +39,31 @@ class PromptLayout(NamedTuple):
     ids: Ints
     positions: Ints
     slots: Ints
-    """Where each token's keys and values go."""
+    """The slot of each token's keys and values."""
     tiles: Ints
-    """(T, 4): first row, number of rows, and which runs they read: first and end of `runs`."""
+    """(T, 4): first row, number of rows, first run, end run."""
     runs: Ints
     """(R, 3): slot, first position, length."""
     final_rows: Ints
-    """Rows whose logits are needed, in the order of the pieces that end in a new token."""
+    """Rows whose logits are needed, in the order of the pieces that complete a prompt."""
 
 
 class ReplyLayout(NamedTuple):
-    """Who reads what while replies are written; holds until a request comes or gets new slots."""
+    """Which replies read which slots; valid until a request joins or gets new slots."""
 
     order: list[GenerationRequest]
     """The request of each row."""
     marks: list[tuple[PrefixNode | None, int]]
-    """Where each of them stood: the leaf of its prompt and the number of its tails."""
+    """State of each request: the leaf of its prompt and its number of tails."""
     items: Ints
-    """(I, ITEM_FIELDS): work of the attention kernel; those of several rows come first."""
+    """(I, ITEM_FIELDS): work items of the attention kernel; those of several rows come first."""
     num_shared_items: int
     """Items of several rows."""
     first_parts: Ints
-    """(rows + 1): the parts of a row are numbered from here; the last is the number of all parts."""
+    """(rows + 1): number of the first part of each row; the last entry is the total."""
 
     def serves(self, requests: set[GenerationRequest]) -> bool:
-        """Whether these requests can be computed by it: all have rows, and few rows are left over."""
+        """Whether the layout can compute these requests: all have rows, and few rows are idle."""
         if len(self.order) - len(requests) > len(self.order) // MAX_IDLE_SHARE:
             return False
         num_same = 0
@@ -78,13 +76,13 @@ class ReplyLayout(NamedTuple):
 
 
 class ReplyInputs(NamedTuple):
-    """What the rows of a layout begin a round with."""
+    """Inputs of the rows of a layout for one round."""
 
     ids: Ints
     positions: Ints
-    """-1 for rows whose request has ended: they see nothing."""
+    """-1 for rows whose request has ended: they attend to nothing."""
     slots: Ints
-    """(steps, rows): where the token of each step goes; the padding slot where a reply has ended."""
+    """(steps, rows): the slot of each step's token; the padding slot where a reply has ended."""
 
 
 def prompt_layout(pieces: Sequence[Piece], *, tile_rows: int) -> PromptLayout:
@@ -111,7 +109,7 @@ def prompt_layout(pieces: Sequence[Piece], *, tile_rows: int) -> PromptLayout:
             tiles.append((row + begin, count, first_run, len(runs)))
         if piece.is_last:
             finals.append(len(ids) - 1)
-    tiles.reverse()  # within a piece, late rows have the most to read: they begin first
+    tiles.reverse()  # late rows of a piece have the most to read: they start first
     return PromptLayout(
         ids=np.array(ids, dtype=np.int32),
         positions=np.concatenate(positions),
@@ -127,8 +125,8 @@ def reply_layout(
 ) -> ReplyLayout:
     """Lay out one token of each request.
 
-    An item is a range of rows and a part of a run that all of them read. Its result for a row is the
-    row's part number `first_parts[row] + ordinal`; a row's parts are put together afterwards.
+    An item is a range of rows and a part of a run that all of them attend to. Its result for a row is
+    the row's part number `first_parts[row] + ordinal`; a row's parts are merged afterwards.
     """
     order = sorted(requests, key=_place_in_tree)
     spans = _spans(order)
@@ -164,7 +162,7 @@ def reply_inputs(
     steps: int,
     padding_slot: int,
 ) -> ReplyInputs:
-    """The last token of each reply, and where it and the following ones go."""
+    """The last token of each reply, and the slots of it and the following ones."""
     ids = [0] * len(order)
     positions = [-1] * len(order)
     first_slots = [padding_slot] * len(order)
@@ -208,10 +206,10 @@ _Span = tuple[int, int, int, int, int]
 
 
 def _spans(order: Sequence[GenerationRequest]) -> list[_Span]:
-    """Runs with the range of rows that read them, outer ones first."""
+    """Runs with the range of rows that attend to them, outer ones first."""
     spans: list[_Span] = []
     open_nodes: list[tuple[PrefixNode, int]] = []
-    """Nodes of the last row, each with the index of its span."""
+    """Nodes of the previous row, each with the index of its span."""
     for row, request in enumerate(order):
         path = path_to(request.leaf) if request.leaf else []
         common = position = 0
@@ -234,7 +232,7 @@ def _spans(order: Sequence[GenerationRequest]) -> list[_Span]:
 
 
 def _joined(spans: Sequence[_Span]) -> list[_Span]:
-    """Spans that follow each other in slots and are read by the same rows become one."""
+    """Merge spans of adjacent slots and the same rows."""
     joined: list[_Span] = []
     for span in spans:
         if joined:
@@ -247,7 +245,7 @@ def _joined(spans: Sequence[_Span]) -> list[_Span]:
 
 
 def _part_tokens(num_tokens: int, num_processors: int) -> int:
-    """How long the parts are: short enough that every multiprocessor gets a few."""
+    """Length of the parts: short enough that every multiprocessor gets several."""
     wanted = num_tokens // (4 * num_processors)
     return min(max(128, 1 << max(wanted, 1).bit_length()), MAX_PART_TOKENS)
 

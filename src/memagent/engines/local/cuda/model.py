@@ -1,16 +1,16 @@
 """A transformers causal model on a GPU: prompts packed, replies as captured graphs.
 
-One round of the engine has two parts that follow each other on the GPU without waiting for the host:
+One round of the engine has two parts that run on the GPU without waiting for the host:
 
-    replies   `steps` times: embed ─▶ layers ─▶ logits ─▶ draw ─▶ the drawn tokens are the next input
+    replies   `steps` times: embed ─▶ layers ─▶ logits ─▶ sample ─▶ the tokens are the next input
     prompts   one packed pass over pieces of prompts ─▶ logits of their last tokens ─▶ sample
 
-The part for replies is captured once per number of rows (rounded up) and replayed. What changes from
-round to round (tokens, slots, who reads which run) lies in fixed buffers that are filled beforehand.
+The part for replies is captured once per number of rows (rounded up) and replayed. Inputs that change
+every round (tokens, slots, which rows attend to which run) are copied into fixed buffers.
 
-The model's own modules and parameters are used as they are, adapters included, so weights exist once.
-Captured graphs hold addresses of parameters: changing them in place is fine, replacing them is noticed
-by `weights_changed` and the graphs are captured again.
+The model's own modules and parameters are used, adapters included, so weights exist once. Captured graphs
+hold addresses of parameters: they may change in place; if they are replaced, `weights_changed` captures
+the graphs again.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from memagent.engines.local.sampling import (
 from memagent.engines.local.scheduler import GenerationRequest, Piece
 
 MAX_STEPS = 8
-"""Tokens of a reply that are drawn before the host looks at them. A reply that ends in between wastes
-the rest, so this is kept small."""
+"""Tokens of a reply that are sampled per round. Tokens after the end of a reply are wasted, so this is
+small."""
 PROMPT_TILE, REPLY_TILE = 128, 32
-"""Rows of a tile of attention, heads folded in; as the kernels have it."""
+"""Rows of an attention tile, heads folded in; as in the kernels."""
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-"""Numbers of rows that are captured."""
+"""Captured numbers of rows."""
 PARTS_PER_ROW = 8
 
 
 def supports(model: Any) -> bool:
-    """Whether the kernels know this model: its head size, its activation, its norms."""
+    """Whether the kernels support this model: head size and activation."""
     head_dim = _head_dim(model.config)
     is_even = head_dim & (head_dim - 1) == 0 and 16 <= head_dim <= 256
     return is_even and model.config.hidden_act == "silu" and _heads(model).group <= REPLY_TILE
@@ -62,7 +62,7 @@ _Graph = tuple[torch.cuda.CUDAGraph, torch.Tensor]
 
 
 class GpuModel:
-    """A transformers Llama, Qwen2 or Qwen3 that reads and writes a cache of slots on a GPU."""
+    """A transformers Llama, Qwen2 or Qwen3 over a cache of slots, on a GPU."""
 
     max_steps = MAX_STEPS
     grow_slots = 256
@@ -80,10 +80,10 @@ class GpuModel:
             (*shape, self._heads.dim), dtype=parameter.dtype, device=self.device
         )
         self._padding_slot = num_slots
-        """Keys and values of rows that do not count are written here; no request owns it."""
+        """Padding rows write their keys and values here; no request owns it."""
         self._replies = _Buffers(self._heads, max_running, self.device)
         self._layout: ReplyLayout | None = None
-        """Of the last replies."""
+        """Of the previous round."""
         self._graphs: dict[int, _Graph] = {}
         self._graph_pool: Any = None
         self._addresses = self._parameter_addresses()
@@ -92,7 +92,7 @@ class GpuModel:
     def run(
         self, pieces: Sequence[Piece], steps: int
     ) -> list[tuple[GenerationRequest, SampledTokens]]:
-        """Compute the pieces, replies for `steps` tokens; what was drawn for each of the requests."""
+        """Compute the pieces, `steps` tokens of each reply; the tokens sampled for each request."""
         replying = {piece.request for piece in pieces if piece.is_reply}
         reading = [piece for piece in pieces if not piece.is_reply]
         layout = self._prepare(replying, steps) if replying else None
@@ -100,20 +100,20 @@ class GpuModel:
         if layout:
             self._generate(layout, replying, steps)
         logits = self._read(prompts) if prompts else None
-        drawn: list[tuple[GenerationRequest, SampledTokens]] = []
+        sampled: list[tuple[GenerationRequest, SampledTokens]] = []
         if logits is not None and len(logits):
             finals = [piece.request for piece in reading if piece.is_last]
-            drawn += zip(finals, self._sample(logits, finals), strict=True)
+            sampled += zip(finals, self._sample(logits, finals), strict=True)
         if layout:
             tokens = self._replies.tokens[:steps, : len(layout.order)].t().tolist()
             logprobs = self._replies.logprobs[:steps, : len(layout.order)].t().tolist()
             for request, some, theirs in zip(layout.order, tokens, logprobs, strict=True):
                 if request in replying:
-                    drawn.append((request, SampledTokens(some, theirs)))
-        return drawn
+                    sampled.append((request, SampledTokens(some, theirs)))
+        return sampled
 
     def weights_changed(self) -> None:
-        """Capture anew if parameters moved; values that changed in place need nothing."""
+        """Capture again if parameters were replaced; changes in place need nothing."""
         addresses = self._parameter_addresses()
         if addresses != self._addresses:
             self._addresses = addresses
@@ -126,7 +126,7 @@ class GpuModel:
         return _Prompts(*(_on(self.device, array) for array in layout))
 
     def _read(self, prompts: _Prompts) -> torch.Tensor:
-        """The logits of the last tokens of prompts that end."""
+        """The logits of the last tokens of completed prompts."""
 
         def attend(query: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
             out: torch.Tensor = self._ops.attend_prompts(
@@ -143,9 +143,10 @@ class GpuModel:
     ) -> list[SampledTokens]:
         if any(has_filter(request.sampling) for request in requests):
             states = [(r.sampling, r.seed, len(r.completion_ids)) for r in requests]
-            drawn = sample(logits, states)
+            sampled = sample(logits, states)
             return [
-                SampledTokens([t], [p]) for t, p in zip(drawn.tokens, drawn.logprobs, strict=True)
+                SampledTokens([t], [p])
+                for t, p in zip(sampled.tokens, sampled.logprobs, strict=True)
             ]
         tokens = torch.empty(len(requests), dtype=torch.int32, device=self.device)
         logprobs = torch.empty(len(requests), dtype=torch.float32, device=self.device)
@@ -159,7 +160,7 @@ class GpuModel:
     # --- replies -------------------------------------------------------------------------------
 
     def _prepare(self, requests: set[GenerationRequest], steps: int) -> ReplyLayout:
-        """Fill the buffers of the replies. The layout of the last round is kept while it serves."""
+        """Fill the buffers of the replies. The layout of the previous round is reused if it serves."""
         if not (self._layout and self._layout.serves(requests)):
             self._layout = reply_layout(
                 requests,
@@ -167,7 +168,7 @@ class GpuModel:
                 num_processors=self._num_processors,
             )
             if not self._replies.holds(self._layout):
-                self._forget_graphs()  # they know the old buffers
+                self._forget_graphs()  # they hold the old buffers
                 self._replies.grow(self._layout)
             self._replies.fill_layout(self._layout, _bucket(len(self._layout.order)))
         order = self._layout.order
@@ -191,23 +192,25 @@ class GpuModel:
             if request in requests and has_filter(request.sampling)
         ]
         if filtered:
-            assert steps == 1, "replies with top-k or top-p are drawn one token at a time"
-            self._draw_filtered(logits, *zip(*filtered, strict=True))
+            assert steps == 1, "replies with top-k or top-p are sampled one token at a time"
+            self._sample_filtered(logits, *zip(*filtered, strict=True))
 
-    def _draw_filtered(
+    def _sample_filtered(
         self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[GenerationRequest]
     ) -> None:
-        """Draw again for rows with top-k or top-p, which the kernel does not know."""
+        """Sample again for rows with top-k or top-p, which the kernel does not support."""
         index = torch.tensor(rows, device=self.device)
-        drawn = self._sample(logits[index], requests)
-        tokens = torch.tensor([some.tokens[0] for some in drawn], dtype=torch.int32)
-        logprobs = torch.tensor([some.logprobs[0] for some in drawn])
+        sampled = self._sample(logits[index], requests)
+        tokens = torch.tensor([some.tokens[0] for some in sampled], dtype=torch.int32)
+        logprobs = torch.tensor([some.logprobs[0] for some in sampled])
         self._replies.tokens[0, index] = tokens.to(self.device)
         self._replies.logprobs[0, index] = logprobs.to(self.device)
 
     def _captured(self, rows: int) -> _Graph:
-        """The graph of one step of so many rows, and where it leaves logits. The first passes compile kernels, so their effects
-        are undone: they count as no step."""
+        """The graph of one step of `rows` rows, and its logits.
+
+        The first passes compile kernels; their effects on the buffers are undone.
+        """
         buffers = self._replies
         kept = (buffers.ids.clone(), buffers.positions.clone(), buffers.step.clone())
         stream = torch.cuda.Stream(self.device)
@@ -226,10 +229,10 @@ class GpuModel:
 
     def _forget_graphs(self) -> None:
         self._graphs.clear()
-        self._graph_pool = None  # it ends with the last graph that uses it
+        self._graph_pool = None  # freed with the last graph that uses it
 
     def _reply_step(self, rows: int) -> torch.Tensor:
-        """One token of so many rows, from buffers into buffers; and the logits."""
+        """One token of `rows` rows, from buffers into buffers; returns the logits."""
         buffers = self._replies
         positions = buffers.positions[:rows]
 
@@ -267,7 +270,7 @@ class GpuModel:
         slots: torch.Tensor,
         attend: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states of all layers but for the last addition, which comes with the last norm."""
+        """The hidden states after all layers, and the last residual, which the final norm adds."""
         ops, heads, backbone = self._ops, self._heads, self._backbone
         hidden = backbone.embed_tokens(ids)
         cosine, sine = backbone.rotary_emb(hidden[None], positions[None])
@@ -313,7 +316,7 @@ assert _Prompts._fields == PromptLayout._fields
 
 
 class _Buffers:
-    """What the captured graphs read and write, at fixed addresses."""
+    """Inputs and outputs of the captured graphs, at fixed addresses."""
 
     def __init__(self, heads: Heads, max_rows: int, device: torch.device) -> None:
         self._heads = heads
@@ -341,7 +344,7 @@ class _Buffers:
         return len(layout.items) <= len(self.items) and num_parts <= self.parts.num_parts
 
     def grow(self, layout: ReplyLayout) -> None:
-        """Room for more items and parts. Graphs that know the old room must be captured again."""
+        """Allocate more items and parts. Graphs that hold the old buffers must be captured again."""
         if len(layout.items) > len(self.items):
             shape = (2 * len(layout.items), ITEM_FIELDS)
             self.items = torch.zeros(shape, dtype=torch.int32, device=self._device)
@@ -349,7 +352,7 @@ class _Buffers:
             self.parts = Parts(self._heads, 2 * num_parts, self._device)
 
     def fill_layout(self, layout: ReplyLayout, rows: int) -> None:
-        """Put a layout in place; rows beyond it have no parts."""
+        """Copy a layout in; rows beyond it have no parts."""
         count = len(layout.order)
         self.items[: len(layout.items)] = _on(self._device, layout.items)
         counts = np.array([0, layout.num_shared_items, len(layout.items)], dtype=np.int32)
@@ -364,7 +367,7 @@ class _Buffers:
         chances: np.ndarray[Any, Any],
         padding_slot: int,
     ) -> None:
-        """Put the beginning of a round in place; rows beyond it write where nobody looks."""
+        """Copy the inputs of a round in; rows beyond them write to the padding slot."""
         steps, count = inputs.slots.shape
         rows = _bucket(count)
         self.ids[:count] = _on(self._device, inputs.ids)

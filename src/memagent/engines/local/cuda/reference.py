@@ -1,6 +1,6 @@
-"""The kernels of `kernels.py` in plain torch, for comparison and for machines without Triton.
+"""The kernels of `kernels.py` in plain torch, for tests and for machines without Triton.
 
-Same names, same arguments, same results up to rounding; slow, because clear.
+Same names, same arguments, same results up to rounding. Slow but simple.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def attend_replies(
     parts: Parts,
     num_processors: int,
 ) -> torch.Tensor:
-    """Attention of one token per row, through the same parts as the kernel."""
+    """Attention of one token per row, in the same parts as the kernel."""
     for row, num_rows, slot, begin, length, ordinal in items[: int(counts[2])].tolist():
         for reader in range(row, row + num_rows):
             visible = max(min(int(positions[reader]) + 1 - begin, length), 0)
@@ -93,7 +93,7 @@ def rotate_and_store(
     slots: torch.Tensor,
     cache: torch.Tensor,
 ) -> None:
-    """Turn queries in place by their positions; put turned keys, and values, into their slots."""
+    """Rotate queries in place; write rotated keys, and values, to their slots."""
     query.copy_(_turned(query, cosine, sine))
     cache[0].index_copy_(1, slots.long(), _turned(key, cosine, sine).transpose(0, 1))
     cache[1].index_copy_(1, slots.long(), value.transpose(0, 1))
@@ -111,7 +111,7 @@ def sample(
     tokens: torch.Tensor,
     logprobs: torch.Tensor,
 ) -> None:
-    """A token per row into `tokens`, and its log-probability under what it was drawn from."""
+    """Sample a token per row into `tokens`, with its log-probability in the sampled distribution."""
     is_greedy = temperatures < GREEDY_BELOW
     scaled = logits.float() / torch.where(is_greedy, 1.0, temperatures)[:, None]
     shares = scaled.log_softmax(-1)

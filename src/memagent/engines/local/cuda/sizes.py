@@ -1,4 +1,4 @@
-"""Sizes and room that kernels and their plain twins share."""
+"""Sizes and buffers shared by the kernels and their plain-torch versions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Heads:
 
 
 class Parts:
-    """Room for parts of attention over replies, reused by all layers and steps."""
+    """Buffers for partial attention of replies, reused by all layers and steps."""
 
     def __init__(self, heads: Heads, num_parts: int, device: torch.device) -> None:
         self.num_parts = num_parts
