@@ -1,6 +1,6 @@
-"""The engine on a GPU: the same tokens as transformers, and kernels equal to their plain twins.
+"""The engine on a GPU: the same tokens as transformers, and kernels equal to their plain-torch versions.
 
-Skipped without a GPU. The same laws hold on the CPU for the plain twins, see
+Skipped without a GPU. The same laws hold on the CPU for the plain-torch versions, see
 tests/unit/engines/local/test_gpu_layout.py.
 """
 
@@ -113,7 +113,7 @@ def test_a_seed_gives_the_same_tokens_in_another_batch(model: Any) -> None:
     assert [r.completion_ids for r in together] == [r.completion_ids for r in few]
 
 
-def test_top_k_and_top_p_are_kept_to(model: Any) -> None:
+def test_top_k_and_top_p_restrict_the_tokens(model: Any) -> None:
     prompts = prompts_of(6, seed=5)
     generator = Generator(model, num_slots=8192, eos_ids=[7], max_running=8)
     sampling = Sampling(max_tokens=20, temperature=1.0, top_k=1)
@@ -125,7 +125,7 @@ def test_top_k_and_top_p_are_kept_to(model: Any) -> None:
             assert request.completion_ids == by_transformers(model, prompt, 20)
 
 
-def test_tokens_are_drawn_as_often_as_the_model_says(model: Any) -> None:
+def test_samples_follow_the_distribution_of_the_model(model: Any) -> None:
     """4,000 first tokens of one prompt against the model's own distribution, by chi-square."""
     prompt = prompts_of(1, seed=6)[0]
     sampling = Sampling(max_tokens=1, temperature=1.0)

@@ -273,7 +273,7 @@ HELLO: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 4}
         (b'"' + b"x" * 16_000_001, 413, None, "request_too_large"),
     ],
 )
-def test_a_wrong_request_is_refused_and_the_server_goes_on(
+def test_a_wrong_request_is_refused_and_the_server_keeps_running(
     server: TinyServer, body: Any, status: int, param: str | None, code: str
 ) -> None:
     got, content, _ = send(server, body)
@@ -331,7 +331,7 @@ def test_one_request_too_many_is_told_to_come_back(folder: Path) -> None:
         assert _eventually(lambda: send(server, HELLO)[0] == 200)
 
 
-def test_a_failing_model_is_told_and_the_server_goes_on(
+def test_a_failing_model_is_told_and_the_server_keeps_running(
     server: TinyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: Any) -> Any:
@@ -368,7 +368,7 @@ def test_a_bug_is_answered_without_its_traceback(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_client_that_leaves_frees_what_it_held(server: TinyServer, is_stream: bool) -> None:
+def test_a_client_that_leaves_frees_its_slots(server: TinyServer, is_stream: bool) -> None:
     address = urlsplit(server.url)
     body = json.dumps({**HELLO, "max_tokens": 480, "n": 4, "stream": is_stream, "temperature": 1})
     connection = http.client.HTTPConnection(address.hostname or "", address.port)

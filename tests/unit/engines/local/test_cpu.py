@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler
 NUM_MATRICES = 3 * 7 + 1
 """Of a tiny model: seven in each of three layers, and the head."""
 WIDE: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
-"""A head size of 64, for which the kernel has code of its own."""
+"""A head size of 64, for which the kernel has special code."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def assert_same(ours: list[GenerationRequest], theirs: list[GenerationRequest]) 
 @pytest.mark.parametrize(
     "kind", [GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0]
 )
-def test_packed_weights_give_what_their_float32_values_give(
+def test_packed_weights_compute_what_their_float32_values_do(
     kind: GGMLQuantizationType, library: Kernels, tiny: Path, tmp_path: Path
 ) -> None:
     loaded = load(str(write_gguf(tiny, tmp_path / "model.gguf", kind=kind)))
@@ -112,7 +112,7 @@ def test_parameters_are_read_in_place(kind: Kind, library: Kernels, tmp_path: Pa
 def test_a_long_context_is_read_in_parts(library: Kernels, tiny: Path) -> None:
     loaded = load(str(tiny))
     prompt = prompts_of(loaded, 1)[0] * 30
-    prompts = [prompt[:400], [*prompt[:400], 7, 8], [5, *prompt[:330]]]  # two begin alike
+    prompts = [prompt[:400], [*prompt[:400], 7, 8], [5, *prompt[:330]]]  # two share a prefix
     ours = replies(generator_of(loaded, library), prompts)
     ids = torch.tensor([prompts[0]])
     expected = loaded.model.generate(
@@ -126,7 +126,7 @@ def test_a_long_context_is_read_in_parts(library: Kernels, tiny: Path) -> None:
     assert_same(ours, replies(generator_of(loaded, None), prompts))
 
 
-def test_a_row_is_computed_the_same_in_any_company(library: Kernels, tiny: Path) -> None:
+def test_a_row_does_not_depend_on_its_batch(library: Kernels, tiny: Path) -> None:
     loaded = load(str(tiny))
     generator = generator_of(loaded, library)
     model, scheduler = cpu_model(generator), generator.scheduler
@@ -161,7 +161,7 @@ def test_changed_weights_are_read_and_the_others_stay_packed(
     assert [r.logprobs for r in after] != [r.logprobs for r in before]
 
 
-def test_one_weight_that_differs_is_noticed(library: Kernels, tiny: Path, tmp_path: Path) -> None:
+def test_one_changed_weight_is_detected(library: Kernels, tiny: Path, tmp_path: Path) -> None:
     path = write_gguf(tiny, tmp_path / "model.gguf", kind=GGMLQuantizationType.Q8_0)
     loaded = load(str(path))
     generator = generator_of(loaded, library)
@@ -192,7 +192,7 @@ def test_an_adapter_works_on_packed_weights_and_follows_training(
     assert_same(replies(generator, prompts), replies(generator_of(loaded, None), prompts))
 
 
-def test_processors_without_wide_vectors_compute_the_same(
+def test_a_build_without_wide_vectors_computes_the_same(
     library: Kernels, tiny: Path, tmp_path: Path
 ) -> None:
     plain = build(COMPILER, tmp_path / "kernels", ways=(((), ()),))
@@ -219,7 +219,7 @@ def test_a_kernel_is_compiled_once(tmp_path: Path) -> None:
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == made
 
 
-def test_a_setting_leaves_everything_to_torch(tiny: Path) -> None:
+def test_the_kernel_can_be_disabled(tiny: Path) -> None:
     model = load(str(tiny)).model
     assert not isinstance(Generator(model, num_slots=64, eos_ids=(), native=False)._model, CpuModel)
     assert isinstance(Generator(model, num_slots=64, eos_ids=())._model, CpuModel)

@@ -47,7 +47,7 @@ def broken(*args: Any) -> Any:
     raise RuntimeError("the model is broken")
 
 
-async def test_a_conversation_is_answered_in_the_models_own_template(engine: LocalEngine) -> None:
+async def test_a_conversation_uses_the_models_chat_template(engine: LocalEngine) -> None:
     completion = await engine.complete(MESSAGES, Sampling(max_tokens=12))
     prompt = "<|im_start|>user\nWhere is the red ledger?<|im_end|>\n<|im_start|>assistant\n"
     assert completion.prompt_ids is not None
@@ -68,7 +68,7 @@ async def test_many_conversations_at_once_get_their_own_answers(engine: LocalEng
         assert list(completion.completion_ids or ()) == reference(engine, completion.prompt_ids, 10)
 
 
-async def test_what_was_computed_before_is_reported_as_cached(engine: LocalEngine) -> None:
+async def test_cached_prompt_tokens_are_reported(engine: LocalEngine) -> None:
     first = await engine.complete(MESSAGES, Sampling(max_tokens=3))
     again = await engine.complete(MESSAGES, Sampling(max_tokens=3))
     assert first.usage is not None
@@ -87,7 +87,7 @@ async def test_a_stop_text_ends_the_reply_and_is_not_part_of_it(engine: LocalEng
     assert len(cut.completion_ids or ()) <= len(whole.completion_ids or ())
 
 
-async def test_seeds_decide_samples(engine: LocalEngine) -> None:
+async def test_a_seed_decides_the_samples(engine: LocalEngine) -> None:
     async def sample(seed: int | None) -> tuple[int, ...] | None:
         sampling = Sampling(max_tokens=12, temperature=1.0, seed=seed)
         return (await engine.complete(MESSAGES, sampling)).completion_ids
@@ -96,7 +96,7 @@ async def test_seeds_decide_samples(engine: LocalEngine) -> None:
     assert len({await sample(None) for _ in range(5)}) > 1
 
 
-async def test_a_cancelled_call_frees_what_it_held(engine: LocalEngine) -> None:
+async def test_a_cancelled_call_frees_its_slots(engine: LocalEngine) -> None:
     tasks = [
         asyncio.ensure_future(
             engine.complete(MESSAGES, Sampling(max_tokens=400, seed=n, temperature=1))
@@ -124,7 +124,7 @@ async def test_a_prompt_past_the_window_is_refused(engine: LocalEngine) -> None:
         await engine.complete(MESSAGES, Sampling(max_tokens=0))
 
 
-async def test_new_weights_make_a_new_version(engine: LocalEngine) -> None:
+async def test_new_weights_increment_the_policy_version(engine: LocalEngine) -> None:
     before = await engine.complete(MESSAGES, Sampling(max_tokens=8))
     with torch.no_grad():
         engine._loaded.model.get_input_embeddings().weight.mul_(-1.7)
@@ -144,7 +144,7 @@ async def test_weights_do_not_change_under_a_running_request(engine: LocalEngine
     await task
 
 
-async def test_a_failing_model_fails_its_requests_and_the_engine_goes_on(
+async def test_a_failing_model_fails_its_requests_and_the_engine_keeps_running(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -154,7 +154,7 @@ async def test_a_failing_model_fails_its_requests_and_the_engine_goes_on(
     assert (await engine.complete(MESSAGES, Sampling(max_tokens=5))).completion_ids
 
 
-async def test_closing_ends_what_is_running(folder: Path) -> None:
+async def test_closing_fails_running_requests(folder: Path) -> None:
     engine = LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01))
     task = asyncio.ensure_future(engine.complete(MESSAGES, Sampling(max_tokens=450)))
     await asyncio.sleep(0.02)
@@ -165,7 +165,7 @@ async def test_closing_ends_what_is_running(folder: Path) -> None:
         await engine.complete(MESSAGES, Sampling(max_tokens=5))
 
 
-def test_an_adapter_changes_what_is_said(folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_changes_the_reply(folder: Path, tmp_path: Path) -> None:
     adapter = make_tiny_adapter(folder, tmp_path / "adapter")
     replies = []
     for settings in ({}, {"adapter": str(adapter)}):
@@ -243,7 +243,7 @@ async def test_a_stream_ends_before_its_stop_text(engine: LocalEngine) -> None:
     assert "".join(token.text for token in tokens) == whole.text[: whole.text.index(stop)]
 
 
-async def test_a_closed_stream_frees_what_it_held(engine: LocalEngine) -> None:
+async def test_a_closed_stream_frees_its_slots(engine: LocalEngine) -> None:
     async with aclosing(engine.stream(_prompt(engine), Sampling(max_tokens=400))) as items:
         async for _ in items:
             break
@@ -295,7 +295,7 @@ async def test_tokens_that_do_not_exist_are_refused(engine: LocalEngine, ids: li
 # --- holding still --------------------------------------------------------------------------------
 
 
-async def test_a_held_engine_begins_nothing_and_then_all_together(engine: LocalEngine) -> None:
+async def test_held_requests_start_together(engine: LocalEngine) -> None:
     sampling = Sampling(max_tokens=5)
     with engine.hold():
         calls = [asyncio.ensure_future(engine.complete(MESSAGES, sampling)) for _ in range(3)]
@@ -313,7 +313,7 @@ async def test_a_held_engine_begins_nothing_and_then_all_together(engine: LocalE
     assert engine._generator.num_computed_tokens == prompt - 1 + 3 * num_steps
 
 
-async def test_a_fresh_hold_drops_what_was_kept_of_earlier_prompts(engine: LocalEngine) -> None:
+async def test_a_fresh_hold_drops_cached_prompts(engine: LocalEngine) -> None:
     async def cached() -> int:
         usage = (await engine.complete(MESSAGES, Sampling(max_tokens=2))).usage
         assert usage is not None

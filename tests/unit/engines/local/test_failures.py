@@ -1,6 +1,6 @@
-"""What goes wrong in the embedded engine: no memory, values that mean nothing, files that are no model.
+"""Failures of the embedded engine: out of memory, invalid values, files that are not models.
 
-A failure is told to whoever asked, in one line, and the engine goes on.
+A failure is a one-line error for the caller, and the engine keeps running.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ asyncio.run(main())
 
 
 @LINUX
-def test_a_machine_without_memory_fails_requests_and_the_engine_goes_on(tmp_path: Path) -> None:
+def test_a_machine_without_memory_fails_requests_and_the_engine_keeps_running(tmp_path: Path) -> None:
     # one step of the long prompt needs 180 MB for a layer, the short one next to nothing
     wide = make_tiny_model(tmp_path / "wide", "llama", intermediate_size=100_000)
     done = subprocess.run(
@@ -122,7 +122,7 @@ def test_a_machine_without_memory_fails_requests_and_the_engine_goes_on(tmp_path
         ((7,), r"stop must be a tuple of texts, not \(7,\)"),
     ],
 )
-async def test_stop_texts_that_mean_nothing_are_refused(
+async def test_invalid_stop_texts_are_refused(
     engine: LocalEngine, stop: Any, message: str
 ) -> None:
     with pytest.raises(EngineRefused, match=message):
@@ -157,7 +157,7 @@ async def test_a_prompt_that_just_fits_the_window_is_answered(engine: LocalEngin
     [b"GGML" + bytes(200), b"PK\x03\x04" + bytes(200), b"FUGG" + bytes(200), b"a text\n" * 50],
     ids=["older", "zip", "reversed", "text"],
 )
-def test_a_gguf_file_with_another_beginning_is_named(tmp_path: Path, contents: bytes) -> None:
+def test_a_file_that_is_not_gguf_is_named(tmp_path: Path, contents: bytes) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(contents)
     with pytest.raises(ConfigError, match=r"model\.gguf is not a readable GGUF file") as caught:

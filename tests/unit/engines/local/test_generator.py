@@ -81,7 +81,7 @@ def test_a_mixed_batch_gives_each_its_own_tokens(model: Any) -> None:
     assert all_free(generator)
 
 
-def test_prompts_that_begin_alike_are_computed_once(model: Any) -> None:
+def test_a_common_prefix_is_computed_once(model: Any) -> None:
     shared = prompts_of(model, 1, seed=2)[0] * 3
     prompts = [shared + suffix for suffix in prompts_of(model, 8, seed=3, longest=9)]
     generator = generator_of(model)
@@ -162,7 +162,7 @@ def teacher_forced(model: Any, request: GenerationRequest) -> list[float]:
     return [float(row[token]) for row, token in zip(logprobs, request.completion_ids, strict=True)]
 
 
-def test_the_same_seed_gives_the_same_tokens_in_any_company(model: Any) -> None:
+def test_the_same_seed_gives_the_same_tokens_in_any_batch(model: Any) -> None:
     prompt, *others = prompts_of(model, 9, seed=7)
     sampling = Sampling(max_tokens=20, temperature=1.0, top_p=0.95)
 
@@ -203,7 +203,7 @@ def test_sampling_follows_the_distribution(model: Any) -> None:
         assert abs(share - probability) < 4.5 * spread + 1e-3
 
 
-def test_cancelled_requests_give_everything_back(model: Any) -> None:
+def test_cancelled_requests_free_their_slots(model: Any) -> None:
     prompts = prompts_of(model, 20, seed=9)
     generator = generator_of(model, num_slots=600)
     requests = [generator.submit(p, Sampling(max_tokens=30, **GREEDY), seed=0) for p in prompts]
@@ -217,7 +217,7 @@ def test_cancelled_requests_give_everything_back(model: Any) -> None:
     assert all_free(generator)
 
 
-def test_new_weights_are_seen_and_the_cache_is_forgotten(model: Any) -> None:
+def test_new_weights_are_used_and_the_cache_is_dropped(model: Any) -> None:
     prompt = prompts_of(model, 1, seed=10)[0]
     generator = generator_of(model)
     before = generator.submit(prompt, Sampling(max_tokens=8, **GREEDY), seed=0)
@@ -238,7 +238,7 @@ def test_new_weights_are_seen_and_the_cache_is_forgotten(model: Any) -> None:
             embedding.copy_(saved)
 
 
-def test_what_could_never_be_served_is_refused(model: Any) -> None:
+def test_a_request_larger_than_the_cache_is_refused(model: Any) -> None:
     generator = generator_of(model, num_slots=64)
     with pytest.raises(ConfigError, match="need 75 tokens of cache, which has 64"):
         generator.submit([5] * 50, Sampling(max_tokens=25), seed=0)

@@ -1,4 +1,4 @@
-"""The GPU's way of laying out work, on the CPU: its plain twins give the tokens of transformers.
+"""The GPU's way of laying out work, on the CPU: its plain-torch versions give the tokens of transformers.
 
 The kernels themselves are compared in tests/gpu, where there is a GPU.
 """
@@ -39,7 +39,7 @@ def generator_of(model: Any, *, num_slots: int = 2048, max_running: int = 8) -> 
     return generator
 
 
-def test_the_tiny_models_are_ones_the_kernels_know(model: Any) -> None:
+def test_the_kernels_support_the_tiny_models(model: Any) -> None:
     assert supports(model)
 
 
@@ -84,8 +84,8 @@ def test_sampled_replies_are_those_of_the_plain_engine(model: Any) -> None:
         assert np.allclose(own.logprobs, other.logprobs, atol=1e-4)
 
 
-def test_a_text_that_ends_a_reply_is_found_among_several_tokens() -> None:
-    """Tokens are drawn eight at a time; what stands behind the stop text is dropped."""
+def test_a_stop_text_is_found_among_several_tokens() -> None:
+    """Tokens are sampled eight at a time; those after the stop text are discarded."""
 
     class Counting:
         max_steps = 8
@@ -123,7 +123,7 @@ def test_a_text_that_ends_a_reply_is_found_among_several_tokens() -> None:
     assert sum(counts) == 32
 
 
-def test_rows_that_begin_alike_read_their_beginning_together() -> None:
+def test_rows_with_a_common_prefix_read_it_together() -> None:
     scheduler = Scheduler(4096, max_batch_tokens=4096, max_running=16)
     shared = tuple(range(1000, 1300))
     requests = [
@@ -167,7 +167,7 @@ def test_steps_beyond_the_end_of_a_reply_go_to_the_padding_slot() -> None:
     assert (ended.positions.tolist(), ended.slots.tolist()) == ([-1], [[64], [64]])
 
 
-def test_a_layout_is_kept_until_a_request_comes_or_moves() -> None:
+def test_a_layout_is_reused_until_a_request_joins_or_moves() -> None:
     scheduler = Scheduler(1024, max_batch_tokens=256, max_running=20, grow_slots=4)
     requests = [
         GenerationRequest(prompt_ids=(n, 2, 3), sampling=Sampling(max_tokens=30), seed=0)
@@ -203,7 +203,7 @@ def test_a_piece_that_reaches_over_nodes_finds_its_slots() -> None:
     assert sorted(layout.tiles.tolist()) == [[0, 4, 0, 2], [4, 4, 0, 2], [8, 2, 0, 2]]
 
 
-def test_random_numbers_of_many_are_those_of_each() -> None:
+def test_uniforms_of_a_batch_equal_those_of_each_request() -> None:
     seeds, starts = [0, 1, 2**63 - 1, 12345], [0, 5, 0, 127]
     expected = [
         [uniform(seed, start + step) for seed, start in zip(seeds, starts, strict=True)]

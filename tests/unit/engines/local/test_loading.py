@@ -82,7 +82,7 @@ def test_the_tokenizer_is_the_files_own_and_ours_counts_the_same(
     assert counter.count_messages(MESSAGES) == len(prompt["input_ids"])
 
 
-def test_a_type_may_be_asked_for(tiny: dict[Kind, Path]) -> None:
+def test_a_dtype_can_be_chosen(tiny: dict[Kind, Path]) -> None:
     assert load(str(tiny["llama"])).model.dtype == torch.float32
     assert load(str(tiny["llama"]), dtype=torch.bfloat16).model.dtype == torch.bfloat16
 
@@ -96,7 +96,7 @@ def test_loading_prints_nothing(tiny: dict[Kind, Path], capfd: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gguf_file_is_the_model_it_was_made_from(
+def test_a_gguf_file_is_the_model_it_was_converted_from(
     kind: Kind, tiny: dict[Kind, Path], tmp_path: Path
 ) -> None:
     path = write_gguf(tiny[kind], tmp_path / "model.gguf")
@@ -141,7 +141,7 @@ def test_smollm_splits_digits_one_by_one(tiny: dict[Kind, Path], tmp_path: Path)
     assert loaded.tokenizer.convert_ids_to_tokens(ids) == ["1", "8", "7", "3"]
 
 
-def test_the_header_is_read_once_and_a_damaged_copy_is_made_again(
+def test_the_header_is_cached_and_a_damaged_copy_is_rebuilt(
     tiny: dict[Kind, Path], tmp_path: Path
 ) -> None:
     path = write_gguf(tiny["qwen2"], tmp_path / "model.gguf")
@@ -156,7 +156,7 @@ def test_the_header_is_read_once_and_a_damaged_copy_is_made_again(
 
 
 @pytest.mark.parametrize("keep", [0, 100, 0.5, 0.99])
-def test_a_gguf_file_cut_short_is_a_one_line_error(
+def test_a_truncated_gguf_file_is_a_one_line_error(
     tiny: dict[Kind, Path], tmp_path: Path, keep: float
 ) -> None:
     path = write_gguf(tiny["llama"], tmp_path / "model.gguf")
@@ -167,7 +167,7 @@ def test_a_gguf_file_cut_short_is_a_one_line_error(
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_shrinks_after_its_header_was_kept_is_found_out(
+def test_a_file_truncated_after_its_header_was_cached_is_refused(
     tiny: dict[Kind, Path], tmp_path: Path
 ) -> None:
     path = write_gguf(tiny["llama"], tmp_path / "model.gguf")
@@ -198,7 +198,7 @@ def test_what_cannot_be_run_faithfully_is_refused(tiny: dict[Kind, Path], tmp_pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_adapter_is_put_on_as_peft_does_and_stays_apart(
+def test_an_adapter_is_added_as_peft_does_and_stays_unmerged(
     kind: Kind, tiny: dict[Kind, Path], tmp_path: Path
 ) -> None:
     from peft import PeftModel
@@ -237,7 +237,7 @@ def test_an_adapter_of_another_model_is_refused(tiny: dict[Kind, Path], tmp_path
         assert "\n" not in str(caught.value)
 
 
-def test_a_folder_that_is_no_adapter_is_refused(tiny: dict[Kind, Path], tmp_path: Path) -> None:
+def test_a_folder_without_an_adapter_is_refused(tiny: dict[Kind, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no adapter_config\.json"):
         load(str(tiny["llama"]), adapter=str(tmp_path))
     adapter = make_tiny_adapter(tiny["llama"], tmp_path / "lora")
@@ -249,7 +249,7 @@ def test_a_folder_that_is_no_adapter_is_refused(tiny: dict[Kind, Path], tmp_path
         load(str(tiny["llama"]), adapter=str(adapter))
 
 
-# --- what goes wrong --------------------------------------------------------------------------------
+# --- Failures --------------------------------------------------------------------------------
 
 
 def test_a_model_that_was_not_pulled_says_how_to_pull_it() -> None:

@@ -94,7 +94,7 @@ loads = st.lists(st.tuples(prompts, st.integers(1, 20)), min_size=1, max_size=12
     max_running=st.integers(1, 6),
     rng=st.randoms(use_true_random=False),
 )
-def test_every_token_is_computed_in_order_with_what_it_reads_in_place(
+def test_every_token_is_computed_in_order_after_the_tokens_it_attends_to(
     load: list[tuple[list[int], int]],
     num_slots: int,
     max_batch_tokens: int,

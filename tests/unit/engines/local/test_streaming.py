@@ -26,11 +26,11 @@ def streamed(data: bytes, stops: Sequence[str] = ()) -> list[str]:
     return [*pieces, stream.rest(cut(decode(data), stops))]
 
 
-def test_a_character_comes_whole() -> None:
+def test_a_character_is_emitted_whole() -> None:
     assert streamed("aé😀b".encode()) == ["a", "", "é", "", "", "", "😀", "b"]
 
 
-def test_bytes_that_are_no_character_come_when_the_next_one_does() -> None:
+def test_invalid_bytes_are_emitted_with_the_next_character() -> None:
     assert streamed(b"a\xc3b\xc3") == ["a", "", "\ufffdb", "\ufffd"]
 
 
@@ -38,11 +38,11 @@ def test_the_beginning_of_a_stop_text_is_held_back() -> None:
     assert streamed(b"a EN END", ["END"]) == ["a", " ", "", "", "EN ", "", "", ""]
 
 
-def test_what_was_held_back_comes_when_it_is_no_stop_text() -> None:
+def test_held_text_is_emitted_when_it_is_no_stop_text() -> None:
     assert streamed(b"ENx", ["END", "xyz"]) == ["", "", "ENx"]
 
 
-def test_nothing_comes_after_a_stop_text() -> None:
+def test_nothing_is_emitted_after_a_stop_text() -> None:
     assert streamed(b"a.b.c", [".b"]) == ["a", "", "", "", ""]
 
 

@@ -55,7 +55,7 @@ async def reply(engine: LocalEngine) -> Completion:
     return await engine.complete(MESSAGES, Sampling(max_tokens=10))
 
 
-async def test_new_weights_are_spoken_from_and_counted(engine: LocalEngine, other: Path) -> None:
+async def test_new_weights_are_used_and_counted(engine: LocalEngine, other: Path) -> None:
     before = await reply(engine)
     async with opened(other) as other_engine:
         assert engine.update_weights(parameters(other_engine)) == 1
@@ -78,7 +78,7 @@ async def test_weights_are_copied_into_the_same_memory(engine: LocalEngine, othe
         assert id(value) == objects[name]
 
 
-async def test_what_is_not_named_stays_as_it_is(engine: LocalEngine) -> None:
+async def test_parameters_that_are_not_named_keep_their_values(engine: LocalEngine) -> None:
     before = copies(engine)
     engine.update_weights([(NORM, torch.full_like(before[NORM], 0.5))])
     changed = {n for n, value in parameters(engine).items() if not torch.equal(value, before[n])}
@@ -131,7 +131,7 @@ async def test_weights_are_refused_while_a_request_runs(engine: LocalEngine) -> 
     assert engine.update_weights({NORM: torch.full((64,), 0.5)}) == 1
 
 
-async def test_requests_that_come_in_meanwhile_get_the_new_weights(
+async def test_requests_during_an_update_get_the_new_weights(
     engine: LocalEngine, other: Path
 ) -> None:
     await reply(engine)  # so that the thread runs and waits
@@ -174,7 +174,7 @@ async def test_an_adapters_weights_change_too(folder: Path, tmp_path: Path) -> N
     assert after.policy_version == 1
 
 
-async def test_a_version_can_be_given_and_is_counted_from(engine: LocalEngine) -> None:
+async def test_a_policy_version_can_be_set(engine: LocalEngine) -> None:
     engine.weights_changed(policy_version=41)
     assert engine.policy_version == (await reply(engine)).policy_version == 41
     engine.weights_changed()
