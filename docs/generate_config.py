@@ -39,7 +39,7 @@ PARTS: tuple[tuple[str, str, str], ...] = (
     ("Endpoints", "memagent.config:EngineConfig", "`openai:MODEL`, `open_engine(...)`"),
     ("Local models", "memagent.config:LocalConfig", "`local:MODEL`, `open_engine(...)`"),
     ("vLLM", "memagent.config:VllmConfig", "`vllm:MODEL`, `open_engine(...)`"),
-    ("Server", "memagent.serve.settings:ServeConfig", "`memagent serve`"),
+    ("Server", "memagent.config:ServeConfig", "`memagent serve`"),
     ("Dataset recipes", "memagent.data.recipes:Recipe", "`memagent data build RECIPE.toml`"),
     ("Filtering", "memagent.data.filtering:FilterSettings", "`memagent data filter`"),
     ("Evaluation suites", "memagent.eval.suites:Suite", "`memagent eval SUITE.toml`"),

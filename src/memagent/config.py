@@ -146,6 +146,23 @@ class VllmConfig(Settings):
     """As for a local model."""
 
 
+class ServeConfig(Settings):
+    """Where `memagent serve` listens, which clients it admits, and its limits."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; only this machine can reach the default."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0 takes any free port."""
+    api_key: SecretStr | None = None
+    """Key that requests must carry. Prefer MEMAGENT_API_KEY in the environment to this option."""
+    max_concurrency: int = Field(default=256, ge=1)
+    """Maximum number of concurrent requests; further ones get status 429."""
+    max_request_bytes: int = Field(default=16_000_000, ge=1000)
+    """Maximum size of a request; larger ones get status 413."""
+    drain_seconds: float = Field(default=30.0, ge=0)
+    """Seconds that running requests get to finish when the server shuts down."""
+
+
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """The table of a TOML file; `what` it is stands in errors."""
     try:

@@ -66,6 +66,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "fastapi": ("memagent.serve",),
     "starlette": ("memagent.serve",),
     "uvicorn": ("memagent.serve",),
+    "prometheus_client": ("memagent.serve",),
 }
 """Libraries that appear in these modules and nowhere else."""
 

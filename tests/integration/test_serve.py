@@ -1,4 +1,4 @@
-"""The server, asked by OpenAI's own client, by the reader, and by people who ask for nonsense."""
+"""The server with OpenAI's own client, with the reader, and with invalid requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def client(server: TinyServer) -> Iterator[openai.OpenAI]:
 
 
 def direct(server: TinyServer, max_tokens: int, **sampling: Any) -> Any:
-    """What the engine says without the server."""
+    """The reply of the engine without the server."""
     return blocking.run(
         server.engine.complete(MESSAGES, Sampling(max_tokens=max_tokens, **sampling))
     )
@@ -134,7 +134,7 @@ def test_a_stream_joins_to_the_whole_reply(server: TinyServer, client: openai.Op
     assert last.usage.completion_tokens == 30
 
 
-def test_stop_and_seed_are_heard(server: TinyServer, client: openai.OpenAI) -> None:
+def test_stop_and_seed_are_used(server: TinyServer, client: openai.OpenAI) -> None:
     whole = direct(server, 20).text
     stop = whole[6:9]
 
@@ -151,7 +151,7 @@ def test_stop_and_seed_are_heard(server: TinyServer, client: openai.OpenAI) -> N
     assert sampled[0] == direct(server, 20, seed=1, temperature=1.0, top_p=0.9).text
 
 
-def test_choices_are_sampled_with_seeds_of_their_own(
+def test_each_choice_is_sampled_with_its_own_seed(
     server: TinyServer, client: openai.OpenAI
 ) -> None:
     options: Any = {"model": server.engine.model, "messages": MESSAGES, "max_tokens": 8}
@@ -185,7 +185,7 @@ def test_plain_completions_take_texts_and_tokens(server: TinyServer, client: ope
     assert one.usage.prompt_tokens == len(ids)
 
 
-async def test_the_async_client_asks_many_things_at_once(server: TinyServer) -> None:
+async def test_the_async_client_sends_many_requests_at_once(server: TinyServer) -> None:
     async with openai.AsyncOpenAI(base_url=server.base_url, api_key="none") as client:
 
         async def ask(number: int) -> tuple[str, str]:
@@ -316,7 +316,7 @@ def test_a_wrong_key_is_refused(folder: Path) -> None:
             client.models.list()
 
 
-def test_one_request_too_many_is_told_to_come_back(folder: Path) -> None:
+def test_a_request_above_the_limit_gets_429(folder: Path) -> None:
     with serving_tiny(folder, max_concurrency=1) as server:
         with openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0) as client:
             stream = client.chat.completions.create(
@@ -331,7 +331,7 @@ def test_one_request_too_many_is_told_to_come_back(folder: Path) -> None:
         assert _eventually(lambda: send(server, HELLO)[0] == 200)
 
 
-def test_a_failing_model_is_told_and_the_server_keeps_running(
+def test_a_failing_model_gives_503_and_the_server_keeps_running(
     server: TinyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: Any) -> Any:
@@ -382,7 +382,7 @@ def test_a_client_that_leaves_frees_its_slots(server: TinyServer, is_stream: boo
 
 
 @pytest.mark.slow
-def test_many_requests_of_all_sizes_some_given_up(folder: Path) -> None:
+def test_many_requests_of_all_sizes_some_cancelled(folder: Path) -> None:
     with serving_tiny(folder, cache_gb=0.002) as server:
         report = asyncio.run(stress(server, StressPlan(num_requests=300, num_clients=24)))
         assert report.num_finished + report.num_cancelled == 300
@@ -392,11 +392,11 @@ def test_many_requests_of_all_sizes_some_given_up(folder: Path) -> None:
         assert num_lost_slots(server.engine) == 0
 
 
-def test_metrics_tell_what_happened(server: TinyServer) -> None:
+def test_metrics_count_requests_and_tokens(server: TinyServer) -> None:
     send(server, HELLO)
     page = urllib.request.urlopen(f"{server.url}/metrics").read().decode()
     assert 'memagent_requests_total{path="/v1/chat/completions",status="200"}' in page
-    assert "memagent_requests_running 0\n" in page
+    assert "memagent_requests_running 0.0\n" in page
     assert "memagent_prefix_cache_hit_tokens_total" in page
 
 
@@ -467,7 +467,7 @@ def _is_refused(base_url: str) -> bool:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--engine", "openai:gpt"), "give --engine local:MODEL"),
+        (("--engine", "openai:gpt"), "use --engine local:MODEL"),
         (("--engine", "local:nosuch-model"), "nosuch-model"),
         (("--engine", "local:x", "--port", "99999"), "port"),
         ((), "--engine"),

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memagent.config import LocalConfig
+from memagent.config import LocalConfig, ServeConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
 from memagent.serve.run import serving
-from memagent.serve.settings import ServeConfig
 
 
 class TinyServer(NamedTuple):
@@ -40,7 +39,7 @@ def serving_tiny(folder: Path, *, cache_gb: float = 0.01, **settings: Any) -> It
 
 
 def wait_until_idle(engine: LocalEngine, *, seconds: float = 20.0) -> None:
-    """Wait until nothing runs or waits; fail when that takes too long."""
+    """Wait until no request runs or waits; fail after `seconds`."""
     until = time.monotonic() + seconds
     while engine.load.num_running or engine.load.num_waiting:
         assert time.monotonic() < until, f"still busy: {engine.load}"
@@ -48,6 +47,6 @@ def wait_until_idle(engine: LocalEngine, *, seconds: float = 20.0) -> None:
 
 
 def num_lost_slots(engine: LocalEngine) -> int:
-    """Slots of an idle engine that nobody gave back; prompts that are kept for later do not count."""
-    engine.weights_changed()  # drops what is kept, and fails while anything is in use
+    """Slots that an idle engine has not freed; cached prompts do not count."""
+    engine.weights_changed()  # drops cached prompts, and fails while any is in use
     return engine.load.num_used_slots

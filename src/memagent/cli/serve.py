@@ -1,25 +1,54 @@
-"""`memagent serve`: a local model behind an OpenAI-compatible address."""
+"""`memagent serve`: a local model behind an OpenAI-compatible HTTP API."""
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 import click
 from pydantic import SecretStr
 
 from memagent.cli.models import pull_if_known
 from memagent.cli.shared.options import PanelCommand, given, panel_option, settings_options
-from memagent.config import LocalConfig
+from memagent.config import LocalConfig, ServeConfig
 from memagent.engines.base import check_engine, open_engine, split_spec
 from memagent.errors import ConfigError
-from memagent.serve.settings import ServeConfig
 
 API_KEY_VARIABLE = "MEMAGENT_API_KEY"
 LOOPBACK = ("127.", "::1", "localhost")
-LIBRARIES = ("fastapi", "uvicorn")
+LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """The options of `memagent serve`."""
+
+    engine: str
+    server: ServeConfig
+    local: LocalConfig
+
+    @classmethod
+    def parse(cls, options: dict[str, Any]) -> Self:
+        """Options of the command line; the key may come from the environment."""
+        server = given(ServeConfig, options)
+        if "api_key" not in server and (key := os.environ.get(API_KEY_VARIABLE)):
+            server["api_key"] = SecretStr(key)
+        return cls(
+            engine=options["engine"],
+            server=ServeConfig.parse(server),
+            local=LocalConfig.parse(given(LocalConfig, options)),
+        )
+
+    @property
+    def model(self) -> str:
+        """The model of `engine`, which must be a local one."""
+        kind, model = split_spec(self.engine)
+        if kind != "local":
+            raise ConfigError(f"{self.engine!r} is not a local model; use --engine local:MODEL")
+        return model
 
 
 @click.command("serve", cls=PanelCommand)
@@ -32,42 +61,28 @@ LIBRARIES = ("fastapi", "uvicorn")
 @settings_options(ServeConfig, panel="Server")
 @settings_options(LocalConfig, panel="Local model")
 def command(**options: Any) -> None:
-    """Serve a local model over HTTP, as OpenAI does it: /v1/chat/completions and /v1/completions
-    (both can stream), /v1/models, /health, and /metrics for Prometheus.
+    """Serve a local model over HTTP with OpenAI's API: /v1/chat/completions and /v1/completions (both
+    can stream), /v1/models, /health, and /metrics for Prometheus.
 
     \b
       memagent serve --engine local:smollm2-135m
       memagent ask book.txt -q "Who inherits the house?" --base-url http://127.0.0.1:8000/v1
 
-    Only this machine can ask it unless --host says otherwise. Ctrl-C or SIGTERM lets running requests
-    finish; a second one does not.
+    Only this machine can connect unless --host is set. On Ctrl-C or SIGTERM running requests finish
+    first; a second signal shuts down immediately.
     """
-    config = _config(options)
-    model = _local_model(options["engine"])
+    chosen = ServeOptions.parse(options)
+    model = chosen.model
     _require_libraries()
     check_engine("local")
     pull_if_known(model)
-    with open_engine(options["engine"], **given(LocalConfig, options)) as engine:
-        # imported here: both bring torch, and `check_engine` says what to install where it is missing
+    with open_engine(chosen.engine, **chosen.local.model_dump(exclude_unset=True)) as engine:
+        # imported here: both import torch, and `check_engine` names the extra if it is missing
         from memagent.engines.local.engine import LocalEngine
         from memagent.serve.run import serve
 
         assert isinstance(engine, LocalEngine)
-        serve(engine, config, on_ready=lambda url: _tell(url, engine.model, config))
-
-
-def _config(options: dict[str, Any]) -> ServeConfig:
-    values = given(ServeConfig, options)
-    if "api_key" not in values and (key := os.environ.get(API_KEY_VARIABLE)):
-        values["api_key"] = SecretStr(key)
-    return ServeConfig.parse(values)
-
-
-def _local_model(engine: str) -> str:
-    kind, model = split_spec(engine)
-    if kind != "local":
-        raise ConfigError(f"{engine!r} is not a model on this machine; give --engine local:MODEL")
-    return model
+        serve(engine, chosen.server, on_ready=lambda url: _report(url, engine.model, chosen.server))
 
 
 def _require_libraries() -> None:
@@ -82,14 +97,17 @@ def _require_libraries() -> None:
             ) from None
 
 
-def _tell(url: str, model: str, config: ServeConfig) -> None:
-    """The address on standard output, what to do with it on standard error."""
+def _report(url: str, model: str, config: ServeConfig) -> None:
+    """Print the address on standard output, and how to use it on standard error."""
     key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if config.api_key else ""
     body = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 50}'
     print(f"{url}/v1", flush=True)
-    print(f"serving {model}; ask it with", file=sys.stderr)
+    print(f"serving {model}; use it with", file=sys.stderr)
     print(f"  memagent ask FILE -q QUESTION --base-url {url}/v1", file=sys.stderr)
     print(f"  curl {url}/v1/chat/completions{key} \\", file=sys.stderr)
     print(f"    -H 'Content-Type: application/json' -d '{body}'", file=sys.stderr)
     if not config.api_key and not config.host.startswith(LOOPBACK):
-        print("anybody who can reach this machine can ask it: give --api-key", file=sys.stderr)
+        print(
+            "warning: anyone who can reach this machine can use the server; set --api-key",
+            file=sys.stderr,
+        )

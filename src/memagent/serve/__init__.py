@@ -1,8 +1,9 @@
-"""`memagent serve`: a local model behind an OpenAI-compatible address.
+"""`memagent serve`: a local model behind an OpenAI-compatible HTTP API.
 
-settings.py    what can be chosen
-wire.py        requests, checked                errors.py     refusals in OpenAI's shape
-generate.py    from a request to replies        responses.py  replies in OpenAI's shape
-guard.py       key, limits, counting            metrics.py    what Prometheus reads
-app.py         the addresses                    run.py        the process: start, drain, stop
+app.py         the routes                       run.py        the process: start, drain, shut down
+wire.py        requests, validated              errors.py     errors in OpenAI's format
+generate.py    from a request to replies        responses.py  replies in OpenAI's format
+guard.py       key, admission, counting         metrics.py    Prometheus metrics
+
+Generation itself is in `engines/local`; settings are `ServeConfig` of `memagent.config`.
 """

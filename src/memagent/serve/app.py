@@ -1,4 +1,4 @@
-"""The addresses of the server, over one local engine.
+"""The routes of the server, over one local engine.
 
 POST /v1/chat/completions    POST /v1/completions    GET /v1/models
 GET /health                  GET /metrics
@@ -20,31 +20,31 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from memagent.config import ServeConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.errors import MemagentError
 from memagent.serve.errors import INTERNAL, ApiError, from_memagent
-from memagent.serve.generate import Job, jobs_of, parts, replies, streams
-from memagent.serve.guard import CLIENT_GONE, Gate, Guard, shutting_down
-from memagent.serve.metrics import CONTENT_TYPE, Metrics
-from memagent.serve.responses import Json, Shape, model_card, shape_of, total
-from memagent.serve.settings import ServeConfig
+from memagent.serve.generate import ReplyJob, jobs_of, parts, replies, streams
+from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Guard, shutting_down
+from memagent.serve.metrics import Metrics
+from memagent.serve.responses import Json, ResponseWriter, model_card, total, writer_of
 from memagent.serve.wire import ChatRequest, CompletionRequest, parse
 from memagent.types import Completion
 
 BODY_SECONDS = 60.0
-"""A body that takes longer to arrive is given up."""
+"""Time limit for receiving a request body."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 def make_app(
-    engine: LocalEngine, config: ServeConfig | None = None, *, gate: Gate | None = None
+    engine: LocalEngine, config: ServeConfig | None = None, *, gate: AdmissionGate | None = None
 ) -> FastAPI:
-    """The server over an engine, which stays the caller's to close."""
+    """The ASGI application over an engine, which the caller closes."""
     config = config or ServeConfig()
-    gate = gate or Gate(config.max_concurrency)
-    metrics = Metrics()
+    gate = gate or AdmissionGate(config.max_concurrency)
+    metrics = Metrics(lambda: engine.load)
     service = Service(engine, gate, metrics, max_request_bytes=config.max_request_bytes)
     app = FastAPI(title="memagent", docs_url=None, redoc_url=None, openapi_url=None)
     for path, method, endpoint in (
@@ -56,11 +56,10 @@ def make_app(
         ("/metrics", "GET", service.metrics),
     ):
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
-    app.add_exception_handler(ApiError, _answer_refusal)
-    app.add_exception_handler(MemagentError, _answer_refusal)
-    app.add_exception_handler(HTTPException, _answer_refusal)
-    app.add_exception_handler(ClientDisconnect, _answer_nobody)
-    app.add_exception_handler(Exception, _answer_bug)
+    for kind in (ApiError, MemagentError, HTTPException):
+        app.add_exception_handler(kind, _error_response)
+    app.add_exception_handler(ClientDisconnect, _no_response)
+    app.add_exception_handler(Exception, _internal_error_response)
     app.add_middleware(
         Guard,
         gate=gate,
@@ -71,10 +70,10 @@ def make_app(
 
 
 class Service:
-    """What stands behind each address."""
+    """The handlers of the routes."""
 
     def __init__(
-        self, engine: LocalEngine, gate: Gate, metrics: Metrics, *, max_request_bytes: int
+        self, engine: LocalEngine, gate: AdmissionGate, metrics: Metrics, *, max_request_bytes: int
     ) -> None:
         self._engine = engine
         self._gate = gate
@@ -101,48 +100,46 @@ class Service:
             raise shutting_down()
         return JSONResponse({"status": "ok"})
 
-    async def metrics(self) -> Response:
-        page = self._metrics.render(self._engine.load)
-        return Response(page, headers={"Content-Type": CONTENT_TYPE})
+    async def metrics(self, request: Request) -> Response:
+        page, content_type = self._metrics.render(request.headers.get("accept", ""))
+        return Response(page, headers={"Content-Type": content_type})
 
     # --- generating ----------------------------------------------------------------------------
 
-    async def _generate(
-        self, request: Request, wanted: ChatRequest | CompletionRequest
-    ) -> Response:
-        self._check_model(wanted.model)
-        jobs = await jobs_of(wanted, self._engine)
-        shape = shape_of(wanted, self._engine)
-        if wanted.stream:
-            return EventStream(self._events(shape, jobs, has_usage=wanted.wants_usage))
-        completions = await _unless_gone(request, replies(self._engine, jobs))
+    async def _generate(self, request: Request, body: ChatRequest | CompletionRequest) -> Response:
+        self._check_model(body.model)
+        jobs = await jobs_of(body, self._engine)
+        writer = writer_of(body, self._engine)
+        if body.stream:
+            return EventStream(self._events(writer, jobs, has_usage=body.wants_usage))
+        completions = await _unless_disconnected(request, replies(self._engine, jobs))
         if completions is None:
             return Response(status_code=CLIENT_GONE)
         self._metrics.count_tokens(total(completions))
-        return JSONResponse(shape.whole(jobs, completions))
+        return JSONResponse(writer.whole(jobs, completions))
 
     def _events(
-        self, shape: Shape, jobs: list[Job], *, has_usage: bool
+        self, writer: ResponseWriter, jobs: list[ReplyJob], *, has_usage: bool
     ) -> AsyncGenerator[str, None]:
-        """The chunks of a stream; a job that is wrong is refused here, before the first byte."""
+        """The chunks of a stream. An invalid job raises here, before the first byte."""
         tokens = streams(self._engine, jobs)
 
         async def events() -> AsyncGenerator[str, None]:
             completions: dict[int, Completion] = {}
-            for chunk in shape.first_chunks(jobs):
+            for chunk in writer.first_chunks(jobs):
                 yield _event(chunk)
             async with aclosing(tokens) as opened, aclosing(parts(opened)) as all_parts:
                 async for part in all_parts:
                     if part.completion:
                         completions[part.choice] = part.completion
                         self._metrics.count_tokens(total([part.completion]))
-                    yield _event(shape.chunk(part))
+                    yield _event(writer.chunk(part))
             if has_usage:
                 in_order = [completions[number] for number in range(len(jobs))]
-                yield _event(shape.usage_chunk(in_order))
+                yield _event(writer.usage_chunk(in_order))
             yield "data: [DONE]\n\n"
 
-        return _with_errors_told(events())
+        return _with_error_event(events())
 
     # --- checks --------------------------------------------------------------------------------
 
@@ -150,15 +147,15 @@ class Service:
         if name is not None and name != self._engine.model:
             raise ApiError(
                 404,
-                f"the model {name!r} does not exist here; this server has {self._engine.model!r}",
+                f"the model {name!r} does not exist; this server has {self._engine.model!r}",
                 param="model",
                 code="model_not_found",
             )
 
     async def _body(self, request: Request) -> bytes:
-        """The body, if it is JSON by its own account and not too large."""
+        """The body, if its content type is JSON and it is not too large."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # what a web page may send unasked never has this type
+        if kind != "application/json":  # cross-site requests of web pages cannot have this type
             raise ApiError(
                 400, "send `Content-Type: application/json`", code="invalid_content_type"
             )
@@ -180,7 +177,7 @@ class Service:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events whose source is closed when the response ends, however it ends."""
+    """Server-sent events whose source is closed whenever the response ends."""
 
     def __init__(self, events: AsyncGenerator[str, None]) -> None:
         super().__init__(
@@ -197,8 +194,8 @@ def _event(chunk: Json) -> str:
     return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
 
 
-async def _with_errors_told(events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-    """A failure after the first byte is the last event: the status has been sent already."""
+async def _with_error_event(events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    """Turn a failure into the last event: the status has already been sent."""
     async with aclosing(events):
         try:
             async for event in events:
@@ -210,20 +207,20 @@ async def _with_errors_told(events: AsyncGenerator[str, None]) -> AsyncGenerator
             yield _event(INTERNAL.body())
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of some work; None, and the work is given up, when the client leaves first."""
+async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`; None if the client disconnects first, which cancels it."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
+    disconnect = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
         return await task if task.done() else None
     finally:
         task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -231,8 +228,8 @@ async def _gone(request: Request) -> None:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-async def _answer_refusal(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException):  # of the framework: no such address or method
+async def _error_response(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):  # raised by the framework: no such path or method
         error = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
     elif isinstance(error, MemagentError):
         error = from_memagent(error)
@@ -240,10 +237,10 @@ async def _answer_refusal(request: Request, error: Exception) -> Response:
     return error.response()
 
 
-async def _answer_nobody(request: Request, error: Exception) -> Response:
+async def _no_response(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_GONE)
 
 
-async def _answer_bug(request: Request, error: Exception) -> Response:
-    """The client learns that, the log why: the framework raises the error again after this."""
+async def _internal_error_response(request: Request, error: Exception) -> Response:
+    """The framework raises the error again afterwards, so the traceback is logged."""
     return INTERNAL.response()

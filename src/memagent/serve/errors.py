@@ -1,4 +1,4 @@
-"""Refusals in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from memagent.errors import MemagentError, UserError
 
 RETRY_SECONDS = 1
-"""What a client is told to wait when the server is busy."""
+"""`Retry-After` of a busy server."""
 
 
 class ApiError(Exception):
-    """A request that is answered with an error."""
+    """An error response."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None
@@ -26,14 +26,14 @@ class ApiError(Exception):
         self.code = code
 
     def response(self) -> JSONResponse:
-        """The error as it goes over the wire."""
+        """The HTTP response."""
         headers = {"Retry-After": str(RETRY_SECONDS)} if self.status in (429, 503) else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return JSONResponse(self.body(), status_code=self.status, headers=headers)
 
     def body(self) -> dict[str, Any]:
-        """The JSON object that OpenAI's clients know."""
+        """The JSON body, as OpenAI's clients parse it."""
         kind = ERROR_TYPES.get(self.status, "invalid_request_error")
         return {
             "error": {
@@ -46,20 +46,20 @@ class ApiError(Exception):
 
 
 ERROR_TYPES: dict[int, str] = {401: "authentication_error", 429: "rate_limit_error"}
-"""By status; other refusals are invalid requests, and from 500 on it is our fault."""
+"""By status; other 4xx are invalid requests, 5xx are server errors."""
 
-INTERNAL = ApiError(500, "the server failed; its log says why", code="internal_error")
+INTERNAL = ApiError(500, "internal server error; see the log of the server", code="internal_error")
 
 
 def from_memagent(error: MemagentError) -> ApiError:
-    """An error of the engine: the request has to change, or the engine cannot answer now."""
+    """An error of the engine: 400 if the request is invalid, else 503."""
     if isinstance(error, UserError):
         return ApiError(400, str(error), code="invalid_value")
     return ApiError(503, str(error), code="engine_error")
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """What is wrong with the body of a request, naming the field."""
+    """A validation error of a request body, naming the field."""
     problem = error.errors(include_url=False, include_input=False)[0]
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "json_invalid":

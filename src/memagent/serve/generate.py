@@ -1,4 +1,4 @@
-"""From a request to its replies: whole, or token by token, of several choices at once."""
+"""From a request to its replies: whole or streamed, several choices at once."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 
 from memagent.engines.local.engine import LocalEngine, StreamedToken
 from memagent.serve.errors import ApiError
-from memagent.serve.wire import ChatRequest, CompletionRequest, GenerationRequest
+from memagent.serve.wire import ApiRequest, ChatRequest, CompletionRequest
 from memagent.types import Completion, Sampling
 
-Item = StreamedToken | Completion
+StreamItem = StreamedToken | Completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One reply that a request asks for."""
+class ReplyJob:
+    """One reply to generate."""
 
     prompt_ids: tuple[int, ...]
     sampling: Sampling
 
 
-async def jobs_of(request: ChatRequest | CompletionRequest, engine: LocalEngine) -> list[Job]:
-    """The replies a request asks for: the choices of its first prompt, then of the next."""
-    prompts = await asyncio.to_thread(_prompts, request, engine)  # long texts take their time
+async def jobs_of(request: ChatRequest | CompletionRequest, engine: LocalEngine) -> list[ReplyJob]:
+    """The jobs of a request: the choices of its first prompt, then of the next."""
+    prompts = await asyncio.to_thread(_prompts, request, engine)  # tokenising long texts takes time
     return [job for prompt in prompts for job in _choices(request, prompt, engine)]
 
 
@@ -41,27 +41,29 @@ def _prompts(
 
 
 def _choices(
-    request: GenerationRequest, prompt_ids: tuple[int, ...], engine: LocalEngine
-) -> list[Job]:
+    request: ApiRequest, prompt_ids: tuple[int, ...], engine: LocalEngine
+) -> list[ReplyJob]:
     room = engine.served_window - len(prompt_ids)
     max_tokens = room if request.token_limit is None else request.token_limit
     if room < 1 or max_tokens > room:
         reply = f" and the reply up to {max_tokens}" if room >= 1 else ""
         raise ApiError(
             400,
-            f"the prompt has {len(prompt_ids)} tokens{reply}; {engine.model} can see "
-            f"{engine.served_window} at once. Shorten the prompt or lower max_tokens",
+            f"the prompt has {len(prompt_ids)} tokens{reply}; the window of {engine.model} has "
+            f"{engine.served_window}. Shorten the prompt or lower max_tokens",
             param="prompt" if isinstance(request, CompletionRequest) else "messages",
             code="context_length_exceeded",
         )
     return [
-        Job(prompt_ids=prompt_ids, sampling=request.sampling(max_tokens=max_tokens, choice=choice))
+        ReplyJob(
+            prompt_ids=prompt_ids, sampling=request.sampling(max_tokens=max_tokens, choice=choice)
+        )
         for choice in range(request.num_choices)
     ]
 
 
-async def replies(engine: LocalEngine, jobs: Sequence[Job]) -> list[Completion]:
-    """All replies, whole. If one fails or the caller is cancelled, the others are given up."""
+async def replies(engine: LocalEngine, jobs: Sequence[ReplyJob]) -> list[Completion]:
+    """All replies, whole. If one fails or the caller is cancelled, the others are cancelled."""
     tasks = [asyncio.ensure_future(engine.generate(job.prompt_ids, job.sampling)) for job in jobs]
     try:
         return await asyncio.gather(*tasks)
@@ -69,25 +71,27 @@ async def replies(engine: LocalEngine, jobs: Sequence[Job]) -> list[Completion]:
         await _end(tasks)
 
 
-def streams(engine: LocalEngine, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Item], None]:
-    """Tokens of all replies as they come, each with the number of its job; each job's completion last.
+def streams(
+    engine: LocalEngine, jobs: Sequence[ReplyJob]
+) -> AsyncGenerator[tuple[int, StreamItem], None]:
+    """Tokens of all replies as they are sampled, with the index of their job; each completion last.
 
-    What is wrong with a job is raised here, not at the first token.
+    An invalid job raises here, not at the first token.
     """
     return _merged([engine.stream(job.prompt_ids, job.sampling) for job in jobs])
 
 
 async def _merged(
-    sources: Sequence[AsyncGenerator[Item, None]],
-) -> AsyncGenerator[tuple[int, Item], None]:
-    items: asyncio.Queue[tuple[int, Item] | Exception] = asyncio.Queue()
+    sources: Sequence[AsyncGenerator[StreamItem, None]],
+) -> AsyncGenerator[tuple[int, StreamItem], None]:
+    items: asyncio.Queue[tuple[int, StreamItem] | Exception] = asyncio.Queue()
 
-    async def pump(number: int, source: AsyncGenerator[Item, None]) -> None:
+    async def pump(number: int, source: AsyncGenerator[StreamItem, None]) -> None:
         try:
             async with aclosing(source) as opened:
                 async for item in opened:
                     items.put_nowait((number, item))
-        except Exception as error:  # raised again below, where the stream is read
+        except Exception as error:  # raised again where the stream is read
             items.put_nowait(error)
 
     tasks = [asyncio.ensure_future(pump(number, source)) for number, source in enumerate(sources)]
@@ -110,24 +114,24 @@ async def _end(tasks: Sequence[asyncio.Future[Completion]] | Sequence[asyncio.Ta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What one chunk of a stream tells of one choice."""
+class StreamPart:
+    """The content of one chunk of a stream, for one choice."""
 
     choice: int
     text: str
     tokens: tuple[StreamedToken, ...]
     completion: Completion | None = None
-    """There with the last part of a choice."""
+    """Set in the last part of a choice."""
 
 
-async def parts(items: AsyncIterator[tuple[int, Item]]) -> AsyncGenerator[Part, None]:
-    """Tokens gathered until they give text; each choice ends with a part that has its completion."""
+async def parts(items: AsyncIterator[tuple[int, StreamItem]]) -> AsyncGenerator[StreamPart, None]:
+    """Tokens grouped until they give text; the last part of each choice has its completion."""
     waiting: dict[int, list[StreamedToken]] = {}
     async for choice, item in items:
         if isinstance(item, Completion):
             tokens = tuple(waiting.pop(choice, ()))
-            yield Part(choice=choice, text="", tokens=tokens, completion=item)
+            yield StreamPart(choice=choice, text="", tokens=tokens, completion=item)
             continue
         waiting.setdefault(choice, []).append(item)
         if item.text:
-            yield Part(choice=choice, text=item.text, tokens=tuple(waiting.pop(choice)))
+            yield StreamPart(choice=choice, text=item.text, tokens=tuple(waiting.pop(choice)))

@@ -1,4 +1,4 @@
-"""What every request passes before it is read: the key, the limit, the count."""
+"""Middleware for every request: API key, admission, counting."""
 
 from __future__ import annotations
 
@@ -14,35 +14,34 @@ from memagent.serve.metrics import Metrics
 
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
 KNOWN_PATHS = (*GENERATION_PATHS, "/v1/models", "/health", "/metrics")
-"""Counted by name; others are counted together, as anybody can invent them."""
+"""Counted separately; other paths are counted together, since clients can invent them."""
 CLIENT_GONE = 499
-"""The status that is counted when a client left before it was answered."""
+"""The status counted when a client disconnects before the response."""
 
 
 def shutting_down() -> ApiError:
-    """What is answered while the server drains."""
-    return ApiError(503, "the server is shutting down; ask another one", code="shutting_down")
+    """The response while the server drains."""
+    return ApiError(503, "the server is shutting down; use another one", code="shutting_down")
 
 
-class Gate:
-    """How many requests are under way, and whether further ones may come in."""
+class AdmissionGate:
+    """Admits a limited number of concurrent requests, and none while the server drains."""
 
     def __init__(self, max_active: int) -> None:
         self.num_active = 0
         self.is_draining = False
-        """True when the server is about to stop: what runs is finished, nothing new is taken."""
+        """True while the server shuts down: running requests finish, new ones are refused."""
         self._max_active = max_active
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """A place for one request, if there is one."""
+    def admit(self) -> Iterator[None]:
+        """Hold a place for one request. Raises ApiError if there is none."""
         if self.is_draining:
             raise shutting_down()
         if self.num_active >= self._max_active:
             raise ApiError(
                 429,
-                f"{self.num_active} requests are under way, as many as this server takes; "
-                "try again soon",
+                f"{self.num_active} requests are running, the limit of this server; try again soon",
                 code="too_many_requests",
             )
         self.num_active += 1
@@ -53,9 +52,11 @@ class Gate:
 
 
 class Guard:
-    """The outermost layer. It holds a request's place until the last byte is sent."""
+    """The outermost middleware. It holds a request's place until the last byte is sent."""
 
-    def __init__(self, app: ASGIApp, *, gate: Gate, metrics: Metrics, api_key: str | None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, gate: AdmissionGate, metrics: Metrics, api_key: str | None
+    ) -> None:
         self._app = app
         self._gate = gate
         self._metrics = metrics
@@ -79,7 +80,7 @@ class Guard:
         if scope["path"].startswith("/v1"):
             self._check_key(Headers(scope=scope))
         if scope["path"] in GENERATION_PATHS and scope["method"] == "POST":
-            with self._gate.place():
+            with self._gate.admit():
                 await self._app(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -98,7 +99,7 @@ class Guard:
 
 
 class _CountedSend:
-    """Passes messages on and remembers the status."""
+    """Forwards messages and records the status."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -1,70 +1,69 @@
-"""Counters of the server, written as Prometheus reads them."""
+"""Counters and gauges of the server, in Prometheus' formats."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from memagent.engines.local.engine import EngineLoad
 from memagent.types import Usage
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+class Metrics(Collector):
+    """What happened since the server started, and how busy the engine is.
 
-class Metrics:
-    """What happened since the server started."""
+    Each server has its own registry, so that several can run in one process.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, load: Callable[[], EngineLoad]) -> None:
         self._requests: Counter[tuple[str, int]] = Counter()
         self._usage = Usage()
+        self._load = load
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
 
     def count_request(self, path: str, status: int) -> None:
-        """A request was answered."""
+        """Count a request and the status of its response."""
         self._requests[path, status] += 1
 
     def count_tokens(self, usage: Usage) -> None:
-        """Replies were generated to the end."""
+        """Count the tokens of completed replies."""
         self._usage += usage
 
-    def render(self, load: EngineLoad) -> str:
-        """The page that Prometheus reads."""
-        lines = [*self._request_lines(), *self._token_lines(), *_load_lines(load)]
-        return "\n".join(lines) + "\n"
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The metrics and their content type, in the format that an Accept header asks for."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
 
-    def _request_lines(self) -> Iterator[str]:
-        yield from _head("memagent_requests_total", "counter", "Requests by address and status.")
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, as the registry reads them."""
+        requests = CounterMetricFamily(
+            "memagent_requests", "Requests by path and status.", labels=("path", "status")
+        )
         for (path, status), count in sorted(self._requests.items()):
-            yield f'memagent_requests_total{{path="{path}",status="{status}"}} {count}'
-
-    def _token_lines(self) -> Iterator[str]:
-        used = self._usage
-        yield from _one("replies_total", "counter", "Replies generated to their end.", used.calls)
-        yield from _one("prompt_tokens_total", "counter", "Tokens of prompts.", used.prompt_tokens)
-        yield from _one(
-            "completion_tokens_total", "counter", "Tokens of replies.", used.completion_tokens
-        )
-        yield from _one(
-            "prefix_cache_hit_tokens_total",
-            "counter",
-            "Tokens of prompts that were in the cache.",
-            used.cached_tokens,
-        )
-
-
-def _load_lines(load: EngineLoad) -> Iterator[str]:
-    yield from _one("requests_running", "gauge", "Replies being generated.", load.num_running)
-    yield from _one("requests_waiting", "gauge", "Replies waiting for room.", load.num_waiting)
-    yield from _one("cache_slots", "gauge", "Tokens that the cache can hold.", load.num_slots)
-    yield from _one(
-        "cache_slots_used", "gauge", "Tokens in the cache, in use or kept.", load.num_used_slots
-    )
-
-
-def _one(name: str, kind: str, text: str, value: int) -> Iterator[str]:
-    yield from _head(f"memagent_{name}", kind, text)
-    yield f"memagent_{name} {value}"
-
-
-def _head(name: str, kind: str, text: str) -> Iterator[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
+            requests.add_metric((path, str(status)), count)
+        yield requests
+        used, load = self._usage, self._load()
+        for name, text, value in (
+            ("replies", "Completed replies.", used.calls),
+            ("prompt_tokens", "Tokens of prompts.", used.prompt_tokens),
+            ("completion_tokens", "Tokens of replies.", used.completion_tokens),
+            (
+                "prefix_cache_hit_tokens",
+                "Tokens of prompts found in the cache.",
+                used.cached_tokens,
+            ),
+        ):
+            yield CounterMetricFamily(f"memagent_{name}", text, value=value)
+        for name, text, value in (
+            ("requests_running", "Replies being generated.", load.num_running),
+            ("requests_waiting", "Replies waiting for slots.", load.num_waiting),
+            ("cache_slots", "Capacity of the cache in tokens.", load.num_slots),
+            ("cache_slots_used", "Tokens in the cache, in use or kept.", load.num_used_slots),
+        ):
+            yield GaugeMetricFamily(f"memagent_{name}", text, value=value)

@@ -1,6 +1,6 @@
-"""Replies in OpenAI's shape, whole and as the chunks of a stream.
+"""Replies in OpenAI's format, whole and as the chunks of a stream.
 
-One `Shape` per request: it knows what was asked for, and writes the objects of its endpoint.
+One `ResponseWriter` per request: it builds the JSON objects of its endpoint.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from itertools import accumulate
 from typing import Any
 
 from memagent.engines.local.engine import LocalEngine
-from memagent.serve.generate import Job, Part
-from memagent.serve.wire import ChatRequest, CompletionRequest, GenerationRequest
+from memagent.serve.generate import ReplyJob, StreamPart
+from memagent.serve.wire import ApiRequest, ChatRequest, CompletionRequest
 from memagent.types import Completion, Usage
 
 Json = dict[str, Any]
@@ -22,14 +22,14 @@ Sampled = tuple[int, float]
 """A token and its log-probability."""
 
 
-class Shape(ABC):
-    """Writes what one request gets."""
+class ResponseWriter(ABC):
+    """Builds the response to one request."""
 
     prefix: str
     kind: str
     chunk_kind: str
 
-    def __init__(self, request: GenerationRequest, engine: LocalEngine) -> None:
+    def __init__(self, request: ApiRequest, engine: LocalEngine) -> None:
         self._request = request
         self._engine = engine
         self._head: Json = {
@@ -39,7 +39,7 @@ class Shape(ABC):
             "system_fingerprint": f"policy-{engine.policy_version}",
         }
 
-    def whole(self, jobs: Sequence[Job], completions: Sequence[Completion]) -> Json:
+    def whole(self, jobs: Sequence[ReplyJob], completions: Sequence[Completion]) -> Json:
         """The response to a request that does not stream."""
         choices = [
             self._choice(number, completion) for number, completion in enumerate(completions)
@@ -52,16 +52,16 @@ class Shape(ABC):
             **self._prompt_ids(jobs),
         }
 
-    def first_chunks(self, jobs: Sequence[Job]) -> list[Json]:
-        """What a stream begins with, before the first token."""
+    def first_chunks(self, jobs: Sequence[ReplyJob]) -> list[Json]:
+        """The chunks of a stream before the first token."""
         return []
 
-    def chunk(self, part: Part) -> Json:
+    def chunk(self, part: StreamPart) -> Json:
         """A piece of one choice."""
         return self._chunk([self._delta(part)])
 
     def usage_chunk(self, completions: Sequence[Completion]) -> Json:
-        """The last chunk of a stream that was asked for its usage."""
+        """The last chunk of a stream with `include_usage`."""
         usage = usage_of(completions, num_choices=self._request.num_choices)
         return {**self._chunk([]), "usage": usage}
 
@@ -69,12 +69,12 @@ class Shape(ABC):
     def _choice(self, number: int, completion: Completion) -> Json: ...
 
     @abstractmethod
-    def _delta(self, part: Part) -> Json: ...
+    def _delta(self, part: StreamPart) -> Json: ...
 
     @abstractmethod
     def _logprobs(self, sampled: Sequence[Sampled], *, text_start: int) -> Json: ...
 
-    def _prompt_ids(self, jobs: Sequence[Job]) -> Json:
+    def _prompt_ids(self, jobs: Sequence[ReplyJob]) -> Json:
         return {}
 
     def _chunk(self, choices: list[Json]) -> Json:
@@ -92,14 +92,14 @@ class Shape(ABC):
         return {"token_ids": [token_id for token_id, _ in sampled]}
 
 
-class ChatShape(Shape):
+class ChatWriter(ResponseWriter):
     """/v1/chat/completions."""
 
     prefix = "chatcmpl"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def first_chunks(self, jobs: Sequence[Job]) -> list[Json]:
+    def first_chunks(self, jobs: Sequence[ReplyJob]) -> list[Json]:
         roles = [
             self._chunk([_streamed(number, {"role": "assistant", "content": ""})])
             for number in range(len(jobs))
@@ -116,7 +116,7 @@ class ChatShape(Shape):
             **self._token_ids(sampled),
         }
 
-    def _delta(self, part: Part) -> Json:
+    def _delta(self, part: StreamPart) -> Json:
         sampled = [(token.token_id, token.logprob) for token in part.tokens]
         delta = {"content": part.text} if part.text else {}
         return {
@@ -141,23 +141,23 @@ class ChatShape(Shape):
             )
         return {"content": entries, "refusal": None}
 
-    def _prompt_ids(self, jobs: Sequence[Job]) -> Json:
+    def _prompt_ids(self, jobs: Sequence[ReplyJob]) -> Json:
         if not self._request.return_token_ids:
             return {}
         return {"prompt_token_ids": list(jobs[0].prompt_ids)}
 
 
-class CompletionShape(Shape):
+class CompletionWriter(ResponseWriter):
     """/v1/completions."""
 
     prefix = "cmpl"
     kind = "text_completion"
     chunk_kind = "text_completion"
 
-    def __init__(self, request: GenerationRequest, engine: LocalEngine) -> None:
+    def __init__(self, request: ApiRequest, engine: LocalEngine) -> None:
         super().__init__(request, engine)
         self._text_starts: dict[int, int] = {}
-        """Where the next token of a streamed choice begins."""
+        """Offset of the next token of each streamed choice."""
 
     def _choice(self, number: int, completion: Completion) -> Json:
         sampled = _sampled(completion)
@@ -171,7 +171,7 @@ class CompletionShape(Shape):
             **(prompt if self._request.return_token_ids else {}),
         }
 
-    def _delta(self, part: Part) -> Json:
+    def _delta(self, part: StreamPart) -> Json:
         sampled = [(token.token_id, token.logprob) for token in part.tokens]
         start = self._text_starts.get(part.choice, 0)
         self._text_starts[part.choice] = start + len(part.text)
@@ -194,14 +194,14 @@ class CompletionShape(Shape):
         }
 
 
-def shape_of(request: ChatRequest | CompletionRequest, engine: LocalEngine) -> Shape:
-    """The shape of what a request gets."""
-    kind = ChatShape if isinstance(request, ChatRequest) else CompletionShape
+def writer_of(request: ChatRequest | CompletionRequest, engine: LocalEngine) -> ResponseWriter:
+    """The writer for a request's endpoint."""
+    kind = ChatWriter if isinstance(request, ChatRequest) else CompletionWriter
     return kind(request, engine)
 
 
 def model_card(engine: LocalEngine, *, created: int) -> Json:
-    """The served model as vLLM describes one: `root` is where its tokenizer can be had."""
+    """The served model in vLLM's format; `root` is the location of its tokenizer."""
     return {
         "id": engine.model,
         "object": "model",
@@ -214,12 +214,12 @@ def model_card(engine: LocalEngine, *, created: int) -> Json:
 
 
 def total(completions: Sequence[Completion]) -> Usage:
-    """The usage of several replies together."""
+    """The usage of several replies combined."""
     return sum((one.usage for one in completions if one.usage), Usage())
 
 
 def usage_of(completions: Sequence[Completion], *, num_choices: int) -> Json:
-    """Usage as OpenAI counts: a prompt once, however many choices it has."""
+    """Usage as OpenAI counts it: a prompt once, regardless of the number of choices."""
     prompts = total(completions[::num_choices])
     completion_tokens = total(completions).completion_tokens
     return {

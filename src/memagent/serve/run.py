@@ -1,7 +1,7 @@
-"""The server as a process: it listens, drains when asked to stop, and ends.
+"""The server process: listen, drain on a signal, shut down.
 
-    SIGTERM or Ctrl-C ─▶ new requests get 503, running ones finish ─▶ end
-                         a second signal, or drain_seconds ─▶ end at once
+    SIGTERM or Ctrl-C ─▶ new requests get 503, running ones finish ─▶ shut down
+                         a second signal, or after drain_seconds ──▶ shut down immediately
 
 `serving` runs it in a thread, for notebooks and tests.
 """
@@ -18,36 +18,36 @@ from types import FrameType
 
 import uvicorn
 
+from memagent.config import ServeConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.errors import ConfigError
 from memagent.serve.app import make_app
-from memagent.serve.guard import Gate
-from memagent.serve.settings import ServeConfig
+from memagent.serve.guard import AdmissionGate
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
-"""Longer than clients keep idle connections, so that none is closed under a request."""
+"""Longer than clients keep idle connections, so that none is closed during a request."""
 CLOSE_SECONDS = 1
-"""What is left for connections when draining is over."""
+"""Time to close connections after draining."""
 
 
 def serve(
     engine: LocalEngine, config: ServeConfig, *, on_ready: Callable[[str], None] = lambda url: None
 ) -> None:
-    """Serve until a signal ends it. The engine stays the caller's to close."""
+    """Serve until a signal shuts it down. The caller closes the engine."""
     gc.collect()
-    gc.freeze()  # models and modules stay: looking through them again and again costs whole steps
+    gc.freeze()  # models and modules are permanent: scanning them repeatedly costs whole steps
     with _listening(config) as listener:
         on_ready(_url(config.host, listener))
-        Server(engine, config).run(sockets=[listener])
+        HttpServer(engine, config).run(sockets=[listener])
 
 
 @contextmanager
 def serving(engine: LocalEngine, config: ServeConfig | None = None) -> Iterator[str]:
-    """Serve in a thread while the block runs; gives the base address, such as http://HOST:PORT."""
+    """Serve in a thread while the block runs; yields the base URL, such as http://HOST:PORT."""
     config = config or ServeConfig(port=0)
     with _listening(config) as listener:
-        server = Server(engine, config)
+        server = HttpServer(engine, config)
         thread = threading.Thread(target=server.run, args=([listener],), name="memagent-serve")
         thread.start()
         try:
@@ -57,11 +57,11 @@ def serving(engine: LocalEngine, config: ServeConfig | None = None) -> Iterator[
             thread.join()
 
 
-class Server(uvicorn.Server):
-    """uvicorn, but it goes on listening while it drains: who asks is told, not left alone."""
+class HttpServer(uvicorn.Server):
+    """uvicorn that keeps listening while it drains: new clients get an error response."""
 
     def __init__(self, engine: LocalEngine, config: ServeConfig) -> None:
-        self._gate = Gate(config.max_concurrency)
+        self._gate = AdmissionGate(config.max_concurrency)
         self._drain_seconds = config.drain_seconds
         self._drain_until: float | None = None
         super().__init__(
@@ -78,7 +78,7 @@ class Server(uvicorn.Server):
         )
 
     def drain(self) -> None:
-        """Take nothing new, and end when what runs is finished or its time is up."""
+        """Refuse new requests, and shut down when running ones finish or time out."""
         self._drain_until = time.monotonic() + self._drain_seconds
         self._gate.is_draining = True
 
@@ -103,7 +103,7 @@ def _listening(config: ServeConfig) -> Iterator[socket.socket]:
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {config.host} port {config.port} ({error.strerror or error}); "
-            "choose others with --host and --port"
+            "choose others with `host` and `port`"
         ) from None
     with listener:
         yield listener

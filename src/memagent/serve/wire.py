@@ -1,7 +1,7 @@
-"""Requests as they come over the wire, checked.
+"""Requests of the HTTP API, validated.
 
-Fields that nobody here knows are ignored, because clients send many. Fields that are known are
-checked, and a known wish that cannot be fulfilled is refused instead of forgotten.
+Unknown fields are ignored, because clients send many. Known fields are validated, and known but
+unsupported ones are refused rather than ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_PROMPTS = 256
 DEFAULT_COMPLETION_TOKENS = 16
-"""What `/v1/completions` generates when it is not told, as OpenAI has it."""
+"""Default `max_tokens` of `/v1/completions`, as at OpenAI."""
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
@@ -41,21 +41,21 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (None, 1),
     "prompt_logprobs": (None, 0),
 }
-"""Fields of OpenAI and vLLM that would change the reply, and the values that ask for nothing."""
+"""Fields of OpenAI and vLLM that would change the reply, with the values that have no effect."""
 
-W = TypeVar("W", bound="GenerationRequest")
+W = TypeVar("W", bound="ApiRequest")
 
 
 def parse(kind: type[W], body: bytes) -> W:
-    """The request in a body. Raises ApiError 400 that names the field."""
+    """Parse a request body. Raises ApiError 400 that names the field."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
         raise from_validation(error) from None
 
 
-class Wire(BaseModel):
-    """Base of what comes in: unknown fields are ignored, types are not guessed."""
+class WireModel(BaseModel):
+    """Base of request models: unknown fields are ignored, types are not coerced."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -67,15 +67,15 @@ class Wire(BaseModel):
     )
 
 
-class StreamOptions(Wire):
-    """What a stream holds beside the text."""
+class StreamOptions(WireModel):
+    """Options of a stream."""
 
     include_usage: bool | None = None
     """A last chunk with the usage and no choice."""
 
 
 def _texts(value: Any) -> Any:
-    """One text as a list of one."""
+    """A text or a list of texts as a tuple."""
     texts = [value] if isinstance(value, str) else value
     if texts is None:
         return ()
@@ -88,17 +88,17 @@ def _texts(value: Any) -> Any:
     return tuple(texts)
 
 
-class GenerationRequest(Wire):
-    """What both endpoints take."""
+class ApiRequest(WireModel):
+    """Fields of both generation endpoints."""
 
     model: str | None = None
-    """Must be the served model, if given."""
+    """If given, must be the served model."""
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0)
-    """Greedy when not given."""
+    """Greedy if omitted."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
-    """0 and -1 mean all, as for vLLM."""
+    """0 and -1 disable it, as in vLLM."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     """Choice number i is sampled with `seed + i`."""
     stop: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
@@ -106,7 +106,7 @@ class GenerationRequest(Wire):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    """As vLLM: the token ids of prompt and completion are part of the response."""
+    """As in vLLM: include the token ids of prompt and completion."""
 
     @model_validator(mode="before")
     @classmethod
@@ -117,7 +117,7 @@ class GenerationRequest(Wire):
             if values.get(name) not in harmless:
                 raise ApiError(
                     400,
-                    f"{name} is not supported by this server; leave it out",
+                    f"{name} is not supported by this server; omit it",
                     param=name,
                     code="unsupported_parameter",
                 )
@@ -126,7 +126,7 @@ class GenerationRequest(Wire):
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options goes with stream=true only")
+            raise ValueError("stream_options requires stream=true")
         return self
 
     @property
@@ -141,7 +141,7 @@ class GenerationRequest(Wire):
 
     @property
     def token_limit(self) -> int | None:
-        """Tokens of a reply, at most; None: as many as the window has room for."""
+        """Maximum tokens of a reply; None: as many as fit the window."""
         return self.max_tokens
 
     @property
@@ -149,7 +149,7 @@ class GenerationRequest(Wire):
         raise NotImplementedError
 
     def sampling(self, *, max_tokens: int, choice: int) -> Sampling:
-        """How choice number `choice` is sampled."""
+        """The sampling settings of choice number `choice`."""
         return Sampling(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -161,7 +161,7 @@ class GenerationRequest(Wire):
 
 
 def _joined(value: Any) -> Any:
-    """The content of a message: a text, or parts that are all texts."""
+    """The content of a message: a text, or text parts, joined."""
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
@@ -169,33 +169,31 @@ def _joined(value: Any) -> Any:
     for part in value:
         is_text = isinstance(part, dict) and part.get("type") == "text"
         if not is_text or not isinstance(part.get("text"), str):
-            raise ValueError(
-                'parts must be {"type": "text", "text": ...}; this model reads text only'
-            )
+            raise ValueError('parts must be {"type": "text", "text": ...}; only text is supported')
     return "".join(part["text"] for part in value)
 
 
-class ChatMessage(Wire):
+class WireMessage(WireModel):
     """One message of a conversation."""
 
     role: str
     content: Annotated[str, BeforeValidator(_joined)] = ""
 
 
-def _none_wanted(value: int | None) -> int | None:
+def _only_zero(value: int | None) -> int | None:
     if value:
-        raise ValueError("only the sampled token's logprob is given; ask for 0")
+        raise ValueError("only the logprob of the sampled token is returned; use 0")
     return value
 
 
-NumAlternatives = Annotated[int | None, Field(ge=0), AfterValidator(_none_wanted)]
-"""How many likely tokens to list beside the sampled one."""
+NumAlternatives = Annotated[int | None, Field(ge=0), AfterValidator(_only_zero)]
+"""Number of alternative tokens to list."""
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(ApiRequest):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[WireMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: NumAlternatives = None
@@ -211,7 +209,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def conversation(self) -> list[Message]:
-        """The messages as the engine takes them; the newer role `developer` means `system`."""
+        """The messages for the engine; the newer role `developer` means `system`."""
         return [
             Message(
                 role="system" if message.role == "developer" else message.role,
@@ -222,11 +220,11 @@ class ChatRequest(GenerationRequest):
 
 
 Prompt = str | tuple[int, ...]
-"""A text, or its tokens."""
+"""A text or token ids."""
 
 
 def _prompts(value: Any) -> Any:
-    """All that OpenAI takes as prompt, as a list of prompts."""
+    """OpenAI's forms of `prompt`, as a tuple of prompts."""
     if isinstance(value, str) or (isinstance(value, list) and value and _are_ids(value)):
         value = [value]
     if not isinstance(value, list) or not value:
@@ -245,7 +243,7 @@ def _are_ids(value: list[Any]) -> bool:
     return all(type(part) is int for part in value)
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(ApiRequest):
     """POST /v1/completions."""
 
     prompt: Annotated[tuple[Prompt, ...], BeforeValidator(_prompts)]

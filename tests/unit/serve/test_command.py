@@ -1,29 +1,34 @@
-"""`memagent serve` before it serves: options, key, missing libraries, what is told."""
+"""`memagent serve` before it serves: options, key, missing libraries, what is reported."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
 from memagent.cli import serve
+from memagent.config import ServeConfig
 from memagent.errors import ConfigError
-from memagent.serve.settings import ServeConfig
 
 
-def test_only_this_machine_may_ask_by_default() -> None:
-    config = serve._config({"host": None, "port": None, "api_key": None})
+def options(**values: Any) -> ServeConfig:
+    return serve.ServeOptions.parse({"engine": "local:tiny", **values}).server
+
+
+def test_only_this_machine_can_connect_by_default() -> None:
+    config = options(host=None, port=None, api_key=None)
     assert (config.host, config.port, config.api_key) == ("127.0.0.1", 8000, None)
 
 
 def test_the_key_comes_from_the_option_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMAGENT_API_KEY", "from-environment")
-    assert serve._config({}).api_key == SecretStr("from-environment")
-    assert serve._config({"api_key": "given"}).api_key == SecretStr("given")
+    assert options().api_key == SecretStr("from-environment")
+    assert options(api_key="given").api_key == SecretStr("given")
 
 
-@pytest.mark.parametrize("library", ["fastapi", "uvicorn"])
+@pytest.mark.parametrize("library", ["fastapi", "uvicorn", "prometheus_client"])
 def test_a_missing_library_is_named_with_its_extra(
     library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,16 +40,16 @@ def test_a_missing_library_is_named_with_its_extra(
 
 
 def test_an_open_address_without_a_key_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    serve._tell("http://0.0.0.0:8000", "tiny", ServeConfig(host="0.0.0.0"))
-    assert "give --api-key" in capsys.readouterr().err
-    serve._tell("http://127.0.0.1:8000", "tiny", ServeConfig())
-    told = capsys.readouterr()
-    assert told.out == "http://127.0.0.1:8000/v1\n"
-    assert "--api-key" not in told.err
+    serve._report("http://0.0.0.0:8000", "tiny", ServeConfig(host="0.0.0.0"))
+    assert "set --api-key" in capsys.readouterr().err
+    serve._report("http://127.0.0.1:8000", "tiny", ServeConfig())
+    printed = capsys.readouterr()
+    assert printed.out == "http://127.0.0.1:8000/v1\n"
+    assert "--api-key" not in printed.err
 
 
-def test_the_key_is_never_told(capsys: pytest.CaptureFixture[str]) -> None:
-    serve._tell("http://127.0.0.1:8000", "tiny", ServeConfig(api_key=SecretStr("secret")))
-    told = capsys.readouterr()
-    assert "secret" not in told.out + told.err
-    assert "$MEMAGENT_API_KEY" in told.err
+def test_the_key_is_never_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    serve._report("http://127.0.0.1:8000", "tiny", ServeConfig(api_key=SecretStr("secret")))
+    printed = capsys.readouterr()
+    assert "secret" not in printed.out + printed.err
+    assert "$MEMAGENT_API_KEY" in printed.err

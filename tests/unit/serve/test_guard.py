@@ -1,40 +1,40 @@
-"""Places for requests, and who gets one."""
+"""Admission of requests."""
 
 from __future__ import annotations
 
 import pytest
 
 from memagent.serve.errors import ApiError
-from memagent.serve.guard import Gate
+from memagent.serve.guard import AdmissionGate
 
 
 def test_a_place_is_free_again_after_use() -> None:
-    gate = Gate(1)
+    gate = AdmissionGate(1)
     for _ in range(3):
-        with gate.place():
+        with gate.admit():
             assert gate.num_active == 1
     assert gate.num_active == 0
 
 
 def test_a_place_is_free_again_after_a_failure() -> None:
-    gate = Gate(1)
-    with pytest.raises(ValueError, match="bug"), gate.place():
+    gate = AdmissionGate(1)
+    with pytest.raises(ValueError, match="bug"), gate.admit():
         raise ValueError("bug")
     assert gate.num_active == 0
 
 
-def test_one_too_many_is_told_to_come_back() -> None:
-    gate = Gate(1)
-    with gate.place(), pytest.raises(ApiError) as caught, gate.place():
+def test_a_request_above_the_limit_gets_429_with_retry_after() -> None:
+    gate = AdmissionGate(1)
+    with gate.admit(), pytest.raises(ApiError) as caught, gate.admit():
         pass
     assert caught.value.status == 429
     assert caught.value.response().headers["Retry-After"] == "1"
 
 
-def test_a_draining_server_takes_nothing_new() -> None:
-    gate = Gate(5)
+def test_a_draining_server_refuses_new_requests() -> None:
+    gate = AdmissionGate(5)
     gate.is_draining = True
-    with pytest.raises(ApiError) as caught, gate.place():
+    with pytest.raises(ApiError) as caught, gate.admit():
         pass
     assert caught.value.status == 503
     assert caught.value.body()["error"]["type"] == "server_error"

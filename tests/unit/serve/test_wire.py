@@ -1,4 +1,4 @@
-"""Requests over the wire: what is taken, what is refused, and how the refusal is worded."""
+"""Requests over the wire: what is accepted, what is refused, and the errors."""
 
 from __future__ import annotations
 
@@ -118,12 +118,12 @@ def test_a_missing_field_is_named() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b'{"messages": [], "a": "\\ud800"}'])
-def test_what_is_not_json_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
     assert refusal(ChatRequest, body).code == "invalid_json"
 
 
 @pytest.mark.parametrize("body", [b"[]", b"5", b"null", b"[" * 10_000])
-def test_what_is_no_object_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_an_object_is_refused(body: bytes) -> None:
     refusal(ChatRequest, body)
 
 

@@ -94,7 +94,9 @@ asyncio.run(main())
 
 
 @LINUX
-def test_a_machine_without_memory_fails_requests_and_the_engine_keeps_running(tmp_path: Path) -> None:
+def test_a_machine_without_memory_fails_requests_and_the_engine_keeps_running(
+    tmp_path: Path,
+) -> None:
     # one step of the long prompt needs 180 MB for a layer, the short one next to nothing
     wide = make_tiny_model(tmp_path / "wide", "llama", intermediate_size=100_000)
     done = subprocess.run(
@@ -122,9 +124,7 @@ def test_a_machine_without_memory_fails_requests_and_the_engine_keeps_running(tm
         ((7,), r"stop must be a tuple of texts, not \(7,\)"),
     ],
 )
-async def test_invalid_stop_texts_are_refused(
-    engine: LocalEngine, stop: Any, message: str
-) -> None:
+async def test_invalid_stop_texts_are_refused(engine: LocalEngine, stop: Any, message: str) -> None:
     with pytest.raises(EngineRefused, match=message):
         await engine.complete(MESSAGES, Sampling(max_tokens=5, stop=stop))
     assert (await engine.complete(MESSAGES, Sampling(max_tokens=5))).completion_ids
