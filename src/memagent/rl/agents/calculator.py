@@ -11,8 +11,8 @@ from pydantic import Field
 
 from memagent.config import Settings
 from memagent.data.example import Example
-from memagent.data.tasks.arithmetic import calculation_reply, is_error
 from memagent.rl.agents.client import ChatMessage, Client
+from memagent.rl.agents.expressions import calculation_reply, is_error
 from memagent.rl.types import Outcome
 
 SYSTEM = (

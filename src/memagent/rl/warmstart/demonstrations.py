@@ -23,7 +23,6 @@ from memagent import blocking
 from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.data.formats.json_stream import place, read_records
-from memagent.data.tasks.arithmetic import calculate
 from memagent.documents.tokenizers import ByteTokenizer, Tokenizer
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import ConfigError, DataError
@@ -31,6 +30,7 @@ from memagent.plugins import is_file_spec
 from memagent.rl.agents import memory
 from memagent.rl.agents.api import AGENTS, Agent, open_agent, with_defaults
 from memagent.rl.agents.client import Client, Session, plain_message
+from memagent.rl.agents.expressions import calculate
 from memagent.rl.types import Outcome
 from memagent.rl.warmstart import traces
 from memagent.types import Message, Sampling
