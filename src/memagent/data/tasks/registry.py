@@ -1,4 +1,4 @@
-"""Tasks: what makes examples. A task is a pure function of its settings and an index.
+"""Tasks by name. A task generates examples: a pure function of its settings and an index.
 
     task = open_task("ruler/niah_single_1", {"tokens": 8192, "seed": 7, "tokenizer": "smollm2-135m"})
     task.example(0), task.example(1), ...       # any index, in any order, in any process
@@ -6,7 +6,7 @@
 The same task, settings and index give the same example, on any machine and in any process; all
 randomness comes from `rng`, which is keyed by seed, task, index and purpose.
 
-A new task is a module with a `Settings` class and an `open` function, and one line in `TASKS`.
+A new task is a module with a settings class and an `open` function, and one line in `TASKS`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import hashlib
 import json
 import random
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, Protocol
 
 from pydantic import Field
 
+from memagent import names
 from memagent.config import Settings
 from memagent.data.example import Example, fingerprint
 from memagent.errors import ConfigError, DataError
 
 
 class TaskSettings(Settings):
-    """What every task takes; a task's own settings derive from it."""
+    """The settings of every task; a task derives its own from it."""
 
     tokens: int | None = Field(default=None, ge=64)
     """Length of the text in tokens of the tokenizer; reached within 2 %, never exceeded."""
@@ -39,12 +39,12 @@ class TaskSettings(Settings):
 
 
 class Task(Protocol):
-    """Makes examples."""
+    """Generates examples."""
 
     name: str
     settings: TaskSettings
     num_available: int | None
-    """How many different examples there are; None when there is no end."""
+    """How many different examples there are; None for any number."""
 
     def example(self, index: int) -> Example:
         """The example of an index, with its documents."""
@@ -81,37 +81,35 @@ TASKS: dict[str, str] = {
 def open_task(name: str, settings: dict[str, Any]) -> Task:
     """A task by name."""
     if name not in TASKS:
-        near = get_close_matches(name, TASKS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(TASKS)}"
-        raise ConfigError(f"there is no task {name!r}; {hint}")
+        raise ConfigError(f"there is no task {name!r}; {names.hint(name, TASKS)}")
     module, function = TASKS[name].split(":")
     task: Task = getattr(import_module(module), function)(name, settings)
     return task
 
 
 def rebuild(example: Example, *, settings: dict[str, Any] | None = None) -> Example:
-    """The example with its documents, made again from its origin and checked against its hash.
+    """The example with its documents, rebuilt from its origin and checked against its hash.
 
-    `settings` take the place of those it was made with, such as where its sources lie here.
+    `settings` override those it was built with, such as where its sources lie here.
     """
     if example.documents is not None:
         return example
     if example.origin is None:
-        raise DataError(f"{example.id} has neither documents nor an origin to make them from")
+        raise DataError(f"{example.id} has neither documents nor an origin to rebuild them from")
     values = {**example.origin.settings, **(settings or {})}
     task = _kept(example.origin.task, json.dumps(values, sort_keys=True))
-    made = task.example(example.origin.index)
-    made_sha256 = made.text_sha256 or fingerprint(made.text())
-    if example.text_sha256 and made_sha256 != example.text_sha256:
+    rebuilt = task.example(example.origin.index)
+    sha256 = rebuilt.text_sha256 or fingerprint(rebuilt.text())
+    if example.text_sha256 and sha256 != example.text_sha256:
         raise DataError(
-            f"the text of {example.id} came out differently; its sources or settings have changed"
+            f"the text of {example.id} is not what it was when it was built; its sources or settings have changed"
         )
-    return replace(example, documents=made.documents)
+    return replace(example, documents=rebuilt.documents)
 
 
 @lru_cache(maxsize=2)
 def _kept(name: str, settings: str) -> Task:
-    """A task for many examples in a row: opening one may take longer than making an example."""
+    """A task for many examples in a row: opening one may take longer than an example."""
     return open_task(name, json.loads(settings))
 
 

@@ -168,9 +168,9 @@ def test_a_text_is_made_again_from_its_origin(files: HotpotFiles) -> None:
     assert rebuild(bare, settings={"dev": str(moved)}).text() == example.text()
 
 
-def test_a_text_that_comes_out_differently_is_refused(files: HotpotFiles) -> None:
+def test_a_text_that_is_rebuilt_differently_is_refused(files: HotpotFiles) -> None:
     bare = replace(opened(files, tokens=3000).example(3), documents=None, text_sha256="0" * 64)
-    with pytest.raises(DataError, match="came out differently"):
+    with pytest.raises(DataError, match="is not what it was when it was built"):
         rebuild(bare)
 
 

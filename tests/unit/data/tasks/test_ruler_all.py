@@ -134,7 +134,7 @@ def test_too_short_a_length_is_refused(task: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("task", ALL)
 def test_a_length_has_to_be_given(task: str, folder: Path) -> None:
-    with pytest.raises(ConfigError, match=f"^{task} needs a length; give tokens"):
+    with pytest.raises(ConfigError, match=f"^{task} needs a length; give `tokens`"):
         make(folder, task, 0, tokens=None)
 
 

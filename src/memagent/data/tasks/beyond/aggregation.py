@@ -20,8 +20,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from memagent.data.tasks.beyond.settings import BeyondSettings
-from memagent.data.tasks.beyond.weave import Fact, Plan, Role, in_order, prose
+from memagent.data.tasks.beyond.weave import BeyondSettings, TextPlan, in_order, prose, stated
 from memagent.data.tasks.beyond.words import day, days, namesakes, other_person, people
 
 Measure = Literal["sum", "largest", "leader"]
@@ -74,7 +73,7 @@ class AggregationSettings(BeyondSettings):
     """Deals that do not count: other goods, namesakes, or no sale."""
 
 
-def plan(rng: random.Random, settings: AggregationSettings) -> Plan:
+def plan(rng: random.Random, settings: AggregationSettings) -> TextPlan:
     """Sales of one kind of goods, and deals like them that do not count."""
     measure = rng.choice(MEASURES) if settings.measure == "any" else settings.measure
     goods, *other_goods = rng.sample(GOODS, len(GOODS))
@@ -84,12 +83,13 @@ def plan(rng: random.Random, settings: AggregationSettings) -> Plan:
         sales = _race(rng, sellers[: rng.randint(2, settings.max_sellers)])
     else:
         sales = [(asked, rng.randint(2, 60)) for _ in range(rng.randint(2, settings.max_sales))]
-    # a day of its own for each deal: nothing is told twice
+    # each deal has its own day: nothing is stated twice
     dates = iter(days(rng, len(sales) + settings.num_near_misses))
-    counted = [
-        (_deal(rng, SALES, name, num, goods, next(dates), role="evidence"), [name, num])
-        for name, num in sales
-    ]
+    counted = []
+    for (name, num), date in zip(sales, dates, strict=False):
+        values = {"day": date, "person": name, "num": num, "goods": goods}
+        note = f"{name} sold {num} {goods}."
+        counted.append((stated(rng, SALES, note=note, role="evidence", **values), [name, num]))
     counted.sort(key=lambda pair: pair[0].place)
     facts = [fact for fact, _ in counted]
     # sales of the same goods by others do not count for one seller, but would for the leader
@@ -97,12 +97,13 @@ def plan(rng: random.Random, settings: AggregationSettings) -> Plan:
     for turn, date in enumerate(dates):
         num = rng.randint(2, 60)
         if turn % 3 == 0 and rivals:
-            facts.append(_deal(rng, SALES, rng.choice(rivals), num, goods, date))
+            rival = rng.choice(rivals)
+            facts.append(stated(rng, SALES, day=date, person=rival, num=num, goods=goods))
         elif turn % 3 == 1:
-            other = rng.choice(other_goods)
-            facts.append(_deal(rng, SALES, rng.choice(sellers), num, other, date))
+            other, seller = rng.choice(other_goods), rng.choice(sellers)
+            facts.append(stated(rng, SALES, day=date, person=seller, num=num, goods=other))
         else:
-            facts.append(_deal(rng, NO_SALES, asked, num, goods, date))
+            facts.append(stated(rng, NO_SALES, day=date, person=asked, num=num, goods=goods))
 
     def noise(draw: random.Random) -> str:
         name = other_person(draw, frozenset(sellers))
@@ -111,7 +112,7 @@ def plan(rng: random.Random, settings: AggregationSettings) -> Plan:
 
     values = {"goods": goods, "person": asked}
     label = LABELS[measure].format(**values)
-    return Plan(
+    return TextPlan(
         question=QUESTIONS[measure].format(**values),
         answers=(_answer(measure, sales),),
         facts=in_order(facts),
@@ -145,21 +146,3 @@ def _answer(measure: Measure, sales: list[tuple[str, int]]) -> str:
         return _totals(sales).most_common(1)[0][0]
     numbers = [num for _, num in sales]
     return str(sum(numbers) if measure == "sum" else max(numbers))
-
-
-def _deal(
-    rng: random.Random,
-    ways: tuple[str, ...],
-    name: str,
-    num: int,
-    goods: str,
-    date: str,
-    *,
-    role: Role = "near_miss",
-) -> Fact:
-    return Fact(
-        text=rng.choice(ways).format(day=date, person=name, num=num, goods=goods),
-        place=rng.random(),
-        note=f"{name} sold {num} {goods}." if role == "evidence" else "",
-        role=role,
-    )

@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterator
 
 from pydantic import Field
 
-from memagent.data.tasks.beyond.settings import BeyondSettings
-from memagent.data.tasks.beyond.weave import Fact, Plan, in_order
+from memagent.data.tasks.beyond.weave import BeyondSettings, Fact, TextPlan, in_order
 from memagent.data.tasks.beyond.words import ORDINALS
 
 _TOPICS = """
@@ -88,7 +87,7 @@ class CoreferenceSettings(BeyondSettings):
     """Items of the same kind on another topic, or on the same topic of another kind."""
 
 
-def plan(rng: random.Random, settings: CoreferenceSettings) -> Plan:
+def plan(rng: random.Random, settings: CoreferenceSettings) -> TextPlan:
     """Several items that answer the same request; one of them is asked for."""
     kind, *other_kinds = rng.sample(list(KINDS), len(KINDS))
     topic, *other_topics = rng.sample(TOPICS, len(TOPICS))
@@ -112,7 +111,7 @@ def plan(rng: random.Random, settings: CoreferenceSettings) -> Plan:
         text = item(rng, *pair)
         facts.append(Fact(text=text, place=rng.random(), lead=request(*pair), role="near_miss"))
     which = f"{ORDINALS[number]} {kind} about {topic}"
-    return Plan(
+    return TextPlan(
         question=f"The text is a log of things that were written on request. Give the {which}, "
         "counted from the start of the log, word for word.",
         answers=(items[number],),

@@ -16,8 +16,15 @@ import random
 
 from pydantic import Field
 
-from memagent.data.tasks.beyond.settings import BeyondSettings
-from memagent.data.tasks.beyond.weave import Fact, Plan, in_order, places, prose
+from memagent.data.tasks.beyond.weave import (
+    BeyondSettings,
+    Fact,
+    TextPlan,
+    in_order,
+    places,
+    prose,
+    stated,
+)
 from memagent.data.tasks.beyond.words import day, towns
 from memagent.data.tasks.beyond.words import days as days_of_year
 
@@ -58,7 +65,7 @@ class CorrectionsSettings(BeyondSettings):
     """Other events, or the same event in other towns, with changes of their own."""
 
 
-def plan(rng: random.Random, settings: CorrectionsSettings) -> Plan:
+def plan(rng: random.Random, settings: CorrectionsSettings) -> TextPlan:
     """An event whose day is told and then changed, beside others like it."""
     event, *other_events = rng.sample(EVENTS, len(EVENTS))
     town, *other_towns = towns(rng, settings.num_near_misses + 40)
@@ -67,8 +74,7 @@ def plan(rng: random.Random, settings: CorrectionsSettings) -> Plan:
     proposed, days = days[:2], days[2:]
     facts = _history(rng, event, town, days, is_asked=True)
     for one in proposed[: rng.randint(0, 2)]:
-        said = rng.choice(PROPOSED).format(event=event, town=town, day=one)
-        facts.append(Fact(text=said, place=rng.random(), role="near_miss"))
+        facts.append(stated(rng, PROPOSED, event=event, town=town, day=one))
     for turn in range(settings.num_near_misses):
         where = (event, other_towns[turn]) if turn % 2 else (rng.choice(other_events), town)
         facts += _history(rng, *where, days_of_year(rng, rng.randint(1, 3)), is_asked=False)
@@ -78,7 +84,7 @@ def plan(rng: random.Random, settings: CorrectionsSettings) -> Plan:
         return draw.choice(SET).format(day=day(draw), **values)
 
     last = days[-1]
-    return Plan(
+    return TextPlan(
         question=f"On which day does the {event} of {town} take place?",
         answers=(last, " ".join(reversed(last.split()))),
         facts=in_order(facts),

@@ -14,8 +14,7 @@ import random
 
 from pydantic import Field
 
-from memagent.data.tasks.beyond.settings import BeyondSettings
-from memagent.data.tasks.beyond.weave import Fact, Plan, Role, in_order, prose
+from memagent.data.tasks.beyond.weave import BeyondSettings, TextPlan, in_order, prose, stated
 from memagent.data.tasks.beyond.words import day, days, namesakes, other_person, person
 
 VISITED = (
@@ -52,50 +51,37 @@ class CountingSettings(BeyondSettings):
     """Visits that do not count: elsewhere, by namesakes, or that came to nothing."""
 
 
-def plan(rng: random.Random, settings: CountingSettings) -> Plan:
+def plan(rng: random.Random, settings: CountingSettings) -> TextPlan:
     """Visits of one person to one place, and others like them."""
     place, *elsewhere = rng.sample(VISITED, len(VISITED))
     asked = person(rng)
     num_events = rng.randint(1, settings.max_events)
-    # a day of its own for each: nothing is told twice, and nothing contradicts what counts
+    # each has its own day: nothing is stated twice, and nothing contradicts what counts
     dates = days(rng, num_events + settings.num_near_misses)
-    facts = [
-        _visit(rng, VISITS, asked, place, date, role="evidence") for date in dates[:num_events]
-    ]
+    facts = []
+    for date in dates[:num_events]:
+        values = {"day": date, "person": asked, "place": place}
+        note = f"{asked} visited {place} on {date}."
+        facts.append(stated(rng, VISITS, note=note, role="evidence", **values))
     for turn, date in enumerate(dates[num_events:]):
         if turn % 3 == 0:
-            facts.append(_visit(rng, NO_VISITS, asked, place, date))
+            facts.append(stated(rng, NO_VISITS, day=date, person=asked, place=place))
         elif turn % 3 == 1:
-            facts.append(_visit(rng, VISITS, namesakes(asked, rng, 1)[0], place, date))
+            namesake = namesakes(asked, rng, 1)[0]
+            facts.append(stated(rng, VISITS, day=date, person=namesake, place=place))
         else:
-            facts.append(_visit(rng, VISITS, asked, rng.choice(elsewhere), date))
+            other = rng.choice(elsewhere)
+            facts.append(stated(rng, VISITS, day=date, person=asked, place=other))
 
     def noise(draw: random.Random) -> str:
         said = draw.choice((*VISITS, *NO_VISITS))
         name = other_person(draw, frozenset({asked}))
         return said.format(day=day(draw), person=name, place=draw.choice(VISITED))
 
-    return Plan(
+    return TextPlan(
         question=f"How many times did {asked} visit {place}? Answer with a number.",
         answers=(str(num_events),),
         facts=in_order(facts),
         units=prose(noise, settings.distractor_share),
         metadata={"counted": f"Visits of {asked} to {place} so far"},
-    )
-
-
-def _visit(
-    rng: random.Random,
-    ways: tuple[str, ...],
-    name: str,
-    place: str,
-    date: str,
-    *,
-    role: Role = "near_miss",
-) -> Fact:
-    return Fact(
-        text=rng.choice(ways).format(day=date, person=name, place=place),
-        place=rng.random(),
-        note=f"{name} visited {place} on {date}." if role == "evidence" else "",
-        role=role,
     )

@@ -10,7 +10,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from memagent.data.tasks.beyond.weave import Fact
 from memagent.data.tasks.beyond.words import day, namesakes, person, towns
 
 OFFICES = (
@@ -152,6 +154,51 @@ RELATIONS: dict[str, Relation] = {
 }
 PERSONAL = ("birthplace", "code", "wedding", "door")
 """Relations whose subject is a person."""
+
+
+class DrawnFact(NamedTuple):
+    """A fact that is asked for."""
+
+    name: str
+    """Key of its relation in RELATIONS."""
+    relation: Relation
+    subject: str
+    value: str
+
+    @property
+    def question(self) -> str:
+        return self.relation.question.format(subject=self.subject)
+
+    def planned(self, rng: random.Random) -> Fact:
+        """The fact as evidence, anywhere in the text."""
+        text = self.relation.state(rng, self.subject, self.value)
+        return Fact(text=text, place=rng.random())
+
+
+def draw_fact(rng: random.Random) -> DrawnFact:
+    """A fact of any kind."""
+    name = rng.choice(list(RELATIONS))
+    relation = RELATIONS[name]
+    return DrawnFact(name, relation, relation.subject(rng), relation.value(rng))
+
+
+def near_misses(rng: random.Random, asked: DrawnFact, num: int) -> list[Fact]:
+    """The same about subjects that are easily confused, and other facts about the same subject."""
+    is_personal = asked.name in PERSONAL
+    others = [RELATIONS[name] for name in PERSONAL if is_personal and name != asked.name]
+    rng.shuffle(others)
+    facts = []
+    for turn in range(num):
+        if turn % 2 and others:
+            relation, subject = others.pop(), asked.subject
+            value = relation.value(rng)
+        else:
+            relation = asked.relation
+            subject = relation.near(rng, asked.subject)
+            value = relation.other_value(rng, asked.value)
+        text = relation.state(rng, subject, value)
+        facts.append(Fact(text=text, place=rng.random(), role="near_miss"))
+    return facts
 
 
 def noise(subject: str) -> Callable[[random.Random], str]:

@@ -1,7 +1,7 @@
 """The tasks of this folder, opened by name.
 
     task = open_beyond("beyond/counting", {"tokens": 8192, "seed": 7, "tokenizer": "bytes"})
-    task.example(0).question      # "How many times did Ada Holm visit the archive?"
+    task.example(0).question      # "How many times did Oscar Northcote visit the archive? ..."
 
 What is asked and the facts depend on seed and index, not on the length. Metadata has `spans`: where
 everything stands that is planned but no evidence, as [start, end, note] by role.
@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from memagent.data.example import Evidence, Example, Origin, Passage, fingerprint
+from memagent.data.example import Evidence, Passage
 from memagent.data.tasks.beyond import (
     aggregation,
     coreference,
@@ -23,80 +23,64 @@ from memagent.data.tasks.beyond import (
     two_hop,
     unanswerable,
 )
-from memagent.data.tasks.beyond.settings import BeyondSettings
-from memagent.data.tasks.beyond.weave import Plan, weave
-from memagent.data.tasks.lengths import length_tokenizer
-from memagent.data.tasks.registry import rng
+from memagent.data.tasks.beyond.weave import BeyondSettings, TextPlan, weave
+from memagent.data.tasks.generated import Draft, GeneratedTask
 
 
-class Kind(NamedTuple):
-    """A task: what it takes, and how an example of it is planned."""
-
+class _Kind(NamedTuple):
     settings: type[BeyondSettings]
-    plan: Callable[[random.Random, Any], Plan]
+    plan: Callable[[random.Random, Any], TextPlan]
 
 
-KINDS: dict[str, Kind] = {
-    "beyond/coreference": Kind(coreference.CoreferenceSettings, coreference.plan),
-    "beyond/counting": Kind(counting.CountingSettings, counting.plan),
-    "beyond/aggregation": Kind(aggregation.AggregationSettings, aggregation.plan),
-    "beyond/two_hop": Kind(two_hop.TwoHopSettings, two_hop.plan),
-    "beyond/corrections": Kind(corrections.CorrectionsSettings, corrections.plan),
-    "beyond/unanswerable": Kind(unanswerable.UnanswerableSettings, unanswerable.plan),
-    "beyond/injection": Kind(injection.InjectionSettings, injection.plan),
+KINDS: dict[str, _Kind] = {
+    "beyond/coreference": _Kind(coreference.CoreferenceSettings, coreference.plan),
+    "beyond/counting": _Kind(counting.CountingSettings, counting.plan),
+    "beyond/aggregation": _Kind(aggregation.AggregationSettings, aggregation.plan),
+    "beyond/two_hop": _Kind(two_hop.TwoHopSettings, two_hop.plan),
+    "beyond/corrections": _Kind(corrections.CorrectionsSettings, corrections.plan),
+    "beyond/unanswerable": _Kind(unanswerable.UnanswerableSettings, unanswerable.plan),
+    "beyond/injection": _Kind(injection.InjectionSettings, injection.plan),
 }
+"""The settings of each task, and the function that plans an example of it."""
 
 
-class BeyondTask:
-    """Makes the examples of one of these tasks."""
+class BeyondTask(GeneratedTask[BeyondSettings]):
+    """Generates the examples of one of these tasks."""
 
-    num_available: int | None = None
+    def __init__(self, name: str, settings: BeyondSettings) -> None:
+        super().__init__(name, settings)
+        self._plan = KINDS[name].plan
 
-    def __init__(self, name: str, settings: BeyondSettings, plan: Callable[..., Plan]) -> None:
-        self.name = name
-        self.settings = settings
-        self._plan = plan
-
-    def example(self, index: int) -> Example:
-        """The example of an index, with its text."""
-        settings = self.settings
-        plan = self._plan(rng(settings.seed, self.name, index, "plan"), settings)
+    def draft(self, index: int) -> Draft:
+        plan = self._plan(self.rng(index, "plan"), self.settings)
         woven = weave(
             plan,
-            rng(settings.seed, self.name, index, "filler"),
-            tokens=settings.length,
-            tokenizer=length_tokenizer(settings.tokenizer),
+            self.rng(index, "filler"),
+            tokens=self.tokens,
+            tokenizer=self.tokenizer,
             what=f"a text of {self.name}",
         )
         evidence: list[Evidence] = []
-        others: dict[str, list[tuple[int, int, str]]] = {}
+        others: dict[str, list[list[object]]] = {}
         for fact, (start, end) in zip(plan.facts, woven.spans, strict=True):
             if fact.role == "evidence":
                 evidence.append(
                     Evidence(document=0, start=start, end=end, text=fact.text, note=fact.note)
                 )
             else:
-                others.setdefault(fact.role, []).append((start, end, fact.note))
-        spans = {role: [list(span) for span in found] for role, found in sorted(others.items())}
-        return Example(
-            id=f"{self.name}/{settings.length}/{settings.seed}/{index}",
-            task=self.name,
+                others.setdefault(fact.role, []).append([start, end, fact.note])
+        return Draft(
             question=plan.question,
             answers=plan.answers,
-            match=plan.match,
+            match="any",
             grader=plan.grader,
             documents=(Passage(text=woven.text),),
-            evidence=tuple(evidence),
-            origin=Origin(task=self.name, settings=settings.model_dump(), index=index),
-            target_tokens=settings.length,
             num_tokens=woven.num_tokens,
-            seed=settings.seed,
-            text_sha256=fingerprint(woven.text),
-            metadata={**plan.metadata, "spans": spans},
+            evidence=tuple(evidence),
+            metadata={**plan.metadata, "spans": dict(sorted(others.items()))},
         )
 
 
 def open_beyond(name: str, settings: dict[str, Any]) -> BeyondTask:
     """The task of a name, with its settings checked."""
-    kind = KINDS[name]
-    return BeyondTask(name, kind.settings.parse(settings), kind.plan)
+    return BeyondTask(name, KINDS[name].settings.parse(settings))

@@ -16,8 +16,15 @@ import random
 from pydantic import Field
 
 from memagent.data.tasks.beyond.facts import OFFICES
-from memagent.data.tasks.beyond.settings import BeyondSettings
-from memagent.data.tasks.beyond.weave import Fact, Plan, in_order, places, prose
+from memagent.data.tasks.beyond.weave import (
+    BeyondSettings,
+    Fact,
+    Role,
+    TextPlan,
+    in_order,
+    places,
+    prose,
+)
 from memagent.data.tasks.beyond.words import namesakes, other_person, people, person, towns
 
 LINKS = (
@@ -40,7 +47,7 @@ class TwoHopSettings(BeyondSettings):
     """Towns whose office is told; one of them is asked for."""
 
 
-def plan(rng: random.Random, settings: TwoHopSettings) -> Plan:
+def plan(rng: random.Random, settings: TwoHopSettings) -> TextPlan:
     """A link from a person to a town, and before it who holds an office there."""
     num = settings.num_candidates
     office = rng.choice(OFFICES)
@@ -55,8 +62,8 @@ def plan(rng: random.Random, settings: TwoHopSettings) -> Plan:
     namesake = namesakes(asked, rng, len(others))
     for town, holder, one in zip(others, holders[1:], namesake, strict=True):
         facts.append(_holder(rng, office, town, holder, rng.random(), role="candidate"))
-        said = linked.format(person=one, town=town)
-        facts.append(Fact(text=said, place=rng.random(), role="near_miss"))
+        text = linked.format(person=one, town=town)
+        facts.append(Fact(text=text, place=rng.random(), role="near_miss"))
     other_offices = [other for other in OFFICES if other != office]
     told = towns(rng, 40)
 
@@ -67,7 +74,7 @@ def plan(rng: random.Random, settings: TwoHopSettings) -> Plan:
         name = other_person(draw, frozenset({asked}))
         return draw.choice(LINKS)[1].format(person=name, town=draw.choice(told))
 
-    return Plan(
+    return TextPlan(
         question=f"Who is the {office} of {described.format(person=asked)}?",
         answers=(holders[0],),
         facts=in_order(facts),
@@ -77,12 +84,12 @@ def plan(rng: random.Random, settings: TwoHopSettings) -> Plan:
 
 
 def _holder(
-    rng: random.Random, office: str, town: str, name: str, place: float, *, role: str
+    rng: random.Random, office: str, town: str, name: str, place: float, *, role: Role
 ) -> Fact:
     values = {"office": office, "town": town, "person": name}
     return Fact(
         text=rng.choice(HOLDS).format(**values),
         place=place,
         note=HOLDS[0].format(**values),
-        role="evidence" if role == "evidence" else "candidate",
+        role=role,
     )

@@ -15,9 +15,8 @@ import random
 
 from pydantic import Field
 
-from memagent.data.tasks.beyond.facts import PERSONAL, RELATIONS, Relation, noise
-from memagent.data.tasks.beyond.settings import BeyondSettings
-from memagent.data.tasks.beyond.weave import Fact, Plan, in_order, prose
+from memagent.data.tasks.beyond.facts import draw_fact, near_misses, noise
+from memagent.data.tasks.beyond.weave import BeyondSettings, TextPlan, in_order, prose
 
 NOT_TOLD = (
     "The text does not tell.",
@@ -37,41 +36,18 @@ class UnanswerableSettings(BeyondSettings):
     """Share of the examples whose text does answer the question; for training."""
 
 
-def plan(rng: random.Random, settings: UnanswerableSettings) -> Plan:
+def plan(rng: random.Random, settings: UnanswerableSettings) -> TextPlan:
     """Near misses of a fact, and the fact itself where it shall be there."""
-    name = rng.choice(list(RELATIONS))
-    relation = RELATIONS[name]
-    subject = relation.subject(rng)
-    value = relation.value(rng)
-    facts = near_misses(rng, name, subject, value, settings.num_near_misses)
+    asked = draw_fact(rng)
+    facts = near_misses(rng, asked, settings.num_near_misses)
     is_answerable = rng.random() < settings.answerable_share
     if is_answerable:
-        facts.append(Fact(text=relation.state(rng, subject, value), place=rng.random()))
-    return Plan(
-        question=relation.question.format(subject=subject),
-        answers=(value,) if is_answerable else NOT_TOLD,
+        facts.append(asked.planned(rng))
+    return TextPlan(
+        question=asked.question,
+        answers=(asked.value,) if is_answerable else NOT_TOLD,
         grader="lenient" if is_answerable else "unanswerable",
         facts=in_order(facts),
-        units=prose(noise(subject), settings.distractor_share),
-        metadata={"relation": name, "is_answerable": is_answerable},
+        units=prose(noise(asked.subject), settings.distractor_share),
+        metadata={"relation": asked.name, "is_answerable": is_answerable},
     )
-
-
-def near_misses(rng: random.Random, name: str, subject: str, value: str, num: int) -> list[Fact]:
-    """The same about subjects that are easily confused, and other things about the same subject."""
-    relation = RELATIONS[name]
-    others = [RELATIONS[other] for other in PERSONAL if other != name] if name in PERSONAL else []
-    rng.shuffle(others)
-    facts = []
-    for turn in range(num):
-        if turn % 2 and others:
-            said = _about(rng, others.pop(), subject)
-        else:
-            near = relation.near(rng, subject)
-            said = relation.state(rng, near, relation.other_value(rng, value))
-        facts.append(Fact(text=said, place=rng.random(), role="near_miss"))
-    return facts
-
-
-def _about(rng: random.Random, relation: Relation, subject: str) -> str:
-    return relation.state(rng, subject, relation.value(rng))

@@ -11,12 +11,13 @@ does not depend on the length, so the same question can be asked at every length
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
-from memagent.data.example import Match
+from pydantic import Field
+
 from memagent.data.tasks.beyond.filler import (
     MAX_PARAGRAPH,
     MIN_PARAGRAPH,
@@ -24,8 +25,19 @@ from memagent.data.tasks.beyond.filler import (
     sentences,
 )
 from memagent.data.tasks.lengths import LEAST_SHARE, fit
+from memagent.data.tasks.registry import TaskSettings
 from memagent.documents.tokenizers import Tokenizer
 from memagent.errors import ConfigError
+
+
+class BeyondSettings(TaskSettings):
+    """Length, tokenizer, seed, and how much of the filler resembles what is asked for."""
+
+    tokens: int | None = Field(default=8192, ge=64)
+    """Length of the text in tokens of the tokenizer; reached within 2 %, never exceeded."""
+    distractor_share: float = Field(default=0.05, ge=0, le=0.5)
+    """Share of the filler's sentences that are facts of the asked form about something else."""
+
 
 Role = Literal["evidence", "near_miss", "candidate", "similar", "injection"]
 
@@ -49,13 +61,12 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TextPlan:
     """What an example asks, and what of its text matters."""
 
     question: str
     answers: tuple[str, ...]
     facts: tuple[Fact, ...]
-    match: Match = "any"
     grader: str = "lenient"
     metadata: dict[str, Any] = field(default_factory=dict)
     units: Callable[[random.Random], Iterator[str]]
@@ -94,7 +105,9 @@ def prose(
     return units
 
 
-def weave(plan: Plan, rng: random.Random, *, tokens: int, tokenizer: Tokenizer, what: str) -> Woven:
+def weave(
+    plan: TextPlan, rng: random.Random, *, tokens: int, tokenizer: Tokenizer, what: str
+) -> Woven:
     """The plan's facts in as much filler as makes at most `tokens` and at least 98 % of them."""
     source, units = plan.units(rng), list[str]()
 
@@ -122,7 +135,7 @@ def weave(plan: Plan, rng: random.Random, *, tokens: int, tokenizer: Tokenizer, 
     return Woven(text, spans, num_tokens)
 
 
-def _joined(plan: Plan, units: list[str]) -> tuple[str, list[tuple[int, int]]]:
+def _joined(plan: TextPlan, units: list[str]) -> tuple[str, list[tuple[int, int]]]:
     """Units and facts as one text without white space at its end, and the spans of the facts."""
     parts: list[str] = []
     spans: list[tuple[int, int]] = []
@@ -137,6 +150,19 @@ def _joined(plan: Plan, units: list[str]) -> tuple[str, list[tuple[int, int]]]:
         used = gap
     parts.append("".join(units[used:]))
     return "".join(parts).rstrip(), spans
+
+
+def stated(
+    rng: random.Random,
+    ways: Sequence[str],
+    *,
+    note: str = "",
+    role: Role = "near_miss",
+    **values: object,
+) -> Fact:
+    """A fact in one of several wordings, anywhere in the text."""
+    text = rng.choice(ways).format(**values)
+    return Fact(text=text, place=rng.random(), note=note, role=role)
 
 
 def places(rng: random.Random, num: int) -> list[float]:

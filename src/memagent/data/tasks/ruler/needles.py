@@ -21,9 +21,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from memagent.data.example import Evidence, Passage
+from memagent.data.tasks.generated import Draft, GeneratedTask
 from memagent.data.tasks.lengths import LEAST_SHARE, fit
 from memagent.data.tasks.registry import TaskSettings
-from memagent.data.tasks.ruler.base import Made, RulerTask, listed
 from memagent.data.tasks.ruler.essays import Essays, open_essays
 from memagent.data.tasks.ruler.haystack import (
     EssayHaystack,
@@ -35,7 +35,7 @@ from memagent.data.tasks.ruler.haystack import (
     hide,
     nearest_gap,
 )
-from memagent.data.tasks.ruler.vocabulary import NOUN_OF_KIND, Kind, draw_new
+from memagent.data.tasks.ruler.vocabulary import NOUN_OF_KIND, ValueKind, draw_new, listed
 
 
 class NeedleSettings(TaskSettings):
@@ -47,9 +47,9 @@ class NeedleSettings(TaskSettings):
     """Folder or file of texts for the haystack `essay`; any text will do."""
     shift: bool = False
     """Begin the essays at another sentence in each example, not always at the first."""
-    keys: Kind = "words"
+    keys: ValueKind = "words"
     """What keys look like: words, numbers or uuids."""
-    values: Kind = "numbers"
+    values: ValueKind = "numbers"
     """What values look like: words, numbers or uuids."""
     num_keys: int = Field(default=1, ge=1)
     """Keys in the text; at least as many as are asked for."""
@@ -102,14 +102,14 @@ def open_needles(name: str, settings: dict[str, Any]) -> NeedleTask:
     return NeedleTask(name, checked, open_essays(checked.essays) if needs_essays else None)
 
 
-class NeedleTask(RulerTask[NeedleSettings]):
+class NeedleTask(GeneratedTask[NeedleSettings]):
     """Makes needles in a haystack."""
 
     def __init__(self, name: str, settings: NeedleSettings, essays: Essays | None) -> None:
         super().__init__(name, settings, essays.sources if essays else {})
         self._essays = essays.text if essays else ""
 
-    def make(self, index: int) -> Made:
+    def draft(self, index: int) -> Draft:
         settings = self.settings
         needles, taken = self._needles(index)
         placed = [(needle.depth, needle.sentence) for needle in needles]
@@ -129,7 +129,7 @@ class NeedleTask(RulerTask[NeedleSettings]):
         text, spans = hidden(bare)
         asked = list(dict.fromkeys(needle.key for needle in needles))[: settings.num_queries]
         wanted = [number for number, needle in enumerate(needles) if needle.key in asked]
-        return Made(
+        return Draft(
             question=self._question(asked),
             answers=tuple(needles[number].value for number in wanted),
             documents=(Passage(text=text),),

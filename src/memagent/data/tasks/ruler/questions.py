@@ -23,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memagent.data.example import Evidence, Match, Passage, join
+from memagent.data.example import Evidence, Passage, join
 from memagent.data.sources.cache import open_source, sha256_of
 from memagent.data.sources.readers import (
     HotpotItem,
@@ -32,9 +32,9 @@ from memagent.data.sources.readers import (
     hotpot_paragraphs,
     squad_items,
 )
+from memagent.data.tasks.generated import Draft, GeneratedTask
 from memagent.data.tasks.lengths import LEAST_SHARE, fit
 from memagent.data.tasks.registry import TaskSettings
-from memagent.data.tasks.ruler.base import Made, RulerTask
 from memagent.data.tasks.ruler.haystack import SENTENCE_END
 from memagent.errors import DataError
 
@@ -48,7 +48,7 @@ class QuestionSettings(TaskSettings):
     """File of the questions, as published; fetched when not given."""
 
 
-class HotpotSettings(QuestionSettings):
+class ParagraphSettings(QuestionSettings):
     """Where the questions and the paragraphs around them come from."""
 
     paragraphs: str | None = None
@@ -56,7 +56,7 @@ class HotpotSettings(QuestionSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ParagraphQuestion:
     """A question with its gold paragraphs and those that stand near it."""
 
     id: str
@@ -72,7 +72,7 @@ class Question:
 class QuestionSet:
     """All questions of a file, and the paragraphs to put around them."""
 
-    questions: tuple[Question, ...]
+    questions: tuple[ParagraphQuestion, ...]
     pool: tuple[Passage, ...]
     sources: dict[str, str]
 
@@ -86,7 +86,7 @@ def open_squad(name: str, settings: dict[str, Any]) -> QuestionTask:
 
 def open_hotpot(name: str, settings: dict[str, Any]) -> QuestionTask:
     """The task qa_2."""
-    checked = HotpotSettings.parse(settings)
+    checked = ParagraphSettings.parse(settings)
     path = open_source("hotpotqa-dev", checked.questions)
     pool = path
     if checked.paragraphs is not None:
@@ -94,11 +94,8 @@ def open_hotpot(name: str, settings: dict[str, Any]) -> QuestionTask:
     return QuestionTask(name, checked, _hotpot(path, sha256_of(path), pool, sha256_of(pool)))
 
 
-class QuestionTask(RulerTask[QuestionSettings]):
+class QuestionTask(GeneratedTask[QuestionSettings]):
     """Makes questions among paragraphs."""
-
-    match: Match = "any"
-    grader = "ruler_part"
 
     def __init__(self, name: str, settings: QuestionSettings, data: QuestionSet) -> None:
         super().__init__(name, settings, data.sources)
@@ -108,7 +105,7 @@ class QuestionTask(RulerTask[QuestionSettings]):
         self.rng(0, "questions").shuffle(self._questions)
         self.num_available = len(self._questions)
 
-    def make(self, index: int) -> Made:
+    def draft(self, index: int) -> Draft:
         if index >= len(self._questions):
             raise DataError(
                 f"{self.name} has {len(self._questions)} questions; there is none of index {index}"
@@ -127,9 +124,11 @@ class QuestionTask(RulerTask[QuestionSettings]):
             )
             for gold, start, end in question.spans
         ]
-        return Made(
+        return Draft(
             question=question.text,
             answers=question.answers,
+            match="any",
+            grader="ruler_part",
             documents=documents,
             num_tokens=arranged.num_tokens,
             evidence=tuple(sorted(evidence, key=lambda item: (item.document, item.start))),
@@ -142,7 +141,7 @@ class QuestionTask(RulerTask[QuestionSettings]):
             },
         )
 
-    def _arranged(self, question: Question, around: _Around) -> tuple[_Arranged, bool]:
+    def _arranged(self, question: ParagraphQuestion, around: _Around) -> tuple[_Arranged, bool]:
         """Paragraphs of the wanted length, and whether one of them had to be shortened."""
         what = f"the gold text of question {question.id}"
 
@@ -180,7 +179,7 @@ class _Around:
     """Gold paragraphs with any number of others around them, each at a drawn place."""
 
     def __init__(
-        self, question: Question, pool: tuple[Passage, ...], source: random.Random
+        self, question: ParagraphQuestion, pool: tuple[Passage, ...], source: random.Random
     ) -> None:
         own = {passage.text for passage in (*question.gold, *question.near)}
         self._source = source
@@ -247,10 +246,10 @@ def _squad(path: Path, sha256: str) -> QuestionSet:
     )
 
 
-def _squad_question(item: SquadItem, article: dict[str, Passage]) -> Question:
+def _squad_question(item: SquadItem, article: dict[str, Passage]) -> ParagraphQuestion:
     start = item.answer_starts[0]
     first, last = sentence_around(item.context, start, start + len(item.answers[0]))
-    return Question(
+    return ParagraphQuestion(
         id=item.id,
         text=item.question.strip(),
         answers=item.answers,
@@ -282,7 +281,7 @@ def _hotpot(path: Path, sha256: str, pool: Path, pool_sha256: str) -> QuestionSe
     )
 
 
-def _hotpot_question(item: HotpotItem) -> Question:
+def _hotpot_question(item: HotpotItem) -> ParagraphQuestion:
     paragraphs = {paragraph.title: paragraph for paragraph in reversed(item.context)}
     spans = []
     for number, title in enumerate(item.gold_titles):
@@ -294,7 +293,7 @@ def _hotpot_question(item: HotpotItem) -> Question:
     passages = {
         title: Passage(title=title, text=paragraph.text) for title, paragraph in paragraphs.items()
     }
-    return Question(
+    return ParagraphQuestion(
         id=item.id,
         text=item.question.strip(),
         answers=(item.answer,),

@@ -20,10 +20,11 @@ from typing import Any
 from pydantic import Field
 
 from memagent.data.example import Evidence, Passage
+from memagent.data.tasks.generated import Draft, GeneratedTask
 from memagent.data.tasks.lengths import fit
 from memagent.data.tasks.registry import TaskSettings
-from memagent.data.tasks.ruler.base import Made, RulerTask, listed
 from memagent.data.tasks.ruler.haystack import Hidden, NoiseHaystack, hide
+from memagent.data.tasks.ruler.vocabulary import listed
 
 NAME_LETTERS = 5
 SHOT_NAME_LETTERS = 3
@@ -45,13 +46,13 @@ class VariableSettings(TaskSettings):
 
 def open_variables(name: str, settings: dict[str, Any]) -> VariableTask:
     """The task vt."""
-    return VariableTask(name, VariableSettings.parse(settings), {})
+    return VariableTask(name, VariableSettings.parse(settings))
 
 
-class VariableTask(RulerTask[VariableSettings]):
+class VariableTask(GeneratedTask[VariableSettings]):
     """Makes chains of assignments in noise."""
 
-    def make(self, index: int) -> Made:
+    def draft(self, index: int) -> Draft:
         settings, source = self.settings, self.rng(index, "variables")
         chains = draw_chains(source, settings.num_chains, settings.num_hops, NAME_LETTERS)
         placed = placed_chains(chains, self.rng(index, "depths"))
@@ -65,7 +66,7 @@ class VariableTask(RulerTask[VariableSettings]):
         text, spans = hidden(fitted.num_units)
         value, names = chains[0]
         chain_spans = spans[: len(names)]
-        return Made(
+        return Draft(
             question=(self._shot(index) if settings.one_shot else "") + question_of(value),
             answers=tuple(names),
             documents=(Passage(text=text),),

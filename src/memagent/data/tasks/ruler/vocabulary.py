@@ -18,13 +18,13 @@ from typing import Literal
 
 from memagent.errors import ConfigError
 
-Kind = Literal["words", "numbers", "uuids"]
+ValueKind = Literal["words", "numbers", "uuids"]
 
-NOUN_OF_KIND: dict[Kind, str] = {"words": "word", "numbers": "number", "uuids": "code"}
+NOUN_OF_KIND: dict[ValueKind, str] = {"words": "word", "numbers": "number", "uuids": "code"}
 NUMBER_DIGITS = 7
 
 
-def draw_one(kind: Kind, source: random.Random) -> str:
+def draw_one(kind: ValueKind, source: random.Random) -> str:
     """A key or value of a kind."""
     if kind == "numbers":
         return str(source.randrange(10 ** (NUMBER_DIGITS - 1), 10**NUMBER_DIGITS))
@@ -33,7 +33,7 @@ def draw_one(kind: Kind, source: random.Random) -> str:
     return f"{source.choice(words_of('adjectives'))}-{source.choice(words_of('nouns'))}"
 
 
-def draw_new(kind: Kind, source: random.Random, taken: set[str]) -> str:
+def draw_new(kind: ValueKind, source: random.Random, taken: set[str]) -> str:
     """One that is not in `taken`; it is put there."""
     while (drawn := draw_one(kind, source)) in taken:
         pass
@@ -60,6 +60,13 @@ def words_of(part_of_speech: Literal["nouns", "adjectives", "verbs"]) -> tuple[s
     words: list[str] = library.RandomWord().parts_of_speech[part_of_speech]
     clean = {word for word in library.filter_profanity(words) if _is_plain(word)}
     return tuple(sorted(clean))
+
+
+def listed(items: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def _is_plain(word: str) -> bool:

@@ -19,9 +19,9 @@ from typing import Any
 from pydantic import Field
 
 from memagent.data.example import Passage
+from memagent.data.tasks.generated import Draft, GeneratedTask
 from memagent.data.tasks.lengths import fit
 from memagent.data.tasks.registry import TaskSettings
-from memagent.data.tasks.ruler.base import Made, RulerTask
 from memagent.data.tasks.ruler.vocabulary import draw_new, single_words
 from memagent.errors import ConfigError
 
@@ -58,21 +58,21 @@ class CommonSettings(TaskSettings):
 
 def open_common(name: str, settings: dict[str, Any]) -> CommonTask:
     """The task cwe."""
-    return CommonTask(name, CommonSettings.parse(settings), {})
+    return CommonTask(name, CommonSettings.parse(settings))
 
 
-class CommonTask(RulerTask[CommonSettings]):
+class CommonTask(GeneratedTask[CommonSettings]):
     """Makes numbered lists in which some words occur more often than others."""
 
-    def __init__(self, name: str, settings: CommonSettings, sources: dict[str, str]) -> None:
-        super().__init__(name, settings, sources)
+    def __init__(self, name: str, settings: CommonSettings) -> None:
+        super().__init__(name, settings)
         self._common, self._uncommon = settings.frequencies(self.tokens)
         if self._common <= self._uncommon:
             raise ConfigError(
                 f"freq_common={self._common} must be above freq_uncommon={self._uncommon}"
             )
 
-    def make(self, index: int) -> Made:
+    def draft(self, index: int) -> Draft:
         drawn = _Words(self.rng(index, "words"), self.settings.num_common)
 
         def text(num_uncommon: int) -> str:
@@ -82,7 +82,7 @@ class CommonTask(RulerTask[CommonSettings]):
 
         what = f"{self.name} with {self.settings.num_common} words {self._common} times"
         fitted = fit(text, self.tokens, self.tokenizer, least_units=1, what=what)
-        return Made(
+        return Draft(
             question=(
                 "The text is a numbered list of words. Which "
                 f"{self.settings.num_common} words occur most often in it?"
@@ -140,13 +140,13 @@ class FrequentSettings(TaskSettings):
 
 def open_frequent(name: str, settings: dict[str, Any]) -> FrequentTask:
     """The task fwe."""
-    return FrequentTask(name, FrequentSettings.parse(settings), {})
+    return FrequentTask(name, FrequentSettings.parse(settings))
 
 
-class FrequentTask(RulerTask[FrequentSettings]):
+class FrequentTask(GeneratedTask[FrequentSettings]):
     """Makes texts of coded words whose frequencies follow Zipf's law."""
 
-    def make(self, index: int) -> Made:
+    def draft(self, index: int) -> Draft:
         alpha = self.settings.alpha
         num_coded = max(self.tokens // TOKENS_PER_CODED_WORD, NUM_ASKED + 2)
         words = [DOTS, *coded_words(self.rng(index, "words"), num_coded - 1)]
@@ -159,7 +159,7 @@ class FrequentTask(RulerTask[FrequentSettings]):
 
         least = least_words(NUM_ASKED + 1, alpha)
         fitted = fit(text, self.tokens, self.tokenizer, least_units=least, what=self.name)
-        return Made(
+        return Draft(
             question=(
                 f"The text consists of words in code. Leave out the dots {DOTS!r}. Which three "
                 "coded words occur most often in it?"

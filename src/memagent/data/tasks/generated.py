@@ -1,7 +1,7 @@
-"""What the 13 tasks share: their settings, and the step from what was made to an Example.
+"""Tasks whose texts are generated to a length: the step from a draft to a labelled Example.
 
 question and answers   drawn from seed and index alone: the same at every length
-text                   grown until it has the wanted number of tokens
+text                   grown until it has the requested number of tokens
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ S = TypeVar("S", bound=TaskSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """One example before it is labelled."""
+class Draft:
+    """What an example consists of, before it is labelled."""
 
     question: str
     answers: tuple[str, ...]
+    match: Match = "all"
+    grader: str = "ruler_all"
     documents: tuple[Passage, ...]
     num_tokens: int
     evidence: tuple[Evidence, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-class RulerTask(Generic[S]):
-    """A task; a family of tasks derives from it and writes `make`."""
+class GeneratedTask(Generic[S]):
+    """A task of a fixed length; a family of tasks derives from it and writes `draft`."""
 
-    match: Match = "all"
-    grader = "ruler_all"
     num_available: int | None = None
 
-    def __init__(self, name: str, settings: S, sources: dict[str, str]) -> None:
+    def __init__(self, name: str, settings: S, sources: dict[str, str] | None = None) -> None:
         if settings.tokens is None:
-            raise ConfigError(f"{name} needs a length; give tokens, such as 8192")
+            raise ConfigError(f"{name} needs a length; give `tokens`, such as 8192")
         self.name = name
         self.settings: S = settings
         self.tokens: int = settings.tokens
         self.tokenizer: Tokenizer = length_tokenizer(settings.tokenizer)
-        self._sources = sources
+        self._sources = sources or {}
 
-    def make(self, index: int) -> Made:
+    def draft(self, index: int) -> Draft:
         """What the example of an index consists of."""
         raise NotImplementedError
 
@@ -57,16 +57,16 @@ class RulerTask(Generic[S]):
 
     def example(self, index: int) -> Example:
         """The example of an index, with its documents."""
-        made, settings = self.make(index), self.settings
+        draft, settings = self.draft(index), self.settings
         return Example(
             id=f"{self.name}/{self.tokens}/{settings.seed}/{index}",
             task=self.name,
-            question=made.question,
-            answers=made.answers,
-            match=self.match,
-            grader=self.grader,
-            documents=made.documents,
-            evidence=made.evidence,
+            question=draft.question,
+            answers=draft.answers,
+            match=draft.match,
+            grader=draft.grader,
+            documents=draft.documents,
+            evidence=draft.evidence,
             origin=Origin(
                 task=self.name,
                 settings=settings.model_dump(mode="json"),
@@ -74,15 +74,8 @@ class RulerTask(Generic[S]):
                 sources=self._sources,
             ),
             target_tokens=self.tokens,
-            num_tokens=made.num_tokens,
+            num_tokens=draft.num_tokens,
             seed=settings.seed,
-            text_sha256=fingerprint(join(made.documents)),
-            metadata=made.metadata,
+            text_sha256=fingerprint(join(draft.documents)),
+            metadata=draft.metadata,
         )
-
-
-def listed(items: list[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    if len(items) < 2:
-        return "".join(items)
-    return f"{', '.join(items[:-1])} and {items[-1]}"
