@@ -1,18 +1,38 @@
-"""What all tests share: a home of their own, and tokenizers small enough to make on the spot."""
+"""What all tests share: isolated home folders, and tokenizers small enough to train in a second."""
 
 from __future__ import annotations
 
 import os
 import random
+import signal
+import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from memagent.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 
-# Tests run side by side; torch with a thread per core in each of them would slow all of them down.
+# Tests run in parallel; torch with a thread per core in each of them would slow all of them down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A busy machine is not a failure: no time limit for single examples.
+settings.register_profile("memagent", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("memagent")
+
+
+def restore_interrupts() -> None:
+    """Make Ctrl-C work where it arrives ignored, here and in processes that tests start.
+
+    A shell that is not interactive starts background jobs with SIGINT ignored, and children inherit that.
+    """
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if is_ignored and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+restore_interrupts()
 
 QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -26,7 +46,7 @@ CHAT_TEMPLATE = (
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the user's own folders, endpoint settings or the network's hub."""
+    """No test reads or writes the user's own folders, endpoint settings or the hub."""
     base = tmp_path_factory.getbasetemp()
     monkeypatch.setenv("XDG_STATE_HOME", str(base / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(base / "cache"))

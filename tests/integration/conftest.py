@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import IO, NamedTuple
 import pytest
 
 from memagent.cli.main import run
+from tests.support.timing import wait_until  # noqa: F401 - tests take it from here
 
 MEMAGENT = Path(sys.executable).parent / "memagent"
 QUESTION = 'What is the code of "amber-17"?'
@@ -149,13 +149,6 @@ def story(num_chars: int, *, seed: int, fact: str | None = None) -> str:
     if fact is not None:
         sentences.insert(rng.randint(0, len(sentences)), fact)
     return " ".join(sentences) + "\n"
-
-
-def wait_until(is_true: Callable[[], object], *, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline, f"still not true after {seconds} s: {is_true}"
-        time.sleep(0.003)
 
 
 def num_lines(path: Path) -> int:

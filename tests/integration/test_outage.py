@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 import socket
 import time
@@ -50,15 +51,19 @@ async def test_an_outage_costs_no_more_than_its_length_and_a_moment(
         endpoint.kill()
         num_done = num_lines(tmp_path / "struck" / "steps.jsonl")
         await asyncio.sleep(outage)
+        returning = time.monotonic()
         await asyncio.to_thread(endpoint.start)
+        endpoint_seconds = time.monotonic() - returning
         struck = await reading
         calls = endpoint.calls()
 
     assert CODE in str(struck.answer)
     assert replies(struck) == replies(whole)
     assert 8 <= num_done < len(whole.steps) - 3
-    assert outage <= span(struck) - span(whole) <= outage + spare
-    assert [step.num_attempts > 1 for step in struck.steps].count(True) == 1
+    assert outage <= span(struck) - span(whole)
+    waited = [step for step in struck.steps if step.num_attempts > 1]
+    assert len(waited) == 1
+    assert waited[0].seconds <= outage + spare + endpoint_seconds
     answered = Counter(call["sha"] for call in calls if call["outcome"] == "ok")
     assert answered.total() == len(answered) == len(whole.steps)
 
@@ -74,9 +79,7 @@ def test_without_patience_the_reading_stops_with_code_3_and_goes_on_later(
         with cli.started(*begin) as process:
             wait_until(lambda: num_lines(run / "steps.jsonl") >= 5)
             endpoint.kill()
-            killed = time.monotonic()
             stopped = finish(process)
-            seconds = time.monotonic() - killed
         num_done = num_lines(run / "steps.jsonl")
         endpoint.start()
         command = stopped.stderr.splitlines()[-1].partition("go on with: ")[2]
@@ -86,7 +89,7 @@ def test_without_patience_the_reading_stops_with_code_3_and_goes_on_later(
     assert (stopped.code, stopped.stdout) == (3, "")
     assert f"memagent: {endpoint.base_url} failed for " in stopped.stderr
     assert command == f"memagent ask --resume {run}"
-    assert 0.5 < seconds < 4
+    assert 1 <= seconds_failed(stopped.stderr) <= 3  # of the patience of 2
     trace = Trace.load(run)[0]
     assert 5 <= num_done < len(trace.steps)
     assert (going_on.code, going_on.stdout) == (0, f"{trace.answer}\n")
@@ -100,13 +103,12 @@ def test_an_address_where_nothing_listens_ends_with_code_3(cli: Cli, tmp_path: P
     begin = ("ask", tmp_path / "book.txt", "-q", QUESTION, *SMALL_SECTIONS, "--model", "any")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    started = time.monotonic()
     outcome = cli(*begin, "--base-url", f"http://127.0.0.1:{port}/v1", "--patience", "1")
 
     assert (outcome.code, outcome.stdout) == (3, "")
     assert f"memagent: http://127.0.0.1:{port}/v1 failed for " in outcome.stderr
     assert "Connect call failed" in outcome.stderr
-    assert time.monotonic() - started < 5
+    assert seconds_failed(outcome.stderr) <= 2
 
 
 @pytest.mark.parametrize("listens", [False, True], ids=["nobody listens", "nobody answers"])
@@ -115,15 +117,12 @@ async def test_an_address_that_never_answered_is_given_up_before_patience_ends(
 ) -> None:
     assert retry.FIRST_CONTACT_PATIENCE == 20.0
     monkeypatch.setattr(retry, "FIRST_CONTACT_PATIENCE", 1.0)  # only to be quick
-    started = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         if not listens:
             server.close()
-        with pytest.raises(EngineError, match=r"failed for [01] s"):
+        with pytest.raises(EngineError, match=r"failed for \d s"):
             await complete(f"http://127.0.0.1:{port}/v1", timeout=0.3, patience=600)
-
-    assert 0.3 < time.monotonic() - started < 3
 
 
 async def test_an_endpoint_that_has_answered_is_waited_for_with_full_patience(
@@ -139,7 +138,7 @@ async def test_an_endpoint_that_has_answered_is_waited_for_with_full_patience(
             await asyncio.sleep(2)
             assert not second.done()
             await asyncio.to_thread(endpoint.start)
-            completion = await asyncio.wait_for(second, timeout=4)
+            completion = await asyncio.wait_for(second, timeout=60)
         finally:
             await engine.aclose()
 
@@ -169,6 +168,13 @@ async def ask(engine: EndpointEngine) -> Completion:
 
 def replies(trace: Trace) -> list[tuple[str, str]]:
     return [(step.reply, step.memory) for step in trace.steps]
+
+
+def seconds_failed(errors: str) -> int:
+    """What the error says of how long an endpoint failed."""
+    found = re.search(r" failed for (\d+) s", errors)
+    assert found, errors
+    return int(found[1])
 
 
 def span(trace: Trace) -> float:

@@ -6,7 +6,6 @@ with serving_tiny(folder) as server:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from memagent.config import LocalConfig, ServeConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
 from memagent.serve.run import serving
+from tests.support.timing import wait_until
 
 
 class TinyServer(NamedTuple):
@@ -38,12 +38,9 @@ def serving_tiny(folder: Path, *, cache_gb: float = 0.01, **settings: Any) -> It
         yield TinyServer(engine, url)
 
 
-def wait_until_idle(engine: LocalEngine, *, seconds: float = 20.0) -> None:
-    """Wait until no request runs or waits; fail after `seconds`."""
-    until = time.monotonic() + seconds
-    while engine.load.num_running or engine.load.num_waiting:
-        assert time.monotonic() < until, f"still busy: {engine.load}"
-        time.sleep(0.01)
+def wait_until_idle(engine: LocalEngine) -> None:
+    """Wait until no request runs or waits."""
+    wait_until(lambda: not (engine.load.num_running or engine.load.num_waiting))
 
 
 def num_lost_slots(engine: LocalEngine) -> int:

@@ -20,6 +20,7 @@ from memagent.errors import (
 )
 from memagent.types import Completion, Message, Sampling, Usage
 from tests.conftest import prose
+from tests.support.timing import settle
 
 SETTINGS = {"window": 3000, "chunk_tokens": 200, "memory_tokens": 100, "answer_tokens": 60}
 TEXT = "one two three four\n" * 30  # 570 bytes: three sections
@@ -170,7 +171,7 @@ async def test_the_next_call_waits_until_the_step_is_taken() -> None:
     reader = reader_of(["m1", "m2", "m3", "a"])
     steps = reader.steps("what?", TEXT)
     await anext(steps)
-    await asyncio.sleep(0.05)
+    await settle()
     assert len(prompts_of(reader)) == 1
     await steps.aclose()
 

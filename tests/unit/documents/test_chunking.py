@@ -1,6 +1,5 @@
 """Chunks: within the limit, at natural ends, lazy, and the same again on resuming."""
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -153,12 +152,10 @@ class CountingTokenizer(ByteTokenizer):
 def test_the_first_chunk_of_a_large_text_needs_only_the_beginning() -> None:
     tokenizer = CountingTokenizer()
     chunks = Chunks(Document.from_text("a line of text\n" * 1_000_000), tokenizer, 5000)
-    started = time.perf_counter()
     first = chunks.get(0)
     assert first is not None
     assert len(first.text) <= 5000
     assert tokenizer.num_chars < 50_000
-    assert time.perf_counter() - started < 0.5
 
 
 def test_chunks_of_joined_documents_know_their_sources(byte_tokenizer: ByteTokenizer) -> None:

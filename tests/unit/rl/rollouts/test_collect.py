@@ -18,6 +18,7 @@ from memagent.rl.rollouts.collect import Stats, check_engine, collect
 from memagent.rl.rollouts.records import rollout_from_dict, rollout_to_dict
 from memagent.rl.types import Group, Outcome, Rollout
 from tests.support.jobs import Job, jobs
+from tests.support.timing import settle
 from tests.support.token_engine import TokenScript, random_reply
 
 
@@ -247,7 +248,7 @@ async def test_cancelling_who_waits_ends_all_rollouts() -> None:
     running = asyncio.ensure_future(
         collect(jobs(3), ask, engine(delay=lambda messages: 60), group_size=2).all()
     )
-    await asyncio.sleep(0.05)
+    await settle()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
