@@ -134,7 +134,7 @@ async def test_a_rollout_that_raises_is_data_with_the_place_of_the_mistake() -> 
     assert collection.stats.num_failed == len(failed)
     for rollout in failed:
         assert rollout.error is not None
-        assert rollout.error.startswith("ValueError: no good (test_rollouts.py, line ")
+        assert rollout.error.startswith("ValueError: no good (test_collect.py, line ")
         assert "\n" not in rollout.error
         assert "raise ValueError" in rollout.record["traceback"]
         assert (rollout.samples, rollout.reward) == ((), 0.0)
