@@ -174,7 +174,7 @@ def test_the_warm_start_alone_and_its_export(config: Path, tmp_path: Path) -> No
     [
         (["--set", "rollout.group_size=1"], "use at least 2"),
         (["--set", "rolout.prompts=1"], "rolout"),
-        (["--set", "update.updates=9"], "lower updates or raise prompts"),
+        (["--set", "update.updates=9"], "9 optimizer steps (update.updates)"),
         (["--agent", "nowhere.py:agent"], "nowhere.py"),
         (["--reward", "nowhere.py:score"], "nowhere.py"),
         (["--set", "tasks.0.files=['a.jsonl']"], "either tasks or files"),

@@ -2,8 +2,8 @@
 
 python -m tests.support.optimizer_ranks RANK NUM_RANKS FOLDER DTYPE
 
-Makes `num_steps` steps under FSDP2, the second half with a new optimizer that has taken over the state
-of the first, and writes all weights, the state and what was told to FOLDER/stepped-RANK.pt.
+Takes `NUM_STEPS` steps under FSDP2, the second half with a new optimizer that continues from the state of
+the first, and writes all weights, the state and the metrics to FOLDER/stepped-RANK.pt.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def make_model(dtype: torch.dtype) -> torch.nn.Sequential:
 
 
 def stepped(model: Any, *, rank: int = 0, num_ranks: int = 1) -> dict[str, Any]:
-    """Make the steps with this process's rows; the weights, the state, and what was told."""
-    told, state = [], None
+    """Take the steps with this process's rows; the weights, the state and the metrics."""
+    metrics, state = [], None
     optimizer = Optimizer(model.named_parameters(), SETTINGS, num_steps=NUM_STEPS)
     dtype = next(model.parameters()).dtype
     for step in range(NUM_STEPS):
@@ -50,9 +50,10 @@ def stepped(model: Any, *, rank: int = 0, num_ranks: int = 1) -> dict[str, Any]:
         rows = torch.randn(NUM_ROWS, 4, generator=torch.Generator().manual_seed(step))
         for row in rows[rank::num_ranks]:
             torch.autograd.backward(model(row.to(dtype)).square().sum() * num_ranks)
-        told.append(optimizer.step())
+        metrics.append(optimizer.step())
+        optimizer.advance_schedule()
     weights = {name: whole(parameter.detach()) for name, parameter in model.named_parameters()}
-    return {"told": told, "weights": weights, "state": optimizer.state_dict()}
+    return {"metrics": metrics, "weights": weights, "state": optimizer.state_dict()}
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

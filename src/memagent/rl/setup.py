@@ -1,16 +1,16 @@
 """Everything a run needs, opened and checked before its first rollout.
 
-    async with AsyncExitStack() as stack:
-        setup = await set_up(config, run_folder, stack)
+    async with open_setup(config, run_dir) as setup:
+        setup.trained.num_trained
 
-Cheap things come first: a misspelt agent or a reward that cannot grade is told before a model is loaded.
+Cheap checks come first: a misspelt agent, or a reward that cannot grade, is reported before a model is loaded.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,9 @@ from memagent.rl.weights.scratch import build_scratch
 from memagent.rl.weights.sync import WeightSync, open_sync
 
 SCRATCH = "scratch_model"
-"""Folder of a run for a model that is made for it."""
+"""Folder of a run for its model with random weights."""
 SCRATCH_EXAMPLES = 200
-"""Examples that its tokenizer is made from."""
+"""Examples that its tokenizer is trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +57,15 @@ class Setup:
     sync: WeightSync
     sources: Sequence[OpenSource]
     stream: Callable[[int], TaskStream]
-    """The tasks from a position on."""
+    """The tasks, from a position on."""
     lessons: Lessons | None
-    """What a warm start learns from."""
+    """Batches of the warm start."""
     validation: Validation | None
 
 
-async def set_up(config: TrainConfig, run: Path, stack: AsyncExitStack) -> Setup:
-    """Open everything; `stack` closes it. Raises what is wrong with the config."""
+@asynccontextmanager
+async def open_setup(config: TrainConfig, run_dir: Path) -> AsyncIterator[Setup]:
+    """Open everything; errors of the config are raised here."""
     agent = open_agent(config.agent.name, config.agent.settings)
     reward = open_reward(config.agent.reward)
     opening: dict[str, Any] = {"tokenizer": config.model.source, "paths": config.sources}
@@ -72,7 +73,7 @@ async def set_up(config: TrainConfig, run: Path, stack: AsyncExitStack) -> Setup
     if sources:
         await check_reward(reward, TaskStream(sources, seed=config.seed).draw(1)[0])
     validation = _validation(config, agent, reward, sources, opening)
-    trained = open_model(config.model, _source(config, run, sources), seed=config.seed)
+    trained = open_model(config.model, _source(config, run_dir, sources), seed=config.seed)
     lessons = _lessons(config, trained, opening)
     policy = Policy(
         trained.model,
@@ -80,34 +81,36 @@ async def set_up(config: TrainConfig, run: Path, stack: AsyncExitStack) -> Setup
         checkpointing=config.update.checkpointing,
         compiled=config.update.compiled,
     )
-    engine = await stack.enter_async_context(open_rollout_engine(config.rollout, trained))
-    await check_engine(engine)
-    return Setup(
-        config=config,
-        agent=agent,
-        reward=reward,
-        trained=trained,
-        policy=policy,
-        engine=engine,
-        sync=open_sync(config.rollout, engine, trained, run),
-        sources=sources,
-        stream=lambda position: TaskStream(sources, seed=config.seed, position=position),
-        lessons=lessons,
-        validation=validation,
-    )
+    async with open_rollout_engine(config.rollout, trained) as engine:
+        await check_engine(engine)
+        yield Setup(
+            config=config,
+            agent=agent,
+            reward=reward,
+            trained=trained,
+            policy=policy,
+            engine=engine,
+            sync=open_sync(config.rollout, engine, trained, run_dir),
+            sources=sources,
+            stream=lambda position: TaskStream(sources, seed=config.seed, position=position),
+            lessons=lessons,
+            validation=validation,
+        )
 
 
-def _source(config: TrainConfig, run: Path, sources: Sequence[OpenSource]) -> str:
-    """Where the model is loaded from; one from random weights is made first."""
+def _source(config: TrainConfig, run_dir: Path, sources: Sequence[OpenSource]) -> str:
+    """The model to load; one with random weights is built first."""
     if config.model.source is not None:
         return config.model.source
     assert config.model.scratch is not None
-    folder = run / SCRATCH
-    if latest_checkpoint(run) is None:  # else it is the one that the run began with
+    folder = run_dir / SCRATCH
+    if latest_checkpoint(run_dir) is None:  # else the run has started with it
         examples = TaskStream(sources, seed=config.seed).draw(SCRATCH_EXAMPLES)
         agent = config.agent
         texts = [text for one in examples for text in texts_for(agent.name, agent.settings, one)]
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that ended before it began
+        shutil.rmtree(
+            folder, ignore_errors=True
+        )  # left by a run that was killed before its first step
         build_scratch(config.model.scratch, texts, folder, seed=config.seed)
     return str(folder)
 
@@ -139,16 +142,16 @@ def _lessons(config: TrainConfig, trained: Trained, opening: dict[str, Any]) -> 
     settings = config.warm_start
     if settings is None:
         return None
-    learning: dict[str, Any] = {
+    common: dict[str, Any] = {
         "model": trained.loaded,
         "max_tokens": config.update.max_tokens,
         "seed": config.seed + LESSON_SEED,
     }
     if settings.files:
-        return FileLessons(settings, **learning)
+        return FileLessons(settings, **common)
     sources = open_sources(
         settings.tasks or config.tasks, seed=config.seed + LESSON_SEED, **opening
     )
     tokenizer = length_tokenizer(str(trained.loaded.tokenizer_folder))
     show = demonstrations_for(config.agent.name, config.agent.settings, tokenizer=tokenizer)
-    return TaskLessons(settings, sources, show, **learning)
+    return TaskLessons(settings, sources, show, **common)

@@ -1,43 +1,42 @@
-"""The loop: warm start, then step after step of rollouts and updates, with all that keeps it safe.
+"""The training loop: a warm start, then steps of rollouts and updates, with validation and checkpoints.
 
     tasks ─▶ rollouts (engine on the same weights) ─▶ groups ─▶ rows ─▶ packs ─▶ updates ─▶ the next step
                   │                                                                │
-                  └─ RUN/rollouts, until they are learnt from                      ├─ RUN/metrics.jsonl
+                  └─ RUN/rollouts, until the step is in a checkpoint               ├─ RUN/metrics.jsonl
                                                                                    ├─ RUN/validation
                                                                                    └─ RUN/checkpoints
 
-    async with open_trainer(config, run_folder) as trainer:
+    async with open_training(read_config(Path("my_run.toml")), Path("runs/mine")) as trainer:
+        await trainer.train()
+    async with resume_training(Path("runs/mine"), changes=["steps=200"]) as trainer:
         await trainer.train()
 
-A run that is killed goes on from its newest checkpoint: metrics after it are cut off, finished rollouts
-are taken over, and the rest is done again. With the `lockstep` driver on a CPU the metrics are then
-those of a run that was never killed, bit for bit.
+A run that was killed resumes from its newest checkpoint: metrics after it are cut off, finished rollouts
+are reused, and the rest is repeated. With the `lockstep` driver on a CPU the metrics are then those of an
+uninterrupted run, bit for bit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import random
-from collections.abc import AsyncIterator
+import shutil
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
-import numpy as np
 import torch
 
-from memagent.errors import EngineError
+from memagent.errors import EngineError, RunError
 from memagent.rl.agents.offload import WorkerPool
 from memagent.rl.rollouts.collect import Stats as RolloutStats
 from memagent.rl.rollouts.log import forget_rollouts
 from memagent.rl.rollouts.step import Found, Gatherer
 from memagent.rl.rollouts.tasks import TasksAhead
-from memagent.rl.settings import OptimSettings, TrainConfig
-from memagent.rl.setup import Setup, set_up
+from memagent.rl.settings import OptimSettings, TrainConfig, resumed_config
+from memagent.rl.setup import SCRATCH, Setup, open_setup
 from memagent.rl.update.loss import summary
 from memagent.rl.update.metrics import group_metrics, task_metrics
 from memagent.rl.update.optim import Optimizer
@@ -46,112 +45,165 @@ from memagent.rl.update.step import memory_errors, packed, update
 from memagent.rl.warmstart.lessons import ahead
 from memagent.rl.warmstart.rows import accumulate_sft, sft_rows
 from memagent.rl.weights.checkpoint import (
+    export,
     latest_checkpoint,
     load_weights,
+    random_state,
     read_optimizer,
     read_state,
+    restore_random_state,
     save_checkpoint,
 )
 from memagent.rl.weights.models import Snapshot
-from memagent.tracking import Tracker
+from memagent.runs import Run
+from memagent.tracking import METRICS, Tracker
 
-START = "start.safetensors"
+KIND = "train"
+"""Kind of a training run in its manifest."""
+REFERENCE = "start.safetensors"
 SAMPLES = "samples"
 VALIDATION = "validation"
+FINAL = "final"
+NOTED_WITHOUT_SIGNAL = (1, 10, 100)
+"""Consecutive steps without signal after which a note is due."""
 
 
-class Watch:
-    """Told how a run goes. The command line derives from it; this one does nothing."""
+class TrainingCallbacks:
+    """Called while a run makes progress. Derive from it; these methods do nothing."""
 
-    def begin(self, phase: str, *, num_done: int, num_steps: int) -> None:
-        """A phase begins or goes on: warm_start or train."""
+    def on_phase(self, phase: str, *, num_done: int, num_steps: int) -> None:
+        """A phase starts or is resumed: warm_start or train."""
 
-    def rollouts(self, stats: RolloutStats, *, num_wanted: int) -> None:
+    def on_rollout(self, stats: RolloutStats, *, num_wanted: int) -> None:
         """A rollout of the step has finished."""
 
-    def step(self, kind: str, step: int, metrics: dict[str, float]) -> None:
-        """A step or a validation is done: warm_start, train, validation."""
+    def on_step(self, kind: str, step: int, metrics: dict[str, float]) -> None:
+        """A step or a validation has finished: warm_start, train or validation."""
 
-    def note(self, text: str) -> None:
-        """Something worth a line."""
+    def on_note(self, text: str) -> None:
+        """Something the user should know."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Progress:
-    """How far a run has come: with weights and optimizer, all that a checkpoint keeps."""
+class TrainProgress:
+    """How far a run is: with weights and optimizer, the content of a checkpoint."""
 
     warm_step: int = 0
     """Finished steps of the warm start."""
     step: int = 0
     """Finished steps of reinforcement learning; also the version of the weights."""
     position: int = 0
-    """Tasks that were drawn."""
+    """Tasks taken from the stream."""
     num_unused: int = 0
-    """Steps without anything to learn, one after the other."""
+    """Consecutive steps without signal."""
     validated: int = -1
-    """The last step that was validated after; 0 is before the first."""
+    """The step after which the last validation ran; 0 is before the first."""
 
     @property
     def total(self) -> int:
-        """Counts checkpoints."""
+        """Numbers checkpoints."""
         return self.warm_step + self.step
 
 
 @asynccontextmanager
-async def open_trainer(
-    config: TrainConfig, run: Path, *, watch: Watch | None = None
+async def open_training(
+    config: TrainConfig, run_dir: Path | None = None, *, callbacks: TrainingCallbacks | None = None
 ) -> AsyncIterator[Trainer]:
-    """A trainer of a run folder, new or to go on with. Mistakes of the config are raised here."""
+    """The trainer of a new run in `run_dir`; by default a new folder in the user's state folder.
+
+    Errors of the config are raised here, and leave no run behind.
+    """
+    manifest = {"kind": KIND, "config": config.model_dump(mode="json")}
+    with Run.create(run_dir, manifest) as run:
+        try:
+            async with _open_trainer(config, run.path, callbacks) as trainer:
+                yield trainer
+        except BaseException:
+            if not (run.path / METRICS).exists():  # it ended before it started
+                shutil.rmtree(run.path / SCRATCH, ignore_errors=True)
+                run.discard_if_empty()
+            raise
+
+
+@asynccontextmanager
+async def resume_training(
+    run_dir: Path, *, changes: Sequence[str] = (), callbacks: TrainingCallbacks | None = None
+) -> AsyncIterator[Trainer]:
+    """The trainer of an existing run, from its newest checkpoint on.
+
+    `changes` such as `steps=200` change its config; only settings in `MAY_CHANGE` can.
+    """
+    with Run.open(run_dir) as run:
+        if run.manifest.get("kind") != KIND:
+            raise RunError(f"{run_dir} is not a training run; another command created it")
+        config = resumed_config(run.manifest["config"], changes=changes)
+        async with _open_trainer(config, run.path, callbacks) as trainer:
+            yield trainer
+
+
+@asynccontextmanager
+async def _open_trainer(
+    config: TrainConfig, run_dir: Path, callbacks: TrainingCallbacks | None
+) -> AsyncIterator[Trainer]:
     async with AsyncExitStack() as stack:
-        setup = await set_up(config, run, stack)
+        setup = await stack.enter_async_context(open_setup(config, run_dir))
+        checkpoint = latest_checkpoint(run_dir)
         tracker = stack.enter_context(
             Tracker(
-                run,
+                run_dir,
                 config=config.model_dump(mode="json"),
-                name=config.logging.name or run.name,
+                name=config.logging.name or run_dir.name,
                 project=config.logging.project,
                 tensorboard=config.logging.tensorboard,
                 wandb=config.logging.wandb,
                 trackio=config.logging.trackio,
-                num_lines=_num_lines(run),
+                num_lines=0 if checkpoint is None else int(read_state(checkpoint)["num_lines"]),
             )
         )
         pool = WorkerPool()
         stack.callback(pool.close)
-        trainer = Trainer(setup, run, tracker, pool, watch or Watch())
+        trainer = Trainer(setup, run_dir, tracker, pool, callbacks or TrainingCallbacks())
         stack.callback(trainer.close)
         yield trainer
 
 
 class Trainer:
-    """One run."""
+    """Trains the model of one run."""
 
     def __init__(
-        self, setup: Setup, run: Path, tracker: Tracker, pool: WorkerPool, watch: Watch
+        self,
+        setup: Setup,
+        run_dir: Path,
+        tracker: Tracker,
+        pool: WorkerPool,
+        callbacks: TrainingCallbacks,
     ) -> None:
         self.config = setup.config
         self.setup = setup
-        self.run = run
-        self.progress = Progress()
+        self.run_dir = run_dir
+        self.progress = TrainProgress()
         self._tracker = tracker
         self._pool = pool
-        self._watch = watch
-        self._gatherer = Gatherer(setup, run, pool, watch.rollouts)
+        self._callbacks = callbacks
+        self._gatherer = Gatherer(setup, run_dir, pool, callbacks.on_rollout)
         self._saved = -1
-        """What `progress.total` was at the last checkpoint."""
+        """`progress.total` at the last checkpoint."""
         self._current: Optimizer | None = None
         self._restored: dict[str, torch.Tensor] | None = None
-        """State of the optimizer of the phase that goes on."""
+        """State of the optimizer of the phase that is resumed."""
         self._restore()
         self._tasks: TasksAhead | None = None
 
     def close(self) -> None:
-        """End the thread that makes tasks."""
+        """End the thread that generates tasks."""
         if self._tasks is not None:
             self._tasks.close()
 
-    async def train(self) -> None:
-        """Run to the end. When it is cancelled or the engine fails, what is finished is saved first."""
+    async def train(self) -> Path:
+        """Train to the last step; the folder of the trained model or adapter.
+
+        When it is cancelled or the engine fails, a checkpoint of the finished steps is saved first.
+        """
         self._pool.use()
         try:
             await self.setup.sync.push(self.progress.step)
@@ -160,6 +212,7 @@ class Trainer:
         except (asyncio.CancelledError, EngineError):
             self._save()
             raise
+        return self._export()
 
     # --- warm start ----------------------------------------------------------------------------
 
@@ -168,15 +221,17 @@ class Trainer:
         if settings is None or lessons is None or self.progress.warm_step >= settings.steps:
             return
         optimizer = self._optimizer(settings.optim, settings.steps)
-        self._watch.begin("warm_start", num_done=self.progress.warm_step, num_steps=settings.steps)
+        self._callbacks.on_phase(
+            "warm_start", num_done=self.progress.warm_step, num_steps=settings.steps
+        )
         for batch in ahead(lessons, self.progress.warm_step, settings.steps):
             started = perf_counter()
-            number = self.progress.warm_step
             rows = sft_rows(batch.examples)
             packs = packed(rows, self.config.update)
             with memory_errors():
                 stats = summary(accumulate_sft(self.setup.policy, packs))
-                told = optimizer.step(number)
+                stepped = optimizer.step()
+            optimizer.advance_schedule()
             seconds = perf_counter() - started
             num_tokens = sum(one.num_tokens for one in packs)
             self.progress.warm_step += 1
@@ -185,14 +240,14 @@ class Trainer:
                 self.progress.warm_step,
                 {
                     **stats,
-                    **told,
+                    **stepped,
                     "num_refused": float(batch.num_refused),
                     "sharing": num_row_tokens(rows) / num_tokens,
                     "time/step": seconds,
                     "speed/update_tokens": num_tokens / seconds,
                 },
             )
-            await asyncio.sleep(0)  # lets Ctrl-C in
+            await asyncio.sleep(0)  # lets a cancellation in
             is_last = self.progress.warm_step == settings.steps
             if is_last or self.progress.warm_step % self.config.checkpoint.every == 0:
                 self._save(optimizer)
@@ -203,7 +258,7 @@ class Trainer:
 
     async def _learn(self) -> None:
         config, progress = self.config, self.progress
-        self._watch.begin("train", num_done=progress.step, num_steps=config.steps)
+        self._callbacks.on_phase("train", num_done=progress.step, num_steps=config.steps)
         optimizer = self._optimizer(config.optim, config.steps)
         reference = self._reference()
         await self._validate()
@@ -226,9 +281,10 @@ class Trainer:
         rolled = perf_counter()
         with memory_errors():
             updated = update(
-                self.setup, found.groups, optimizer, reference, version=self.progress.step
+                self.setup, found.groups, optimizer, reference, policy_version=self.progress.step
             )
-        self._check_signal(has_learnt=bool(updated["num_updates"]))
+        optimizer.advance_schedule()
+        self._check_signal(has_signal=bool(updated["num_updates"]))
         self.progress.step = number
         self.progress.position = tasks.position
         seconds = perf_counter() - rolled
@@ -251,18 +307,18 @@ class Trainer:
         )
         await self.setup.sync.push(number)
 
-    def _check_signal(self, *, has_learnt: bool) -> None:
-        """Say so when nothing is learnt: rewards that are all the same teach nothing."""
-        self.progress.num_unused = 0 if has_learnt else self.progress.num_unused + 1
-        if self.progress.num_unused in (1, 10, 100):
+    def _check_signal(self, *, has_signal: bool) -> None:
+        """Note steps without an update: all advantages are zero when rewards do not differ."""
+        self.progress.num_unused = 0 if has_signal else self.progress.num_unused + 1
+        if self.progress.num_unused in NOTED_WITHOUT_SIGNAL:
             count = self.progress.num_unused
-            told = "this step" if count == 1 else f"{count} steps"
-            self._watch.note(
-                f"nothing to learn in {told}: rewards of a group are all the same; a warm start, tasks "
-                "of another difficulty or larger groups help"
+            steps = "this step" if count == 1 else f"{count} consecutive steps"
+            self._callbacks.on_note(
+                f"no update in {steps}: the rewards of each group are all equal; a warm start, tasks of "
+                "another difficulty or larger groups help"
             )
 
-    # --- what is kept --------------------------------------------------------------------------
+    # --- optimizer, reference, validation --------------------------------------------------------------------------
 
     def _optimizer(self, settings: OptimSettings, num_steps: int) -> Optimizer:
         optimizer = Optimizer(self.setup.trained.parameters, settings, num_steps=num_steps)
@@ -273,10 +329,10 @@ class Trainer:
         return optimizer
 
     def _reference(self) -> Snapshot | None:
-        """The weights that reinforcement learning began with, if KL to them counts."""
+        """The weights before the first step of reinforcement learning, for the KL term."""
         if self.config.objective.kl_coef == 0.0:
             return None
-        path = self.run / START
+        path = self.run_dir / REFERENCE
         if path.exists():
             return Snapshot.read(path, self.setup.trained)
         snapshot = Snapshot.of(self.setup.trained)
@@ -284,7 +340,7 @@ class Trainer:
         return snapshot
 
     async def _validate(self) -> None:
-        """Validate if it is time: before the first step, now and then, after the last."""
+        """Validate if it is due: before the first step, every few steps, after the last."""
         validation, settings, step = (
             self.setup.validation,
             self.config.validation,
@@ -296,7 +352,7 @@ class Trainer:
             return
         started = perf_counter()
         result = await validation.run(self.setup.engine)
-        folder = self.run / VALIDATION
+        folder = self.run_dir / VALIDATION
         folder.mkdir(exist_ok=True)
         lines = "".join(f"{json.dumps(record)}\n" for record in result.records)
         (folder / f"step-{step:06}.jsonl").write_text(lines, encoding="utf-8")
@@ -304,12 +360,14 @@ class Trainer:
         seconds = perf_counter() - started
         self._log("validation", step, {**result.metrics, "time/validation": seconds})
 
+    # --- files of the run ----------------------------------------------------------------------
+
     def _log(self, kind: str, step: int, metrics: dict[str, float]) -> None:
         self._tracker.log(step, metrics, kind=kind)
-        self._watch.step(kind, step, metrics)
+        self._callbacks.on_step(kind, step, metrics)
 
     def _keep_samples(self, number: int, found: Found) -> None:
-        """A few rollouts to read, of as many tasks as can be."""
+        """Save a few rollouts for people to read, of as many tasks as possible."""
         num = self.config.logging.rollouts
         if not num:
             return
@@ -328,19 +386,19 @@ class Trainer:
             }
             for rollout in chosen
         ]
-        folder = self.run / SAMPLES
+        folder = self.run_dir / SAMPLES
         folder.mkdir(exist_ok=True)
         text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
         (folder / f"step-{number:06}.jsonl").write_text(text, encoding="utf-8")
 
     def _save(self, optimizer: Optimizer | None = None) -> None:
-        """A checkpoint of what is finished, unless there is one."""
+        """Write a checkpoint of the finished steps, unless there is one."""
         progress = self.progress
         optimizer = optimizer or self._current
         if self._saved == progress.total or progress.total == 0 or optimizer is None:
             return
         save_checkpoint(
-            self.run,
+            self.run_dir,
             progress.total,
             model=self.setup.trained.model,
             tokenizer=self.setup.trained.loaded.tokenizer,
@@ -348,52 +406,38 @@ class Trainer:
             state={
                 "progress": asdict(progress),
                 "num_lines": self._tracker.num_lines,
-                "random": _random_state(),
+                "random": random_state(),
             },
             keep=self.config.checkpoint.keep,
             keep_every=self.config.checkpoint.keep_every,
         )
         self._saved = progress.total
-        forget_rollouts(self.run, until=progress.step)
+        forget_rollouts(self.run_dir, until=progress.step)
 
     def _restore(self) -> None:
-        checkpoint = latest_checkpoint(self.run)
+        checkpoint = latest_checkpoint(self.run_dir)
         if checkpoint is None:
             return
         state = read_state(checkpoint)
         load_weights(self.setup.trained.model, checkpoint)
-        self.progress = Progress(**state["progress"])
+        self.progress = TrainProgress(**state["progress"])
         self._saved = self.progress.total
-        _set_random_state(state["random"])
+        restore_random_state(state["random"])
         settings = self.config.warm_start
-        is_between = self.progress.step == 0 and (
-            settings is None or self.progress.warm_step >= settings.steps
-        )
-        if not is_between:
-            self._restored = read_optimizer(checkpoint)
+        is_warm = settings is None or self.progress.warm_step >= settings.steps
+        if is_warm and self.progress.step == 0:
+            return  # the next phase starts with a new optimizer
+        self._restored = read_optimizer(checkpoint)
+        # checkpoints of earlier versions have no counter of the schedule: it was the number of steps
+        num_done = self.progress.step if is_warm else self.progress.warm_step
+        self._restored.setdefault("schedule_step", torch.tensor(num_done))
+        self._restored.pop("num_done", None)
 
-
-# --- small things -----------------------------------------------------------------------------------
-
-
-def _num_lines(run: Path) -> int:
-    """Lines of metrics that the newest checkpoint knows of."""
-    checkpoint = latest_checkpoint(run)
-    return 0 if checkpoint is None else int(read_state(checkpoint)["num_lines"])
-
-
-def _random_state() -> dict[str, Any]:
-    """Ours comes from seeds and positions; an agent of the user may draw from these."""
-    version, values, gauss = random.getstate()
-    torch_state = torch.get_rng_state().numpy().tobytes()
-    return {
-        "python": [version, list(values), gauss],
-        "torch": base64.b64encode(torch_state).decode("ascii"),
-    }
-
-
-def _set_random_state(state: dict[str, Any]) -> None:
-    version, values, gauss = state["python"]
-    random.setstate((version, tuple(values), gauss))
-    stored = np.frombuffer(base64.b64decode(state["torch"]), dtype=np.uint8)
-    torch.set_rng_state(torch.from_numpy(stored.copy()))
+    def _export(self) -> Path:
+        """Write the model or adapter of the last checkpoint as a folder."""
+        checkpoint = latest_checkpoint(self.run_dir)
+        assert checkpoint is not None, "there is a checkpoint after the last step"
+        final = self.run_dir / FINAL
+        shutil.rmtree(final, ignore_errors=True)  # of the same run with fewer steps
+        export(checkpoint, final)
+        return final

@@ -1,22 +1,25 @@
-"""The loop, in this process: what a run leaves behind, and that it goes on as if never stopped."""
+"""The training loop in this process: the files of a run, and resuming bit for bit."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from memagent.engines.local.loading import load
-from memagent.errors import ConfigError
+from memagent.errors import ConfigError, RunError
 from memagent.rl.settings import parse_config
-from memagent.rl.trainer import Watch, open_trainer
+from memagent.rl.trainer import TrainingCallbacks, open_training, resume_training
 from memagent.rl.update import step as update
 from memagent.rl.weights.checkpoint import latest_checkpoint
+from memagent.runs import MANIFEST, Run
 from memagent.tracking import comparable, read_metrics
 from tests.support.tiny_server import serving_tiny
 from tests.support.tiny_training import tiny_run
@@ -27,30 +30,30 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("files")
 
 
-class Stop(Watch):
-    """Cancels the run when a step of a kind is done, or while rollouts come in."""
+class Stop(TrainingCallbacks):
+    """Cancels the run after a step of a kind, or after a number of rollouts."""
 
     def __init__(self, kind: str = "", step: int = 0, *, rollouts: int = 0) -> None:
         self._at = (kind, step)
         self._rollouts = rollouts
 
-    def step(self, kind: str, step: int, metrics: dict[str, float]) -> None:
+    def on_step(self, kind: str, step: int, metrics: dict[str, float]) -> None:
         if (kind, step) == self._at:
             _cancel()
 
-    def rollouts(self, stats: Any, *, num_wanted: int) -> None:
+    def on_rollout(self, stats: Any, *, num_wanted: int) -> None:
         self._rollouts -= 1
         if self._rollouts == 0:
             _cancel()
 
 
-class Listen(Watch):
-    """Keeps what is noted."""
+class Notes(TrainingCallbacks):
+    """Keeps notes."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
 
-    def note(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         self.notes.append(text)
 
 
@@ -59,12 +62,21 @@ def _cancel() -> None:
     task.cancel()
 
 
-def run(config: dict[str, Any], folder: Path, watch: Watch | None = None) -> bool:
-    """Train; whether it came to its end."""
-    folder.mkdir(exist_ok=True)
+def run(
+    config: dict[str, Any],
+    folder: Path,
+    callbacks: TrainingCallbacks | None = None,
+    *,
+    changes: Sequence[str] = (),
+) -> bool:
+    """Start or resume a run; whether it finished."""
 
     async def train() -> None:
-        async with open_trainer(parse_config(config), folder, watch=watch) as trainer:
+        if (folder / MANIFEST).exists():
+            opened = resume_training(folder, changes=changes, callbacks=callbacks)
+        else:
+            opened = open_training(parse_config(config), folder, callbacks=callbacks)
+        async with opened as trainer:
             await trainer.train()
 
     async def named() -> bool:
@@ -78,19 +90,19 @@ def run(config: dict[str, Any], folder: Path, watch: Watch | None = None) -> boo
     return asyncio.run(named())
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [comparable(record) for record in read_metrics(folder)]
 
 
 @pytest.fixture(scope="module")
 def whole(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was never stopped."""
+    """An uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
     assert run(tiny_run(files), folder)
     return folder
 
 
-def test_a_run_leaves_metrics_rollouts_answers_and_a_model(whole: Path) -> None:
+def test_a_run_writes_metrics_samples_answers_checkpoints_and_a_model(whole: Path) -> None:
     records = read_metrics(whole)
     kinds = [(record["kind"], record["step"]) for record in records]
     assert kinds[:6] == [("warm_start", step) for step in range(1, 7)]
@@ -107,12 +119,14 @@ def test_a_run_leaves_metrics_rollouts_answers_and_a_model(whole: Path) -> None:
     assert len(samples) == 2
     assert {"question", "answers", "reward", "record"} <= json.loads(samples[0]).keys()
     assert len((whole / "validation" / "step-000002.jsonl").read_text().splitlines()) == 6
-    assert not list((whole / "rollouts").iterdir()), "all of them are learnt from"
+    assert not list((whole / "rollouts").iterdir()), "all of them are in a checkpoint"
     newest = latest_checkpoint(whole)
     assert newest is not None
     assert newest.name == "step-000009"
     assert len(list((whole / "checkpoints").iterdir())) == 2
     assert load(str(newest / "model")).window == 256
+    final, last = (folder / "model.safetensors" for folder in (whole / "final", newest / "model"))
+    assert final.read_bytes() == last.read_bytes()
 
 
 def test_the_engine_and_the_trainer_agree_on_the_first_update(whole: Path) -> None:
@@ -125,9 +139,9 @@ def test_the_engine_and_the_trainer_agree_on_the_first_update(whole: Path) -> No
 
 def test_the_same_config_gives_the_same_metrics(files: Path, whole: Path, tmp_path: Path) -> None:
     assert run(tiny_run(files), tmp_path / "again")
-    assert told(tmp_path / "again") == told(whole)
+    assert metrics_of(tmp_path / "again") == metrics_of(whole)
     assert run(tiny_run(files, seed=4), tmp_path / "other")
-    assert told(tmp_path / "other") != told(whole)
+    assert metrics_of(tmp_path / "other") != metrics_of(whole)
 
 
 @pytest.mark.parametrize(
@@ -141,47 +155,45 @@ def test_the_same_config_gives_the_same_metrics(files: Path, whole: Path, tmp_pa
     ],
     ids=["warm start", "first validation", "step", "rollouts", "validation"],
 )
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(
+def test_an_interrupted_run_resumes_bit_for_bit(
     files: Path, whole: Path, tmp_path: Path, stop: Stop
 ) -> None:
     folder = tmp_path / "run"
     assert not run(tiny_run(files), folder, stop)
     assert run(tiny_run(files), folder)
-    assert told(folder) == told(whole)
+    assert metrics_of(folder) == metrics_of(whole)
 
 
-def test_rollouts_that_were_drawn_are_not_drawn_again(
-    files: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_finished_rollouts_are_not_sampled_again(files: Path, whole: Path, tmp_path: Path) -> None:
     """As after a kill right after the updates of a step: the newest checkpoint is older."""
     folder, kept = tmp_path / "run", tmp_path / "kept"
 
     class Kill(Stop):
-        def step(self, kind: str, step: int, metrics: dict[str, float]) -> None:
+        def on_step(self, kind: str, step: int, metrics: dict[str, float]) -> None:
             if (kind, step) == ("train", 1):
                 shutil.copytree(folder, kept)
                 _cancel()
 
     assert not run(tiny_run(files), folder, Kill())
     assert (kept / "rollouts" / "step-000001.jsonl").exists()
-    heard = []
+    sampled = []
 
     class Count(Stop):
-        def rollouts(self, stats: Any, *, num_wanted: int) -> None:
-            heard.append(stats)
+        def on_rollout(self, stats: Any, *, num_wanted: int) -> None:
+            sampled.append(stats)
 
     assert not run(tiny_run(files), kept, Count("train", 1))
-    assert not heard
+    assert not sampled
     assert run(tiny_run(files), kept)
-    assert told(kept) == told(whole)
+    assert metrics_of(kept) == metrics_of(whole)
 
 
 def test_steps_can_be_added_to_a_finished_run(files: Path, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert run(tiny_run(files, steps=2), folder)
-    assert run(tiny_run(files, steps=3), folder)
-    # the last step of the short run was validated anyway
-    assert told(folder) == told(whole)
+    assert run({}, folder, changes=["steps=3"])
+    # step 2, the last of the short run, is validated either way
+    assert metrics_of(folder) == metrics_of(whole)
 
 
 def test_a_warm_start_alone(files: Path, tmp_path: Path) -> None:
@@ -237,7 +249,7 @@ def test_rollouts_may_come_from_an_endpoint_that_keeps_its_weights(
     first, second = [one for one in read_metrics(tmp_path / "run") if one["kind"] == "train"]
     assert first["num_failed"] == 0
     assert first["num_stale"] == 0
-    assert first["mismatch_kl"] < 1e-3, "an adapter that has learnt nothing yet changes nothing"
+    assert first["mismatch_kl"] < 1e-3, "a new adapter changes nothing"
     assert second["num_stale"] > 0, "the endpoint has the weights of the start"
     assert second["num_updates"] == 0
 
@@ -253,13 +265,14 @@ def test_rollouts_may_come_from_an_endpoint_that_keeps_its_weights(
         ({"model": {"source": "./nowhere"}}, "nowhere"),
     ],
 )
-def test_mistakes_are_told_before_the_first_rollout(
+def test_mistakes_are_reported_before_the_first_rollout_and_leave_no_run(
     files: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
         run(tiny_run(files, **changes), tmp_path / "run")
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run" / MANIFEST).exists()
 
 
 def test_no_more_groups_are_replaced_than_allowed(files: Path, tmp_path: Path) -> None:
@@ -269,38 +282,59 @@ def test_no_more_groups_are_replaced_than_allowed(files: Path, tmp_path: Path) -
     config["agent"] = {**config["agent"], "reward": f"{reward}:score"}
     for driver in ("lockstep", "free"):
         config["rollout"] = {"prompts": 3, "group_size": 2, "driver": driver, "max_unwanted": 4}
-        watch = Listen()
-        assert run(config, tmp_path / driver, watch)
+        callbacks = Notes()
+        assert run(config, tmp_path / driver, callbacks)
         (step,) = [one for one in read_metrics(tmp_path / driver) if one["kind"] == "train"]
         assert step["num_groups"] == step["num_unwanted"] == 3 + 4
         assert step["num_updates"] == 0
-        assert "nothing to learn" in watch.notes[0]
+        assert "no update in this step" in callbacks.notes[0]
 
 
-def test_an_update_that_does_not_fit_is_told_with_its_remedies(
+def test_an_update_that_does_not_fit_names_its_remedies(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_large(*arguments: Any, **settings: Any) -> None:
         raise torch.OutOfMemoryError("out of memory: tried to allocate 20 GiB")
 
     monkeypatch.setattr(update, "accumulate", too_large)
-    with pytest.raises(ConfigError, match=r"lower update\.max_tokens"):
+    with pytest.raises(ConfigError, match=r"lower `update\.max_tokens`"):
         run(tiny_run(files, steps=1), tmp_path / "run")
     monkeypatch.undo()
     assert run(tiny_run(files, steps=1), tmp_path / "run")
 
 
-def test_a_model_made_for_a_run_that_did_not_begin_is_made_again(
-    files: Path, tmp_path: Path
-) -> None:
-    """Whoever changes the config after a mistake gets the model of the new config."""
+def test_a_scratch_model_without_a_checkpoint_is_built_again(files: Path, tmp_path: Path) -> None:
+    """A config that was corrected after a failure gets its own model."""
     folder = tmp_path / "run"
     config = tiny_run(files, steps=0, validation=None)
     del config["validation"]
     assert not run(config, folder, Stop("warm_start", 1))
     shutil.rmtree(folder / "checkpoints")
+    (folder / MANIFEST).unlink()
     config["model"] = {"scratch": {**config["model"]["scratch"], "hidden_size": 48}}
     assert run(config, folder)
     newest = latest_checkpoint(folder)
     assert newest is not None
     assert load(str(newest / "model")).model.config.hidden_size == 48
+
+
+def test_a_checkpoint_without_a_counter_of_the_schedule_resumes_at_its_step(
+    files: Path, whole: Path, tmp_path: Path
+) -> None:
+    """As earlier versions wrote them: the position was the number of finished steps."""
+    folder = tmp_path / "run"
+    assert not run(tiny_run(files), folder, Stop("train", 1))
+    newest = latest_checkpoint(folder)
+    assert newest is not None
+    state = load_file(newest / "optimizer.safetensors")
+    assert state.pop("schedule_step") == 1
+    save_file({**state, "num_done": torch.tensor(2)}, newest / "optimizer.safetensors")
+    assert run({}, folder)
+    assert metrics_of(folder) == metrics_of(whole)
+
+
+def test_only_training_runs_are_resumed(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run", {"kind": "ask"}):
+        pass
+    with pytest.raises(RunError, match="is not a training run"):
+        run({}, tmp_path / "run")

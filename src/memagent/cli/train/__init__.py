@@ -8,8 +8,8 @@ from memagent.cli.shared.lazy import LazyGroup
 
 COMMANDS: dict[str, str] = {
     "run": "Train by reinforcement learning; `memagent train CONFIG.toml` is the same.",
-    "sft": "Learn from given replies only: the warm start of a config.",
-    "export": "Write the model or adapter of a run as a folder that others can load.",
+    "sft": "Train on given replies only: the warm start of a config.",
+    "export": "Write the model or adapter of a run as a folder that other tools load.",
 }
 """Name to one-line help; `NAME` lives in `memagent.cli.train.NAME` as `command`."""
 HELP = ("-h", "--help")

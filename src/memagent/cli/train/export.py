@@ -17,7 +17,7 @@ from memagent.errors import ConfigError, RunError
     "--step", type=click.IntRange(min=1), help="Checkpoint to take. [default: the newest]"
 )
 @click.option(
-    "--merge", is_flag=True, help="Put an adapter into its model, and write the whole model."
+    "--merge", is_flag=True, help="Merge an adapter into its model, and write the whole model."
 )
 def command(run: Path, out: Path, step: int | None, merge: bool) -> int:
     """Write the model or adapter of a run as a folder that transformers, peft and vLLM load.
@@ -31,10 +31,10 @@ def command(run: Path, out: Path, step: int | None, merge: bool) -> int:
     from memagent.rl.weights.checkpoint import export, list_checkpoints
 
     if not run.is_dir():
-        raise RunError(f"{run} is no run folder")
+        raise RunError(f"{run} is not a run folder")
     found = list_checkpoints(run)
     if not found:
-        raise RunError(f"{run} holds no checkpoint yet")
+        raise RunError(f"{run} has no checkpoint yet")
     if step is not None and step not in found:
         raise ConfigError(
             f"there is no checkpoint of step {step}; there are {', '.join(map(str, found))}"

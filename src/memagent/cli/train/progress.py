@@ -1,4 +1,4 @@
-"""What the user sees while a model is trained: a line for each step, and a bar for its rollouts."""
+"""Progress of training on the console: a line for each step, and a bar for its rollouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from memagent.cli.shared.progress import duration
 from memagent.rl.rollouts.collect import Stats
-from memagent.rl.trainer import Watch
+from memagent.rl.trainer import TrainingCallbacks
 
 SHOWN: dict[str, tuple[tuple[str, str, str], ...]] = {
     "warm_start": (("logprob", "log p", "+.3f"), ("lr", "lr", ".1e"), ("grad_norm", "grad", ".2f")),
@@ -26,13 +26,13 @@ SHOWN: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("sharing", "sharing", ".1f"),
     ),
 }
-"""Metrics of a line, by the kind of step: name, how it is called, format."""
+"""Metrics of a line, by the kind of step: name, label, format."""
 QUIET_WARM_STEPS = 10
-"""Warm-start steps are told this often."""
+"""Every how many steps of the warm start a line is printed."""
 
 
-class TrainProgress(Watch):
-    """Tells how a run goes on the console."""
+class TrainConsole(TrainingCallbacks):
+    """Shows the progress of a run on the console."""
 
     def __init__(self, console: Console, *, is_quiet: bool) -> None:
         self._console = console
@@ -58,12 +58,12 @@ class TrainProgress(Watch):
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
-    def begin(self, phase: str, *, num_done: int, num_steps: int) -> None:
+    def on_phase(self, phase: str, *, num_done: int, num_steps: int) -> None:
         self._phase, self._num_steps = phase, num_steps
         if num_done:
-            self._print(f"{_title(phase)}: goes on after {num_done} of {num_steps} steps")
+            self.report(f"{_title(phase)}: resumed after {num_done} of {num_steps} steps")
 
-    def rollouts(self, stats: Stats, *, num_wanted: int) -> None:
+    def on_rollout(self, stats: Stats, *, num_wanted: int) -> None:
         self._bar.update(
             self._task,
             visible=True,
@@ -73,25 +73,26 @@ class TrainProgress(Watch):
             rate=f"{stats.sampled_tokens_per_second:,.0f} tokens/s",
         )
 
-    def step(self, kind: str, step: int, metrics: dict[str, float]) -> None:
+    def on_step(self, kind: str, step: int, metrics: dict[str, float]) -> None:
         self._bar.update(self._task, visible=False)
         if kind == "validation":
-            self._print(_validation_line(step, metrics))
+            self.report(_validation_line(step, metrics))
             return
-        is_told = kind != "warm_start" or step % QUIET_WARM_STEPS == 0 or step == self._num_steps
-        if is_told:
-            told = [
+        is_shown = kind != "warm_start" or step % QUIET_WARM_STEPS == 0 or step == self._num_steps
+        if is_shown:
+            shown = [
                 f"{title} {metrics[name]:{form}}"
                 for name, title, form in SHOWN[kind]
                 if name in metrics and (name != "num_failed" or metrics[name])
             ]
             seconds = duration(metrics["time/step"])
-            self._print(f"{_title(kind)} {step}/{self._num_steps}  {'  '.join(told)}  {seconds}")
+            self.report(f"{_title(kind)} {step}/{self._num_steps}  {'  '.join(shown)}  {seconds}")
 
-    def note(self, text: str) -> None:
-        self._print(f"note: {text}")
+    def on_note(self, text: str) -> None:
+        self.report(f"note: {text}")
 
-    def _print(self, text: str) -> None:
+    def report(self, text: str) -> None:
+        """Print a line, unless the user wants none."""
         if not self._is_quiet:
             self._console.print(escape(text), soft_wrap=True, highlight=False)
 

@@ -9,27 +9,32 @@ import click
 
 from memagent.cli.shared.options import PanelCommand, panel_option
 from memagent.cli.shared.run_options import run_options
-from memagent.cli.train.run import Training, change_options, manner_options
-from memagent.errors import ConfigError
-from memagent.rl.settings import TrainConfig, read_config
+from memagent.cli.train.options import (
+    CONFIG,
+    TrainOptions,
+    change_options,
+    config_argument,
+    mode_options,
+)
+from memagent.cli.train.run import run_training
+from memagent.rl.settings import TrainConfig, read_warm_start
 
 
 @click.command("sft", cls=PanelCommand)
-@click.argument("config", required=False, type=click.Path(path_type=Path), metavar="[CONFIG.toml]")
+@config_argument
 @panel_option(
     "--file",
     "files",
     multiple=True,
     type=click.Path(path_type=Path),
-    panel="What is trained",
-    help="Conversations to learn from, as `memagent data traces` writes them; in place of the config's.",
+    panel=CONFIG,
+    help="Conversations to train on, as `memagent data traces` writes them; in place of the config's.",
 )
-@panel_option("--model", panel="What is trained", help="Model in place of the config's.")
 @change_options
 @run_options("checkpoints and metrics")
-@manner_options
+@mode_options
 def command(**options: Any) -> int:
-    """Learn from given replies: conversations in files, or replies written by rule for tasks.
+    """Train on given replies: conversations in files, or replies written by rule for tasks.
 
     \b
       memagent train sft my_run.toml --run-dir runs/warm
@@ -37,22 +42,11 @@ def command(**options: Any) -> int:
       memagent train --resume runs/warm
 
     This is the warm start of a training config alone, [warm_start], with the same packing. The result
-    is in the run's folder as `final`; name an adapter as model.adapter in the config that goes on from it.
+    is in the run's folder as `final`; set it as model.adapter in the config that continues from it.
     """
-    return WarmStart(options).run()
+    parsed = TrainOptions(**options)
 
+    def read(path: Path) -> TrainConfig:
+        return read_warm_start(path, changes=parsed.all_changes, files=parsed.files)
 
-class WarmStart(Training):
-    """One call of the command."""
-
-    def _config(self, path: Path) -> TrainConfig:
-        files = [str(file) for file in self._options["files"]]
-        changes = [*self._changes(), "steps=0"]
-        if files:
-            changes += [f"warm_start.files={files!r}", "warm_start.tasks=[]"]
-        config = read_config(path, changes=changes)
-        if config.warm_start is None:
-            raise ConfigError(
-                f"{path} has no [warm_start]; say there what is learnt, and for how long"
-            )
-        return config
+    return run_training(parsed, read)

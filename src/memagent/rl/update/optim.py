@@ -1,19 +1,21 @@
-"""AdamW for parameters of any precision: gradients are added up, and steps are made, in float32.
+"""AdamW for parameters of any precision: gradients are accumulated, and steps are taken, in float32.
 
     optimizer = Optimizer(model.named_parameters(), settings, num_steps=200)
-    for packs in batches:
-        accumulate(policy, packs, objective)      any number of backward passes
-        numbers = optimizer.step()                {"lr": 1e-5, "grad_norm": 0.7, "skipped": 0.0}
+    for batches in steps:
+        for packs in batches:
+            accumulate(policy, packs, objective)      any number of backward passes
+            metrics = optimizer.step()                {"lr": 1e-5, "grad_norm": 0.7, "skipped": 0.0}
+        optimizer.advance_schedule()                  the next step has the next learning rate
 
     parameter   bfloat16 ── backward ──▶ gradient, bfloat16 ── at once ──▶ added in float32
         ▲                                                                      │
         └── rounded, in place ── master, float32 ◀── AdamW ◀── clipped ◀───────┘
 
-Parameters in float32 or float64 have no second copy. Values are put into parameters in place: an engine
-that runs on the same weights sees them, and no address changes. A gradient that is not finite changes
-nothing at all. Sharded parameters (FSDP2) are stepped shard by shard, with the norm of the whole.
+Parameters in float32 or float64 have no second copy. Parameters are updated in place, for engines that
+run on the same weights. A step whose gradient is not finite is skipped. Sharded parameters (FSDP2) are
+stepped shard by shard, with the norm of the whole gradient.
 
-An optimizer takes the gradients of its parameters; `close` it before another is made for them.
+An optimizer owns the gradients of its parameters; `close` it before another one is created for them.
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ from memagent.errors import ConfigError, RunError
 from memagent.rl.settings import OptimSettings
 
 MAX_SKIPPED = 3
-"""Steps in a row without a finite gradient that end a run."""
+"""Consecutive steps without a finite gradient that end a run."""
 EXACT = (torch.float32, torch.float64)
-"""Parameters in these are stepped as they are."""
+"""Precisions that are stepped without a float32 copy."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""What AdamW keeps for each parameter."""
+"""State of AdamW for each parameter."""
 
 
 class Optimizer:
-    """Steps the trainable parameters among those given; names are those of the model."""
+    """Steps the trainable ones among the given parameters."""
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class Optimizer:
         *,
         num_steps: int,
     ) -> None:
-        """`num_steps` is how many steps the learning rate is planned for."""
+        """`num_steps` is the length of the learning-rate schedule."""
         self._settings = settings
         self._num_steps = num_steps
         self._parameters = check_parameters(parameters)
@@ -71,22 +73,21 @@ class Optimizer:
             fused=is_fused,
             foreach=not is_fused,
         )
-        self._num_done = 0
+        self.schedule_step = 0
+        """Position in the learning-rate schedule."""
         self._num_skipped = 0
-        """In a row, until now."""
+        """Consecutive skipped steps."""
 
-    def step(self, number: int | None = None) -> dict[str, float]:
-        """Take one step with the gradients since the last, and clear them.
+    def step(self) -> dict[str, float]:
+        """Take one step with the gradients since the last one, and clear them.
 
-        `number` is where in the plan of the learning rate this is, for runs that step several times at
-        the same place; the steps taken so far when not given. Tells the learning rate, the length of the
-        gradient before it was clipped, and whether the step was left out because that is not finite.
+        Returns the learning rate, the gradient norm before clipping, and whether the step was skipped
+        because that norm is not finite.
         """
         tensors = list(self._stepped.values())
         total = get_total_norm([one.grad for one in tensors if one.grad is not None])
         norm = float(_whole(total))
-        place = self._num_done if number is None else number
-        lr = lr_at(place, self._settings, num_steps=self._num_steps)
+        lr = lr_at(self.schedule_step, self._settings, num_steps=self._num_steps)
         is_finite = math.isfinite(norm)
         if is_finite:
             clip_grads_with_norm_(tensors, self._settings.max_grad_norm, total)
@@ -94,23 +95,26 @@ class Optimizer:
                 group["lr"] = lr
             self._adamw.step()
             self._publish()
-            self._num_done += 1
         self._adamw.zero_grad(set_to_none=True)
         self._num_skipped = 0 if is_finite else self._num_skipped + 1
         if self._num_skipped == MAX_SKIPPED:
             raise ConfigError(
-                f"the gradient was not finite in {MAX_SKIPPED} steps in a row; lower optim.lr, and go on "
-                "from a checkpoint before that"
+                f"the gradient was not finite in {MAX_SKIPPED} consecutive steps; start a new run with a "
+                "lower `optim.lr`"
             )
         return {"lr": lr, "grad_norm": norm, "skipped": float(not is_finite)}
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """All that decides the next steps, beside the parameters and their gradients.
+    def advance_schedule(self) -> None:
+        """Move to the next learning rate; several steps may be taken with one."""
+        self.schedule_step += 1
 
-        Names are those of the parameters with `exp_avg/`, `exp_avg_sq/`, `step/` or `master/` before
-        them. Shards are gathered, so all processes must call it.
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Everything that decides the next steps, besides the parameters and their gradients.
+
+        Keys are parameter names with the prefix `exp_avg/`, `exp_avg_sq/`, `step/` or `master/`. Shards
+        are gathered, so all processes must call it.
         """
-        counts = {"num_done": self._num_done, "num_skipped": self._num_skipped}
+        counts = {"schedule_step": self.schedule_step, "num_skipped": self._num_skipped}
         state = {name: torch.tensor(count) for name, count in counts.items()}
         for name, tensor in self._stepped.items():
             for key, value in self._adamw.state[tensor].items():
@@ -120,7 +124,7 @@ class Optimizer:
         return state
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on as the optimizer would have whose state this is. Nothing of `state` is kept."""
+        """Continue from the state of another optimizer. The tensors of `state` are copied."""
         self._check(state)
         for name, master in self._masters.items():
             master.copy_(_as(master, state[f"master/{name}"]))
@@ -132,22 +136,25 @@ class Optimizer:
         }
         groups = self._adamw.state_dict()["param_groups"]
         self._adamw.load_state_dict({"state": moments, "param_groups": groups})
-        self._num_done = int(state["num_done"])
+        self.schedule_step = int(state["schedule_step"])
         self._num_skipped = int(state["num_skipped"])
 
     def close(self) -> None:
-        """Leave the gradients of the parameters to others."""
+        """Release the gradients of the parameters."""
         for hook in self._hooks:
             hook.remove()
 
     def _publish(self) -> None:
-        """Put the masters' values into the parameters, rounded."""
+        """Copy the master values, rounded, to the parameters."""
         with torch.no_grad():
             for name, master in self._masters.items():
                 self._parameters[name].copy_(master)
 
     def _check(self, state: Mapping[str, torch.Tensor]) -> None:
-        shapes: dict[str, torch.Size] = {"num_done": torch.Size(), "num_skipped": torch.Size()}
+        shapes: dict[str, torch.Size] = {
+            "schedule_step": torch.Size(),
+            "num_skipped": torch.Size(),
+        }
         for name, tensor in self._stepped.items():
             if f"step/{name}" in state:  # a parameter that never had a gradient has no moments
                 shapes |= {f"exp_avg/{name}": tensor.shape, f"exp_avg_sq/{name}": tensor.shape}
@@ -156,7 +163,7 @@ class Optimizer:
         found = {name: value.shape for name, value in state.items()}
         if wrong := [name for name, _ in shapes.items() ^ found.items()]:
             raise RunError(
-                f"the optimizer's state is of another model or precision: {min(wrong)} differs; "
+                f"the optimizer's state has another model or precision: {min(wrong)} differs; "
                 "resume with the settings of the run"
             )
 
@@ -164,30 +171,30 @@ class Optimizer:
 def check_parameters(
     parameters: Iterable[tuple[str, torch.nn.Parameter]],
 ) -> dict[str, torch.nn.Parameter]:
-    """The trainable ones by name. Raises ConfigError when there is none."""
+    """The trainable parameters by name. Raises ConfigError when there are none."""
     trainable = {name: parameter for name, parameter in parameters if parameter.requires_grad}
     if not trainable:
         raise ConfigError(
-            "the model has no parameter to train; train all weights, or set model.lora_rank"
+            "the model has no trainable parameters; train all weights, or set `model.lora_rank`"
         )
     return trainable
 
 
 def lr_at(step: int, settings: OptimSettings, *, num_steps: int) -> float:
-    """The learning rate of a step; steps are counted from 0.
+    """The learning rate of a step, counted from 0.
 
-    In the warm-up it rises by the same amount each step, and its last step is followed by the full rate.
-    A falling schedule reaches its end with the last step.
+    It rises linearly over `warmup_steps`, reaches `lr` in the step after them, and a decay ends with the
+    last step.
     """
     if step < settings.warmup_steps:
         return settings.lr * (step + 1) / (settings.warmup_steps + 1)
-    num_falling = num_steps - 1 - settings.warmup_steps
-    progress = min(1.0, (step - settings.warmup_steps) / max(1, num_falling))
+    num_decay_steps = num_steps - 1 - settings.warmup_steps
+    progress = min(1.0, (step - settings.warmup_steps) / max(1, num_decay_steps))
     return settings.lr * _share_left(progress, settings)
 
 
 def _share_left(progress: float, settings: OptimSettings) -> float:
-    """Share of the learning rate after the given share of the steps."""
+    """Fraction of the learning rate after a fraction of the decay."""
     final = settings.final_lr_share
     match settings.schedule:
         case "constant":
@@ -199,11 +206,11 @@ def _share_left(progress: float, settings: OptimSettings) -> float:
 
 
 def _moving_to(master: torch.Tensor) -> Callable[[torch.Tensor], None]:
-    """What is done with a parameter's gradient after each backward pass."""
+    """A hook that adds a parameter's gradient to its master's and clears it."""
 
     def move(parameter: torch.Tensor) -> None:
         gradient = parameter.grad
-        assert gradient is not None, "another optimizer took this gradient; close that one first"
+        assert gradient is not None, "another optimizer owns this gradient; close it first"
         if master.grad is None:
             master.grad = gradient.float()
         else:
@@ -218,7 +225,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as(pattern: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """The whole tensor, sharded as the pattern is."""
+    """The whole tensor, sharded like the pattern."""
     if isinstance(pattern, DTensor):
         return distribute_tensor(
             whole.to(pattern.device), pattern.device_mesh, list(pattern.placements)
@@ -227,5 +234,5 @@ def _as(pattern: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
 
 
 def _moment(value: torch.Tensor, tensor: torch.Tensor, key: str) -> Any:
-    """A copy, because the optimizer changes what it has in place."""
+    """A copy, because the optimizer updates its state in place."""
     return value.clone() if key == "step" else _as(tensor, value).clone()

@@ -1,10 +1,10 @@
 """The updates of a step: groups to rows, rows to packs, packs to gradients, gradients to weights.
 
-    groups ──▶ split ──▶ rows_of ──▶ pack ──▶ accumulate ──▶ optimizer.step      once per part
+    groups ──▶ split ──▶ rows_of ──▶ pack ──▶ accumulate ──▶ optimizer.step      once per update
 
-    numbers = update(setup, groups, optimizer, reference, version=12)
+    metrics = update(setup, groups, optimizer, reference, policy_version=12)
 
-What ratios and KL are taken against is computed for all parts before the first of them changes the weights.
+The old and reference log-probabilities of all updates are computed before the first one changes the weights.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def update(
     optimizer: Optimizer,
     reference: Snapshot | None,
     *,
-    version: int,
+    policy_version: int,
 ) -> dict[str, float]:
-    """Learn from the groups of a step; what it tells. `version` is that of the weights before it."""
+    """Train on the groups of a step; its metrics. `policy_version` is that of the weights before it."""
     objective, settings = setup.config.objective, setup.config.update
     policy = setup.policy
     parts = split_groups(groups, min(settings.updates, len(groups))) if groups else []
-    steps = [rows_of(part, objective, policy_version=version) for part in parts]
+    steps = [rows_of(part, objective, policy_version=policy_version) for part in parts]
     batches = [packed(step.rows, settings) for step in steps]
     old = scored = None
     if objective.old_logprobs == "recompute":
@@ -46,7 +46,7 @@ def update(
     if reference is not None:
         with reference.in_place(setup.trained):
             scored = [score(policy, packs) for packs in batches]
-    stats, told = [], []
+    stats, stepped = [], []
     for number, packs in enumerate(batches):
         if not packs:
             continue
@@ -60,12 +60,11 @@ def update(
                 with_entropy=True,
             )
         )
-        told.append(optimizer.step(version))
-    numbers = summary(merged(stats)) if stats else {}
+        stepped.append(optimizer.step())
     return {
-        **numbers,
-        **_mean(told),
-        "num_updates": float(len(told)),
+        **(summary(merged(stats)) if stats else {}),
+        **_mean(stepped),
+        "num_updates": float(len(stepped)),
         "num_stale": float(sum(step.num_stale for step in steps)),
         "packed_tokens": float(sum(one.num_tokens for packs in batches for one in packs)),
         "sharing": _sharing(steps, batches),
@@ -73,31 +72,30 @@ def update(
 
 
 def packed(rows: Sequence[TrainingRow], settings: UpdateSettings) -> list[Pack]:
-    """Rows as the settings want them packed."""
+    """Rows, packed as the settings say."""
     return pack(rows, max_tokens=settings.max_tokens, share=settings.share_prefixes)
 
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """An update that does not fit is told with its remedies."""
+    """Turn an out-of-memory error into one that names the remedies."""
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
         raise ConfigError(
-            "the update does not fit the memory of the device; lower update.max_tokens, set "
-            "update.checkpointing=true, or give the engine less with rollout.engine_settings.cache_gb, "
-            "and go on with --resume"
+            "the update does not fit the memory of the device; lower `update.max_tokens`, set "
+            "`update.checkpointing=true`, or lower `rollout.engine_settings.cache_gb`, and resume the run"
         ) from None
 
 
-def _mean(told: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Means of what several updates tell."""
-    return {name: fmean(one[name] for one in told) for name in (told[0] if told else ())}
+def _mean(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means over updates."""
+    return {name: fmean(one[name] for one in metrics) for name in (metrics[0] if metrics else ())}
 
 
 def _sharing(steps: Sequence[StepRows], batches: Sequence[Sequence[Pack]]) -> float:
-    """By how much shared prefixes make the updates shorter."""
+    """Row tokens per packed token: how much shared prefixes save."""
     num_packed = sum(one.num_tokens for packs in batches for one in packs)
     return sum(num_row_tokens(step.rows) for step in steps) / num_packed if num_packed else 1.0

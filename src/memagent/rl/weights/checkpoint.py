@@ -21,9 +21,11 @@ written in their own precision and restored bit for bit.
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import os
+import random
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -31,6 +33,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -161,6 +164,24 @@ def export(checkpoint: Path, out: Path, *, merge: bool = False) -> None:
                 _write_merged(folder, part)
             else:
                 shutil.copytree(folder, part, dirs_exist_ok=True)
+
+
+def random_state() -> dict[str, Any]:
+    """State of the global random generators, as JSON. Only agents and rewards of users draw from these."""
+    version, values, gauss = random.getstate()
+    torch_state = torch.get_rng_state().numpy().tobytes()
+    return {
+        "python": [version, list(values), gauss],
+        "torch": base64.b64encode(torch_state).decode("ascii"),
+    }
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Put the global random generators into a saved state."""
+    version, values, gauss = state["python"]
+    random.setstate((version, tuple(values), gauss))
+    stored = np.frombuffer(base64.b64decode(state["torch"]), dtype=np.uint8)
+    torch.set_rng_state(torch.from_numpy(stored.copy()))
 
 
 # --- weights --------------------------------------------------------------------------------------

@@ -81,15 +81,18 @@ def test_the_learning_rate_stays_at_its_end() -> None:
     assert lr_at(0, settings, num_steps=1) == 1.0
 
 
-def test_steps_follow_their_own_count_or_the_one_given() -> None:
+def test_the_schedule_advances_on_request_and_not_with_each_step() -> None:
     parameter = scalar(1.0)
     settings = OptimSettings(lr=1.0, warmup_steps=3)
     optimizer = Optimizer([("x", parameter)], settings, num_steps=10)
-    told = []
-    for number in (None, None, 0, 9):
+    rates = []
+    for advances in (0, 1, 1, 0, 7):
+        for _ in range(advances):
+            optimizer.advance_schedule()
         parameter.grad = torch.ones(1)
-        told.append(optimizer.step(number)["lr"])
-    assert told == [0.25, 0.5, 0.25, 1.0]
+        rates.append(optimizer.step()["lr"])
+    assert rates == [0.25, 0.5, 0.75, 0.75, 1.0]
+    assert optimizer.state_dict()["schedule_step"] == 9
 
 
 # --- a step by hand -------------------------------------------------------------------------------
@@ -114,7 +117,7 @@ def test_two_steps_of_adamw_by_hand() -> None:
         assert parameter.item() == pytest.approx(value, rel=1e-12)
 
 
-def test_a_long_gradient_is_shortened_and_its_length_told() -> None:
+def test_a_gradient_is_clipped_by_its_norm_which_is_reported_unclipped() -> None:
     # with beta 0 and a large eps, a step is lr x gradient / eps: it shows the gradient that was used
     settings = OptimSettings(lr=1.0, betas=(0.0, 0.0), eps=1e6, max_grad_norm=1.0)
     moved = []
@@ -181,7 +184,7 @@ def test_parameters_that_are_not_trained_stay_as_they_are() -> None:
 
 def test_a_model_without_trainable_parameters_is_refused() -> None:
     layers = model().requires_grad_(False)
-    with pytest.raises(ConfigError, match=r"no parameter to train; .* set model\.lora_rank"):
+    with pytest.raises(ConfigError, match=r"no trainable parameters; .* set `model\.lora_rank`"):
         Optimizer(layers.named_parameters(), SETTINGS, num_steps=1)
 
 
@@ -189,7 +192,7 @@ def test_a_closed_optimizer_leaves_gradients_to_the_next() -> None:
     layers = model(torch.bfloat16)
     first = Optimizer(layers.named_parameters(), SETTINGS, num_steps=1)
     second = Optimizer(layers.named_parameters(), SETTINGS, num_steps=1)
-    with pytest.raises(AssertionError, match="close that one first"):
+    with pytest.raises(AssertionError, match="close it first"):
         backward(layers, 0)
     first.close()
     backward(layers, 0)
@@ -217,10 +220,12 @@ def test_a_gradient_that_is_not_finite_changes_nothing(dtype: torch.dtype, wrong
             backward(layers, seed)
             backward(other, seed)
             assert optimizer.step() == plain.step()
+            optimizer.advance_schedule()
+            plain.advance_schedule()
         assert_same(values(layers), values(other))
 
 
-def test_three_in_a_row_end_the_run() -> None:
+def test_three_skipped_steps_in_a_row_end_the_run() -> None:
     parameter = scalar(1.0)
     optimizer = Optimizer([("x", parameter)], SETTINGS, num_steps=10)
     for _ in range(2):
@@ -229,7 +234,9 @@ def test_three_in_a_row_end_the_run() -> None:
     again = Optimizer([("x", parameter)], SETTINGS, num_steps=10)
     again.load_state_dict(optimizer.state_dict())  # a pause does not forget them
     parameter.grad = torch.tensor([math.inf])
-    with pytest.raises(ConfigError, match=r"not finite in 3 steps in a row; lower optim\.lr"):
+    with pytest.raises(
+        ConfigError, match=r"not finite in 3 consecutive steps; .* lower `optim\.lr`"
+    ):
         again.step()
     assert parameter.item() == 1.0
 
@@ -255,12 +262,13 @@ def test_ten_steps_are_five_and_five(dtype: torch.dtype, kept: Any) -> None:
     settings = OptimSettings(lr=0.01, warmup_steps=2, schedule="cosine", weight_decay=0.1)
     whole = model(dtype)
     optimizer = Optimizer(whole.named_parameters(), settings, num_steps=10)
-    told = []
+    metrics = []
     for seed in range(10):
         if seed == 5:
             state, weights = kept(optimizer.state_dict()), values(whole)
         backward(whole, seed)
-        told.append(optimizer.step())
+        metrics.append(optimizer.step())
+        optimizer.advance_schedule()
     rest = model(dtype, seed=1)
     rest.load_state_dict(weights)
     resumed = Optimizer(rest.named_parameters(), settings, num_steps=10)
@@ -268,7 +276,8 @@ def test_ten_steps_are_five_and_five(dtype: torch.dtype, kept: Any) -> None:
     assert_same(resumed.state_dict(), state)
     for seed in range(5, 10):
         backward(rest, seed)
-        assert resumed.step() == told[seed]
+        assert resumed.step() == metrics[seed]
+        resumed.advance_schedule()
     assert_same(values(rest), values(whole))
     assert_same(resumed.state_dict(), optimizer.state_dict())
 
@@ -293,7 +302,9 @@ def test_a_parameter_that_had_no_gradient_is_kept_without_moments() -> None:
     used.grad = torch.ones(1)
     optimizer.step()
     state = optimizer.state_dict()
-    assert sorted(state) == ["exp_avg/used", "exp_avg_sq/used", "num_done", "num_skipped", "step/used"]  # fmt: skip
+    assert sorted(state) == [
+        "exp_avg/used", "exp_avg_sq/used", "num_skipped", "schedule_step", "step/used",
+    ]  # fmt: skip
     Optimizer(named, SETTINGS, num_steps=2).load_state_dict(state)
 
 
@@ -312,5 +323,5 @@ def test_the_state_of_another_model_is_refused(make: Any, named: str) -> None:
     backward(layers, 0)
     optimizer.step()
     other = Optimizer(make().named_parameters(), SETTINGS, num_steps=2)
-    with pytest.raises(RunError, match=f"of another model or precision: {named}"):
+    with pytest.raises(RunError, match=f"has another model or precision: {named}"):
         other.load_state_dict(optimizer.state_dict())

@@ -1,0 +1,81 @@
+"""Options of `memagent train run` and `memagent train sft`, and what they make of a config."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from memagent.cli.shared.options import panel_option
+from memagent.cli.shared.run_options import all_options
+from memagent.data.choices import named_sources
+
+CONFIG = "Config"
+RUN = "Run"
+"""Headings of the help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """What the command line says about a run."""
+
+    config: Path | None
+    run_dir: Path | None
+    resume: Path | None
+    model: str | None
+    sources: tuple[str, ...]
+    changes: tuple[str, ...]
+    dry_run: bool
+    quiet: bool
+    agent: str | None = None
+    reward: str | None = None
+    files: tuple[Path, ...] = ()
+
+    @property
+    def all_changes(self) -> list[str]:
+        """All that changes the config; `--set` counts most."""
+        values = {
+            "agent.name": self.agent,
+            "agent.reward": self.reward,
+            "model.source": self.model,
+            **{f"sources.{name}": path for name, path in named_sources(self.sources).items()},
+        }
+        given = [
+            f"{name}={json.dumps(value)}" for name, value in values.items() if value is not None
+        ]
+        return [*given, *self.changes]
+
+
+config_argument = click.argument(
+    "config", required=False, type=click.Path(path_type=Path), metavar="[CONFIG.toml]"
+)
+change_options = all_options(
+    panel_option("--model", panel=CONFIG, help="Model in place of the config's."),
+    panel_option(
+        "--source",
+        "sources",
+        multiple=True,
+        metavar="[NAME=]PATH",
+        panel=CONFIG,
+        help="A file or folder of yours in place of a download; may be given several times.",
+    ),
+    panel_option(
+        "--set",
+        "changes",
+        multiple=True,
+        metavar="NAME=VALUE",
+        panel=CONFIG,
+        help="Any setting of the config, such as optim.lr=2e-6; may be given several times.",
+    ),
+)
+mode_options = all_options(
+    panel_option(
+        "--dry-run",
+        is_flag=True,
+        panel=RUN,
+        help="Load and check everything, print the plan, stop.",
+    ),
+    panel_option("--quiet", is_flag=True, panel=RUN, help="Show no progress."),
+)
