@@ -56,6 +56,7 @@ format: venv ## format the code and fix what lint can fix
 docs: venv ## write the generated pages and build the documentation site into site/
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_config.py
+	$(BIN)/python docs/record_run.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "open site/index.html"
 

@@ -1,0 +1,47 @@
+"""The recording in the README is what its commands print."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = runpy.run_path(str(ROOT / "docs" / "record_run.py"))
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def shown(picture: str) -> list[str]:
+    """The lines of a recording as text, without the spaces between its parts."""
+    groups = ElementTree.fromstring(picture).iter(f"{SVG}g")
+    return ["".join(text.text or "" for text in group.iter(f"{SVG}text")) for group in groups]
+
+
+def test_the_recording_is_what_its_commands_print_now() -> None:
+    def timeless(picture: str) -> str:
+        return re.sub(r"in \d+ s of calls", "in 0 s of calls", picture)
+
+    recorded = (ROOT / "docs" / "images" / "ask.svg").read_text("utf-8")
+    again = SCRIPT["svg"](SCRIPT["recording"]())
+    assert timeless(recorded) == timeless(again), "run `make docs`"
+
+
+def test_the_recording_shows_commands_memories_and_the_answer() -> None:
+    lines = shown((ROOT / "docs" / "images" / "ask.svg").read_text("utf-8"))
+    assert lines[0] == "$ python examples/sample.py > archive.txt; wc --words archive.txt"
+    memories = [line for line in lines if line.startswith("memory ")]
+    assert [memory.partition(" (")[0] for memory in memories] == [
+        "memory after section 1",
+        "memory after section 2",
+        "memory unchanged by section 3",
+    ]
+    assert lines[-3] == (
+        "The spare key to the clock tower is kept behind the loose brick beside the bakery oven."
+    )
+
+
+def test_progress_bars_and_erased_lines_are_left_out(tmp_path: Path) -> None:
+    command = r"printf 'bar \r\033[2Kfirst\n━━━ 50 %%\n\033[1mlast\033[0m\n'"
+    lines = list(SCRIPT["_command_lines"](command, tmp_path))
+    assert [line.text for line in lines[1:]] == ["first", "\x1b[1mlast\x1b[0m"]
