@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -130,7 +130,11 @@ class Trace:
     @classmethod
     def from_json(cls, data: bytes | str) -> Trace:
         """A trace as `to_json` wrote it."""
-        values = json.loads(data)
+        return cls.from_dict(json.loads(data))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Trace:
+        """A trace from `to_dict`."""
         stored = {key: value for key, value in values.items() if key not in ("answer", "status")}
         return _traces.validate_python(stored)
 

@@ -1,10 +1,10 @@
-"""The records of training: what an agent returns, and what is learnt from it.
+"""The records of training: what an agent returns, and what the policy is trained on.
 
     Group (one task)
-    ├── Rollout 0   reward 1.0
+    ├── Rollout 0   reward 1.0   trace
     │   ├── Sample  prompt prompt prompt SAMPLED SAMPLED          one row of tokens
     │   └── Sample  prompt prompt SAMPLED tool tool SAMPLED
-    └── Rollout 1   reward 0.0
+    └── Rollout 1   reward 0.0   trace
         └── Sample  ...
 
 No tensors here: agents, drivers and tests need none.
@@ -14,41 +14,54 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+
+from memagent.agent.trace import Trace
 
 Status = Literal["ok", "failed"]
 
 
+class AgentTask(Protocol):
+    """What an agent is asked to solve. An `Example` of `memagent.data` is one."""
+
+    @property
+    def id(self) -> str:
+        """Unique among the tasks of a run."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What an agent returns when it has solved its task, or tried to.
+    """What an agent returns.
 
     Example: Outcome(answer="Paris", metrics={"turns": 3})
     """
 
     answer: str
     reward: float | None = None
-    """None leaves the verdict on the answer to the grader of the task."""
+    """None leaves the reward to the grader of the run."""
+    trace: Trace | None = None
+    """The steps, with the answer as the last one; None builds a trace from the agent's calls."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Numbers of the agent's own; they are averaged and logged."""
+    """Numbers that the agent reports; they are averaged and logged."""
     record: Mapping[str, Any] = field(default_factory=dict)
-    """Anything worth looking at later, as JSON takes it."""
+    """Anything else worth reading later, as plain JSON values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One row of tokens, some of which the policy drew. The three tuples have one length.
+    """One row of tokens, some of which the policy sampled. The three tuples have the same length.
 
     Example: Sample(ids=(5, 6, 7), is_sampled=(False, False, True), logprobs=(0.0, 0.0, -1.2))
     """
 
     ids: tuple[int, ...]
     is_sampled: tuple[bool, ...]
-    """True where the policy drew the token. These carry loss; prompts and tool results do not."""
+    """True where the policy sampled the token. These carry loss; prompts and tool results do not."""
     logprobs: tuple[float, ...]
-    """Log-probability that the engine reported when it drew the token; 0.0 where not sampled."""
+    """Log-probability that the engine reported for a sampled token; 0.0 elsewhere."""
     policy_version: int = 0
-    """The weights that drew the tokens; of several calls, the oldest."""
+    """The weights that sampled the tokens; of several calls, the oldest."""
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.is_sampled) == len(self.logprobs):
@@ -57,7 +70,7 @@ class Sample:
                 f"{len(self.logprobs)} logprobs: all three have one entry per token"
             )
         if self.is_sampled and self.is_sampled[0]:
-            raise ValueError("the first token of a sample has nothing before it to be drawn from")
+            raise ValueError("the first token of a sample has no prompt to be sampled from")
 
     @property
     def num_sampled(self) -> int:
@@ -67,25 +80,32 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One attempt at a task: its rows, its reward."""
+    """One attempt at a task: its rows, its reward, its trace."""
 
     task_id: str
     index: int
-    """Which of its group."""
+    """Number within its group."""
     samples: tuple[Sample, ...]
-    """Every conversation of the attempt, in the order in which they began."""
+    """All conversations of the attempt, in the order in which they started."""
     reward: float
-    """0.0 when it failed; no statistic counts it then."""
+    """0.0 when it failed; failed rollouts are in no statistic."""
     status: Status = "ok"
     error: str | None = None
     """Why it failed, in one line."""
+    trace: Trace | None = None
+    """The steps; of a failed rollout, those that were finished."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)
-    """What is saved to be looked at: the answer, the trace."""
+    """What the agent recorded beyond the trace; of a failed rollout, the traceback."""
 
     @property
     def is_ok(self) -> bool:
         return self.status == "ok"
+
+    @property
+    def answer(self) -> str | None:
+        """The answer of the trace; None when the rollout failed before it."""
+        return None if self.trace is None else self.trace.answer
 
     @property
     def num_sampled(self) -> int:
@@ -99,11 +119,11 @@ class Group:
 
     task_id: str
     rollouts: tuple[Rollout, ...]
-    """Failed ones included: they are counted, and nothing is learnt from them."""
+    """Failed ones included: they are counted, and nothing is trained on them."""
 
     @property
     def ok(self) -> tuple[Rollout, ...]:
-        """The attempts that count."""
+        """The attempts that did not fail."""
         return tuple(rollout for rollout in self.rollouts if rollout.is_ok)
 
     @property

@@ -9,20 +9,20 @@
     agent = open_agent("my_agent.py:agent")
 
 An agent with settings has a parameter `settings` whose default is an instance of a class derived from
-`memagent.config.Settings`; what the user sets is checked by that class.
+`memagent.config.Settings`; that class validates what the user sets.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
 from memagent.config import Settings
 from memagent.errors import ConfigError
+from memagent.names import hint
 from memagent.plugins import is_file_spec, load_function
 from memagent.rl.agents.client import Client
 from memagent.rl.types import Outcome
@@ -47,9 +47,7 @@ def open_agent(spec: str, settings: Mapping[str, Any] | None = None) -> Agent:
         module, name = AGENTS[spec].split(":")
         function = getattr(import_module(module), name)
     else:
-        near = get_close_matches(spec, AGENTS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(AGENTS)}"
-        raise ConfigError(f"there is no agent {spec!r}; {hint}, or path.py:function")
+        raise ConfigError(f"there is no agent {spec!r}; {hint(spec, AGENTS)}, or path.py:function")
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(f"{spec} is not async; write it as async def, and await the client")
     return _with_settings(spec, function, dict(settings or {}))
@@ -62,11 +60,11 @@ def _with_settings(spec: str, function: Callable[..., Any], settings: dict[str, 
         return partial(function, settings=with_defaults(default, settings))
     if settings:
         names = ", ".join(settings)
-        raise ConfigError(f"the agent {spec} has no settings, and {names} was given; leave it out")
+        raise ConfigError(f"the agent {spec} has no settings; remove {names}")
     return function
 
 
 def with_defaults(default: S, settings: Mapping[str, Any]) -> S:
-    """Settings of an agent: those given, and what the agent has set for itself."""
+    """Settings of an agent: those given, and the agent's own defaults for the others."""
     kept = default.model_dump(exclude_unset=True)
     return type(default).parse({**kept, **settings})

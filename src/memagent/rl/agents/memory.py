@@ -1,8 +1,9 @@
-"""The memory reader: `Reader.steps` itself, each read a call of its own."""
+"""The memory reader as an agent: `Reader.steps` itself, each step one call of the rollout."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
 
 from pydantic import Field
 
@@ -10,9 +11,11 @@ from memagent.agent.reader import Reader
 from memagent.agent.trace import Step
 from memagent.config import AgentConfig
 from memagent.data.example import Example
-from memagent.errors import EmptyAnswer
-from memagent.rl.agents.client import Client, ClientEngine
-from memagent.rl.agents.sections import sections_of, tokenizer_of
+from memagent.documents.chunking import Chunks
+from memagent.documents.document import Document
+from memagent.documents.tokenizers import Tokenizer, tokenizer_for_model
+from memagent.errors import ConfigError, EmptyAnswer
+from memagent.rl.agents.client import Client
 from memagent.rl.types import Outcome
 
 
@@ -28,27 +31,59 @@ DEFAULTS = MemorySettings(prompts="boxed")
 
 async def agent(task: Example, client: Client, settings: MemorySettings = DEFAULTS) -> Outcome:
     """Read the text of the task section by section and answer its question."""
-    tokenizer = tokenizer_of(client.tokenizer)
-    reader = Reader(ClientEngine(client), tokenizer=tokenizer, config=settings)
-    chunks = sections_of(
-        task,
-        client.tokenizer,
-        chunk_tokens=settings.chunk_tokens,
-        max_sections=settings.max_sections,
-    )
+    session = client.session
+    reader = Reader(session, tokenizer=_tokenizer(client.tokenizer), config=settings)
+    sections = _sections(task, client.tokenizer, settings)
     steps: list[Step] = []
-    with suppress(EmptyAnswer):  # it is wrong, and that is to be learnt
-        async for step in reader.steps(task.question, chunks):
+    try:
+        async for step in reader.steps(task.question, sections):
             steps.append(step)
-    reads = [step for step in steps if step.kind == "read"]
+    except EmptyAnswer:  # a wrong answer like any other, not a failure
+        steps.append(_empty_answer(steps, session.steps[-1]))
+    reads = steps[:-1]
     flags = [flag for step in reads for flag in step.flags]
     return Outcome(
-        answer=steps[-1].reply if len(steps) > len(reads) else "",
+        answer=steps[-1].reply,
+        trace=reader.trace(task.question, sections.document, steps),
         metrics={
             "sections": len(reads),
             "memory_tokens": sum(step.usage.completion_tokens for step in reads) / len(reads),
             "cut_memories": flags.count("reply_cut") + flags.count("memory_cut"),
             "kept_memories": flags.count("memory_kept"),
         },
-        record={"memories": [step.memory for step in reads]},
     )
+
+
+def _empty_answer(reads: list[Step], call: Step) -> Step:
+    """The step of an answer that holds no text, or nothing but reasoning."""
+    reasoning = call.reasoning or call.reply.strip() or None
+    return replace(
+        call,
+        kind="answer",
+        index=len(reads),
+        reply="",
+        memory=reads[-1].memory,
+        reasoning=reasoning,
+    )
+
+
+def _sections(task: Example, tokenizer: str, settings: MemorySettings) -> Chunks:
+    """The sections of a task's text, which all rollouts of its group share."""
+    sections = _cut(task.id, task.text(), tokenizer, settings.chunk_tokens)
+    limit = settings.max_sections
+    if limit is not None and sections.get(limit) is not None:
+        raise ConfigError(
+            f"the text of {task.id} has {sections.total()} sections, more than `max_sections={limit}`; "
+            "raise it or `chunk_tokens`, or use shorter texts"
+        )
+    return sections
+
+
+@lru_cache(maxsize=256)
+def _cut(source: str, text: str, tokenizer: str, chunk_tokens: int) -> Chunks:
+    return Chunks(Document.from_text(text, source=source), _tokenizer(tokenizer), chunk_tokens)
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(name: str) -> Tokenizer:
+    return tokenizer_for_model(name)[0]

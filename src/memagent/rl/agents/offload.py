@@ -1,21 +1,17 @@
-"""Work that would hold up everybody else goes to other processes.
+"""Slow computation in other processes, so that it does not hold up other rollouts.
 
-    value = await offload(slow_check, answer, tests)       # in an agent, a tool or a reward
+    result = await offload(slow_check, answer, tests)       # in an agent, a tool or a reward
 
-All rollouts share one thread: a second of computing in one of them is a second in which no other asks or
-hears anything. `offload` runs a function in a pool of processes and waits without holding up anyone.
-The function and its arguments are sent there, so it must be a function of a module or of a file of
-yours, not a lambda.
+All rollouts share one thread: while one of them computes for a second, no other can make or finish a call.
+`offload` runs a function in a pool of processes and awaits its result. The function and its arguments are
+pickled, so it must be a function of a module or of a file of the user, not a lambda.
 """
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import pickle
-import signal
-import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -24,12 +20,13 @@ from typing import Any, Self, TypeVar
 
 from memagent.errors import ConfigError, EngineError
 from memagent.plugins import portable
+from memagent.processes import end_workers, worker_pool
 
 T = TypeVar("T")
 
 
 class WorkerPool:
-    """Processes that run functions. They start when the first one comes, and end with the pool."""
+    """Processes that run functions. They start with the first function, and end with the pool."""
 
     def __init__(self, num_workers: int | None = None) -> None:
         """By default one worker per core but one, which generation may need."""
@@ -41,13 +38,15 @@ class WorkerPool:
         work = portable(function)
         try:
             pickle.dumps((work, arguments))
-        except Exception as error:  # pickle raises what it likes
+        except Exception as error:  # pickle raises errors of many types
             name = getattr(function, "__name__", repr(function))
             raise ConfigError(
                 f"{name} cannot be sent to another process ({error}); offload functions of a module, "
                 "with plain values"
             ) from None
-        executor = self._executor or self._start()
+        if self._executor is None:
+            self._executor = worker_pool(self._num_workers)
+        executor = self._executor
         try:
             result: T = await asyncio.wrap_future(executor.submit(work, *arguments))
             return result
@@ -60,17 +59,11 @@ class WorkerPool:
     def close(self) -> None:
         """End the processes, whatever they are doing."""
         executor, self._executor = self._executor, None
-        if executor is None:
-            return
-        processes = list((executor._processes or {}).values())
-        executor.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()  # a function that hangs would keep the whole program from ending
-        for process in processes:
-            process.join()
+        if executor is not None:
+            end_workers(executor)
 
     def use(self) -> None:
-        """Let `offload` find this pool, in this task and those that it starts."""
+        """Make this the pool of `offload`, in this task and those that it starts."""
         _pool.set(self)
 
     def __enter__(self) -> Self:
@@ -78,27 +71,6 @@ class WorkerPool:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _start(self) -> ProcessPoolExecutor:
-        # a fork of a process with threads (the engine's, torch's) can hang
-        context = multiprocessing.get_context("spawn")
-        self._executor = ProcessPoolExecutor(
-            self._num_workers, mp_context=context, initializer=_prepare_worker
-        )
-        return self._executor
-
-
-def _prepare_worker() -> None:
-    """Leave Ctrl-C to the program, and end with it even when it was killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    program = multiprocessing.parent_process()
-    assert program is not None, "a worker is started by a program"
-
-    def end_with_the_program() -> None:
-        program.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_the_program, daemon=True).start()
 
 
 _pool: ContextVar[WorkerPool | None] = ContextVar("memagent_pool", default=None)

@@ -1,17 +1,17 @@
-"""The recorder: keeps the tokens of every call of a rollout, and makes rows of them.
+"""The recorder keeps the tokens of every call of a rollout and builds rows from them.
 
     call 1   [system user] SAMPLED
     call 2   [system user  SAMPLED  tool] SAMPLED          its prompt extends call 1: one row
-    call 3   [system other user] SAMPLED                   it does not: a row of its own
+    call 3   [system other user] SAMPLED                   it does not: a new row
 
-A token carries loss if and only if the policy drew it in a call of this rollout. That is known by where
-the token came from, so no chat template has to be understood, and every drawn token carries its loss
-in exactly one row: where a call starts a new row, what was drawn before is part of its prompt.
+A token carries loss if and only if the policy sampled it in a call of this rollout. The mask follows from
+where a token came from, so it works with any chat template, and every sampled token carries loss in exactly
+one row: where a call starts a new row, what was sampled before is part of its prompt.
 
-Chat templates write earlier turns anew (they trim them, drop thoughts, leave out the token that ended a
-turn), and text is not always cut into the tokens that were drawn. Then the prompt does not extend the
-earlier call and starts a row. Where an engine takes tokens, `continued_prompt` avoids the second kind:
-the drawn tokens stay as they are, and what the template puts after them follows.
+Chat templates rewrite earlier turns (they trim them, drop reasoning, leave out the end-of-turn token), and
+re-encoding a reply does not always give the tokens that were sampled. Then the prompt does not extend the
+earlier call and starts a new row. With an engine that takes tokens, `continued_prompt` avoids the second
+case: it keeps the sampled tokens and appends what the template puts after them.
 """
 
 from __future__ import annotations
@@ -39,45 +39,45 @@ class Call:
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
-    """The tokens that were drawn, the one that ended the reply included."""
+    """The sampled tokens, the one that ended the reply included."""
     logprobs: tuple[float, ...]
     policy_version: int
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """All tokens that the model has seen when the call ends."""
+        """Prompt and reply."""
         return self.prompt_ids + self.completion_ids
 
 
 def call_of(completion: Completion, *, model: str, policy_version: int) -> Call:
-    """The tokens of a completion. The version counts where the engine does not tell one.
+    """The tokens of a completion. `policy_version` is used where the engine reports none.
 
-    Raises EngineRefused where the engine gives no tokens, EngineError where they cannot be right.
+    Raises EngineRefused where the engine returns no tokens, EngineError where they are inconsistent.
     """
     prompt_ids, completion_ids = completion.prompt_ids, completion.completion_ids
     if prompt_ids is None or completion_ids is None or completion.logprobs is None:
         raise EngineRefused(NO_TOKENS.format(model=model))
     if not prompt_ids or len(completion_ids) != len(completion.logprobs):
         raise EngineError(
-            f"{model} returned {len(prompt_ids)} tokens of the prompt, {len(completion_ids)} of the "
-            f"reply and {len(completion.logprobs)} log-probabilities, which do not belong together"
+            f"{model} returned {len(prompt_ids)} prompt tokens, {len(completion_ids)} reply tokens and "
+            f"{len(completion.logprobs)} log-probabilities, which are inconsistent"
         )
     if not all(math.isfinite(logprob) and logprob <= 1e-3 for logprob in completion.logprobs):
-        raise EngineError(f"{model} returned a log-probability that is none")
-    told = completion.policy_version
+        raise EngineError(f"{model} returned an invalid log-probability")
+    reported = completion.policy_version
     return Call(
         prompt_ids=tuple(prompt_ids),
         completion_ids=tuple(completion_ids),
         logprobs=tuple(completion.logprobs),
-        policy_version=policy_version if told is None else told,
+        policy_version=policy_version if reported is None else reported,
     )
 
 
 def merge_calls(calls: Iterable[Call]) -> tuple[Sample, ...]:
-    """Calls, in the order in which they were made, as rows, in the order in which those began.
+    """The rows of calls, both in the order in which they started.
 
-    Of several rows that a prompt extends, the longest goes on. A row is continued once: when two calls
-    extend it, the second starts a row with what came before as its prompt.
+    A prompt that extends several rows continues the longest one. A row is continued once: when two calls
+    extend it, the second starts a new row with everything before it as its prompt.
     """
     rows: list[_Row] = []
     for call in calls:
@@ -90,7 +90,7 @@ def merge_calls(calls: Iterable[Call]) -> tuple[Sample, ...]:
 
 
 class _Row:
-    """A row while it grows."""
+    """A row under construction."""
 
     def __init__(self, call: Call) -> None:
         self.ids: tuple[int, ...] = ()
@@ -103,16 +103,16 @@ class _Row:
         length = len(self.ids)
         return (
             length <= len(prompt_ids)
-            and prompt_ids[length - 1] == self.ids[-1]  # most others are told by it, without a copy
+            and prompt_ids[length - 1] == self.ids[-1]  # rules out most rows without a copy
             and prompt_ids[:length] == self.ids
         )
 
     def extend(self, call: Call) -> None:
-        num_given = len(call.prompt_ids) - len(self.ids)
-        num_drawn = len(call.completion_ids)
+        num_prompt = len(call.prompt_ids) - len(self.ids)
+        num_sampled = len(call.completion_ids)
         self.ids = call.ids
-        self._is_sampled += [False] * num_given + [True] * num_drawn
-        self._logprobs += [0.0] * num_given + list(call.logprobs)
+        self._is_sampled += [False] * num_prompt + [True] * num_sampled
+        self._logprobs += [0.0] * num_prompt + list(call.logprobs)
         self._policy_version = min(self._policy_version, call.policy_version)
 
     def sample(self) -> Sample:
@@ -125,13 +125,13 @@ class _Row:
 
 
 class Recorder:
-    """The calls of one rollout. They may be under way at once; rows follow the order of starting."""
+    """The calls of one rollout. They may run concurrently; rows follow the order in which they started."""
 
     def __init__(self) -> None:
         self._calls: dict[int, Call | None] = {}
 
     def start(self) -> int:
-        """The number of a call that leaves now."""
+        """The number of a call that starts now."""
         number = len(self._calls)
         self._calls[number] = None
         return number
@@ -142,7 +142,7 @@ class Recorder:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The finished calls, in the order in which they left."""
+        """The finished calls, in the order in which they started."""
         return tuple(call for call in self._calls.values() if call is not None)
 
     def samples(self) -> tuple[Sample, ...]:
@@ -150,23 +150,23 @@ class Recorder:
         return merge_calls(self.calls)
 
 
-# --- going on with the tokens that were drawn ------------------------------------------------------
+# --- continuing a conversation with the sampled tokens ---------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A call as a part of a conversation: what was asked, what was said, and in which tokens."""
+    """A call as a part of a conversation: its messages, the reply, and the tokens of both."""
 
     messages: tuple[Message, ...]
     reply: str
     rendered_ids: tuple[int, ...]
-    """The prompt as the chat template writes it; other than the prompt of `call` where that went on
-    with tokens of an earlier turn."""
+    """The prompt as the chat template renders it. The prompt of `call` differs from it where it continues
+    the tokens of an earlier turn."""
     call: Call
 
 
 def continues(messages: Sequence[Message], turn: Turn) -> bool:
-    """Whether a conversation goes on from a turn: the same messages, then the reply, word for word."""
+    """Whether a conversation continues a turn: the same messages, then the reply, word for word."""
     length = len(turn.messages)
     return (
         len(messages) > length
@@ -178,26 +178,26 @@ def continues(messages: Sequence[Message], turn: Turn) -> bool:
 def continued_prompt(
     turn: Turn, rendered_ids: Sequence[int], decode: Callable[[Sequence[int]], str]
 ) -> tuple[int, ...] | None:
-    """The prompt of a conversation that continues a turn, with the turn's tokens as they were drawn.
+    """The prompt of a conversation that continues a turn, with the turn's own sampled tokens.
 
-        rendered_ids   [ the turn's prompt ][ the reply, cut anew ][ end, what follows ]
-        the result     [ the turn's prompt ][ the reply, as drawn ][ end, what follows ]
+        rendered_ids   [ the turn's prompt ][ the reply, re-encoded ][ end, what follows ]
+        the result     [ the turn's prompt ][ the reply, as sampled ][ end, what follows ]
 
-    `decode` leaves special tokens out; the first one after the reply is its end. It is the one that was
-    drawn, or, where the limit cut the reply, it is put there and carries no loss. None where the result
-    would not be what the template makes of the conversation: it must keep what stood before the reply,
-    the reply itself (white space at its ends aside), and the way in which it ended.
+    `decode` leaves special tokens out; the first one after the reply is its end. It was sampled too or,
+    where the limit cut the reply, it comes from the template and carries no loss. None where the result
+    would differ from what the template renders: it must keep everything before the reply, the reply itself
+    (outer white space aside), and the token that ended it.
     """
-    before, drawn = turn.rendered_ids, turn.call.completion_ids
-    if not drawn or tuple(rendered_ids[: len(before)]) != before:
+    before, sampled = turn.rendered_ids, turn.call.completion_ids
+    if not sampled or tuple(rendered_ids[: len(before)]) != before:
         return None
     after = list(rendered_ids[len(before) :])
     end = next((place for place, token in enumerate(after) if not decode([token])), None)
     if end is None:
         return None
-    said = {decode(ids).strip() for ids in (after[:end], drawn)}
+    said = {decode(ids).strip() for ids in (after[:end], sampled)}
     if said != {turn.reply.strip()}:  # the template changed it, or a stop text was taken off
         return None
-    if decode(drawn[-1:]):
+    if decode(sampled[-1:]):
         return turn.call.ids + tuple(after[end:])
-    return turn.call.ids + tuple(after[end + 1 :]) if drawn[-1] == after[end] else None
+    return turn.call.ids + tuple(after[end + 1 :]) if sampled[-1] == after[end] else None

@@ -1,14 +1,14 @@
-"""Rewards: a number for what an agent came to. The graders of evaluation, or a function of the user.
+"""Rewards: a number for the outcome of an agent, by a grader of evaluation or a function of the user.
 
-    reward = open_reward("strict")                 # any grader of memagent.rewards
-    reward = open_reward("my_reward.py:score")     # def score(task, outcome) -> float, or async
-    await check_reward(reward, task)               # before the first rollout
-    value = await reward(task, outcome)
+    reward_of = open_reward("strict")                  # any grader of memagent.rewards
+    reward_of = open_reward("my_reward.py:reward")     # def reward(task, outcome) -> float, or async
+    await check_reward(reward_of, task)                # before the first rollout
+    reward = await reward_of(task, outcome)
 
 `strict` is the training verifier: one of the accepted answers, boxed, word for word; where all of them are
-asked for, the share that stands in the box. `recall` is the share of the accepted answers that stand
-anywhere in the reply. A user's ordinary function runs in a process of the pool (`memagent.rl.agents.offload`),
-an async one among the rollouts.
+required, the share of them in the box. `recall` is the share of the accepted answers that occur anywhere in
+the reply. A user's ordinary function runs in a process of the pool (`memagent.rl.agents.offload`), an async
+one on the event loop of the rollouts.
 """
 
 from __future__ import annotations
@@ -16,27 +16,18 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Awaitable, Callable
-from difflib import get_close_matches
 from numbers import Real
 from typing import Any, Protocol
 
 from memagent.errors import ConfigError, MemagentError
+from memagent.names import hint
 from memagent.plugins import error_line, is_file_spec, load_function
 from memagent.rewards.verifiers import GRADERS, NEEDS_NO_ANSWERS, Match, grade
 from memagent.rl.agents.offload import offload
-from memagent.rl.types import Outcome
+from memagent.rl.types import AgentTask, Outcome
 
 
-class Task(Protocol):
-    """What an agent is given to do. An `Example` of `memagent.data` is one."""
-
-    @property
-    def id(self) -> str:
-        """Unique among the tasks of a run."""
-        ...
-
-
-class GradedTask(Task, Protocol):
+class GradedTask(AgentTask, Protocol):
     """A task with accepted answers."""
 
     @property
@@ -47,7 +38,7 @@ class GradedTask(Task, Protocol):
 
 
 Reward = Callable[[Any, Outcome], Awaitable[float]]
-"""A task and the outcome of an agent in, a finite number out."""
+"""Takes a task and the outcome of an agent, returns a finite number."""
 
 
 def open_reward(spec: str) -> Reward:
@@ -55,12 +46,10 @@ def open_reward(spec: str) -> Reward:
     if is_file_spec(spec):
         return _user_reward(spec)
     if spec not in GRADERS:
-        near = get_close_matches(spec, GRADERS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(GRADERS)}"
-        raise ConfigError(f"there is no reward {spec!r}; {hint}, or path.py:function")
+        raise ConfigError(f"there is no reward {spec!r}; {hint(spec, GRADERS)}, or path.py:function")
 
     async def graded(task: GradedTask, outcome: Outcome) -> float:
-        own = getattr(task, "grader", spec)  # a question without an answer is graded as such
+        own = getattr(task, "grader", spec)  # unanswerable questions keep their own grader
         name = own if own in NEEDS_NO_ANSWERS else spec
         return grade(name, outcome.answer, task.answers, task.match).value
 
@@ -68,7 +57,7 @@ def open_reward(spec: str) -> Reward:
 
 
 async def check_reward(reward: Reward, task: Any) -> None:
-    """Try a reward on an empty answer to a task. Raises ConfigError when it cannot grade that."""
+    """Try a reward on an empty answer to a task. Raises ConfigError when it fails."""
     try:
         await reward(task, Outcome(answer=""))
     except ConfigError:
@@ -76,15 +65,15 @@ async def check_reward(reward: Reward, task: Any) -> None:
     except (Exception, SystemExit) as error:
         why = str(error) if isinstance(error, MemagentError) else error_line(error)
         raise ConfigError(
-            f"the reward cannot grade an empty answer to {task.id}: {why}; it must give a number for "
-            "any answer"
+            f"the reward cannot grade an empty answer to {task.id}: {why}; it must return a number "
+            "for any answer"
         ) from None
 
 
 def checked_reward(value: object, spec: str) -> float:
-    """A reward as a float. Raises ConfigError for what is no finite number."""
+    """A reward as a float. Raises ConfigError for anything but a finite number."""
     if not isinstance(value, Real) or not math.isfinite(value):
-        raise ConfigError(f"{spec} gave {value!r} as reward; it must return a finite number")
+        raise ConfigError(f"{spec} returned {value!r} as reward; it must return a finite number")
     return float(value)
 
 
@@ -93,7 +82,7 @@ def _user_reward(spec: str) -> Reward:
     is_async = inspect.iscoroutinefunction(function)
 
     async def graded(task: Any, outcome: Outcome) -> float:
-        given = function(task, outcome) if is_async else offload(function, task, outcome)
-        return checked_reward(await given, spec)
+        pending = function(task, outcome) if is_async else offload(function, task, outcome)
+        return checked_reward(await pending, spec)
 
     return graded

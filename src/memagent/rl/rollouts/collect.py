@@ -1,17 +1,18 @@
-"""Rollouts: run an agent on tasks, several times each, and hand out groups as they finish.
+"""Collect rollouts: run an agent on tasks, several times each, and yield groups as they finish.
 
-    tasks ──▶ G rollouts each ──▶ agent ──▶ reward ──▶ Group ──▶ wanted? ──▶ handed out
+    tasks ──▶ G rollouts each ──▶ agent ──▶ reward ──▶ Group ──▶ wanted? ──▶ yielded
                                                                     │ no
                                                                     └──▶ the next task instead
 
-    async with collect(tasks, agent, engine, group_size=16, num_groups=128, reward=reward) as groups:
+    spec = RolloutSpec(agent=agent, reward=open_reward("strict"), group_size=16)
+    async with collect(tasks, engine, spec, num_groups=128) as groups:
         async for group in groups:
             ...
     groups.stats.usage, groups.stats.num_failed
 
-A rollout that raises is a failed Rollout with its reason; when nothing succeeds any more, the collection
-stops with the last reason. Which tasks are run does not depend on which finish first: a task is drawn for
-each group that is needed and for each one that was not wanted.
+A rollout that raises is a failed Rollout with its reason; when several tasks fail in a row, the collection
+stops with the last reason. Which tasks are run does not depend on timing: a task is drawn for each group
+that is needed and for each one that was replaced.
 """
 
 from __future__ import annotations
@@ -27,50 +28,82 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Self
 
+from memagent.agent.trace import Trace
 from memagent.errors import ConfigError, DataError, EngineError, MemagentError
 from memagent.plugins import error_line
 from memagent.rl.agents.api import Agent
-from memagent.rl.agents.client import Client, RunSampling, Session
+from memagent.rl.agents.client import Client
 from memagent.rl.agents.offload import WorkerPool
 from memagent.rl.agents.recorder import call_of
-from memagent.rl.agents.rewards import Reward, Task, checked_reward
-from memagent.rl.rollouts.drivers import Driver, DriverName, Place, open_driver
-from memagent.rl.types import Group, Outcome, Rollout
+from memagent.rl.agents.rewards import Reward, checked_reward
+from memagent.rl.agents.session import RunSampling, Session
+from memagent.rl.rollouts.drivers import Driver, DriverName, RolloutKey, open_driver
+from memagent.rl.types import AgentTask, Group, Outcome, Rollout
 from memagent.types import Engine, Sampling, Usage
 
 STOP_AFTER = 4
-"""So many tasks without any success, one after the other, mean that the tasks are not to blame."""
+"""This many tasks in a row without a success mean that the tasks are not the cause."""
+
+Shaping = Callable[[Sequence[tuple[int, int]]], float]
+"""What the lengths of replies, each with its limit, add to a reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """What a collection has done so far."""
+class RolloutSpec:
+    """How rollouts are run; the same for all tasks of a run."""
+
+    agent: Agent
+    group_size: int
+    """Rollouts of each task."""
+    reward: Reward | None = None
+    """None where the agent returns its own."""
+    driver: DriverName = "free"
+    seed: int = 0
+    sampling: RunSampling = field(default_factory=RunSampling)
+    concurrency: int = 1024
+    """Rollouts that run at once, at most."""
+    seconds: float | None = None
+    """Time limit of an agent, and of a reward; None sets no limit."""
+    stop_after: int = STOP_AFTER
+    """Stop when all rollouts of this many tasks in a row have failed."""
+    shape: Shaping | None = None
+    """Added to a reward."""
+    needs_tokens: bool = True
+    """False accepts engines that return no tokens; rollouts have no rows then."""
+
+    def __post_init__(self) -> None:
+        for name in ("group_size", "concurrency"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"`{name}={value}` runs no rollout; set it to 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutStats:
+    """Counts of a collection so far."""
 
     num_groups: int = 0
-    """Groups that were handed out."""
+    """Groups that are wanted."""
     num_unwanted: int = 0
-    """Groups that were made and not wanted; other tasks took their place."""
+    """Groups that were replaced by other tasks."""
     num_rollouts: int = 0
-    """Finished rollouts, failed ones included, taken over ones not."""
+    """Finished rollouts, failed ones included, reused ones not."""
     num_failed: int = 0
     usage: Usage = field(default_factory=Usage)
-    """What the calls of all finished rollouts took."""
+    """Tokens of all finished rollouts."""
     seconds: float = 0.0
-    """Since the first rollout began."""
+    """Since the first rollout started."""
     call_seconds: float = 0.0
-    """Time in calls, of all rollouts together."""
+    """Time in calls, summed over rollouts."""
     reward_seconds: float = 0.0
 
     @property
     def sampled_tokens_per_second(self) -> float:
-        """How fast replies come, of all rollouts together."""
+        """Sampled tokens of all rollouts per second."""
         return self.usage.completion_tokens / self.seconds if self.seconds else 0.0
 
 
-Watcher = Callable[[Rollout, Stats], None]
-"""Told of each rollout as it finishes."""
-Shaping = Callable[[Sequence[tuple[int, int]]], float]
-"""What the lengths of replies, each with its limit, add to a reward."""
+OnRollout = Callable[[Rollout, RolloutStats], None]
+"""Called with each rollout as it finishes."""
 
 
 async def check_engine(engine: Engine) -> None:
@@ -82,112 +115,83 @@ async def check_engine(engine: Engine) -> None:
 
 
 def collect(
-    tasks: Iterable[Task],
-    agent: Agent,
+    tasks: Iterable[AgentTask],
     engine: Engine,
+    spec: RolloutSpec,
     *,
-    group_size: int,
-    driver: DriverName = "free",
-    seed: int = 0,
-    reward: Reward | None = None,
-    sampling: RunSampling | None = None,
     num_groups: int | None = None,
     is_wanted: Callable[[Group], bool] | None = None,
     max_unwanted: int | None = None,
-    concurrency: int = 1024,
-    seconds: float | None = None,
-    stop_after: int = STOP_AFTER,
     finished: Iterable[Rollout] = (),
-    watch: Watcher | None = None,
+    on_rollout: OnRollout | None = None,
     pool: WorkerPool | None = None,
-    needs_tokens: bool = True,
     policy_version: int = 0,
-    shape: Shaping | None = None,
 ) -> Collection:
-    """Groups of rollouts, as they finish. Nothing begins before the first one is asked for.
+    """Groups of rollouts, as they finish. Nothing starts before the first one is awaited.
 
-    num_groups       how many are handed out; None takes each task once
-    is_wanted        which groups count; others are replaced
-    max_unwanted     how many are replaced, at most; then there may be fewer than `num_groups`
-    concurrency      rollouts whose agents run at once, at most
-    seconds          how long an agent may take, and a reward; None sets no limit
-    stop_after       so many tasks that fail one after the other, in all rollouts, end the collection
-    finished         rollouts from an earlier run; they are not made again
-    pool             processes for `offload`, to keep for the next time; one of its own if None
-    needs_tokens     False takes any engine and records nothing, for validation
-    policy_version   of the weights, where the engine tells none
-    shape            added to a reward, given the lengths of the replies and their limits
+    num_groups       how many to yield; None runs each task once
+    is_wanted        which groups to yield; the others are replaced
+    max_unwanted     how many to replace, at most; then there may be fewer than `num_groups`
+    finished         rollouts of an earlier run, to be reused
+    pool             processes for `offload` that outlive the collection; None uses its own
+    policy_version   of the weights, where the engine reports none
     """
-    if group_size < 1:
-        raise ConfigError(f"group_size={group_size} makes no rollout; set it to 2 or more")
-    if concurrency < 1:
-        raise ConfigError(f"concurrency={concurrency} lets no rollout run; set it to 1 or more")
-    begin = partial(
-        Session,
-        engine,
-        seed=seed,
-        sampling=sampling,
-        needs_tokens=needs_tokens,
-        policy_version=policy_version,
-    )
+    driver = open_driver(spec.driver, engine)
     return Collection(
         tasks,
-        _Attempts(agent, begin, reward, open_driver(driver, engine), concurrency, seconds, shape),
-        group_size=group_size,
+        _Attempts(spec, engine, driver, policy_version),
+        spec,
         num_groups=num_groups,
         is_wanted=is_wanted,
         max_unwanted=max_unwanted,
-        max_under_way=-(-concurrency // group_size) + 1,
-        stop_after=stop_after,
         finished=finished,
-        watch=watch,
+        on_rollout=on_rollout,
         pool=pool,
     )
 
 
 class Collection:
-    """Groups as they finish, and counts. `async with` ends what is under way when one has enough."""
+    """Groups as they finish, and counts. Leaving its `async with` cancels what is still running."""
 
     def __init__(
         self,
-        tasks: Iterable[Task],
+        tasks: Iterable[AgentTask],
         attempts: _Attempts,
+        spec: RolloutSpec,
         *,
-        group_size: int,
         num_groups: int | None,
         is_wanted: Callable[[Group], bool] | None,
         max_unwanted: int | None,
-        max_under_way: int,
-        stop_after: int,
         finished: Iterable[Rollout],
-        watch: Watcher | None,
+        on_rollout: OnRollout | None,
         pool: WorkerPool | None,
     ) -> None:
         self._tasks = iter(tasks)
         self._attempts = attempts
-        self._group_size = group_size
+        self._group_size = spec.group_size
+        self._stop_after = spec.stop_after
+        self._max_open = -(-spec.concurrency // spec.group_size) + 1
+        """Groups that are collected at once, at most."""
         self._num_groups = num_groups
         self._is_wanted = is_wanted or (lambda group: True)
         self._max_unwanted = max_unwanted
-        self._max_under_way = max_under_way
-        self._stop_after = stop_after
         self._finished = {(rollout.task_id, rollout.index): rollout for rollout in finished}
-        self._watch = watch
+        self._on_rollout = on_rollout
         self._pool = pool or WorkerPool()
         self._owns_pool = pool is None
-        self._under_way: dict[str, list[Rollout | None]] = {}
+        self._open: dict[str, list[Rollout | None]] = {}
         """Rollouts of unfinished groups, by task."""
         self._running: dict[asyncio.Task[_Attempt], tuple[str, int]] = {}
         self._done: asyncio.Queue[asyncio.Task[_Attempt]] = asyncio.Queue()
-        """Of those that run, the finished ones: waiting for all of them anew each time takes long."""
+        """Finished ones of `_running`; `asyncio.wait` on all of them each time would be slow."""
         self._ready: deque[Group] = deque()
         self._order: dict[str, int] = {}
-        """When each task was drawn."""
+        """Position of each task, by id."""
         self._num_failed_in_a_row = 0
-        """Tasks of which no rollout succeeded, since the last one that did."""
+        """Tasks without a successful rollout since the last success."""
         self._last_error: BaseException | None = None
         self._started: float | None = None
-        self.stats = Stats()
+        self.stats = RolloutStats()
 
     async def __aenter__(self) -> Self:
         return self
@@ -222,7 +226,7 @@ class Collection:
         return sorted(groups, key=lambda group: self._order[group.task_id])
 
     async def aclose(self) -> None:
-        """End what is under way. Rollouts that are not finished are gone."""
+        """Cancel what is still running. Unfinished rollouts are discarded."""
         running, self._running = list(self._running), {}
         for task in running:
             task.cancel()
@@ -231,44 +235,44 @@ class Collection:
             await asyncio.to_thread(self._pool.close)
 
     def _draw(self) -> None:
-        """Begin with further tasks while they are needed and there is room."""
-        while self._needs_more() and len(self._under_way) < self._max_under_way:
+        """Start further tasks while they are needed and there is room."""
+        while self._needs_more() and len(self._open) < self._max_open:
             task = next(self._tasks, None)
             if task is None:
                 self._tasks = iter(())
                 return
-            self._begin(task)
+            self._start(task)
 
     def _needs_more(self) -> bool:
         if self._num_groups is None:
             return True
-        have = self.stats.num_groups + len(self._under_way)
+        num_found = self.stats.num_groups + len(self._open)
         spare = self._max_unwanted
-        return have < self._num_groups and (
+        return num_found < self._num_groups and (
             spare is None or len(self._order) < self._num_groups + spare
         )
 
-    def _begin(self, task: Task) -> None:
+    def _start(self, task: AgentTask) -> None:
         if task.id in self._order:
-            raise DataError(f"the task {task.id} came twice; ids must differ within a collection")
+            raise DataError(f"the task id {task.id} occurs twice; ids must be unique within a collection")
         self._order[task.id] = len(self._order)
         if self._started is None:
             self._started = perf_counter()
         rollouts: list[Rollout | None] = [
             self._finished.get((task.id, index)) for index in range(self._group_size)
         ]
-        self._under_way[task.id] = rollouts
+        self._open[task.id] = rollouts
         for index, found in enumerate(rollouts):
             if found is None:
-                place = (self._order[task.id], index)
-                attempt = asyncio.ensure_future(self._attempts.attempt(task, place, self._pool))
+                key = (self._order[task.id], index)
+                attempt = asyncio.ensure_future(self._attempts.attempt(task, key, self._pool))
                 attempt.add_done_callback(self._done.put_nowait)
                 self._running[attempt] = (task.id, index)
         self._close_group(task.id)
 
     def _take(self, task_id: str, index: int, attempt: _Attempt) -> None:
         rollout = attempt.rollout
-        self._under_way[task_id][index] = rollout
+        self._open[task_id][index] = rollout
         self._last_error = attempt.error or self._last_error
         if rollout.is_ok:
             self._num_failed_in_a_row = 0
@@ -282,21 +286,21 @@ class Collection:
             call_seconds=before.call_seconds + attempt.call_seconds,
             reward_seconds=before.reward_seconds + attempt.reward_seconds,
         )
-        if self._watch:
-            self._watch(rollout, self.stats)
+        if self._on_rollout:
+            self._on_rollout(rollout, self.stats)
         self._close_group(task_id)
         if self._num_failed_in_a_row >= self._stop_after:
             kind = EngineError if isinstance(self._last_error, EngineError) else ConfigError
             raise kind(
-                f"all rollouts of {self._num_failed_in_a_row} tasks failed one after the other, the "
-                f"last with: {rollout.error}"
+                f"all rollouts of {self._num_failed_in_a_row} tasks in a row failed, the last with: "
+                f"{rollout.error}"
             )
 
     def _close_group(self, task_id: str) -> None:
-        rollouts = [rollout for rollout in self._under_way[task_id] if rollout is not None]
+        rollouts = [rollout for rollout in self._open[task_id] if rollout is not None]
         if len(rollouts) < self._group_size:
             return
-        del self._under_way[task_id]
+        del self._open[task_id]
         group = Group(task_id=task_id, rollouts=tuple(rollouts))
         self._num_failed_in_a_row += not group.ok
         if self._is_wanted(group):
@@ -324,51 +328,41 @@ class _Attempt:
 
 
 class _Attempts:
-    """Runs an agent on a task: turns, limits, the reward, and what becomes of errors."""
+    """Runs an agent on a task: turns, limits, the reward, and errors."""
 
     def __init__(
-        self,
-        agent: Agent,
-        begin: Callable[..., Session],
-        reward: Reward | None,
-        driver: Driver,
-        concurrency: int,
-        seconds: float | None,
-        shape: Shaping | None,
+        self, spec: RolloutSpec, engine: Engine, driver: Driver, policy_version: int
     ) -> None:
-        self._agent = agent
-        self._begin = begin
-        self._reward = reward
+        self._spec = spec
+        self._engine = engine
         self._driver = driver
-        self._slots = asyncio.Semaphore(concurrency)
-        self._seconds = seconds
-        self._shape = shape or (lambda replies: 0.0)
+        self._policy_version = policy_version
+        self._slots = asyncio.Semaphore(spec.concurrency)
 
-    async def attempt(self, task: Task, place: Place, pool: WorkerPool) -> _Attempt:
-        """One rollout. What the agent or the reward raises makes it a failed one."""
+    async def attempt(self, task: AgentTask, key: RolloutKey, pool: WorkerPool) -> _Attempt:
+        """One rollout. It fails if the agent or the reward raises."""
         pool.use()
-        index = place[1]
-        session = self._begin(task_id=task.id, index=index, turn=partial(self._driver.turn, place))
+        session = self._session(task, key)
         reward_seconds = 0.0
         started = perf_counter()
         try:
-            outcome = await self._outcome(task, session, place)
+            outcome = await self._outcome(task, session, key)
             agent_seconds = perf_counter() - started
-            value = await self._value(task, outcome)
+            reward = await self._reward(task, outcome)
             reward_seconds = perf_counter() - started - agent_seconds
             times = {"agent": agent_seconds, "calls": session.seconds, "reward": reward_seconds}
-            shaped = value + self._shape(session.replies)
-            rollout = _rollout(task.id, index, outcome, value, shaped, session, times)
+            rollout = self._rollout(task, key[1], outcome, reward, session, times)
             error = None
         except (Exception, SystemExit) as raised:
             error = raised
             rollout = Rollout(
                 task_id=task.id,
-                index=index,
+                index=key[1],
                 samples=(),
                 reward=0.0,
                 status="failed",
                 error=_reason(error),
+                trace=session.trace(task, None),
                 record={"traceback": "".join(traceback.format_exception(error))},
             )
         return _Attempt(
@@ -379,87 +373,107 @@ class _Attempts:
             error=error,
         )
 
-    async def _outcome(self, task: Task, session: Session, place: Place) -> Outcome:
-        async with self._slots:
-            self._driver.enter(place)
-            try:
-                async with _limit(self._seconds, "the agent"):
-                    outcome: object = await self._agent(task, Client(session))
-            finally:
-                self._driver.leave(place)
-        return checked_outcome(outcome, session)
+    def _session(self, task: AgentTask, key: RolloutKey) -> Session:
+        return Session(
+            self._engine,
+            task_id=task.id,
+            index=key[1],
+            seed=self._spec.seed,
+            sampling=self._spec.sampling,
+            turn=partial(self._driver.turn, key),
+            needs_tokens=self._spec.needs_tokens,
+            policy_version=self._policy_version,
+        )
 
-    async def _value(self, task: Task, outcome: Outcome) -> float:
-        async with _limit(self._seconds, "the reward"):
-            return await reward_of(task, outcome, self._reward)
+    async def _outcome(self, task: AgentTask, session: Session, key: RolloutKey) -> Outcome:
+        async with self._slots, _limit(self._spec.seconds, "the agent"):
+            return await run_agent(self._spec.agent, task, session, self._driver, key)
+
+    async def _reward(self, task: AgentTask, outcome: Outcome) -> float:
+        async with _limit(self._spec.seconds, "the reward"):
+            return await reward_of(task, outcome, self._spec.reward)
+
+    def _rollout(
+        self,
+        task: AgentTask,
+        index: int,
+        outcome: Outcome,
+        reward: float,
+        session: Session,
+        times: Mapping[str, float],
+    ) -> Rollout:
+        samples = session.recorder.samples()
+        usage, shape = session.usage, self._spec.shape
+        return Rollout(
+            task_id=task.id,
+            index=index,
+            samples=samples,
+            reward=reward if shape is None else reward + shape(session.replies),
+            trace=outcome.trace,
+            metrics={
+                **{name: float(value) for name, value in outcome.metrics.items()},
+                "unshaped_reward": reward,
+                "calls": float(usage.calls),
+                "rows": float(len(samples)),
+                "prompt_tokens": float(usage.prompt_tokens),
+                "sampled_tokens": float(usage.completion_tokens),
+                **{f"time/{name}": value for name, value in times.items()},
+            },
+            record=dict(outcome.record),
+        )
 
 
-def checked_outcome(outcome: object, session: Session) -> Outcome:
-    """What an agent returned. Raises ConfigError when nothing can be learnt from it."""
+async def run_agent(
+    agent: Agent, task: Any, session: Session, driver: Driver, key: RolloutKey
+) -> Outcome:
+    """The outcome of an agent, with a trace. Raises ConfigError when the agent returns something else."""
+    driver.enter(key)
+    try:
+        outcome: object = await agent(task, Client(session))
+    finally:
+        driver.leave(key)
+    return _checked(outcome, task, session)
+
+
+async def reward_of(task: AgentTask, outcome: Outcome, reward: Reward | None) -> float:
+    """The reward of an outcome: the agent's own if it returned one."""
+    if outcome.reward is not None:
+        return checked_reward(outcome.reward, "the agent")
+    if reward is None:
+        raise ConfigError(
+            "the agent returns no reward; name a reward, or return Outcome(reward=NUMBER)"
+        )
+    return await reward(task, outcome)
+
+
+def _checked(outcome: object, task: AgentTask, session: Session) -> Outcome:
     if not isinstance(outcome, Outcome) or not isinstance(outcome.answer, str):
         raise ConfigError(
             f"the agent returned {type(outcome).__name__}; return Outcome(answer=TEXT)"
         )
     if not session.usage.calls:
         raise ConfigError("the agent returned without a call of the client")
+    trace = session.trace(task, outcome.answer) if outcome.trace is None else outcome.trace
+    if not isinstance(trace, Trace) or trace.answer != outcome.answer:
+        raise ConfigError("the trace of an outcome must be a Trace that ends with its answer")
     try:
         json.dumps(dict(outcome.record))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the record of an outcome must be plain JSON: {error}") from None
-    return outcome
-
-
-async def reward_of(task: Task, outcome: Outcome, reward: Reward | None) -> float:
-    """What an outcome is worth: by the agent's own word, else by the reward."""
-    if outcome.reward is not None:
-        return checked_reward(outcome.reward, "the agent")
-    if reward is None:
-        raise ConfigError(
-            "the agent gives no reward; name a reward function, or return Outcome(reward=NUMBER)"
-        )
-    return await reward(task, outcome)
+    return replace(outcome, trace=trace)
 
 
 @asynccontextmanager
 async def _limit(seconds: float | None, what: str) -> AsyncIterator[None]:
-    """Raise EngineError when what is inside takes longer."""
+    """Raise EngineError when the body takes longer."""
     timer = asyncio.timeout(seconds)
     try:
         async with timer:
             yield
     except TimeoutError:
-        if not timer.expired():  # one of the agent's own
+        if not timer.expired():  # raised by the agent itself
             raise
         raise EngineError(f"{what} took longer than {seconds:g} s") from None
-
-
-def _rollout(
-    task_id: str,
-    index: int,
-    outcome: Outcome,
-    score: float,
-    reward: float,
-    session: Session,
-    times: Mapping[str, float],
-) -> Rollout:
-    samples = session.recorder.samples()
-    usage = session.usage
-    return Rollout(
-        task_id=task_id,
-        index=index,
-        samples=samples,
-        reward=reward,
-        metrics={
-            **{name: float(value) for name, value in outcome.metrics.items()},
-            "score": score,
-            "calls": float(usage.calls),
-            "rows": float(len(samples)),
-            "prompt_tokens": float(usage.prompt_tokens),
-            "sampled_tokens": float(usage.completion_tokens),
-            **{f"time/{name}": value for name, value in times.items()},
-        },
-        record={"answer": outcome.answer, **outcome.record},
-    )
 
 
 def _reason(error: BaseException) -> str:
