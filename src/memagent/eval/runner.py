@@ -310,7 +310,7 @@ class Evaluation:
         self._calls.forget(name)
         self.records[record.key] = replace(record, trace={})
         if self._watch:
-            self._watch(self.records[record.key])
+            self._watch(record)
 
     def _append(self, record: ItemRecord) -> None:
         assert self._run is not None

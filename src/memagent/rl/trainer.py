@@ -31,9 +31,9 @@ import torch
 
 from memagent.errors import EngineError, RunError
 from memagent.rl.agents.offload import WorkerPool
-from memagent.rl.rollouts.collect import Stats as RolloutStats
-from memagent.rl.rollouts.log import forget_rollouts
-from memagent.rl.rollouts.step import Found, Gatherer
+from memagent.rl.rollouts.collect import RolloutStats
+from memagent.rl.rollouts.rollout_log import forget_rollouts, readable_record
+from memagent.rl.rollouts.step import Gatherer, StepRollouts
 from memagent.rl.rollouts.tasks import TasksAhead
 from memagent.rl.settings import OptimSettings, TrainConfig, resumed_config
 from memagent.rl.setup import SCRATCH, Setup, open_setup
@@ -294,8 +294,8 @@ class Trainer:
             "train",
             number,
             {
-                **group_metrics(found.drawn),
-                **task_metrics(found.drawn, {name: one.task for name, one in found.tasks.items()}),
+                **group_metrics(found.all_groups),
+                **task_metrics(found.all_groups, {name: one.task for name, one in found.tasks.items()}),
                 "num_unwanted": float(found.num_unwanted),
                 **updated,
                 "time/rollout": rolled - started,
@@ -366,26 +366,14 @@ class Trainer:
         self._tracker.log(step, metrics, kind=kind)
         self._callbacks.on_step(kind, step, metrics)
 
-    def _keep_samples(self, number: int, found: Found) -> None:
+    def _keep_samples(self, number: int, found: StepRollouts) -> None:
         """Save a few rollouts for people to read, of as many tasks as possible."""
         num = self.config.logging.rollouts
         if not num:
             return
-        by_turn = zip(*(group.rollouts for group in found.drawn), strict=True)
+        by_turn = zip(*(group.rollouts for group in found.all_groups), strict=True)
         chosen = [rollout for turn in by_turn for rollout in turn][:num]
-        lines = [
-            {
-                "task_id": rollout.task_id,
-                "question": getattr(found.tasks[rollout.task_id], "question", None),
-                "answers": list(getattr(found.tasks[rollout.task_id], "answers", ())),
-                "index": rollout.index,
-                "reward": rollout.reward,
-                "error": rollout.error,
-                "metrics": dict(rollout.metrics),
-                "record": dict(rollout.record),
-            }
-            for rollout in chosen
-        ]
+        lines = [readable_record(rollout, found.tasks[rollout.task_id]) for rollout in chosen]
         folder = self.run_dir / SAMPLES
         folder.mkdir(exist_ok=True)
         text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from memagent.cli.shared.progress import duration
-from memagent.rl.rollouts.collect import Stats
+from memagent.rl.rollouts.collect import RolloutStats
 from memagent.rl.trainer import TrainingCallbacks
 
 SHOWN: dict[str, tuple[tuple[str, str, str], ...]] = {
@@ -63,7 +63,7 @@ class TrainConsole(TrainingCallbacks):
         if num_done:
             self.report(f"{_title(phase)}: resumed after {num_done} of {num_steps} steps")
 
-    def on_rollout(self, stats: Stats, *, num_wanted: int) -> None:
+    def on_rollout(self, stats: RolloutStats, *, num_wanted: int) -> None:
         self._bar.update(
             self._task,
             visible=True,

@@ -1,137 +1,144 @@
-"""The rollouts of a step: as many groups as are wanted, on disk as they finish.
+"""The rollouts of a training step: the groups to train on, saved as they finish.
 
-    tasks ──▶ collect ──▶ groups ──▶ signal? ──▶ learnt from
+    tasks ──▶ collect ──▶ groups ──▶ signal? ──▶ trained on
                 │                       │ no, with dynamic sampling
                 └─▶ RUN/rollouts        └──▶ the next task instead
 
-With the `free` driver a group is replaced as soon as it is known to teach nothing. With `lockstep` groups are
-drawn in waves: what is computed together depends on the tasks alone, so that it can be repeated.
+With the `free` driver a group without signal is replaced as soon as it is finished. With `lockstep` groups
+are collected in waves: which rollouts run together depends on the tasks alone, so waves are reproducible.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from memagent.data.example import Example
 from memagent.errors import RunError
-from memagent.rl.agents.client import RunSampling
 from memagent.rl.agents.offload import WorkerPool
-from memagent.rl.rollouts.collect import Stats, collect
-from memagent.rl.rollouts.log import RolloutLog
+from memagent.rl.agents.session import RunSampling
+from memagent.rl.rollouts.collect import RolloutSpec, RolloutStats, collect
+from memagent.rl.rollouts.rollout_log import RolloutLog
 from memagent.rl.rollouts.tasks import TasksAhead
 from memagent.rl.setup import Setup
 from memagent.rl.types import Group, Rollout
 from memagent.rl.update.advantages import has_signal, overlong_shaping
 
 
-class Heard(Protocol):
-    """Told of each rollout that has finished."""
+class OnStepRollout(Protocol):
+    """Called when a rollout has finished, with the counts so far and how many the step needs."""
 
-    def __call__(self, stats: Stats, *, num_wanted: int) -> None: ...
+    def __call__(self, stats: RolloutStats, *, num_wanted: int) -> None: ...
 
 
 @dataclass(slots=True)
-class Found:
-    """The rollouts of a step, while they come in."""
+class StepRollouts:
+    """The rollouts of a step, while they are collected."""
 
     groups: list[Group] = field(default_factory=list)
-    """Those that are learnt from."""
-    drawn: list[Group] = field(default_factory=list)
-    """All of them, those without signal that were replaced included."""
+    """Groups to train on."""
+    all_groups: list[Group] = field(default_factory=list)
+    """Also those without signal that were replaced."""
     num_computed: int = 0
-    """Tokens of prompts and replies of the rollouts that were drawn now."""
+    """Tokens of prompts and replies of new rollouts; those of a resumed run are not counted."""
     tasks: dict[str, Example] = field(default_factory=dict)
+    """All tasks of the step, by id."""
 
     @property
     def num_unwanted(self) -> int:
         """Groups that were replaced."""
-        return len(self.drawn) - len(self.groups)
+        return len(self.all_groups) - len(self.groups)
 
     def noted(self, tasks: Iterable[Example]) -> Iterator[Example]:
-        """The tasks, remembered as they go by."""
+        """The same tasks; each is added to `tasks` as it passes."""
         for task in tasks:
             self.tasks[task.id] = task
             yield task
 
-    def count(self, stats: Stats) -> None:
-        """Add what a collection has drawn."""
+    def count(self, stats: RolloutStats) -> None:
+        """Add the tokens of a collection."""
         self.num_computed += stats.usage.prompt_tokens + stats.usage.completion_tokens
 
 
 class Gatherer:
-    """Draws the rollouts of steps."""
+    """Collects the rollouts of steps."""
 
-    def __init__(self, setup: Setup, run: Path, pool: WorkerPool, heard: Heard) -> None:
+    def __init__(
+        self, setup: Setup, run: Path, pool: WorkerPool, on_rollout: OnStepRollout
+    ) -> None:
         self._setup = setup
         self._run = run
         self._pool = pool
-        self._heard = heard
+        self._on_rollout = on_rollout
 
-    async def gather(self, number: int, tasks: TasksAhead) -> Found:
-        """The rollouts of a step; finished ones of a run that was killed are taken over."""
-        log = RolloutLog(self._run, number)
-        found = Found()
-        if self._setup.config.rollout.driver == "lockstep":
-            await self._in_waves(tasks, log, found)
-        else:
-            await self._freely(tasks, log, found)
+    async def gather(self, number: int, tasks: TasksAhead) -> StepRollouts:
+        """The rollouts of a step; those that a killed run has saved are reused."""
+        found = StepRollouts()
+        with RolloutLog(self._run, number) as log:
+            if self._setup.config.rollout.driver == "lockstep":
+                await self._in_waves(tasks, log, found)
+            else:
+                await self._freely(tasks, log, found)
         return found
 
-    async def _freely(self, tasks: TasksAhead, log: RolloutLog, found: Found) -> None:
-        """Groups without signal are replaced as soon as they are known."""
-        settings = self._setup.config.rollout
+    async def _freely(self, tasks: TasksAhead, log: RolloutLog, found: StepRollouts) -> None:
+        """Replace each group without signal as soon as it is finished."""
 
-        def heard(rollout: Rollout, stats: Stats) -> None:
+        def on_rollout(rollout: Rollout, stats: RolloutStats) -> None:
             log.add(rollout)
-            self._heard(stats, num_wanted=settings.prompts * settings.group_size)
+            self._report(rollout, stats)
 
         def is_wanted(group: Group) -> bool:
-            found.drawn.append(group)
+            found.all_groups.append(group)
             return self._is_wanted(group)
 
         collection = collect(
             found.noted(tasks),
-            num_groups=settings.prompts,
+            self._setup.engine,
+            self._spec(),
+            num_groups=self._setup.config.rollout.prompts,
             is_wanted=is_wanted,
             max_unwanted=self._max_unwanted,
-            concurrency=settings.concurrency,
             finished=log.finished,
-            watch=heard,
-            **self._how(),
+            on_rollout=on_rollout,
+            pool=self._pool,
+            policy_version=self._setup.sync.policy_version,
         )
         async with collection:
             found.groups = await collection.all()
         found.count(collection.stats)
 
-    async def _in_waves(self, tasks: TasksAhead, log: RolloutLog, found: Found) -> None:
-        """What is drawn together depends on nothing but the tasks: groups are replaced in the next wave."""
+    async def _in_waves(self, tasks: TasksAhead, log: RolloutLog, found: StepRollouts) -> None:
+        """Replace groups without signal in the next wave."""
         settings = self._setup.config.rollout
         largest = max(1, settings.concurrency // settings.group_size)
-        done = iter(log.waves)
+        saved = iter(log.waves)
         while missing := min(
             settings.prompts - len(found.groups),
-            settings.prompts + self._max_unwanted - len(found.drawn),
+            settings.prompts + self._max_unwanted - len(found.all_groups),
         ):
             some = list(islice(found.noted(tasks), min(missing, largest)))
-            groups = _grouped(some, next(done, None))
+            groups = _grouped(some, next(saved, None))
             if groups is None:
                 groups = await self._wave(some, log, found)
-            found.drawn += groups
+            found.all_groups += groups
             found.groups += filter(self._is_wanted, groups)
 
-    async def _wave(self, tasks: list[Example], log: RolloutLog, found: Found) -> list[Group]:
-        settings = self._setup.config.rollout
-        num_wanted = settings.prompts * settings.group_size
+    async def _wave(
+        self, tasks: list[Example], log: RolloutLog, found: StepRollouts
+    ) -> list[Group]:
+        spec = self._spec()
         collection = collect(
             tasks,
-            concurrency=max(settings.concurrency, settings.group_size),
-            watch=lambda _, stats: self._heard(stats, num_wanted=num_wanted),
-            **self._how(),
+            self._setup.engine,
+            replace(spec, concurrency=max(spec.concurrency, spec.group_size)),
+            on_rollout=self._report,
+            pool=self._pool,
+            policy_version=self._setup.sync.policy_version,
         )
         async with collection:
             groups = await collection.all()
@@ -139,8 +146,7 @@ class Gatherer:
         found.count(collection.stats)
         return groups
 
-    def _how(self) -> dict[str, Any]:
-        """What all rollouts of the run have in common."""
+    def _spec(self) -> RolloutSpec:
         settings, objective = self._setup.config.rollout, self._setup.config.objective
         shape = None
         if objective.overlong_tokens is not None:
@@ -149,21 +155,21 @@ class Gatherer:
                 soft_tokens=objective.overlong_tokens,
                 penalty=objective.overlong_penalty,
             )
-        return {
-            "agent": self._setup.agent,
-            "engine": self._setup.engine,
-            "group_size": settings.group_size,
-            "driver": settings.driver,
-            "seed": self._setup.config.seed,
-            "reward": self._setup.reward,
-            "sampling": RunSampling(
-                temperature=settings.temperature, max_tokens=settings.max_tokens
-            ),
-            "seconds": settings.seconds,
-            "pool": self._pool,
-            "policy_version": self._setup.sync.policy_version,
-            "shape": shape,
-        }
+        return RolloutSpec(
+            agent=self._setup.agent,
+            group_size=settings.group_size,
+            reward=self._setup.reward,
+            driver=settings.driver,
+            seed=self._setup.config.seed,
+            sampling=RunSampling(temperature=settings.temperature, max_tokens=settings.max_tokens),
+            concurrency=settings.concurrency,
+            seconds=settings.seconds,
+            shape=shape,
+        )
+
+    def _report(self, rollout: Rollout, stats: RolloutStats) -> None:
+        settings = self._setup.config.rollout
+        self._on_rollout(stats, num_wanted=settings.prompts * settings.group_size)
 
     def _is_wanted(self, group: Group) -> bool:
         return has_signal(group) or not self._setup.config.objective.dynamic_sampling
@@ -175,15 +181,15 @@ class Gatherer:
 
 
 def _grouped(tasks: Sequence[Example], rollouts: Sequence[Rollout] | None) -> list[Group] | None:
-    """The groups of a wave that was drawn before; None if it was not."""
+    """The groups of a saved wave; None if there is none."""
     if rollouts is None:
         return None
     by_task: dict[str, list[Rollout]] = {task.id: [] for task in tasks}
     for rollout in rollouts:
         if rollout.task_id not in by_task:
             raise RunError(
-                f"the run holds rollouts of {rollout.task_id}, which is not its turn; its tasks have "
-                "changed, so remove its folder rollouts"
+                f"the run has saved rollouts of {rollout.task_id}, which is not a task of this step; "
+                "its tasks have changed, so remove its folder rollouts"
             )
         by_task[rollout.task_id].append(rollout)
     return [Group(task_id=name, rollouts=tuple(some)) for name, some in by_task.items()]
