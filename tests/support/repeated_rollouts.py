@@ -22,9 +22,9 @@ from memagent.data.example import Example, Passage
 from memagent.rl.agents.api import Agent, open_agent
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.offload import offload
-from memagent.rl.rollouts.collect import collect
 from memagent.rl.types import Group, Outcome
 from tests.conftest import prose
+from tests.support.collecting import collecting
 
 SMALL = {"window": 1000, "chunk_tokens": 90, "memory_tokens": 20, "answer_tokens": 12}
 LONGEST_PAUSE = 0.02
@@ -109,7 +109,7 @@ async def rollouts(
         return await offload(slow_score, outcome.answer, pauses.next())
 
     tasks = examples(3)
-    return await collect(
+    return await collecting(
         tasks, AGENTS[agent](pauses), engine, group_size=3, driver=driver, seed=5, reward=reward
     ).all()
 
@@ -128,6 +128,8 @@ def plain(groups: Sequence[Group]) -> list[Any]:
             ],
             {k: v for k, v in rollout.metrics.items() if not k.startswith("time/")},
             dict(rollout.record),
+            rollout.trace
+            and [(step.kind, step.reply, step.memory) for step in rollout.trace.steps],
         )
         for group in groups
         for rollout in group.rollouts

@@ -295,7 +295,9 @@ class Trainer:
             number,
             {
                 **group_metrics(found.all_groups),
-                **task_metrics(found.all_groups, {name: one.task for name, one in found.tasks.items()}),
+                **task_metrics(
+                    found.all_groups, {name: one.task for name, one in found.tasks.items()}
+                ),
                 "num_unwanted": float(found.num_unwanted),
                 **updated,
                 "time/rollout": rolled - started,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,9 @@ def test_a_suite_is_evaluated_from_python_with_nothing_on_disk() -> None:
     engine = Counting()
     found = asyncio.run(evaluate_suite(suite, engine, concurrency=2, watch=seen.append))
     assert [record.index for record in found] == [0, 1, 2]
-    assert sorted(seen, key=lambda record: record.index) == found
+    in_order = sorted(seen, key=lambda record: record.index)
+    assert [replace(record, trace={}) for record in in_order] == found
+    assert [record.trace["answer"] for record in in_order] == [record.answer for record in found]
     assert engine.num_calls == 3
 
 

@@ -128,7 +128,8 @@ async def test_records_come_in_one_order_and_can_be_written() -> None:
 
 
 def without_times(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name != "seconds"}
+    kept = {name: value for name, value in record.items() if name not in ("seconds", "trace")}
+    return kept | {"replies": [step["reply"] for step in record["trace"]["steps"]]}
 
 
 async def test_a_failed_item_counts_as_zero_in_all_scores() -> None:
@@ -139,6 +140,7 @@ async def test_a_failed_item_counts_as_zero_in_all_scores() -> None:
     assert result.metrics["reward"] == result.metrics["lenient"] == 0.75
     assert result.metrics["agent/length"] == len(r"It is \boxed{0}.")
     (failed,) = [record for record in result.records if record["status"] == "failed"]
+    assert failed["trace"]["steps"] == []
     assert (failed["error"], failed["score"]) == ("the line is dead", 0.0)
 
 
@@ -161,6 +163,8 @@ async def test_an_agent_or_a_reward_that_raises_fails_its_item_only() -> None:
         None,
     ]
     assert result.metrics["reward"] == 0.125
+    num_steps = [len(record["trace"]["steps"]) for record in result.records]
+    assert num_steps == [0, 0, 1, 1], "calls of a failed item are kept"
 
 
 async def test_an_engine_that_never_answers_ends_the_validation() -> None:
@@ -191,7 +195,16 @@ async def test_the_memory_agent_is_validated_as_it_is_trained() -> None:
     assert result.metrics["agent/sections"] >= 3
     assert result.metrics["agent/calls"] == result.metrics["agent/sections"] + 1
     assert result.records[0]["num_calls"] == result.metrics["agent/calls"]
-    assert len(result.records[0]["metadata"]["method"]["record"]["memories"]) >= 3
+    *reads, answer = result.records[0]["trace"]["steps"]
+    assert len(reads) == result.metrics["agent/sections"]
+    assert {step["memory"] for step in reads} == {
+        r"It is \boxed{unknown}.",
+        r"It is \boxed{42}.",
+    }
+    assert [step["section"]["start"] for step in reads[1:]] == [
+        step["section"]["end"] for step in reads[:-1]
+    ]
+    assert (answer["kind"], answer["usage"]["completion_tokens"]) == ("answer", 7)
 
 
 async def test_a_users_reward_runs_in_the_pool_that_is_in_use(tmp_path: Path) -> None:
@@ -209,7 +222,7 @@ async def test_with_a_run_records_are_on_disk_with_their_traces(tmp_path: Path) 
     seen: list[str] = []
     with Run.create(tmp_path / "run", {"kind": KIND, "identity": {}}) as run:
         await validation([example(1), example(2)]).run(
-            Knowing(), run=run, watch=lambda record: seen.append(record.id)
+            Knowing(), run=run, on_record=lambda record: seen.append(record.id)
         )
     found = list(read_items(tmp_path / "run"))
     assert sorted(record.id for record in found) == sorted(seen) == ["e1", "e2"]
@@ -217,7 +230,7 @@ async def test_with_a_run_records_are_on_disk_with_their_traces(tmp_path: Path) 
 
 
 def test_without_examples_or_with_an_unknown_grader_it_does_not_begin() -> None:
-    with pytest.raises(ConfigError, match=r"no examples; raise validation\.num"):
+    with pytest.raises(ConfigError, match=r"no examples; raise `validation\.num`"):
         validation([])
     with pytest.raises(ConfigError, match="did you mean lenient"):
         validation([example(1)], graders=("leniend",))

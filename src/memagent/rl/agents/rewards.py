@@ -46,7 +46,9 @@ def open_reward(spec: str) -> Reward:
     if is_file_spec(spec):
         return _user_reward(spec)
     if spec not in GRADERS:
-        raise ConfigError(f"there is no reward {spec!r}; {hint(spec, GRADERS)}, or path.py:function")
+        raise ConfigError(
+            f"there is no reward {spec!r}; {hint(spec, GRADERS)}, or path.py:function"
+        )
 
     async def graded(task: GradedTask, outcome: Outcome) -> float:
         own = getattr(task, "grader", spec)  # unanswerable questions keep their own grader

@@ -129,12 +129,12 @@ def collect(
 ) -> Collection:
     """Groups of rollouts, as they finish. Nothing starts before the first one is awaited.
 
-        num_groups       how many to yield; None runs each task once
-        is_wanted        which groups to yield; the others are replaced
-        max_unwanted     how many to replace, at most; then there may be fewer than `num_groups`
-        finished         rollouts of an earlier run, to be reused
-        pool             processes for `offload` that outlive the collection; None uses its own
-        policy_version   of the weights, where the engine reports none
+    num_groups       how many to yield; None runs each task once
+    is_wanted        which groups to yield; the others are replaced
+    max_unwanted     how many to replace, at most; then there may be fewer than `num_groups`
+    finished         rollouts of an earlier run, to be reused
+    pool             processes for `offload` that outlive the collection; None uses its own
+    policy_version   of the weights, where the engine reports none
     """
     driver = open_driver(spec.driver, engine)
     return Collection(
@@ -254,7 +254,9 @@ class Collection:
 
     def _start(self, task: AgentTask) -> None:
         if task.id in self._order:
-            raise DataError(f"the task id {task.id} occurs twice; ids must be unique within a collection")
+            raise DataError(
+                f"the task id {task.id} occurs twice; ids must be unique within a collection"
+            )
         self._order[task.id] = len(self._order)
         if self._started is None:
             self._started = perf_counter()

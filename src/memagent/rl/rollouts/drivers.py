@@ -151,7 +151,9 @@ class Lockstep:
         self._waiting = {}
         self.batches.append(len(batch))
         held = ExitStack()
-        if self._engine is not None:  # the first batch starts on an empty cache, whatever ran before
+        if (
+            self._engine is not None
+        ):  # the first batch starts on an empty cache, whatever ran before
             held.enter_context(self._engine.hold(fresh=len(self.batches) == 1))
         for call in batch:
             if not call.done():

@@ -29,8 +29,9 @@ from memagent.errors import ConfigError, DataError
 from memagent.plugins import is_file_spec
 from memagent.rl.agents import memory
 from memagent.rl.agents.api import AGENTS, Agent, open_agent, with_defaults
-from memagent.rl.agents.client import Client, Session, plain_message
+from memagent.rl.agents.client import Client, plain_message
 from memagent.rl.agents.expressions import calculate
+from memagent.rl.agents.session import Session
 from memagent.rl.types import Outcome
 from memagent.rl.warmstart import traces
 from memagent.types import Message, Sampling

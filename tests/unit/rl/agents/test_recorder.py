@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import ConfigError, EngineError, EngineRefused
-from memagent.rl.agents.client import Client, RunSampling, Session, call_seed
+from memagent.rl.agents.client import Client
 from memagent.rl.agents.recorder import Call, Turn, call_of, continued_prompt, merge_calls
+from memagent.rl.agents.session import RunSampling, Session, call_seed
 from memagent.rl.types import Sample
 from memagent.types import Completion, Message, Sampling
 from tests.support.token_engine import (

@@ -1,4 +1,4 @@
-"""Collections: groups as they finish, refills, failures as data, counts, and going on after a stop."""
+"""Collections: groups as they finish, replacements, failures as data, counts, and resuming."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from memagent.agent.trace import Trace
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import ConfigError, DataError, EngineError, EngineRefused, RunError
 from memagent.rl.agents.client import Client
-from memagent.rl.rollouts.collect import Stats, check_engine, collect
-from memagent.rl.rollouts.records import rollout_from_dict, rollout_to_dict
+from memagent.rl.rollouts.collect import RolloutStats, check_engine
+from memagent.rl.rollouts.rollout_log import rollout_from_dict, rollout_to_dict
 from memagent.rl.types import Group, Outcome, Rollout
+from tests.support.collecting import collecting
 from tests.support.jobs import Job, jobs
 from tests.support.timing import settle
 from tests.support.token_engine import TokenScript, random_reply
@@ -37,12 +39,12 @@ def endless() -> Iterator[Job]:
     return (Job(id=f"job{number}") for number in count())
 
 
-async def test_a_collection_hands_out_a_group_per_task_with_all_its_rollouts() -> None:
-    groups = await collect(jobs(3), ask, engine(), group_size=4).all()
+async def test_a_collection_yields_a_group_per_task_with_all_its_rollouts() -> None:
+    groups = await collecting(jobs(3), ask, engine(), group_size=4).all()
     assert [group.task_id for group in groups] == ["job0", "job1", "job2"]
     for group in groups:
         assert [rollout.index for rollout in group.rollouts] == [0, 1, 2, 3]
-        assert len({rollout.record["answer"] for rollout in group.rollouts}) == 4
+        assert len({rollout.answer for rollout in group.rollouts}) == 4
     rollout = groups[0].rollouts[0]
     assert rollout.num_sampled == 13  # twelve letters and the end
     assert rollout.metrics["length"] == 12
@@ -50,7 +52,7 @@ async def test_a_collection_hands_out_a_group_per_task_with_all_its_rollouts() -
     assert rollout.metrics["sampled_tokens"] == 13
 
 
-async def test_groups_are_handed_out_before_the_others_are_done() -> None:
+async def test_groups_are_yielded_before_the_others_are_done() -> None:
     held = asyncio.Event()
 
     async def agent(task: Job, client: Client) -> Outcome:
@@ -59,12 +61,31 @@ async def test_groups_are_handed_out_before_the_others_are_done() -> None:
         return await ask(task, client)
 
     order = []
-    async with collect(jobs(3), agent, engine(), group_size=2) as groups:
+    async with collecting(jobs(3), agent, engine(), group_size=2) as groups:
         async for group in groups:
             order.append(group.task_id)
             if len(order) == 2:
                 held.set()
     assert order[-1] == "job0"
+
+
+async def test_the_calls_of_an_agent_are_the_trace_of_its_rollout() -> None:
+    async def twice(task: Job, client: Client) -> Outcome:
+        first = await ask(task, client)
+        second = await ask(task, client)
+        return replace(second, answer=f"{first.answer}, {second.answer}")
+
+    (group,) = await collecting(jobs(1), twice, engine(), group_size=1).all()
+    trace = group.rollouts[0].trace
+    assert trace is not None
+    assert [(step.kind, step.index) for step in trace.steps] == [("read", 0), ("answer", 1)]
+    assert trace.answer == group.rollouts[0].answer == f"{trace.steps[0].reply}, {said(trace, 1)}"
+    assert (trace.source, trace.model, trace.usage.calls) == ("job0", "token-script", 2)
+
+
+def said(trace: Trace, index: int) -> str:
+    """The second half of a joined answer."""
+    return trace.steps[index].reply.partition(", ")[2]
 
 
 def has_signal(group: Group) -> bool:
@@ -76,7 +97,7 @@ def has_signal(group: Group) -> bool:
 async def test_unwanted_groups_are_replaced_and_the_same_tasks_are_run_whatever_finishes_first(
     driver: Any, concurrency: int
 ) -> None:
-    expected = await collect(jobs(40), ask, engine(), group_size=2, seed=3).all()
+    expected = await collecting(jobs(40), ask, engine(), group_size=2, seed=3).all()
     wanted = [group.task_id for group in expected if has_signal(group)][:6]
     drawn: list[str] = []
 
@@ -86,7 +107,7 @@ async def test_unwanted_groups_are_replaced_and_the_same_tasks_are_run_whatever_
             yield job
 
     slow_start = engine(delay=lambda messages: 0.003 if messages[0]["content"] == "job0" else 0)
-    collection = collect(
+    collection = collecting(
         tasks(),
         ask,
         slow_start,
@@ -105,8 +126,8 @@ async def test_unwanted_groups_are_replaced_and_the_same_tasks_are_run_whatever_
     assert collection.stats.num_rollouts == 2 * len(drawn)
 
 
-async def test_refilling_ends_when_enough_groups_were_unwanted() -> None:
-    collection = collect(
+async def test_groups_are_replaced_until_the_limit() -> None:
+    collection = collecting(
         endless(),
         ask,
         engine(),
@@ -126,7 +147,7 @@ async def test_a_rollout_that_raises_is_data_with_the_place_of_the_mistake() -> 
             raise ValueError("no\ngood")
         return outcome
 
-    collection = collect(jobs(8), agent, engine(), group_size=2)
+    collection = collecting(jobs(8), agent, engine(), group_size=2)
     rollouts = [rollout for group in await collection.all() for rollout in group.rollouts]
     failed = [rollout for rollout in rollouts if not rollout.is_ok]
     assert 0 < len(failed) < 16
@@ -137,16 +158,22 @@ async def test_a_rollout_that_raises_is_data_with_the_place_of_the_mistake() -> 
         assert rollout.error.startswith("ValueError: no good (test_collect.py, line ")
         assert "\n" not in rollout.error
         assert "raise ValueError" in rollout.record["traceback"]
-        assert (rollout.samples, rollout.reward) == ((), 0.0)
+        assert (rollout.samples, rollout.reward, rollout.answer) == ((), 0.0, None)
+        assert rollout.trace is not None
+        assert [step.kind for step in rollout.trace.steps] == ["read"], "the finished call is kept"
 
 
 @pytest.mark.parametrize(
     ("outcome", "message"),
     [
         ("just text", "the agent returned str; return Outcome"),
-        (Outcome(answer="x"), "the agent gives no reward; name a reward function"),
-        (Outcome(answer="x", reward=float("nan")), "the agent gave nan as reward; it must return"),
+        (Outcome(answer="x"), "the agent returns no reward; name a reward"),
+        (
+            Outcome(answer="x", reward=float("nan")),
+            "the agent returned nan as reward; it must return",
+        ),
         (Outcome(answer="x", reward=1.0, record={"x": object()}), "must be plain JSON"),
+        (Outcome(answer="x", reward=1.0, trace="y"), "must be a Trace that ends with its answer"),  # type: ignore[arg-type]
         (Outcome(answer="x", reward=1.0, metrics={"x": "y"}), "ValueError: could not convert"),  # type: ignore[dict-item]
     ],
 )
@@ -157,7 +184,7 @@ async def test_a_wrong_outcome_is_a_failed_rollout_that_says_what_to_change(
         await ask(task, client)
         return outcome  # type: ignore[no-any-return]
 
-    (group,) = await collect(jobs(1), agent, engine(), group_size=2).all()
+    (group,) = await collecting(jobs(1), agent, engine(), group_size=2).all()
     assert [rollout.status for rollout in group.rollouts] == ["failed", "failed"]
     assert message in (group.rollouts[0].error or "")
 
@@ -168,7 +195,7 @@ async def test_an_agent_without_a_call_and_one_that_exits_are_failed_rollouts() 
             raise SystemExit(3)
         return Outcome(answer="x", reward=1.0)
 
-    first, second = await collect(jobs(2), silent, engine(), group_size=1).all()
+    first, second = await collecting(jobs(2), silent, engine(), group_size=1).all()
     assert first.rollouts[0].error == "the agent returned without a call of the client"
     assert (second.rollouts[0].error or "").startswith("SystemExit: 3")
 
@@ -181,7 +208,7 @@ async def test_an_agent_that_takes_too_long_is_a_failed_rollout() -> None:
             raise TimeoutError("its own")
         return await ask(task, client)
 
-    groups = await collect(jobs(3), slow, engine(), group_size=1, seconds=0.2).all()
+    groups = await collecting(jobs(3), slow, engine(), group_size=1, seconds=0.2).all()
     errors = [group.rollouts[0].error for group in groups]
     assert errors[0] == "the agent took longer than 0.2 s"
     assert (errors[1] or "").startswith("TimeoutError: its own")
@@ -196,18 +223,18 @@ async def test_when_nothing_succeeds_the_collection_stops_with_the_reason() -> N
         calls += 1
         raise KeyError("colour")
 
-    reason = (
-        r"^all rollouts of 4 tasks failed one after the other, the last with: KeyError: 'colour'"
-    )
+    reason = r"^all rollouts of 4 tasks in a row failed, the last with: KeyError: 'colour'"
     with pytest.raises(ConfigError, match=reason):
-        await collect(endless(), broken, engine(), group_size=2, concurrency=2, stop_after=4).all()
+        await collecting(
+            endless(), broken, engine(), group_size=2, concurrency=2, stop_after=4
+        ).all()
     assert 8 <= calls < 16
 
     def dead(messages: Any, sampling: Any) -> str:
         raise EngineError("the endpoint is gone")
 
     with pytest.raises(EngineError, match="the last with: the endpoint is gone"):
-        await collect(endless(), ask, TokenScript(dead), group_size=2, stop_after=4).all()
+        await collecting(endless(), ask, TokenScript(dead), group_size=2, stop_after=4).all()
 
 
 async def test_tasks_that_fail_between_others_stop_nothing() -> None:
@@ -216,12 +243,14 @@ async def test_tasks_that_fail_between_others_stop_nothing() -> None:
             raise ValueError("no good")
         return await ask(task, client)
 
-    collection = collect(jobs(8), every_second, engine(), group_size=2, concurrency=1, stop_after=2)
+    collection = collecting(
+        jobs(8), every_second, engine(), group_size=2, concurrency=1, stop_after=2
+    )
     assert len(await collection.all()) == 8
     assert collection.stats.num_failed == 8
 
 
-async def test_leaving_early_cancels_what_is_under_way() -> None:
+async def test_leaving_early_cancels_running_rollouts() -> None:
     cancelled = 0
 
     async def agent(task: Job, client: Client) -> Outcome:
@@ -236,7 +265,7 @@ async def test_leaving_early_cancels_what_is_under_way() -> None:
         raise AssertionError
 
     before = len(asyncio.all_tasks())
-    async with collect(jobs(3), agent, engine(), group_size=2) as groups:
+    async with collecting(jobs(3), agent, engine(), group_size=2) as groups:
         async for group in groups:
             assert group.task_id == "job0"
             break
@@ -244,9 +273,9 @@ async def test_leaving_early_cancels_what_is_under_way() -> None:
     assert len(asyncio.all_tasks()) == before
 
 
-async def test_cancelling_who_waits_ends_all_rollouts() -> None:
+async def test_cancelling_the_caller_cancels_all_rollouts() -> None:
     running = asyncio.ensure_future(
-        collect(jobs(3), ask, engine(delay=lambda messages: 60), group_size=2).all()
+        collecting(jobs(3), ask, engine(delay=lambda messages: 60), group_size=2).all()
     )
     await settle()
     running.cancel()
@@ -255,34 +284,34 @@ async def test_cancelling_who_waits_ends_all_rollouts() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_every_finished_rollout_is_told_with_the_counts_so_far() -> None:
-    told: list[tuple[Rollout, Stats]] = []
-    collection = collect(
+async def test_every_finished_rollout_is_reported_with_the_counts_so_far() -> None:
+    reported: list[tuple[Rollout, RolloutStats]] = []
+    collection = collecting(
         jobs(2),
         ask,
         engine(),
         group_size=3,
-        watch=lambda rollout, stats: told.append((rollout, stats)),
+        on_rollout=lambda rollout, stats: reported.append((rollout, stats)),
     )
     await collection.all()
-    assert [stats.num_rollouts for _, stats in told] == [1, 2, 3, 4, 5, 6]
+    assert [stats.num_rollouts for _, stats in reported] == [1, 2, 3, 4, 5, 6]
     stats = collection.stats
     assert stats.usage.calls == 6
     assert stats.usage.completion_tokens == 6 * 13
     assert stats.sampled_tokens_per_second == pytest.approx(6 * 13 / stats.seconds)
 
 
-async def test_a_stopped_collection_goes_on_with_what_was_saved() -> None:
-    whole = await collect(jobs(6), ask, engine(), group_size=3, seed=5).all()
+async def test_a_stopped_collection_is_resumed_with_the_saved_rollouts() -> None:
+    whole = await collecting(jobs(6), ask, engine(), group_size=3, seed=5).all()
     saved: list[str] = []
-    stopped = collect(
+    stopped = collecting(
         jobs(6),
         ask,
         engine(delay=lambda messages: 0.001),
         group_size=3,
         seed=5,
         concurrency=1,
-        watch=lambda rollout, stats: saved.append(json.dumps(rollout_to_dict(rollout))),
+        on_rollout=lambda rollout, stats: saved.append(json.dumps(rollout_to_dict(rollout))),
     )
     async with stopped:
         while len(saved) < 8:
@@ -290,7 +319,7 @@ async def test_a_stopped_collection_goes_on_with_what_was_saved() -> None:
     assert 8 <= len(saved) < 18
     finished = [rollout_from_dict(json.loads(line)) for line in saved]
     rest = engine()
-    resumed = collect(jobs(6), ask, rest, group_size=3, seed=5, finished=finished)
+    resumed = collecting(jobs(6), ask, rest, group_size=3, seed=5, finished=finished)
     groups = await resumed.all()
     assert len(rest.prompts) == 18 - len(saved)
     assert [[plain(r) for r in g.rollouts] for g in groups] == [
@@ -301,11 +330,13 @@ async def test_a_stopped_collection_goes_on_with_what_was_saved() -> None:
 def plain(rollout: Rollout) -> Rollout:
     times = [name for name in rollout.metrics if name.startswith("time/")]
     kept = {name: value for name, value in rollout.metrics.items() if name not in times}
-    return replace(rollout, metrics=kept)
+    assert rollout.trace is not None
+    steps = tuple(replace(step, started=0.0, seconds=0.0) for step in rollout.trace.steps)
+    return replace(rollout, metrics=kept, trace=replace(rollout.trace, steps=steps))
 
 
-async def test_a_saved_rollout_comes_back_bit_for_bit_and_a_damaged_one_is_named() -> None:
-    (group,) = await collect(jobs(1), ask, engine(), group_size=2).all()
+async def test_a_saved_rollout_is_restored_bit_for_bit_and_a_damaged_one_is_refused() -> None:
+    (group,) = await collecting(jobs(1), ask, engine(), group_size=2).all()
     for rollout in group.rollouts:
         assert rollout_from_dict(json.loads(json.dumps(rollout_to_dict(rollout)))) == rollout
     values = rollout_to_dict(group.rollouts[0])
@@ -319,15 +350,15 @@ async def test_a_saved_rollout_comes_back_bit_for_bit_and_a_damaged_one_is_named
 
 
 async def test_mistakes_in_the_request_are_one_line() -> None:
-    with pytest.raises(ConfigError, match="group_size=0 makes no rollout"):
-        collect(jobs(1), ask, engine(), group_size=0)
+    with pytest.raises(ConfigError, match="`group_size=0` runs no rollout"):
+        collecting(jobs(1), ask, engine(), group_size=0)
     with pytest.raises(ConfigError, match="there is no driver 'fre'; did you mean free"):
-        collect(jobs(1), ask, engine(), group_size=2, driver="fre")  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="the task job0 came twice"):
-        await collect([*jobs(1), *jobs(1)], ask, engine(), group_size=2).all()
+        collecting(jobs(1), ask, engine(), group_size=2, driver="fre")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="the task id job0 occurs twice"):
+        await collecting([*jobs(1), *jobs(1)], ask, engine(), group_size=2).all()
 
 
-async def test_an_engine_without_tokens_is_found_out_before_training() -> None:
+async def test_an_engine_without_tokens_is_refused_before_training() -> None:
     await check_engine(engine())
     with pytest.raises(EngineRefused, match=r"^scripted returns no token ids"):
         await check_engine(ScriptedEngine(["Hello."]))
@@ -335,6 +366,6 @@ async def test_an_engine_without_tokens_is_found_out_before_training() -> None:
 
 async def test_any_engine_will_do_for_validation() -> None:
     scripted = ScriptedEngine(lambda messages, sampling: "1 it is")
-    (group,) = await collect(jobs(1), ask, scripted, group_size=1, needs_tokens=False).all()
+    (group,) = await collecting(jobs(1), ask, scripted, group_size=1, needs_tokens=False).all()
     assert group.rollouts[0].reward == 1.0
     assert group.rollouts[0].samples == ()

@@ -20,10 +20,10 @@ from memagent.errors import ConfigError, EngineError
 from memagent.plugins import load_function
 from memagent.rl.agents.client import Client, all_or_none
 from memagent.rl.agents.offload import WorkerPool, offload
-from memagent.rl.rollouts.collect import collect
-from memagent.rl.rollouts.drivers import Lockstep, Place, open_driver
+from memagent.rl.rollouts.drivers import Lockstep, RolloutKey, open_driver
 from memagent.rl.types import Outcome, Rollout
 from memagent.types import Message
+from tests.support.collecting import collecting
 from tests.support.jobs import Job, jobs
 from tests.support.timing import settle, wait_until
 from tests.support.token_engine import TokenScript, TokenTakingScript, random_reply
@@ -64,7 +64,7 @@ def without_times(rollout: Rollout) -> dict[str, Any]:
         "samples": sorted(rollout.samples, key=lambda sample: sample.ids),
         "reward": rollout.reward,
         "metrics": metrics,
-        "record": dict(rollout.record),
+        "answer": rollout.answer,
     }
 
 
@@ -76,7 +76,7 @@ async def test_lockstep_and_free_give_the_same_rollouts(
     found = {}
     for driver, concurrency in (("free", 64), ("free", 3), ("lockstep", 64), ("lockstep", 5)):
         engine = engine_class(random_reply, delay=uneven)
-        groups = await collect(
+        groups = await collecting(
             jobs(5), agent, engine, group_size=3, driver=driver, seed=9, concurrency=concurrency
         ).all()
         found[driver, concurrency] = [
@@ -84,23 +84,23 @@ async def test_lockstep_and_free_give_the_same_rollouts(
         ]
     first, *others = found.values()
     assert len(first) == 15
-    assert len({rollout["record"]["answer"] for rollout in first}) == 15
+    assert len({rollout["answer"] for rollout in first}) == 15
     assert all(other == first for other in others)
 
 
 async def test_another_seed_gives_other_rollouts() -> None:
     answers = set()
     for seed in (1, 2):
-        (group,) = await collect(
+        (group,) = await collecting(
             jobs(1), turns, TokenScript(random_reply), group_size=2, seed=seed
         ).all()
-        answers |= {rollout.record["answer"] for rollout in group.rollouts}
+        answers |= {rollout.answer for rollout in group.rollouts}
     assert len(answers) == 4
 
 
 async def test_lockstep_sends_every_turn_of_the_batch_together() -> None:
     engine = TokenScript(random_reply, delay=uneven)
-    collection = collect(jobs(4), turns, engine, group_size=2, driver="lockstep")
+    collection = collecting(jobs(4), turns, engine, group_size=2, driver="lockstep")
     await collection.all()
     driver = collection._attempts._driver
     assert isinstance(driver, Lockstep)
@@ -118,26 +118,26 @@ async def test_free_calls_wait_for_nobody() -> None:
         return outcome
 
     slow_first = [Job(id="slow", num_turns=6), Job(id="quick", num_turns=1)]
-    await collect(slow_first, agent, TokenScript(random_reply), group_size=1).all()
+    await collecting(slow_first, agent, TokenScript(random_reply), group_size=1).all()
     assert order == ["quick", "slow"]
 
 
 async def test_no_more_rollouts_run_at_once_than_allowed() -> None:
     engine = TokenScript(random_reply, delay=lambda messages: 0.001)
-    await collect(jobs(6), turns, engine, group_size=4, concurrency=5).all()
+    await collecting(jobs(6), turns, engine, group_size=4, concurrency=5).all()
     assert engine.most_at_once == 5
 
 
 A, B, C = (0, 0), (0, 1), (1, 0)
 
 
-async def call(driver: Lockstep, rollout: Place) -> None:
+async def call(driver: Lockstep, rollout: RolloutKey) -> None:
     """A call that has its reply as soon as it may leave."""
     async with driver.turn(rollout):
         pass
 
 
-def entered(*rollouts: Place, engine: Any = None) -> Lockstep:
+def entered(*rollouts: RolloutKey, engine: Any = None) -> Lockstep:
     driver = Lockstep(engine)
     for rollout in rollouts:
         driver.enter(rollout)
@@ -226,11 +226,11 @@ async def test_calls_reach_a_held_engine_in_the_order_of_tasks_whoever_came_firs
     engine = Holding()
     driver = entered(C, B, A, engine=engine)
 
-    async def ask(rollout: Place, name: str) -> None:
+    async def ask(rollout: RolloutKey, name: str) -> None:
         async with driver.turn(rollout):
             engine.submit(name)
 
-    async def two(rollout: Place, name: str) -> None:
+    async def two(rollout: RolloutKey, name: str) -> None:
         await asyncio.gather(ask(rollout, f"{name}1"), ask(rollout, f"{name}2"))
         await ask(rollout, f"{name}3")
         driver.leave(rollout)
@@ -287,7 +287,7 @@ async def test_a_slow_reward_delays_no_other_rollout(tmp_path: Path) -> None:
         finished: list[str] = []
         with WorkerPool(2) as pool:
             await asyncio.gather(*(pool.run(time.sleep, 0.3) for _ in range(2)))  # both are there
-            async with collect(
+            async with collecting(
                 jobs(4),
                 agent,
                 TokenScript(random_reply),

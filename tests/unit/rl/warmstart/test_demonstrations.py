@@ -18,8 +18,9 @@ from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import DataError, MemagentError
 from memagent.rl.agents.api import open_agent
-from memagent.rl.agents.client import Client, Session
+from memagent.rl.agents.client import Client
 from memagent.rl.agents.rewards import open_reward
+from memagent.rl.agents.session import Session
 from memagent.rl.types import Outcome
 from memagent.rl.warmstart.demonstrations import (
     Conversation,

@@ -19,7 +19,8 @@ from memagent.engines.base import BaseEngine
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError, DataError
 from memagent.rl.agents.api import open_agent
-from memagent.rl.agents.client import Client, Session
+from memagent.rl.agents.client import Client
+from memagent.rl.agents.session import Session
 from memagent.rl.settings import ScratchSettings
 from memagent.rl.types import Sample
 from memagent.rl.update.loss import summary

@@ -20,13 +20,13 @@ from memagent.engines.openai import EndpointEngine
 from memagent.engines.vllm import VllmEngine
 from memagent.errors import ConfigError, EngineError
 from memagent.rl.agents.client import Client
-from memagent.rl.rollouts.collect import collect
 from memagent.rl.settings import RolloutSettings
 from memagent.rl.types import Outcome
 from memagent.rl.weights.models import Trained
 from memagent.rl.weights.sync import Colocated, Frozen, LoraEndpoint, open_sync
 from memagent.types import Sampling
 from tests.support import fake_vllm
+from tests.support.collecting import collecting
 from tests.support.jobs import jobs
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
@@ -161,7 +161,7 @@ async def test_rollouts_are_of_the_version_that_was_pushed(
         reply = await client.chat.completions.create(messages=MESSAGES)
         return Outcome(answer=reply.choices[0].message.content, reward=1.0)
 
-    (group,) = await collect(
+    (group,) = await collecting(
         jobs(1), agent, engine, group_size=2, policy_version=sync.policy_version
     ).all()
     assert [row.policy_version for one in group.rollouts for row in one.samples] == [5, 5]

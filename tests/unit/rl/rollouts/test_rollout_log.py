@@ -1,10 +1,14 @@
-"""Finished rollouts on disk: each alone, or in waves; a torn line or wave does not count."""
+"""Finished rollouts on disk: each alone, or in waves; a torn line or wave is discarded."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from memagent.rl.rollouts.log import RolloutLog, forget_rollouts
+import pytest
+
+from memagent.agent.trace import Step, Trace
+from memagent.errors import RunError
+from memagent.rl.rollouts.rollout_log import RolloutLog, forget_rollouts
 from memagent.rl.types import Rollout, Sample
 
 
@@ -15,14 +19,28 @@ def rollout(task: str, index: int) -> Rollout:
         logprobs=(0.0, -0.1, -1 / 3),
         policy_version=2,
     )
-    return Rollout(task_id=task, index=index, samples=(sample,), reward=0.5, metrics={"calls": 1.0})
+    return Rollout(
+        task_id=task,
+        index=index,
+        samples=(sample,),
+        reward=0.5,
+        trace=trace(),
+        metrics={"calls": 1.0},
+    )
 
 
 def path_of(run: Path) -> Path:
     return next((run / "rollouts").iterdir())
 
 
-def test_rollouts_come_back_as_they_were(tmp_path: Path) -> None:
+def trace() -> Trace:
+    step = Step(kind="answer", index=0, reply="Paris", memory="", seconds=0.25)
+    return Trace(
+        question="Where?", steps=(step,), model="m", prompts="agent", source="a", document_sha256=""
+    )
+
+
+def test_rollouts_are_restored_with_their_traces(tmp_path: Path) -> None:
     log = RolloutLog(tmp_path, 7)
     assert log.finished == []
     for index in range(3):
@@ -31,7 +49,7 @@ def test_rollouts_come_back_as_they_were(tmp_path: Path) -> None:
     assert RolloutLog(tmp_path, 8).finished == []
 
 
-def test_a_torn_line_does_not_count(tmp_path: Path) -> None:
+def test_a_torn_line_is_discarded(tmp_path: Path) -> None:
     log = RolloutLog(tmp_path, 7)
     log.add(rollout("a", 0))
     log.add(rollout("a", 1))
@@ -43,7 +61,26 @@ def test_a_torn_line_does_not_count(tmp_path: Path) -> None:
     assert len(RolloutLog(tmp_path, 7).finished) == 2
 
 
-def test_a_torn_wave_does_not_count_and_is_replaced(tmp_path: Path) -> None:
+def test_a_damaged_line_is_a_one_line_error(tmp_path: Path) -> None:
+    log = RolloutLog(tmp_path, 7)
+    for index in range(3):
+        log.add(rollout("a", index))
+    path = path_of(tmp_path)
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1][:20] + b"\n" + lines[2])
+    with pytest.raises(RunError, match=r"step-000007\.jsonl, line 2, is damaged") as caught:
+        RolloutLog(tmp_path, 7)
+    assert "\n" not in str(caught.value)
+    path.write_bytes(whole.replace(b'"runs": [[1, 3]]', b'"runs": [[1, 9]]', 1))
+    with pytest.raises(
+        RunError, match=r"line 1: a saved rollout is damaged .*ValueError"
+    ) as caught:
+        RolloutLog(tmp_path, 7)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_torn_wave_is_discarded_and_replaced(tmp_path: Path) -> None:
     log = RolloutLog(tmp_path, 1)
     log.add_wave([rollout("a", 0), rollout("a", 1)])
     log.add_wave([rollout("b", 0), rollout("b", 1)])
@@ -57,7 +94,7 @@ def test_a_torn_wave_does_not_count_and_is_replaced(tmp_path: Path) -> None:
     assert again.waves[0] == [rollout("a", 0), rollout("a", 1)]
 
 
-def test_what_was_learnt_from_is_forgotten(tmp_path: Path) -> None:
+def test_rollouts_that_a_checkpoint_covers_are_removed(tmp_path: Path) -> None:
     for step in (3, 4, 5):
         RolloutLog(tmp_path, step).add(rollout("a", 0))
     forget_rollouts(tmp_path, until=4)
