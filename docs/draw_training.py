@@ -32,10 +32,10 @@ def draw(records: list[dict[str, Any]], out: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True)
     numbers = [record["step"] for record in steps]
     rewards = [record["reward"] for record in steps]
-    left.plot(numbers, rewards, ".", color=COLOURS[0], alpha=0.4, label="a step")
+    left.plot(numbers, rewards, ".", color=COLOURS[0], alpha=0.4, label="one step")
     left.plot(numbers, smoothed(rewards), color=COLOURS[0], label=f"mean of {SMOOTH_STEPS}")
     left.set(xlabel="step", ylabel="reward", ylim=(0, 1), title="rollouts, sampled")
-    left.legend(frameon=False)
+    left.legend(frameon=False, loc="lower left")
     tasks = sorted(name[: -len("/reward")] for name in checks[0] if name.endswith("/reward"))
     for task, colour in zip(tasks, COLOURS, strict=False):
         means = [record[f"{task}/reward"] for record in checks]
@@ -46,7 +46,7 @@ def draw(records: list[dict[str, Any]], out: Path) -> None:
             where, means, yerr=[low, high], color=colour, marker="o", capsize=3, label=task
         )
     right.set(xlabel="step", title="validation, 95 % intervals")
-    right.legend(frameon=False)
+    right.legend(frameon=False, loc="center right")
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

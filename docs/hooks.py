@@ -5,8 +5,9 @@
     src/memagent/ROOM/*.py                                     become api/ROOM.md, from their docstrings
 
 Pages are written for a repository browser, so links are relative to the repository. A link to a page
-becomes a link within the site, a link to a module leads to its place in the API reference, and a link
-to any other file (a config, a test) becomes plain text.
+becomes a link within the site (and where its text is the name of a file, the page's title), a link to a
+module leads to its place in the API reference, and a link to any other file (a config, a test) becomes
+plain text.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +70,27 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Turn links of the repository into links of the site, outside of code blocks."""
     here = page.file.src_uri
     parts = re.split(f"({_fence.pattern})", markdown, flags=re.M | re.S)
+    titles = dict(_titles(config.nav))
     return "".join(
-        part if _fence.fullmatch(part) else _link.sub(lambda link: site_link(link, here), part)
+        part
+        if _fence.fullmatch(part)
+        else _link.sub(lambda link: site_link(link, here, titles), part)
         for part in parts
     )
 
 
-def site_link(link: re.Match[str], here: str) -> str:
+def _titles(nav: Any) -> Iterator[tuple[str, str]]:
+    """Each page of the navigation with the title that it has there."""
+    entries = nav if isinstance(nav, list) else []
+    for title, inner in (
+        pair for entry in entries if isinstance(entry, dict) for pair in entry.items()
+    ):
+        if isinstance(inner, str):
+            yield inner, title
+        yield from _titles(inner)
+
+
+def site_link(link: re.Match[str], here: str, titles: Mapping[str, str]) -> str:
     """A Markdown link as the page `here` of the site needs it."""
     sources = {page: name for name, page in ROOT_PAGES.items()}
     source = sources.get(here, f"docs/{here}")
@@ -89,7 +105,8 @@ def site_link(link: re.Match[str], here: str) -> str:
     else:
         return link["text"]
     relative = posixpath.relpath(found, posixpath.dirname(here) or ".")
-    return f"{link['image']}[{link['text']}]({relative}{anchor})"
+    text = titles.get(found, link["text"]) if link["text"].endswith(".md") else link["text"]
+    return f"{link['image']}[{text}]({relative}{anchor})"
 
 
 # --- the API reference ----------------------------------------------------------------------------

@@ -105,6 +105,7 @@ def test_a_page_that_loads_a_script_from_elsewhere_is_found_out() -> None:
         ("index.md", "[runs](docs/runs.md)", "[runs](runs.md)"),
         ("index.md", "![loop](docs/images/loop.svg)", "![loop](images/loop.svg)"),
         ("reading.md", "[it](../ARCHITECTURE.md#rows)", "[it](architecture.md#rows)"),
+        ("reading.md", "[cli.md](cli.md)", "[Command line](cli.md)"),
         ("design/0001-x.md", "[it](../reading.md)", "[it](../reading.md)"),
         ("index.md", "[tiny](configs/train/tiny_cpu.toml)", "tiny"),
         (
@@ -120,7 +121,12 @@ def test_links_of_the_repository_become_links_of_the_site(
     here: str, link: str, expected: str
 ) -> None:
     hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
-    assert hooks["_link"].sub(lambda match: hooks["site_link"](match, here), link) == expected
+    assert (
+        hooks["_link"].sub(
+            lambda match: hooks["site_link"](match, here, {"cli.md": "Command line"}), link
+        )
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
