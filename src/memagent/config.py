@@ -7,13 +7,13 @@ command line, so a setting is described in one place only.
 from __future__ import annotations
 
 import tomllib
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from memagent.errors import ConfigError
+from memagent.names import hint
 
 
 class Settings(BaseModel):
@@ -63,13 +63,13 @@ class AgentConfig(Settings):
     def _memory_fits(self) -> Self:
         if self.memory_tokens >= self.window:
             raise ValueError(
-                f"memory_tokens={self.memory_tokens} does not fit a window of {self.window} tokens; "
-                "lower memory_tokens or raise window"
+                f"`memory_tokens={self.memory_tokens}` does not fit a window of {self.window} tokens; "
+                "lower `memory_tokens` or raise `window`"
             )
         if self.chunk_tokens >= self.window:
             raise ValueError(
-                f"chunk_tokens={self.chunk_tokens} does not fit a window of {self.window} tokens; "
-                "lower chunk_tokens or raise window"
+                f"`chunk_tokens={self.chunk_tokens}` does not fit a window of {self.window} tokens; "
+                "lower `chunk_tokens` or raise `window`"
             )
         return self
 
@@ -210,8 +210,6 @@ def _explain(error: ValidationError, cls: type[Settings]) -> str:
     problem = error.errors(include_url=False, include_input=False)[0]
     name = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        near = get_close_matches(name, cls.model_fields, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(cls.model_fields)}"
-        return f"unknown setting {name}{hint}"
+        return f"unknown setting {name}; {hint(name, cls.model_fields)}"
     message = problem["msg"].removeprefix("Value error, ")
     return f"{name}: {message[0].lower()}{message[1:]}" if name else message

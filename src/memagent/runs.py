@@ -11,6 +11,7 @@ is opened again; anything else that cannot be read is an error, never skipped.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
@@ -44,8 +45,10 @@ class Run:
         """What was journalled before this run was opened."""
         self._lock = lock
         self._journal: LineFile | None = None
-        self._created: tuple[str, ...] = ()
-        """Files that this process put there, other than the journal."""
+        self._created: frozenset[str] = frozenset()
+        """Files that were written with a new run."""
+        self._present: frozenset[str] = frozenset()
+        """What was in the folder before a new run."""
 
     @classmethod
     def create(
@@ -61,9 +64,7 @@ class Run:
         """
         path = path or default_path()
         if (path / MANIFEST).exists():
-            raise RunError(
-                f"{path} already holds a run; continue it with --resume, or name another"
-            )
+            raise RunError(f"{path} already holds a run; resume it, or name another folder")
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file; name a folder for the run")
         if (path / JOURNAL).exists():
@@ -72,6 +73,7 @@ class Run:
             )
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            present = frozenset(os.listdir(path))
             lock = _locked(path)
             header = {"format": FORMAT, "memagent": __version__, "created": _now()}
             contents = {**header, **manifest}
@@ -82,7 +84,8 @@ class Run:
         except OSError as error:
             raise RunError(f"cannot write the run to {path}: {reason_of(error)}") from None
         run = cls(path, contents, lock, [])
-        run._created = (MANIFEST, LOCK, *(files or ()))
+        run._created = frozenset((MANIFEST, LOCK, *(files or ())))
+        run._present = present
         return run
 
     @classmethod
@@ -112,13 +115,16 @@ class Run:
             ) from None
 
     def discard_if_empty(self) -> bool:
-        """Remove the run if it is new and nothing was journalled in it; whether that was so."""
-        if self._journal is not None or not self._created:
+        """Remove the run if it is new and nothing was written to it since; whether that was so.
+
+        Other files that were in the folder before stay.
+        """
+        if not self._created or set(os.listdir(self.path)) - self._created - self._present:
             return False
         self.close()
         for name in self._created:
             (self.path / name).unlink(missing_ok=True)
-        with suppress(OSError):  # the user may have named a folder that holds other files
+        with suppress(OSError):
             self.path.rmdir()
         return True
 

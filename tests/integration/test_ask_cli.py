@@ -215,7 +215,7 @@ def test_a_limit_on_calls_stops_there_and_a_higher_one_finishes(
 
     assert (stopped.code, stopped.stdout) == (4, "")
     assert "memagent: stopped after 3 calls: --max-calls 3" in stopped.stderr
-    assert f"raise the limit and go on with: memagent ask --resume {run}" in stopped.stderr
+    assert f"raise the limit and resume with: memagent ask --resume {run}" in stopped.stderr
     assert num_first == 3
     assert still.code == 4, "the limit holds over resumptions"
     assert (finished.code, finished.stdout) == (0, f"\\boxed{{{CODE}}}\n")

@@ -129,24 +129,24 @@ QUESTIONS = {
 SIZES = {
     "window too small": (
         ["good.txt", *ASKED, "--window", "2048"],
-        "do not fit a window of 2048; lower chunk_tokens to 296, or raise window to 2152",
+        "do not fit a window of 2048; lower --chunk-tokens to 296, or raise --window to 2152",
     ),
     "chunk too large": (
         ["good.txt", *ASKED, "--chunk-tokens", "3000"],
-        "do not fit a window of 4096; lower chunk_tokens to ",
+        "do not fit a window of 4096; lower --chunk-tokens to ",
     ),
     "memory over window": (
         ["good.txt", *ASKED, "--memory-tokens", "5000"],
-        "memory_tokens=5000 does not fit a window of 4096 tokens; lower memory_tokens or raise window",
+        "--memory-tokens 5000 does not fit a window of 4096 tokens; lower --memory-tokens or raise --window",
     ),
     "chunk over window": (
         ["good.txt", *ASKED, "--chunk-tokens", "5000"],
-        "chunk_tokens=5000 does not fit a window of 4096 tokens",
+        "--chunk-tokens 5000 does not fit a window of 4096 tokens",
     ),
     "window of no size": (["good.txt", *ASKED, "--window", "0"], "window: "),
     "endpoint serves less": (
         ["good.txt", *ASKED, "--base-url", "NARROW"],
-        "test-model has a window of 2048 tokens, less than window 4096; give --window 2048",
+        "test-model has a window of 2048 tokens, less than --window 4096; give --window 2048",
     ),
     "endpoint says too long": (
         ["good.txt", *ASKED, "--base-url", "STERN"],
@@ -280,11 +280,11 @@ RUNS = {
     "resume a run from Python": (["--resume", "run"], "this run was begun from Python"),
     "begin and resume": (
         ["--resume", "run", "--run-dir", "b"],
-        "give --resume to go on with a run or",
+        "give --resume to resume a run or",
     ),
     "run folder taken": (
         ["good.txt", *ASKED, "--run-dir", "run"],
-        "run already holds a run; continue it with --resume, or name another",
+        "run already holds a run; resume it, or name another folder",
     ),
     "run folder is a file": (["good.txt", *ASKED, "--run-dir", "blank.txt"], "blank.txt is a file"),
 }

@@ -125,7 +125,7 @@ def test_an_interrupted_reading_tells_how_to_go_on_and_does(
             wait_until(lambda: num_lines(run / "steps.jsonl") >= 3)
             stopped = finish(process, number=number)
         num_done = num_lines(run / "steps.jsonl")
-        command = stopped.stderr.splitlines()[-1].partition("go on with: ")[2]
+        command = stopped.stderr.splitlines()[-1].partition("resume with: ")[2]
         going_on = cli(*shlex.split(command)[1:])
         calls = endpoint.calls()
 

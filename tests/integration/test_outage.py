@@ -82,7 +82,7 @@ def test_without_patience_the_reading_stops_with_code_3_and_goes_on_later(
             stopped = finish(process)
         num_done = num_lines(run / "steps.jsonl")
         endpoint.start()
-        command = stopped.stderr.splitlines()[-1].partition("go on with: ")[2]
+        command = stopped.stderr.splitlines()[-1].partition("resume with: ")[2]
         going_on = cli(*shlex.split(command)[1:])
         calls = endpoint.calls()
 

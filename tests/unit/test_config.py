@@ -17,8 +17,8 @@ def test_the_defaults_are_the_papers() -> None:
         ({"chunk_token": 5}, "unknown setting chunk_token; did you mean chunk_tokens?"),
         ({"chunk_tokens": 0}, "chunk_tokens: input should be greater than or equal to 16"),
         ({"window": "wide"}, "window: input should be a valid integer"),
-        ({"memory_tokens": 9000}, "memory_tokens=9000 does not fit a window of 8192"),
-        ({"chunk_tokens": 9000}, "chunk_tokens=9000 does not fit a window of 8192"),
+        ({"memory_tokens": 9000}, "`memory_tokens=9000` does not fit a window of 8192"),
+        ({"chunk_tokens": 9000}, "`chunk_tokens=9000` does not fit a window of 8192"),
         ({"top_p": 0}, "top_p: input should be greater than 0"),
     ],
 )

@@ -29,7 +29,7 @@ def test_each_record_is_on_disk_when_append_returns(
 ) -> None:
     synced: list[int] = []
     monkeypatch.setattr(
-        "memagent.runs._sync_data", lambda descriptor: synced.append(os.fstat(descriptor).st_size)
+        "memagent.jsonl._sync_data", lambda descriptor: synced.append(os.fstat(descriptor).st_size)
     )
     with new_run(tmp_path / "run") as run:
         run.append(b'{"n":0}')
@@ -69,7 +69,7 @@ def test_a_run_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     new_run(tmp_path / "run").close()
-    with pytest.raises(RunError, match="--resume"):
+    with pytest.raises(RunError, match="already holds a run; resume it, or name another folder"):
         new_run(tmp_path / "run")
 
 
@@ -89,7 +89,7 @@ def test_a_line_that_does_not_fit_the_disk_leaves_no_trace(
     with new_run(tmp_path / "run") as run:
         run.append(b'{"n":0}')
         with monkeypatch.context() as patched:
-            patched.setattr("memagent.runs._write_all", full_disk)
+            patched.setattr("memagent.jsonl.write_all", full_disk)
             with pytest.raises(RunError, match="No space left on device"):
                 run.append(b'{"n":1}')
         run.append(b'{"n":2}')
@@ -139,3 +139,24 @@ def test_only_the_user_can_read_a_run(tmp_path: Path) -> None:
     modes = {file.name: file.stat().st_mode & 0o077 for file in (tmp_path / "run").iterdir()}
     assert modes["run.json"] == modes["steps.jsonl"] == 0
     assert (tmp_path / "run").stat().st_mode & 0o077 == 0
+
+
+def test_a_new_run_to_which_nothing_was_written_is_removed(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {}, files={"stdin": b"text"})
+    assert run.discard_if_empty()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "metrics.jsonl"])
+def test_a_run_to_which_anything_was_written_is_kept(tmp_path: Path, name: str) -> None:
+    run = new_run(tmp_path / "run")
+    (tmp_path / "run" / name).write_text("{}\n")
+    assert not run.discard_if_empty()
+    assert (tmp_path / "run" / "run.json").exists()
+    run.close()
+
+
+def test_a_removed_run_leaves_other_files_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert new_run(tmp_path).discard_if_empty()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

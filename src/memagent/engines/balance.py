@@ -23,8 +23,9 @@ from hashlib import blake2b
 from weakref import WeakKeyDictionary
 
 from memagent.config import EngineConfig
-from memagent.engines.openai import EndpointEngine, RetryListener, addresses, public_url
-from memagent.engines.retry import Failure, FailureKind
+from memagent.engines.addresses import addresses, public_url
+from memagent.engines.openai import EndpointEngine
+from memagent.engines.retry import Failure, FailureKind, RetryListener
 from memagent.errors import ConfigError
 from memagent.types import Completion, Message, Sampling
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, Self
 
 from memagent import blocking
+from memagent.config import EngineConfig, LocalConfig, Settings, VllmConfig
+from memagent.engines import store
+from memagent.engines.addresses import endpoint_from
+from memagent.engines.retry import RetryListener
 from memagent.errors import ConfigError
 from memagent.types import Completion, Message, Sampling
 
@@ -20,6 +26,19 @@ ENGINES: dict[str, str] = {
     "vllm": "memagent.engines.vllm:open_vllm",
 }
 """Kind to `module:function`; imported when used, because engines bring heavy libraries."""
+SETTINGS: dict[str, tuple[type[Settings], ...]] = {
+    "local": (LocalConfig,),
+    "openai": (EngineConfig,),
+    "scripted": (),
+    "vllm": (EngineConfig, VllmConfig),
+}
+"""The settings that a kind of engine takes."""
+ANY_ENDPOINT = "openai:"
+"""The engine where an endpoint is set and no model is named: the endpoint says which it serves."""
+EMBEDDED = f"local:{store.EMBEDDED}"
+"""The engine where neither an engine nor an endpoint is set."""
+SECRET_SETTINGS = ("api_key", "base_url")
+"""Never kept as given: one is a key, the other may hold one."""
 NEEDS: dict[str, tuple[str, ...]] = {"local": ("torch", "transformers")}
 """Libraries of the extra of a kind, looked for before anything is fetched."""
 
@@ -35,6 +54,13 @@ class BaseEngine(ABC):
     """Settings of reading that suit the model, by name; what the user sets counts more."""
     limits_itself: bool = False
     """True when the engine keeps to its own limit of calls at once, waits between attempts left out."""
+    on_retry: RetryListener | None = None
+    """Called with each failed attempt that is repeated, by engines that repeat attempts."""
+
+    @property
+    def kept_address(self) -> str | None:
+        """The address that a run is resumed with, without credentials; None where there is none."""
+        return None
 
     @abstractmethod
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
@@ -61,15 +87,129 @@ class BaseEngine(ABC):
         self.close()
 
 
-def open_engine(spec: str, **settings: Any) -> BaseEngine:
+def open_engine(
+    spec: str | None = None,
+    *,
+    on_pull: Callable[[store.PullState], None] | None = None,
+    **settings: Any,
+) -> BaseEngine:
     """An engine from `KIND:MODEL`; a plain model name means an OpenAI-compatible endpoint.
 
     open_engine("openai:qwen2.5-7b", base_url="http://localhost:8000/v1")
     open_engine("scripted")
+    open_engine()    # the endpoint in the environment, else the embedded model
+
+    An endpoint is asked what it serves. A local model with a short name is pulled when it is first used
+    (`on_pull` gets the progress), and comes with the adapter that is shipped for it, if there is one.
     """
+    return choose_engine(spec, settings).open(on_pull=on_pull)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """An engine that is not open yet.
+
+    Example: EngineChoice(spec="local:smollm2-135m", settings={"device": "cpu"})
+    """
+
+    spec: str
+    """As `open_engine` takes it; never empty."""
+    settings: Mapping[str, Any]
+    is_embedded: bool = False
+    """True when neither an engine nor an endpoint was set."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the engine, a key of ENGINES."""
+        return split_spec(self.spec)[0]
+
+    @property
+    def model(self) -> str:
+        """The model's name; empty where the endpoint says which it is."""
+        return split_spec(self.spec)[1]
+
+    def open(self, *, on_pull: Callable[[store.PullState], None] | None = None) -> BaseEngine:
+        """The engine. A local model with a short name is pulled first; `on_pull` gets the progress."""
+        opener = _opener(self.kind)  # before a download that would be in vain
+        if self.kind == "local" and self.model in store.KNOWN:
+            self._pull(on_pull)
+        engine: BaseEngine = opener(self.model, **self.settings)
+        return engine
+
+    def kept(self, engine: BaseEngine) -> EngineChoice:
+        """What a manifest may keep of an open engine: no key, no credentials in the address."""
+        settings = {
+            name: value
+            for name, value in self.settings.items()
+            if name not in SECRET_SETTINGS and value is not None
+        }
+        if engine.kept_address:
+            settings["base_url"] = engine.kept_address
+        spec = f"{self.spec}{engine.model}" if self.spec == ANY_ENDPOINT else self.spec
+        return EngineChoice(spec=spec, settings=settings)
+
+    def _pull(self, on_pull: Callable[[store.PullState], None] | None) -> None:
+        try:
+            store.pull(self.model, on_progress=on_pull)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or give an endpoint: `base_url=URL`") from None
+
+
+def choose_engine(
+    spec: str | None,
+    settings: Mapping[str, Any],
+    *,
+    stored: EngineChoice | None = None,
+) -> EngineChoice:
+    """The engine that is meant, with all its settings. Settings that are None count as not given.
+
+    Without a name it is the `stored` one, of a run that is resumed; else the endpoint in the settings or
+    the environment; else the embedded model. Raises ConfigError for settings of another kind of engine.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    model = given.pop("model", None)
+    if spec and model:
+        raise ConfigError("give either `engine=KIND:MODEL` or `model`, not both")
+    is_default = not spec and not model and stored is None
+    if model:
+        spec = f"{ANY_ENDPOINT}{model}"
+    elif not spec:
+        spec = stored.spec if stored else _default_engine(given)
+    check_settings(spec, given)
+    return EngineChoice(
+        spec=spec,
+        settings={**_own_settings(spec, stored), **given},
+        is_embedded=is_default and spec == EMBEDDED,
+    )
+
+
+def check_settings(spec: str, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError for settings of another kind of engine."""
+    kind, _ = split_spec(spec)
+    own = {name for group in SETTINGS[kind] for name in group.model_fields}
+    others = {
+        name for groups in SETTINGS.values() for group in groups for name in group.model_fields
+    }
+    if foreign := [name for name in settings if name in others - own or not own]:
+        names = ", ".join(f"`{name}`" for name in foreign)
+        raise ConfigError(f"{names} does not go with the engine {spec!r}")
+
+
+def _default_engine(settings: Mapping[str, Any]) -> str:
+    has_endpoint = settings.keys() & EngineConfig.model_fields.keys()
+    return ANY_ENDPOINT if has_endpoint or any(endpoint_from(os.environ)) else EMBEDDED
+
+
+def _own_settings(spec: str, stored: EngineChoice | None) -> dict[str, Any]:
+    """Settings beneath the given ones: those of a run that is resumed, else what the model brings."""
     kind, model = split_spec(spec)
-    engine: BaseEngine = _opener(kind)(model, **settings)
-    return engine
+    if kind != "local":
+        return dict(stored.settings) if stored and stored.kind == kind else {}
+    if stored is None:
+        adapter = store.shipped_adapter(model)
+        return {"adapter": str(adapter)} if adapter else {}
+    kept = stored.settings if stored.kind == kind else {}
+    return {"adapter": None, **kept}  # as when the run began, whatever is shipped by now
 
 
 def check_engine(kind: str) -> None:
@@ -94,7 +234,7 @@ def _opener(kind: str) -> Callable[..., Any]:
 def _lacks(kind: str, library: str | None) -> ConfigError:
     return ConfigError(
         f'the {kind} engine needs {library}; install it with pip install "memagent[{kind}]", '
-        "or name an endpoint with --base-url"
+        "or name an endpoint with `base_url`"
     )
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import openai
@@ -21,17 +21,19 @@ from pydantic import SecretStr
 
 from memagent import blocking
 from memagent.config import EngineConfig
+from memagent.engines.addresses import addresses, check_address, public_url
+from memagent.engines.addresses import endpoint_from as endpoint_from
 from memagent.engines.base import BaseEngine
-from memagent.engines.retry import Failure, FailureKind, Patience, retry_after
+from memagent.engines.retry import (
+    Failure,
+    FailureKind,
+    Patience,
+    RetryListener,
+    retry_after,
+)
 from memagent.errors import ConfigError, EngineError, EngineRefused
 from memagent.types import Completion, Message, Sampling, Usage
 
-ENVIRONMENT = (
-    ("MEMAGENT_BASE_URL", "MEMAGENT_API_KEY"),
-    ("OPENAI_BASE_URL", "OPENAI_API_KEY"),
-    ("URL", "API_KEY"),
-)
-"""Where address and key are looked for, in this order, when they are not given."""
 AZURE_API_VERSION = "2024-10-21"
 CONNECT_SECONDS = 10.0
 MODELS_SECONDS = 5.0
@@ -46,40 +48,29 @@ _window_words = re.compile(
     r"context.?length|context window|maximum context|too long|too many tokens|max_model_len", re.I
 )
 
-RetryListener = Callable[[Failure, float], None]
-
 
 def open_endpoint(model: str, **settings: Any) -> EndpointEngine:
-    """An endpoint engine; address and key come from the settings or the environment."""
+    """An endpoint engine that knows what is served where the endpoint says so.
+
+    Address and key come from the settings or the environment.
+    """
     address = endpoint_from(os.environ, settings.get("base_url"), settings.get("api_key"))
     base_url = ",".join(addresses(address.base_url)) or address.base_url
     given = {**settings, "model": model, "base_url": base_url, "api_key": address.api_key}
     config = EngineConfig.parse(given)
-    if len(addresses(base_url)) < 2:
-        return EndpointEngine(config)
     from memagent.engines.balance import BalancedEngine  # here, because it is made of these engines
 
-    return BalancedEngine(config)
+    engine = EndpointEngine(config) if len(addresses(base_url)) < 2 else BalancedEngine(config)
+    blocking.run(_inspect(engine))
+    return engine
 
 
-class Address(NamedTuple):
-    """Where an endpoint is, and the key for it."""
-
-    base_url: str | None
-    api_key: str | SecretStr | None
-
-
-def endpoint_from(
-    environment: Mapping[str, str],
-    base_url: str | None = None,
-    api_key: str | SecretStr | None = None,
-) -> Address:
-    """Address and key as given, else from the environment; an address's own key comes first."""
-    pairs = [(environment.get(url), environment.get(key)) for url, key in ENVIRONMENT]
-    base_url = base_url or next((url for url, _ in pairs if url), None)
-    keys = [key for url, key in pairs if key and url == base_url]
-    keys += [key for _, key in pairs if key]
-    return Address(base_url, api_key or next(iter(keys), None))
+async def _inspect(engine: EndpointEngine) -> None:
+    """Ask what is served, over connections that are closed afterwards."""
+    try:
+        await engine.inspect()
+    finally:
+        await engine.aclose()
 
 
 class Answer(NamedTuple):
@@ -96,7 +87,7 @@ class EndpointEngine(BaseEngine):
     limits_itself = True
 
     def __init__(self, config: EngineConfig, on_retry: RetryListener | None = None) -> None:
-        _check_address(config)
+        check_address(config)
         self.config = config
         self.model = config.model or _azure_deployment(config)
         self.tokenizer = self.model
@@ -104,7 +95,6 @@ class EndpointEngine(BaseEngine):
         self.endpoints: tuple[EndpointEngine, ...] = (self,)
         """One for each address."""
         self.on_retry = on_retry
-        """Told of each failed attempt and the wait before the next, for progress displays."""
         self._has_answered = False
         self._why_unlisted = ""
         """Why the endpoint did not say what it serves."""
@@ -171,9 +161,10 @@ class EndpointEngine(BaseEngine):
     async def list_models(self) -> list[dict[str, Any]]:
         """What the endpoint says of its models; empty when it does not say. Never raises."""
         client = self._client()
+        timeout = min(MODELS_SECONDS, self.config.timeout)
         try:
             page: Any = await client.api.get(
-                "/models", cast_to=object, options={"timeout": MODELS_SECONDS}
+                "/models", cast_to=object, options={"timeout": timeout}
             )
             entries = page["data"]
         except openai.APIStatusError as error:
@@ -275,15 +266,15 @@ class EndpointEngine(BaseEngine):
 
     async def _refusal(self, status: int, code: str | None, reason: str) -> str:
         if status in (401, 403):
-            return f"{self.address} refused the key ({reason}); set --api-key or MEMAGENT_API_KEY"
+            return f"{self.address} refused the key ({reason}); set `api_key` or MEMAGENT_API_KEY"
         if status == 404:
             known = [str(entry["id"]) for entry in await self.list_models()]
             if not known:
-                return f"{self.address} has no such path or model ({reason}); check --base-url"
+                return f"{self.address} has no such path or model ({reason}); check `base_url`"
             names = ", ".join(known[:8])
-            return f"{self.address} has no model {self.model!r}; use --model with one of: {names}"
+            return f"{self.address} has no model {self.model!r}; use `model` with one of: {names}"
         if code == "context_length_exceeded" or _window_words.search(reason):
-            return f"the prompt is too long for {self.model} ({reason}); lower --window to its own"
+            return f"the prompt is too long for {self.model} ({reason}); lower `window` to its own"
         return f"{self.address} refused the request ({reason})"
 
     def _only_model(self, models: list[dict[str, Any]]) -> str:
@@ -292,13 +283,13 @@ class EndpointEngine(BaseEngine):
         names = ", ".join(str(entry["id"]) for entry in models[:8])
         why = f"served are {names}" if names else f"{self.address} lists none"
         reason = f" ({self._clean(self._why_unlisted)})" if self._why_unlisted else ""
-        raise ConfigError(f"say which model: --model NAME; {why}{reason}")
+        raise ConfigError(f"say which model: `model=NAME`; {why}{reason}")
 
     def _gave_up(self, failure: Failure, patience: Patience) -> str:
         if failure.retry_after is not None and failure.retry_after > self.config.patience:
             return (
                 f"{self.address} asks to wait {failure.retry_after:.0f} s ({failure.reason}), longer "
-                f"than --patience {self.config.patience:g}"
+                f"than `patience={self.config.patience:g}`"
             )
         attempts = f"{patience.num_attempts} attempt{'s' if patience.num_attempts > 1 else ''}"
         return f"{self.address} failed for {patience.waited:.0f} s ({attempts}): {failure.reason}"
@@ -336,59 +327,10 @@ def parse_completion(data: Any) -> Completion:
     )
 
 
-def addresses(base_url: str | None) -> tuple[str, ...]:
-    """The addresses in a setting that may hold several, separated by commas."""
-    return tuple(filter(None, (part.strip() for part in (base_url or "").split(","))))
-
-
-def public_url(url: str) -> str:
-    """An address, or several, without user, password and query: they can be secrets."""
-    if "," in url:
-        return ",".join(public_url(address) for address in addresses(url))
-    parts = urlsplit(url)
-    if not parts.hostname:
-        return url
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    host = f"{host}:{parts.port}" if parts.port else host
-    return urlunsplit((parts.scheme, host, parts.path, "", ""))
-
-
 def redact(text: str, key: SecretStr | None) -> str:
     """The text without the key."""
     secret = key.get_secret_value() if key else ""
     return text.replace(secret, "***") if len(secret) >= 4 else text
-
-
-def _check_address(config: EngineConfig) -> None:
-    if config.base_url is None:
-        if config.api_key is None:
-            raise ConfigError(
-                "no endpoint is set; give --base-url (and --api-key), set MEMAGENT_BASE_URL, or "
-                "use --engine local:smollm2-135m for a small model on this machine"
-            )
-        return
-    if not addresses(config.base_url):
-        raise ConfigError("the address of the endpoint is empty; give one, or leave --base-url out")
-    for address in addresses(config.base_url):
-        _check_one_address(address)
-
-
-def _check_one_address(address: str) -> None:
-    try:
-        parts = urlsplit(address)
-        _ = parts.port
-    except ValueError as error:
-        raise ConfigError(f"the address of the endpoint is not valid: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        shown = public_url(address)
-        raise ConfigError(
-            f"{shown!r} is no endpoint address; it looks like http://localhost:8000/v1"
-        )
-    if parts.username or parts.password:  # the client library cannot send them beside a key
-        raise ConfigError(
-            f"leave user and password out of the address {public_url(address)}; "
-            "a key goes into --api-key or MEMAGENT_API_KEY"
-        )
 
 
 def _azure_deployment(config: EngineConfig) -> str:

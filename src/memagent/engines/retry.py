@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Literal
@@ -30,6 +30,10 @@ class Failure:
     """Seconds the server asked us to wait."""
     num_attempts: int = 1
     """Requests that failed: more than one where several endpoints were tried in turn."""
+
+
+RetryListener = Callable[[Failure, float], None]
+"""Gets each failed attempt and the seconds before the next."""
 
 
 class Patience:

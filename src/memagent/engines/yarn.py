@@ -70,20 +70,20 @@ def yarn_settings(
     if window is None and factor is None:
         return None
     if window is not None and factor is not None:
-        raise ConfigError("give yarn_window or yarn_factor, not both")
+        raise ConfigError("give `yarn_window` or `yarn_factor`, not both")
     _check_architecture(config)
     scaling = _scaling(config)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ("default", "yarn"):
         raise ConfigError(
             f"the positions of this model are scaled already ({kind}), which YaRN does not go with; "
-            "leave yarn_window and yarn_factor out"
+            "leave `yarn_window` and `yarn_factor` out"
         )
     original = _original_window(config, scaling)
     wanted = window if window is not None else math.floor(original * (factor or 1.0))
     if wanted < original:
         raise ConfigError(
-            f"yarn_window {wanted} is less than the model's own {original}; leave yarn_window out"
+            f"`yarn_window={wanted}` is less than the model's own {original}; leave `yarn_window` out"
         )
     return YarnSettings(
         window=wanted,
@@ -103,8 +103,8 @@ def _check_architecture(config: Mapping[str, Any]) -> None:
     architecture = config.get("model_type")
     if architecture not in ARCHITECTURES:
         raise ConfigError(
-            f"YaRN is set for {', '.join(ARCHITECTURES)}, not for {architecture}; leave yarn_window "
-            "and yarn_factor out"
+            f"YaRN is set for {', '.join(ARCHITECTURES)}, not for {architecture}; leave "
+            "`yarn_window` and `yarn_factor` out"
         )
 
 

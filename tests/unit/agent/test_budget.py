@@ -37,7 +37,7 @@ def test_the_defaults_leave_room_for_a_long_question() -> None:
 
 def test_a_window_too_small_says_what_to_lower() -> None:
     with pytest.raises(
-        BudgetError, match=r"do not fit a window of 1000; lower chunk_tokens to \d+"
+        BudgetError, match=r"do not fit a window of 1000; lower `chunk_tokens` to \d+"
     ):
         check_budget("why?", config(chunk_tokens=800), TINY, ByteTokenizer())
 
@@ -45,7 +45,7 @@ def test_a_window_too_small_says_what_to_lower() -> None:
 def test_the_advice_of_the_error_works() -> None:
     with pytest.raises(BudgetError) as caught:
         check_budget("why?", config(chunk_tokens=800, answer_tokens=50), TINY, ByteTokenizer())
-    advised = int(str(caught.value).split("lower chunk_tokens to ")[1].split(",")[0])
+    advised = int(str(caught.value).split("lower `chunk_tokens` to ")[1].split(",")[0])
     check_budget("why?", config(chunk_tokens=advised, answer_tokens=50), TINY, ByteTokenizer())
 
 
@@ -58,5 +58,5 @@ def test_a_question_too_long_says_by_how_much() -> None:
 
 
 def test_an_answer_that_cannot_fit_names_the_answer() -> None:
-    with pytest.raises(BudgetError, match="lower memory_tokens or answer_tokens"):
+    with pytest.raises(BudgetError, match="lower `memory_tokens` or `answer_tokens`"):
         check_budget("why?", config(answer_tokens=1024), TINY, ByteTokenizer())

@@ -13,6 +13,7 @@ import pytest
 
 from memagent.agent.reader import Reader
 from memagent.config import AgentConfig
+from memagent.engines.addresses import addresses, public_url
 from memagent.engines.balance import (
     AFFINITY_SLACK,
     PREFIX_CHARS,
@@ -21,7 +22,6 @@ from memagent.engines.balance import (
     prefix_keys,
 )
 from memagent.engines.base import open_engine
-from memagent.engines.openai import addresses, public_url
 from memagent.engines.retry import Failure
 from memagent.errors import ConfigError, EngineError, EngineRefused
 from memagent.types import Completion, Message, Sampling
@@ -378,7 +378,6 @@ async def test_the_model_and_the_smallest_window_are_found(tmp_path: Path) -> No
         urls = f"{one.base_url}, {two.base_url},"
         async with open_engine("openai:", base_url=urls) as engine:
             assert isinstance(engine, BalancedEngine)
-            await engine.inspect()
             assert (engine.model, engine.tokenizer, engine.served_window) == (
                 "test-model",
                 "a/b",
@@ -392,19 +391,19 @@ async def test_one_that_is_down_at_the_start_may_join_later(endpoints: list[Endp
     base_url = ",".join(endpoint.base_url for endpoint in endpoints[:2])
     async with open_engine("openai:", base_url=base_url) as engine:
         assert isinstance(engine, BalancedEngine)
-        await engine.inspect()
         assert engine.model == "test-model"
         endpoints[0].restart()
         await asyncio.gather(*(engine.complete(asked(n), SAMPLING) for n in range(10)))
     assert num_answered(endpoints[0]) == 5
 
 
-async def test_different_models_are_not_mixed() -> None:
-    with running(model="model-a") as one, running(model="model-b") as two:
-        async with open_engine("openai:", base_url=f"{one.base_url},{two.base_url}") as engine:
-            assert isinstance(engine, BalancedEngine)
-            with pytest.raises(ConfigError, match=r"model-a at http.*, model-b at http"):
-                await engine.inspect()
+def test_different_models_are_not_mixed() -> None:
+    with (
+        running(model="model-a") as one,
+        running(model="model-b") as two,
+        pytest.raises(ConfigError, match=r"model-a at http.*, model-b at http"),
+    ):
+        open_engine("openai:", base_url=f"{one.base_url},{two.base_url}")
 
 
 # --- addresses ------------------------------------------------------------------------------------

@@ -11,13 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from memagent.config import EngineConfig
-from memagent.engines.openai import (
-    EndpointEngine,
-    endpoint_from,
-    open_endpoint,
-    parse_completion,
-    public_url,
-)
+from memagent.engines.addresses import endpoint_from, public_url
+from memagent.engines.openai import EndpointEngine, open_endpoint, parse_completion
 from memagent.engines.retry import Failure
 from memagent.errors import ConfigError, EngineError, EngineRefused
 from memagent.types import Sampling, Usage
@@ -157,7 +152,7 @@ class TestCalls:
         assert call["auth"] == "api-key"
 
     async def test_an_unknown_model_names_the_served_ones(self, endpoint: Endpoint) -> None:
-        with pytest.raises(EngineRefused, match="--model with one of: test-model"):
+        with pytest.raises(EngineRefused, match="`model` with one of: test-model"):
             await complete(engine_at(endpoint.base_url, model="nope"))
 
     async def test_inspecting_finds_the_only_model_its_tokenizer_and_window(
@@ -186,7 +181,7 @@ class TestCalls:
     async def test_a_prompt_too_long_says_to_lower_the_window(self, tmp_path: Path) -> None:
         with (
             running(tmp_path / "log", context_window=2) as small,
-            pytest.raises(EngineRefused, match="lower --window"),
+            pytest.raises(EngineRefused, match="lower `window`"),
         ):
             await complete(engine_at(small.base_url))
 

@@ -39,7 +39,7 @@ def test_a_file_that_holds_no_replies_is_refused(tmp_path: Path, content: str) -
 
 
 def test_settings_that_a_scripted_engine_lacks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="takes no settings, got base_url"):
+    with pytest.raises(ConfigError, match="`base_url` does not go with the engine 'scripted'"):
         open_engine("scripted", base_url="http://x")
 
 

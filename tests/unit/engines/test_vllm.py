@@ -191,7 +191,7 @@ def test_an_argument_that_vllm_does_not_know_is_told(fake: Fake) -> None:
 
 
 def test_a_server_that_is_never_ready_is_given_up_and_ended(fake: Fake) -> None:
-    with pytest.raises(EngineError, match=r"not ready within 1 s; raise --start-seconds"):
+    with pytest.raises(EngineError, match=r"not ready within 1 s; raise `start_seconds`"):
         fake.open("--fake-delay 600", start_seconds=1)
     pids = fake.pids()
     assert len(pids) == 2
@@ -297,9 +297,9 @@ def test_the_command_reads_through_it_and_keeps_no_address(fake: Fake, tmp_path:
     ("settings", "message"),
     [
         ({"base_url": "http://localhost:8000/v1"}, "for one that runs use openai:some/model"),
-        ({"vllm_args": "--port 8000"}, "leave --port out of vllm_args: it is chosen here"),
-        ({"vllm_args": "--served_model_name=x"}, "leave --served-model-name out of vllm_args"),
-        ({"vllm_args": "--a 'b"}, "vllm_args cannot be taken apart"),
+        ({"vllm_args": "--port 8000"}, "leave --port out of `vllm_args`: it is chosen here"),
+        ({"vllm_args": "--served_model_name=x"}, "leave --served-model-name out of `vllm_args`"),
+        ({"vllm_args": "--a 'b"}, "`vllm_args` cannot be parsed"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
         ({"concurrent": 2}, "unknown setting concurrent; did you mean concurrency"),
         ({"yarn_factor": 2.0, "vllm_args": "--hf-overrides {}"}, "or --hf-overrides, not both"),
@@ -314,9 +314,9 @@ def test_a_wrong_setting_is_one_line(settings: dict[str, Any], message: str, fak
 
 def test_a_python_without_vllm_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    with pytest.raises(ConfigError, match=r"memagent\[vllm\].*--vllm-python"):
+    with pytest.raises(ConfigError, match=r"memagent\[vllm\].*`vllm_python`"):
         find_python(None)
-    with pytest.raises(ConfigError, match=r"has no vllm; .*memagent\[vllm\].*--vllm-python"):
+    with pytest.raises(ConfigError, match=r"has no vllm; .*memagent\[vllm\].*`vllm_python`"):
         find_python(sys.executable)
 
 
@@ -387,7 +387,7 @@ def test_of_a_log_the_causes_are_told_before_what_follows_from_them() -> None:
             "--device does not go with the engine 'vllm:x'",
         ),
         (["--model", "x", "--yarn-window", "9000"], "--yarn-window does not go with the engine"),
-        (["--engine", "vllm:x", "--base-url", "http://a/v1"], "base_url does not go with vllm:x"),
+        (["--engine", "vllm:x", "--base-url", "http://a/v1"], "--base-url does not go with vllm:x"),
     ],
 )
 def test_an_option_of_another_engine_is_refused(

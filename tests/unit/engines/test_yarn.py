@@ -85,8 +85,8 @@ def test_vllm_gets_the_same_as_arguments() -> None:
 @pytest.mark.parametrize(
     ("config", "wish", "message"),
     [
-        (QWEN, {"window": 65536, "factor": 2.0}, "yarn_window or yarn_factor, not both"),
-        (QWEN, {"window": 4096}, "yarn_window 4096 is less than the model's own 32768"),
+        (QWEN, {"window": 65536, "factor": 2.0}, "`yarn_window` or `yarn_factor`, not both"),
+        (QWEN, {"window": 4096}, "`yarn_window=4096` is less than the model's own 32768"),
         ({**QWEN, "model_type": "mamba"}, {"factor": 2.0}, "not for mamba"),
         ({**QWEN, "rope_scaling": {"rope_type": "llama3"}}, {"factor": 2.0}, "already .llama3."),
         ({"model_type": "llama"}, {"factor": 2.0}, "does not say how many positions"),
@@ -194,5 +194,7 @@ def test_a_gguf_file_is_stretched_too(folders: dict[Kind, Path], tmp_path: Path)
 
 
 def test_a_wish_that_cannot_be_is_one_line(folders: dict[Kind, Path]) -> None:
-    with pytest.raises(ConfigError, match=f"yarn_window 100 is less than the model's own {WINDOW}"):
+    with pytest.raises(
+        ConfigError, match=f"`yarn_window=100` is less than the model's own {WINDOW}"
+    ):
         load(str(folders["llama"]), yarn_window=100)

@@ -1,4 +1,4 @@
-"""How long commands end when they are asked to."""
+"""Signals that end a command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 def stop_like_ctrl_c(number: int = signal.SIGTERM) -> None:
-    """Treat a polite request to end like Ctrl-C: stop between steps and say how to go on."""
+    """Cancel the running task on a signal, as Ctrl-C does."""
     task = asyncio.current_task()
     assert task is not None
     with suppress(NotImplementedError):  # Windows has no signal handlers in its event loop

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import wraps
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 from pydantic import SecretStr
@@ -14,6 +16,7 @@ from pydantic.fields import FieldInfo
 from memagent.config import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def json_object(value: str) -> dict[str, Any]:
@@ -77,9 +80,56 @@ def settings_options(
     return decorate
 
 
-def given(settings: type[Settings], values: dict[str, Any]) -> dict[str, Any]:
+def given(settings: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a settings class that were given on the command line."""
     return {name: values[name] for name in settings.model_fields if values.get(name) is not None}
+
+
+def all_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+# --- options as typed objects ---------------------------------------------------------------------
+
+
+def taking(options: type[T]) -> Callable[[Callable[[T], int]], Callable[..., int]]:
+    """Let a command take its options as one frozen dataclass.
+
+    Fields are filled by name; a field that is itself such a dataclass gets its own fields; a field of
+    type `Annotated[dict[str, Any], AgentConfig]` gets the settings of that class that were given.
+    """
+
+    def decorate(function: Callable[[T], int]) -> Callable[..., int]:
+        @wraps(function)
+        def command(**values: Any) -> int:
+            return function(build(options, values))
+
+        return command
+
+    return decorate
+
+
+def build(options: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass of options from what click parsed."""
+    assert is_dataclass(options)
+    hints = get_type_hints(options, include_extras=True)
+    found: dict[str, Any] = {}
+    for each in fields(options):
+        kind = hints[each.name]
+        if get_origin(kind) is Annotated:
+            found[each.name] = given(get_args(kind)[1], values)
+        elif is_dataclass(kind) and isinstance(kind, type):
+            found[each.name] = build(kind, values)
+        else:
+            found[each.name] = values[each.name]
+    return options(**found)
 
 
 def _field_option(settings: type[Settings], name: str, panel: str) -> Callable[[F], F]:

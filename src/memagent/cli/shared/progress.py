@@ -1,62 +1,54 @@
-"""What the user sees while a text is read: a bar on a terminal, now and then a line elsewhere.
+"""Progress of commands: a bar on a terminal, a line every ten seconds elsewhere.
 
-Everything here goes to standard error; standard output is for answers.
+    with ProgressFrame(console) as frame:
+        engine.on_retry = frame.retry
+        frame.show("12 of 40 items", completed=12, total=40, detail="2 min left")
+
+Everything here goes to standard error; standard output is for results.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from difflib import ndiff
 from typing import Self
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
-from memagent.agent.trace import Step
-from memagent.documents.chunking import Chunks
+from memagent.cli.shared.run_command import CommandConsole
+from memagent.engines.retry import Failure
+from memagent.engines.store import PullState
 
 SECONDS_BETWEEN_LINES = 10.0
-CHANGE_STYLES = {"+ ": "green", "- ": "red"}
+BAR_WIDTH = 24
 
 
-class ReadingProgress:
-    """Shows how far a reading has come: section i of n, tokens per second, time left."""
+class ProgressFrame:
+    """Shows how far a command has come, with notes about calls that are repeated."""
 
-    def __init__(
-        self,
-        chunks: Chunks,
-        finished: Sequence[int],
-        *,
-        console: Console,
-        is_quiet: bool,
-        show_memory: bool,
-    ) -> None:
-        self._chunks = chunks
-        self._num_finished = list(finished)
-        """Steps done, by question."""
-        self._memories = [""] * len(finished)
-        self._console = console
-        self._is_quiet = is_quiet
-        self._show_memory = show_memory
-        self._started = time.monotonic()
-        self._last_line = self._started
-        self._num_tokens = 0
-        self._num_new_steps = 0
-        self._note = ""
+    def __init__(self, console: CommandConsole, *, is_transient: bool = False) -> None:
+        """With `is_transient` the bar disappears at the end."""
+        self.console = console
+        self._started = self._last_line = time.monotonic()
         self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=BAR_WIDTH),
             TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("[dim]{task.fields[rate]}[/dim]"),
+            TextColumn("{task.fields[detail]}", style="dim", markup=False),
             TimeElapsedColumn(),
-            TextColumn("[yellow]{task.fields[note]}[/yellow]"),
-            console=console,
-            disable=is_quiet or not console.is_terminal,
+            TextColumn("{task.fields[note]}", style="yellow", markup=False),
+            console=console.rich,
+            transient=is_transient,
+            disable=console.is_quiet or not console.rich.is_terminal,
         )
-        self._task = self._bar.add_task(self._headline(), total=None, rate="", note="")
+        self._task = self._bar.add_task("", total=None, visible=False, detail="", note="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -65,80 +57,92 @@ class ReadingProgress:
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
-    def step(self, question_number: int, step: Step) -> None:
-        """Take in a new step."""
-        self._num_finished[question_number] += 1
-        self._num_new_steps += 1
-        self._num_tokens += step.usage.prompt_tokens + step.usage.completion_tokens
-        self._note = ""
-        if self._show_memory and step.kind == "read":
-            self._print_memory(question_number, step)
-        self._refresh()
+    @property
+    def seconds(self) -> float:
+        """Time since the start."""
+        return time.monotonic() - self._started
 
-    def retry(self, reason: str, delay: float) -> None:
-        """Tell that a call failed and will be tried again."""
-        self._note = f"{reason}; again in {delay:.0f} s"
-        if self._console.is_terminal:
-            self._refresh()
-        elif not self._is_quiet and delay >= 1:
-            self._print(f"the endpoint failed ({self._note})")
-
-    def _refresh(self) -> None:
-        if self._console.is_terminal:
-            self._bar.update(
-                self._task,
-                description=self._headline(),
-                completed=sum(self._num_finished),
-                total=self._total_steps()[0],
-                rate=self._rate(),
-                note=escape(self._note),
-            )
-        elif not self._is_quiet and time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
+    def show(
+        self,
+        headline: str,
+        *,
+        completed: float,
+        total: float | None,
+        detail: str = "",
+    ) -> None:
+        """Update the bar; elsewhere print a line if the last one is ten seconds old."""
+        self._bar.update(
+            self._task,
+            description=headline,
+            completed=completed,
+            total=total,
+            visible=True,
+            detail=detail,
+            note="",
+        )
+        if self.console.rich.is_terminal:
+            return
+        if time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            self._print(f"{self._headline()}, {self._rate()}")
+            self.print(f"{headline}, {detail}" if detail else headline)
 
-    def _headline(self) -> str:
-        total, is_exact = self._chunks.estimated_total()
-        about = "" if is_exact else "about "
-        if len(self._num_finished) == 1:
-            done = self._num_finished[0]
-            return (
-                "answering"
-                if done >= total and is_exact
-                else f"section {done + 1} of {about}{total}"
-            )
-        sections = sum(min(count, total) for count in self._num_finished)
-        return f"{sections} of {about}{total * len(self._num_finished)} sections"
+    def hide(self) -> None:
+        """Take the bar away until the next `show`."""
+        self._bar.update(self._task, visible=False)
 
-    def _total_steps(self) -> tuple[int, bool]:
-        total, is_exact = self._chunks.estimated_total()
-        return (total + 1) * len(self._num_finished), is_exact
+    def retry(self, failure: Failure, delay: float) -> None:
+        """Note that a call failed and is repeated; fits `on_retry` of engines."""
+        note = f"{failure.reason}; retry in {delay:.0f} s"
+        self._bar.update(self._task, note=note)
+        if not self.console.rich.is_terminal and delay >= 1:
+            self.print(f"the endpoint failed ({note})")
 
-    def _rate(self) -> str:
-        elapsed = time.monotonic() - self._started
-        if not self._num_new_steps or elapsed <= 0:
-            return ""
-        left = self._total_steps()[0] - sum(self._num_finished)
-        seconds_left = left * elapsed / self._num_new_steps
-        return f"{self._num_tokens / elapsed:,.0f} tokens/s, {duration(seconds_left)} left"
+    def print(self, text: str) -> None:
+        """A line above the bar; nothing with --quiet."""
+        if not self.console.is_quiet:
+            self.console.print(text)
 
-    def _print_memory(self, question_number: int, step: Step) -> None:
-        """The lines of the memory that are new, and those that are gone."""
-        before, self._memories[question_number] = self._memories[question_number], step.memory
-        places = ", ".join(str(place) for place in step.section.places) if step.section else ""
-        number = f"question {question_number + 1}, " if len(self._num_finished) > 1 else ""
-        changes = [
-            line
-            for line in ndiff(before.splitlines(), step.memory.splitlines())
-            if line[:2] in CHANGE_STYLES
-        ]
-        told = "memory after" if changes else "memory unchanged by"
-        self._print(f"[bold]{number}{told} section {step.index + 1}[/bold] ({escape(places)})")
-        for line in changes:
-            self._print(f"[{CHANGE_STYLES[line[:2]]}]{escape(line)}[/]")
 
-    def _print(self, text: str) -> None:
-        self._bar.console.print(text, highlight=False, soft_wrap=True)
+class PullProgress:
+    """Progress of a download: a bar on a terminal, one line elsewhere, with the size first."""
+
+    def __init__(self, name: str, console: CommandConsole) -> None:
+        self._name = name
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=BAR_WIDTH),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console.rich,
+            transient=True,
+            disable=console.is_quiet or not console.rich.is_terminal,
+        )
+        self._task = self._bar.add_task(name, total=None)
+        self._has_begun = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._has_begun:
+            self._bar.stop()
+
+    def __call__(self, state: PullState) -> None:
+        """Take in how far the download has come."""
+        if not self._has_begun:
+            self._has_begun = True
+            if not self._console.is_quiet:
+                size = megabytes(state.total_bytes)
+                self._console.print(f"pulling {self._name}: {size} from {state.source}")
+            self._bar.start()
+        self._bar.update(self._task, completed=state.num_bytes, total=state.total_bytes)
+
+
+def megabytes(num_bytes: int) -> str:
+    """98 MB, 1,234 MB: as a person reads sizes."""
+    return f"{num_bytes / 1e6:,.0f} MB"
 
 
 def duration(seconds: float) -> str:

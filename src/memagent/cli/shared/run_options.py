@@ -1,15 +1,18 @@
-"""Options that every command with a run directory has: where the run is, what it may cost."""
+"""Options of commands with a run directory: where the run is, what it may cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from memagent.agent.limits import Limits
+from memagent.cli.shared.options import all_options as all_options
 from memagent.cli.shared.options import panel_option
+from memagent.errors import ConfigError
 from memagent.types import Prices
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,7 +31,7 @@ def run_options(kept: str) -> Callable[[F], F]:
             "--resume",
             type=click.Path(path_type=Path),
             panel="Run",
-            help="Go on with the run in this folder; nothing that was finished is done again.",
+            help="Resume the run in this folder; nothing that was finished is repeated.",
         ),
     )
 
@@ -69,28 +72,60 @@ def price_options(function: F) -> F:
     )(function)
 
 
-def prices_of(settings: dict[str, Any]) -> Prices | None:
-    """What the endpoint charges, if the user said so."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What `run_options` were given."""
+
+    run_dir: Path | None
+    resume: Path | None
+
+    def __post_init__(self) -> None:
+        if self.resume is not None and self.run_dir is not None:
+            raise ConfigError("give --resume to resume a run or --run-dir to begin one, not both")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceOptions:
+    """What `price_options` were given."""
+
+    price_in: float | None
+    price_out: float | None
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The options that were given, by name; a manifest keeps them."""
+        return _given(price_in=self.price_in, price_out=self.price_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitOptions:
+    """What `limit_options` and `price_options` were given."""
+
+    max_calls: int | None
+    max_cost: float | None
+    prices: PriceOptions
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The options that were given, by name; a manifest keeps them."""
+        return {**_given(max_calls=self.max_calls, max_cost=self.max_cost), **self.prices.given}
+
+
+def _given(**values: float | None) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def prices_of(settings: Mapping[str, Any]) -> Prices | None:
+    """What the endpoint charges; None where no price is given."""
     if "price_in" not in settings and "price_out" not in settings:
         return None
     return Prices(prompt=settings.get("price_in", 0.0), completion=settings.get("price_out", 0.0))
 
 
-def limits_of(settings: dict[str, Any]) -> Limits:
-    """The limits the user set."""
+def limits_of(settings: Mapping[str, Any]) -> Limits:
+    """Limits from settings by name; those that are not given are not set."""
     return Limits(
         max_calls=settings.get("max_calls"),
         max_cost=settings.get("max_cost"),
         prices=prices_of(settings),
     )
-
-
-def all_options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Several options as one decorator."""
-
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate

@@ -1,0 +1,89 @@
+"""What commands with a run have in common: messages on the side, and an orderly stop.
+
+    console = CommandConsole(is_quiet=options.quiet)
+    console.report("reading book.txt")                     # standard error; nothing with --quiet
+    with resumable(run, console, kept="all answers are kept"):
+        records = await evaluate(...)
+    print_results(records)
+
+Ctrl-C, SIGTERM, a limit or a failing engine ends the work inside `resumable` with two lines: why it
+stopped, and what was kept with the command that resumes it. The command then ends with exit code 130,
+4 or 3; what stands after the block is not reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import click
+from rich.console import Console
+
+from memagent.cli.shared.interrupt import stop_like_ctrl_c
+from memagent.cli.shared.messages import with_options
+from memagent.errors import LimitReached, MemagentError, UserError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+
+class CommandConsole:
+    """Standard error of a command. Standard output is for results."""
+
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        self.is_quiet = is_quiet
+        self.rich = Console(stderr=True)
+
+    def report(self, text: str) -> None:
+        """A line about what happens, its settings as options; left out with --quiet."""
+        if not self.is_quiet:
+            self.print(with_options(text), style="dim")
+
+    def print(self, text: str, *, style: str | None = None) -> None:
+        """A line as it is, with --quiet too."""
+        self.rich.print(text, highlight=False, markup=False, soft_wrap=True, style=style)
+
+
+class KeptRun(Protocol):
+    """What can be resumed."""
+
+    @property
+    def path(self) -> Path | None:
+        """The run directory."""
+        ...
+
+    def discard_if_empty(self) -> bool:
+        """Remove a run in which nothing was finished; whether that was so."""
+        ...
+
+
+@contextmanager
+def resumable(
+    run: KeptRun, console: CommandConsole, *, kept: str, command: str | None = None
+) -> Iterator[None]:
+    """Work whose results are in a run directory; to be entered inside an event loop.
+
+    `kept` says what the run holds, such as "all answers are kept"; `command` resumes it, by default the
+    running one. An error of the user is raised again if nothing was finished: there is no run then.
+    """
+    stop_like_ctrl_c()
+    try:
+        yield
+    except asyncio.CancelledError:
+        reason, advice, exit_code = "interrupted", "", INTERRUPTED
+    except MemagentError as error:
+        if isinstance(error, UserError) and run.discard_if_empty():
+            raise
+        advice = "raise the limit and " if isinstance(error, LimitReached) else ""
+        reason, exit_code = str(error), error.exit_code
+    else:
+        return
+    command = command or click.get_current_context().command_path
+    console.print(f"memagent: {with_options(reason)}")
+    path = shlex.quote(str(run.path))
+    console.print(f"{kept}; {advice}resume with: {command} --resume {path}")
+    raise click.exceptions.Exit(exit_code)

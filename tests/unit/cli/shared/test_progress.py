@@ -1,0 +1,51 @@
+"""Progress where there is no terminal: a line now and then, notes about repeated calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from memagent.cli.shared import progress
+from memagent.cli.shared.progress import ProgressFrame, duration, megabytes
+from memagent.cli.shared.run_command import CommandConsole
+from memagent.engines.retry import Failure
+
+Capture = pytest.CaptureFixture[str]
+FAILURE = Failure(kind="busy", reason="HTTP 503")
+
+
+def test_a_line_is_printed_only_when_the_last_one_is_old(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with ProgressFrame(CommandConsole()) as frame:
+        for now in (1.0, 9.0, 10.5, 12.0, 21.0):
+            frame.show(f"{now:g} of 30 items", completed=now, total=30, detail="soon")
+        assert frame.seconds == 21.0
+    assert capsys.readouterr().err == "10.5 of 30 items, soon\n21 of 30 items, soon\n"
+
+
+def test_a_wait_of_a_second_or_more_is_reported(capsys: Capture) -> None:
+    with ProgressFrame(CommandConsole()) as frame:
+        frame.retry(FAILURE, 0.2)
+        frame.retry(FAILURE, 4.0)
+    assert capsys.readouterr().err == "the endpoint failed (HTTP 503; retry in 4 s)\n"
+
+
+def test_quiet_shows_nothing(capsys: Capture) -> None:
+    with ProgressFrame(CommandConsole(is_quiet=True)) as frame:
+        frame.retry(FAILURE, 4.0)
+        frame.print("a line")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
+)
+def test_durations_are_written_for_people(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_sizes_are_written_in_megabytes() -> None:
+    assert megabytes(1_234_000_000) == "1,234 MB"
