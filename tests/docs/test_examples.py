@@ -117,7 +117,7 @@ def test_the_demo_reads_with_the_model_of_the_store(tmp_path: Path) -> None:
     done = demo(tmp_path, XDG_DATA_HOME=str(tmp_path / "data"))
     assert done.returncode == 2
     assert "reading as suits smollm2-135m: chunk_tokens " in done.stderr
-    assert "broken.gguf is not a GGUF file that can be read" in done.stderr
+    assert "broken.gguf is not a readable GGUF file" in done.stderr
 
 
 def test_the_sample_is_always_the_same_and_holds_each_hidden_sentence_once() -> None:

