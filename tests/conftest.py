@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -114,3 +115,11 @@ def small_tokenizer(tokenizer_folder: Path) -> HuggingFaceTokenizer:
 @pytest.fixture
 def byte_tokenizer() -> ByteTokenizer:
     return ByteTokenizer()
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Published datasets: the real files if they lie beside the checkout, else stand-ins."""
+    from tests.support.published import published_data
+
+    return published_data(tmp_path_factory.mktemp("published") / "data")

@@ -1,32 +1,29 @@
-"""The graders on the answers of HotpotQA, which people wrote: each is itself and nothing else."""
+"""The graders on the answers of HotpotQA: each equals itself and nothing else."""
 
 from __future__ import annotations
 
 import gzip
 import json
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from memagent.rewards.metrics import equal
 from memagent.rewards.text import answer_key, squad_key
 from memagent.rewards.verifiers import grade
-
-DATA = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "hotpotqa" / "dev.jsonl.gz"
+from tests.support.published import Published
 
 
 @pytest.fixture(scope="module")
-def answers() -> list[str]:
-    if not DATA.exists():
-        pytest.skip("the HotpotQA items are not beside this checkout")
-    with gzip.open(DATA, "rt", encoding="utf-8") as file:
+def answers(published: Published) -> list[str]:
+    path = published.folder / "hotpotqa" / "dev.jsonl.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as file:
         return [json.loads(line)["answer"] for line in file]
 
 
 @pytest.mark.parametrize("name", ["strict", "lenient", "exact", "f1", "contains"])
 def test_every_answer_is_right_in_a_box(answers: list[str], name: str) -> None:
-    assert len(answers) > 1000
+    assert len(set(answers)) > 200
     wrong = [a for a in answers if grade(name, f"It is \\boxed{{{a}}}.", [a]).value != 1.0]
     assert wrong == []
 
@@ -36,7 +33,7 @@ def test_every_longer_answer_is_stated_in_a_sentence_and_lost_in_its_denial(
 ) -> None:
     # a bracket is a clause of its own, which a "not" before it does not reach
     longer = [a for a in answers if len(answer_key(a)) > 3 and not a.startswith("(")]
-    assert len(longer) > 1000
+    assert len(set(longer)) > 200
     stated = [a for a in longer if grade("contains", f"It was {a} all along", [a]).value]
     denied = [a for a in longer if grade("contains", f"It was not {a} at all", [a]).value]
     assert stated == longer

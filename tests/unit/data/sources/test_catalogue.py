@@ -28,9 +28,7 @@ from memagent.data.sources.readers import (
 )
 from memagent.errors import ConfigError, DataError
 from tests.support.file_server import FileServer, serving
-
-SHARED = Path(__file__).resolve().parents[3] / ".." / "shared" / "data"
-real_data = pytest.mark.skipif(not SHARED.is_dir(), reason="no shared/data beside the checkout")
+from tests.support.published import Published
 
 RIVER = ["The Aare is a river.", " It flows through Bern."]
 BERN = ["Bern is the capital of Switzerland."]
@@ -353,27 +351,26 @@ def test_what_is_published_has_an_address_a_licence_a_size_and_a_checksum() -> N
 # --- real files -----------------------------------------------------------------------------------
 
 
-@real_data
-def test_real_hotpotqa_is_read_whole() -> None:
-    train = list(hotpot_items(open_source("hotpotqa-train", SHARED / "hotpotqa")))
-    dev = list(hotpot_items(open_source("hotpotqa-dev", SHARED / "hotpotqa")))
-    assert (len(train), len(dev)) == (981, 1491)
+def test_published_hotpotqa_is_read_whole(published: Published) -> None:
+    folder = published.folder / "hotpotqa"
+    train = list(hotpot_items(open_source("hotpotqa-train", folder)))
+    dev = list(hotpot_items(open_source("hotpotqa-dev", folder)))
+    assert (len(train), len(dev)) == (published.num_train, published.num_dev)
     assert sum(item.num_missing_facts for item in train) == 0
-    assert sum(item.num_missing_facts for item in dev) == 528
+    assert sum(item.num_missing_facts for item in dev) == published.num_missing_facts
     assert all(len(item.gold_titles) >= 2 for item in train + dev)
-    (fact,) = [fact for fact in train[0].supporting_facts if fact.title == "Lucy Saunders"]
+    fact = train[0].supporting_facts[0]
     paragraph = next(one for one in train[0].context if one.title == fact.title)
     start, end = paragraph.sentence_span(fact.sentence)
     assert paragraph.text[start:end] == paragraph.sentences[fact.sentence].strip()
-    pool = open_source("hotpotqa-paragraphs", SHARED / "hotpotqa")
-    assert sum(1 for _ in hotpot_paragraphs(pool)) == 36_045
+    pool = open_source("hotpotqa-paragraphs", folder)
+    assert sum(1 for _ in hotpot_paragraphs(pool)) == published.num_paragraphs
 
 
-@real_data
-def test_real_squad_and_books_are_read_whole() -> None:
-    items = list(squad_items(open_source("squad-dev", SHARED / "squad")))
-    assert len(items) == 6078
-    assert sum(item.is_impossible for item in items) == 3168
-    lengths = {name: len(text) for name, text in texts_in(SHARED / "books")}
-    assert len(lengths) == 8
-    assert lengths["moby-dick.txt.gz"] == 1_219_054
+def test_published_squad_and_books_are_read_whole(published: Published) -> None:
+    items = list(squad_items(open_source("squad-dev", published.folder / "squad")))
+    assert len(items) == published.num_squad
+    assert sum(item.is_impossible for item in items) == published.num_impossible
+    lengths = {name: len(text) for name, text in texts_in(published.folder / "books")}
+    assert len(lengths) == len(list((published.folder / "books").iterdir()))
+    assert lengths[published.book] == published.num_book_chars

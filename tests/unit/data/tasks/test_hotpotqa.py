@@ -16,8 +16,7 @@ from memagent.data.tasks.registry import open_task, rebuild
 from memagent.documents.tokenizers import open_tokenizer
 from memagent.errors import ConfigError, DataError
 from tests.support.hotpot import HotpotFiles, fillers, item, write_hotpot
-
-REAL = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "hotpotqa"
+from tests.support.published import Published
 
 
 def opened(files: HotpotFiles, **settings: Any) -> HotpotTask:
@@ -311,13 +310,13 @@ def test_an_index_beyond_the_questions_is_refused(files: HotpotFiles) -> None:
         opened(files, docs=10).example(12)
 
 
-# --- real questions -------------------------------------------------------------------------------
+# --- published files ------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="needs the real files in ../shared/data")
 @pytest.mark.parametrize("split", ["train", "dev"])
-def test_real_answers_stand_in_the_evidence_paragraphs(split: str) -> None:
-    sources = {name: str(REAL) for name in ("train", "dev", "paragraphs")}
+def test_published_answers_are_in_the_evidence_paragraphs(split: str, published: Published) -> None:
+    folder = str(published.folder / "hotpotqa")
+    sources = dict.fromkeys(("train", "dev", "paragraphs"), folder)
     settings = {"split": split, "docs": 20, "tokenizer": "bytes", "seed": 3, **sources}
     task = open_task("hotpotqa", settings)
     num_yes_no = 0
@@ -336,13 +335,13 @@ def test_real_answers_stand_in_the_evidence_paragraphs(split: str) -> None:
     assert 5 < num_yes_no < 60
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="needs the real files in ../shared/data")
 @pytest.mark.parametrize("kind", ["bytes", "gpt2"])
-def test_real_texts_have_the_length_and_evidence_everywhere(
-    kind: str, tokenizer_folder: Path
+def test_published_texts_have_the_length_and_evidence_everywhere(
+    kind: str, tokenizer_folder: Path, published: Published
 ) -> None:
     name = str(tokenizer_folder) if kind == "gpt2" else kind
-    sources = {"dev": str(REAL), "paragraphs": str(REAL), "tokenizer": name}
+    folder = str(published.folder / "hotpotqa")
+    sources = {"dev": folder, "paragraphs": folder, "tokenizer": name}
     task = open_task("hotpotqa", {"tokens": 30_000, "seed": 7, **sources})
     depths = []
     for index in range(500):
@@ -353,9 +352,9 @@ def test_real_texts_have_the_length_and_evidence_everywhere(
     assert uniformity_p(bucket_counts(depths, num_buckets=10)) > 0.01
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="needs the real files in ../shared/data")
-def test_real_development_gold_is_in_no_training_pool() -> None:
-    sources = {name: str(REAL) for name in ("train", "dev", "paragraphs")}
+def test_published_development_gold_is_in_no_training_pool(published: Published) -> None:
+    folder = str(published.folder / "hotpotqa")
+    sources = dict.fromkeys(("train", "dev", "paragraphs"), folder)
     train = open_hotpotqa(
         "hotpotqa", {**sources, "split": "train", "docs": 9, "tokenizer": "bytes"}
     )
@@ -366,5 +365,5 @@ def test_real_development_gold_is_in_no_training_pool() -> None:
         for n in range(dev.store.num_items)
         for one in dev.store.item(n).gold
     }
-    assert len(gold) > 2500
+    assert len(gold) > 1.6 * published.num_dev
     assert not pool & gold

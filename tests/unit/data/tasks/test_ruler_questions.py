@@ -14,10 +14,8 @@ from memagent.data.tasks.depth import bucket_counts, uniformity_p
 from memagent.data.tasks.registry import Task, open_task
 from memagent.data.tasks.ruler.questions import sentence_around
 from memagent.errors import DataError
+from tests.support.published import Published
 from tests.support.ruler_sources import TOWNS, ruler_settings, squad
-
-REAL = Path(__file__).resolve().parents[4] / "shared" / "data"
-needs_real_data = pytest.mark.skipif(not REAL.is_dir(), reason=f"there is no {REAL}")
 
 
 @pytest.fixture(scope="module")
@@ -178,14 +176,16 @@ def test_one_paragraph_is_shortened_to_meet_the_length(folder: Path) -> None:
 # --- the published files --------------------------------------------------------------------------
 
 
-@needs_real_data
 @pytest.mark.parametrize("tokens", [4096, 65_536])
-def test_real_questions_meet_length_and_evidence(tokens: int, tokenizer_folder: Path) -> None:
+def test_published_questions_meet_length_and_evidence(
+    tokens: int, tokenizer_folder: Path, published: Published
+) -> None:
+    hotpotqa = published.folder / "hotpotqa"
     settings: dict[str, dict[str, Any]] = {
-        "ruler/qa_1": {"questions": str(REAL / "squad")},
+        "ruler/qa_1": {"questions": str(published.folder / "squad")},
         "ruler/qa_2": {
-            "questions": str(REAL / "hotpotqa" / "dev.jsonl.gz"),
-            "paragraphs": str(REAL / "hotpotqa" / "paragraphs.jsonl.gz"),
+            "questions": str(hotpotqa / "dev.jsonl.gz"),
+            "paragraphs": str(hotpotqa / "paragraphs.jsonl.gz"),
         },
     }
     for task, sources in settings.items():
@@ -200,9 +200,9 @@ def test_real_questions_meet_length_and_evidence(tokens: int, tokenizer_folder: 
                 assert example.answers[0] in example.evidence[0].text
 
 
-@needs_real_data
-def test_books_are_essays(tokenizer_folder: Path) -> None:
-    given = {"tokens": 100_000, "tokenizer": str(tokenizer_folder), "essays": str(REAL / "books")}
+def test_books_are_essays(tokenizer_folder: Path, published: Published) -> None:
+    books = str(published.folder / "books")
+    given = {"tokens": 100_000, "tokenizer": str(tokenizer_folder), "essays": books}
     example = open_task("ruler/niah_multivalue", given).example(0)
     assert 98_000 <= (example.num_tokens or 0) <= 100_000
     assert len(example.evidence) == 4
