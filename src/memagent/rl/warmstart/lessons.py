@@ -1,10 +1,10 @@
-"""What a warm start learns from: batches of examples as rows of tokens, in an order that can be resumed.
+"""Lessons of the warm start: batches of examples as rows of tokens, in a reproducible order.
 
-    lessons = Lessons(settings, model=loaded, ...)
+    lessons = FileLessons(settings, model=loaded, max_tokens=4096, seed=0)
     lessons.batch(7).examples      the samples of each example of the eighth step
 
-Examples come from tasks, whose right replies are written by rule for the agent that is trained, or from
-files of conversations, gone through in a new random order each time.
+Examples come from tasks, with replies by rule for the agent in training, or from files of conversations,
+in a new random order in each pass.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from memagent.errors import ConfigError
 from memagent.rl.rollouts.tasks import OpenSource, TaskStream, shuffled
 from memagent.rl.settings import SftSettings
 from memagent.rl.types import Sample
-from memagent.rl.warmstart.demonstrations import Conversation, read_conversations
+from memagent.rl.warmstart.conversations import Conversation, read_conversations
 from memagent.rl.warmstart.rows import tokenized
 from memagent.rl.warmstart.traces import TraceRefused
 
 LESSON_SEED = 2_000_003
-"""Added to the seed of a run: what is shown is not what is then tried."""
+"""Added to the seed of a run, so that demonstrations are of other examples than rollouts."""
 MAX_REFUSED = 100
-"""So many examples in a row without a demonstration mean that there is none at all."""
+"""This many examples without a demonstration mean that there are none."""
 
 
-class Batch(NamedTuple):
-    """What one step learns from."""
+class LessonBatch(NamedTuple):
+    """The rows of one step."""
 
     examples: list[list[Sample]]
     """The rows of each example."""
     num_refused: int = 0
-    """Examples that were left out, because no rule fits them."""
+    """Examples that were skipped because there is no rule for them."""
 
 
 class Lessons(Protocol):
-    """Hands out what is learnt from, step by step."""
+    """Supplies the rows of each step."""
 
-    def batch(self, step: int) -> Batch:
-        """What a step learns from; steps are counted from 0."""
+    def batch(self, step: int) -> LessonBatch:
+        """The rows of a step; steps count from 0."""
         ...
 
 
-def ahead(lessons: Lessons, first: int, end: int) -> Iterator[Batch]:
-    """The batches of steps `first` to `end`, each made in a thread while the one before is learnt."""
+def ahead(lessons: Lessons, first: int, end: int) -> Iterator[LessonBatch]:
+    """The batches of steps `first` to `end`, each prepared in a thread during the step before."""
     with ThreadPoolExecutor(1, thread_name_prefix="memagent-lessons") as thread:
         upcoming = thread.submit(lessons.batch, first)
         for step in range(first + 1, end):
@@ -59,7 +59,7 @@ def ahead(lessons: Lessons, first: int, end: int) -> Iterator[Batch]:
 
 
 class TaskLessons:
-    """Replies written by rule. Examples that no rule fits are left out, and counted."""
+    """Demonstrations by rule. Examples without a rule are skipped and counted."""
 
     def __init__(
         self,
@@ -71,16 +71,16 @@ class TaskLessons:
         max_tokens: int,
         seed: int,
     ) -> None:
-        """`max_tokens` is what a packed sequence may have."""
+        """`max_tokens` limits a packed sequence."""
         self._settings = settings
         self._stream = TaskStream(sources, seed=seed)
         self._show = show
         self._model = model
         self._max_tokens = max_tokens
 
-    def batch(self, step: int) -> Batch:
-        """What a step learns from."""
-        # Each step has a stretch of the stream to itself, long enough for examples without a rule.
+    def batch(self, step: int) -> LessonBatch:
+        """The rows of a step."""
+        # Each step has its own range of the stream, with spare examples for those without a rule.
         width = self._settings.batch + MAX_REFUSED
         self._stream.move_to(step * width)
         found: list[list[Sample]] = []
@@ -96,9 +96,9 @@ class TaskLessons:
             found.append(_rows(shown, self._model, self._max_tokens))
         if not found:
             raise ConfigError(
-                f"the warm start has nothing to show: {reason}; name other tasks in warm_start.tasks"
+                f"the warm start has no demonstrations: {reason}; set other `warm_start.tasks`"
             )
-        return Batch(found, num_refused)
+        return LessonBatch(found, num_refused)
 
 
 class FileLessons:
@@ -115,14 +115,14 @@ class FileLessons:
         for name in settings.files:
             self._examples += read_conversations(Path(name).expanduser())
 
-    def batch(self, step: int) -> Batch:
-        """What a step learns from."""
+    def batch(self, step: int) -> LessonBatch:
+        """The rows of a step."""
         found = []
         for number in range(step * self._batch, (step + 1) * self._batch):
             again, place = divmod(number, len(self._examples))
             order = shuffled(len(self._examples), self._seed, "lessons", again)
             found.append(_rows(self._examples[order[place]], self._model, self._max_tokens))
-        return Batch(found)
+        return LessonBatch(found)
 
 
 def _rows(

@@ -1,14 +1,14 @@
-"""Learning from given replies: conversations as rows of tokens, and the mean of -log p over the replies.
+"""Supervised training: conversations as rows of tokens, and the mean of -log p over their replies.
 
     Conversation ─▶ tokenized ─▶ Sample* ─▶ sft_rows ─▶ TrainingRow* ─▶ packing ─▶ accumulate_sft
 
     samples = [tokenized(one, loaded, max_tokens=4096) for one in conversations]
-    rows = sft_rows(samples)                         here each conversation is an example
+    rows = sft_rows(samples)                         each conversation is an example here
     accumulate_sft(policy, pack(rows, max_tokens=4096))
 
-Tokens are those of a rollout in which the model had said just this: the prompt as the engine sends it,
-the reply, the token that ends a reply. A conversation of several replies is one row where its prompts go
-on from each other, by the rules of `recorder.py`.
+Tokens are those of a rollout with the same replies: the prompt as the engine sends it, the reply, the token
+that ends it. A conversation of several replies is one row where its prompts extend each other, by the
+rules of `recorder.py`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from memagent.rl.update.loss import LossStats, merged
 from memagent.rl.update.packing import Pack
 from memagent.rl.update.policy import Policy
 from memagent.rl.update.rows import TrainingRow
-from memagent.rl.warmstart.demonstrations import Conversation
+from memagent.rl.warmstart.conversations import Conversation
 from memagent.types import Message
 
 
 def tokenized(
     conversation: Conversation, loaded: LoadedModel, *, max_tokens: int
 ) -> tuple[Sample, ...]:
-    """The rows of a conversation. Every reply of the assistant is learnt.
+    """The rows of a conversation. Every reply of the assistant carries loss.
 
-    `max_tokens` is what a packed sequence may have. What is longer, or longer than the window of the
-    model, is refused: half a reply would teach to stop there.
+    A conversation that exceeds `max_tokens`, the limit of a packed sequence, or the window of the model is
+    refused: training on half a reply would teach the model to stop there.
     """
     end = end_id(loaded)
     calls: list[Call] = []
@@ -50,7 +50,7 @@ def tokenized(
 
 
 def sft_rows(examples: Sequence[Sequence[Sample]]) -> tuple[TrainingRow, ...]:
-    """The rows of one optimizer step: the samples of each example; every token to learn counts alike."""
+    """The rows of one optimizer step, from the samples of each example; all tokens have the same weight."""
     weight = 1.0 / sum(sample.num_sampled for samples in examples for sample in samples)
     return tuple(
         TrainingRow(sample=sample, group=number, rollout=number, advantage=1.0, weight=weight)
@@ -79,11 +79,10 @@ def accumulate_sft(policy: Policy, packs: Sequence[Pack], *, scale: float = 1.0)
 
 
 def end_id(loaded: LoadedModel) -> int:
-    """The token that ends a reply: what the chat template puts there, if it is one that ends replies."""
+    """The token that ends a reply: the chat template's if it is an end token of the model."""
     if not loaded.eos_ids:
         raise ConfigError(
-            f"{loaded.name} names no token that ends a reply; set eos_token_id in its "
-            "generation_config.json"
+            f"{loaded.name} has no end token; set eos_token_id in its generation_config.json"
         )
     probe: list[Message] = [
         {"role": "user", "content": "a"},
@@ -98,7 +97,7 @@ def end_id(loaded: LoadedModel) -> int:
 def _turn(
     conversation: Conversation, place: int, loaded: LoadedModel, end: int, *, before: Turn | None
 ) -> Turn:
-    """A reply as if the model had drawn it after what was said before."""
+    """A reply as if the model had sampled it after the messages before it."""
     messages = conversation.messages[:place]
     reply = conversation.messages[place]["content"]
     rendered = loaded.prompt_ids(messages)
@@ -106,18 +105,18 @@ def _turn(
     said = loaded.encode(reply)
     if loaded.decode(said).strip() != reply.strip():
         raise DataError(
-            f"{conversation.id}: the reply {reply[:40]!r} does not come back from its tokens; take marks "
-            "of the chat template out of it"
+            f"{conversation.id}: the reply {reply[:40]!r} is not what its tokens decode to; remove "
+            "special tokens of the chat template from it"
         )
-    drawn_ids = (*said, end)
+    sampled_ids = (*said, end)
     return Turn(
         messages=messages,
         reply=reply,
         rendered_ids=tuple(rendered),
         call=Call(
             prompt_ids=tuple(rendered) if prompt is None else prompt,
-            completion_ids=drawn_ids,
-            logprobs=(0.0,) * len(drawn_ids),
+            completion_ids=sampled_ids,
+            logprobs=(0.0,) * len(sampled_ids),
             policy_version=0,
         ),
     )
@@ -128,11 +127,11 @@ def _check_length(
 ) -> None:
     if num_tokens > loaded.window:
         raise DataError(
-            f"{conversation.id}: a conversation has {num_tokens} tokens, and {loaded.name} can see "
-            f"{loaded.window} at once; leave it out, or lower the agent's chunk_tokens"
+            f"{conversation.id}: a conversation has {num_tokens} tokens, and the window of "
+            f"{loaded.name} is {loaded.window}; remove it, or lower the agent's `chunk_tokens`"
         )
     if num_tokens > max_tokens:
         raise ConfigError(
-            f"{conversation.id}: a conversation has {num_tokens} tokens, and a packed sequence may "
-            f"have {max_tokens}; raise update.max_tokens to {num_tokens}"
+            f"{conversation.id}: a conversation has {num_tokens} tokens, more than a packed "
+            f"sequence of {max_tokens}; set `update.max_tokens={num_tokens}`"
         )

@@ -1,42 +1,45 @@
-"""Warm-start traces in a file: one conversation per line, in the order of the examples.
+"""Files of warm-start conversations: one per line, in the order of the examples.
 
     train.jsonl ──▶ traces.jsonl.part ──▶ traces.jsonl
-                    traces.jsonl.part.json   what is being written: source, settings
+                    traces.jsonl.part.json   source and settings of the unfinished file
                                              traces.jsonl.manifest.json
 
-The same source and settings give the same bytes. After a kill the next call goes on: the last example
-that was not finished is removed, and all before it are kept.
+The same source and settings produce the same bytes. After a kill the next call resumes: the unfinished last
+example is removed, and all before it are kept.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from memagent.agent.prompts import open_prompts
 from memagent.config import AgentConfig
 from memagent.data.example import Example
-from memagent.data.formats.files import dump_json, read_examples, replacing_dataset
+from memagent.data.formats.files import dump_json, read_examples
 from memagent.data.sources.cache import sha256_of
 from memagent.documents.tokenizers import Tokenizer
-from memagent.errors import DataError
+from memagent.errors import DataError, RunError
+from memagent.files import reason_of, replacing, sync_file
+from memagent.jsonl import LineFile, read_lines, truncate
 from memagent.rl.warmstart.traces import TraceRefused, conversations
 
 FORMAT = 1
+MODE = 0o666
+"""Datasets are shared, unlike runs; the umask applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracesWritten:
-    """What a file of traces holds."""
+    """Counts of a finished file."""
 
     num_examples: int
     num_conversations: int
     num_refused: int
-    """Examples that were left out because no trace could be made."""
+    """Examples without a demonstration, which were skipped."""
 
 
 def write_traces(
@@ -47,16 +50,14 @@ def write_traces(
     tokenizer: Tokenizer,
     skip_refused: bool = False,
     force: bool = False,
-    check: Callable[[Example], object] | None = None,
     on_example: Callable[[Example], None] | None = None,
 ) -> TracesWritten:
-    """Write the traces of a file's examples, or go on where that stopped.
+    """Write the conversations of a file's examples, or resume an unfinished file.
 
-    `check` may raise for an example that the reader could not read with these settings;
-    `on_example` is told each example when it is done.
+    `on_example` is called with each finished or skipped example.
     """
     if out.exists() and not force:
-        raise DataError(f"{out} exists; name another file, or overwrite it with --force")
+        raise DataError(f"{out} exists; name another file, or overwrite it with `force`")
     identity = {
         "format": FORMAT,
         "kind": "traces",
@@ -73,45 +74,41 @@ def write_traces(
         out.parent.mkdir(parents=True, exist_ok=True)
         done = _finished(part, state, identity)
         examples = read_examples(source)
-        num_passed = _pass(examples, done, source, part)
-        with part.open("ab") as file:
+        num_read = _skip(examples, done, source, part)
+        with LineFile(part, sync=False, mode=MODE) as lines:
             for example in examples:
-                num_passed += 1
-                if check is not None:
-                    check(example)
-                steps = conversations(example, config=config, tokenizer=tokenizer)
+                num_read += 1
                 try:
-                    for step in steps:
-                        file.write(dump_json(step.record()).encode("utf-8") + b"\n")
-                        done.num_conversations += 1
-                    done.num_examples += 1
-                    file.flush()
+                    steps = conversations(example, config=config, tokenizer=tokenizer)
                 except TraceRefused as error:
                     if not skip_refused:
-                        raise TraceRefused(f"{error}; --skip-refused leaves it out") from None
+                        raise TraceRefused(f"{error}; `skip_refused` skips it") from None
+                else:
+                    lines.append(*(dump_json(step.record()).encode() for step in steps))
+                    done.num_examples += 1
+                    done.num_conversations += len(steps)
                 if on_example is not None:
                     on_example(example)
-            file.flush()
-            os.fsync(file.fileno())
+        sync_file(part)
         written = TracesWritten(
             num_examples=done.num_examples,
             num_conversations=done.num_conversations,
-            num_refused=num_passed - done.num_examples,
+            num_refused=num_read - done.num_examples,
         )
         _write_json(
             out.with_name(out.name + ".manifest.json"),
-            {**identity, **_counts(written), "sha256": sha256_of(part)},
+            {**identity, **asdict(written), "sha256": sha256_of(part)},
         )
         part.replace(out)
         state.unlink()
     except OSError as error:
-        raise DataError(f"cannot write {out}: {error.strerror or error}") from None
+        raise DataError(f"cannot write {out}: {reason_of(error)}") from None
     return written
 
 
 @dataclass(slots=True, kw_only=True)
 class _Done:
-    """What a `.part` file holds already."""
+    """What a `.part` file holds."""
 
     last_id: str | None = None
     num_examples: int = 0
@@ -119,7 +116,7 @@ class _Done:
 
 
 def _finished(part: Path, state: Path, identity: dict[str, Any]) -> _Done:
-    """What was finished before, with the rest removed; nothing where nothing was begun."""
+    """What an unfinished file holds, after its last, incomplete example was removed."""
     if not part.exists():
         _write_json(state, identity)
         return _Done()
@@ -129,33 +126,27 @@ def _finished(part: Path, state: Path, identity: dict[str, Any]) -> _Done:
         known = None
     if known != identity:
         raise DataError(
-            f"{part} was begun from another source or with other settings; "
+            f"{part} was started from another source or with other settings; "
             "delete it, or name another file"
         )
-    done, position, good, num_steps = _Done(), 0, 0, 0
-    with part.open("rb") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                break
-            if not line.endswith(b"\n"):
-                break
-            position += len(line)
-            num_steps += 1
-            if record["kind"] == "answer":
+    done, end_of_done = _Done(), 0
+    try:
+        for num_lines, (record, end) in enumerate(read_lines(part), start=1):
+            if record.get("kind") == "answer":
                 done = _Done(
                     last_id=record["id"],
                     num_examples=done.num_examples + 1,
-                    num_conversations=num_steps,
+                    num_conversations=num_lines,
                 )
-                good = position
-    os.truncate(part, good)
+                end_of_done = end
+    except RunError as error:
+        raise DataError(f"{error}; delete the file to start over") from None
+    truncate(part, end_of_done)
     return done
 
 
-def _pass(examples: Iterator[Example], done: _Done, source: Path, part: Path) -> int:
-    """Pass over the examples that are done; how many of the source these are."""
+def _skip(examples: Iterator[Example], done: _Done, source: Path, part: Path) -> int:
+    """Skip the examples that are done; how many of the source these are."""
     if done.last_id is None:
         return 0
     for number, example in enumerate(examples, start=1):
@@ -164,14 +155,6 @@ def _pass(examples: Iterator[Example], done: _Done, source: Path, part: Path) ->
     raise DataError(f"{part} does not belong to {source}: it ends with {done.last_id}; delete it")
 
 
-def _counts(written: TracesWritten) -> dict[str, int]:
-    return {
-        "num_examples": written.num_examples,
-        "num_conversations": written.num_conversations,
-        "num_refused": written.num_refused,
-    }
-
-
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    with replacing_dataset(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    with replacing(path) as part:
+        part.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

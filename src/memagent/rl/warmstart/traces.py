@@ -1,53 +1,58 @@
-"""Warm-start traces: for each section, the memory that a good reader would write, made by rule.
+"""Warm-start demonstrations of the memory reader: for each section, the memory a good reader would write.
 
-    Example ── rule of its task ──▶ moments     from here on, this is the memory
+    Example ── rule of its task ──▶ moments     from this place on, this is the memory
        │                               │
-       └─ sections as the reader cuts ─┴──▶ conversations    prompt of the reader, target memory
-                                            ... and the last one: prompt for the answer, the answer
+       └─ Reader on a scripted engine ─┴──▶ Conversation per section: prompt, memory
+                                            Conversation for the answer: prompt, answer
 
-Reinforcement learning starts only where a model finds the answer now and then. These traces bring it
-there. They hold the reader's own prompts, byte for byte, because the same chunking and the same
-prompt set make them:
+Reinforcement learning needs a model that finds the answer from time to time; these demonstrations get it
+there. `Reader` itself builds the prompts, so they are exactly those of a rollout:
 
     tokenizer = open_tokenizer("bytes")
     for conversation in conversations(example, config=AgentConfig(), tokenizer=tokenizer): ...
 
     memagent data traces train.jsonl --out traces.jsonl
 
-A memory says only what the text up to the section's end tells; evidence counts in the section where
-it ends. A section that adds nothing repeats the memory byte for byte. What does not fit the memory is
-refused, never shortened.
+A memory contains only what the text up to the section's end says; evidence counts in the section where it
+ends. A section without news repeats the memory byte for byte. A memory that exceeds the limit is refused,
+never shortened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import count as counter
+from typing import Any, NamedTuple
 
+from memagent import blocking
 from memagent.agent.prompts import PromptSet, open_prompts
+from memagent.agent.reader import Reader
+from memagent.agent.trace import Step
 from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.data.tasks.registry import rebuild
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.tokenizers import Tokenizer
+from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import DataError
-from memagent.types import Message
+from memagent.rl.warmstart.conversations import Conversation
+from memagent.types import Message, Sampling
 
 NOTHING_YET = "Nothing in the text so far helps to answer the question."
-"""The memory until something matters."""
+"""The memory before the first evidence."""
 
 
 class TraceRefused(DataError):
-    """There is no trace by rule for this example, or it does not fit the settings."""
+    """There is no rule for this example, or its memory or answer exceeds the settings."""
 
 
 class Moment(NamedTuple):
     """From a place in the text on, what the memory holds."""
 
     end: int
-    """Character offset into the text: what has to be read before."""
+    """Character offset into the text: the memory is due when the text up to here has been read."""
     memory: str
 
 
@@ -55,73 +60,53 @@ Rule = Callable[[Example], list[Moment]]
 """The moments of an example, in the order of the text."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """One step of a trace: what the reader sends, and what the model should reply."""
-
-    id: str
-    """Of the example."""
-    task: str
-    step: int
-    """Counted from 0; the answer comes last."""
-    kind: Literal["read", "answer"]
-    messages: tuple[Message, ...]
-    """The reader's prompt, then the reply as the assistant's message."""
-
-    def record(self) -> dict[str, Any]:
-        """As one line of a file holds it."""
-        return {
-            "id": self.id,
-            "task": self.task,
-            "step": self.step,
-            "kind": self.kind,
-            "messages": list(self.messages),
-        }
-
-
 def conversations(
     example: Example, *, config: AgentConfig, tokenizer: Tokenizer
-) -> Iterator[Conversation]:
-    """The steps that read an example. Refuses before the first one if anything does not fit."""
-    prompts = open_prompts(config.prompts)
+) -> list[Conversation]:
+    """The steps of a good reading. Raises TraceRefused if there is none."""
     example = rebuild(example)
-    question = example.question.strip()  # as the reader does
     text = example.text()
     if not text:
-        raise TraceRefused(f"{example.id} has an empty text; there is nothing to read")
+        raise TraceRefused(f"{example.id} has an empty text")
     moments = _moments(example)
-    answer = answer_of(example, moments[-1].memory if moments else NOTHING_YET, prompts)
+    last_memory = moments[-1].memory if moments else NOTHING_YET
+    answer = answer_of(example, last_memory, open_prompts(config.prompts))
     _check_fit(example, [moment.memory for moment in moments], answer, config, tokenizer)
-    memory, upcoming, step = "", 0, 0
-    for chunk in Chunks(Document.from_text(text), tokenizer, config.chunk_tokens):
-        prompt = prompts.read_messages(
-            question=question,
-            section=chunk.text,
-            memory=memory,
-            section_number=chunk.index + 1,
-            memory_tokens=config.memory_tokens,
+    sections = Chunks(Document.from_text(text), tokenizer, config.chunk_tokens)
+    numbers = counter()
+    replies: list[str] = []
+
+    def script(messages: Sequence[Message], sampling: Sampling) -> str:
+        section = sections.get(next(numbers))
+        replies.append(answer if section is None else _memory_at(section.end, moments))
+        return replies[-1]
+
+    engine = ScriptedEngine(script)
+    reader = Reader(engine, tokenizer=tokenizer, config=config)
+    steps = blocking.run(_steps(reader, example.question, sections))
+    if [step.memory for step in steps[:-1]] != replies[:-1]:
+        raise TraceRefused(
+            f"{example.id}: the reader changes its memories; remove tags of reasoning from its evidence"
         )
-        while upcoming < len(moments) and moments[upcoming].end <= chunk.end:
-            upcoming += 1
-        memory = moments[upcoming - 1].memory if upcoming else NOTHING_YET
-        yield _conversation(example, step, "read", prompt, memory)
-        step += 1
-    prompt = prompts.answer_messages(
-        question=question,
-        memory=memory,
-        num_sections=step,
-        answer_tokens=config.answer_tokens,
-    )
-    yield _conversation(example, step, "answer", prompt, answer)
+    return [
+        Conversation(
+            id=example.id,
+            messages=(*prompt, {"role": "assistant", "content": reply}),
+            task=example.task,
+            step=step.index,
+            kind=step.kind,
+        )
+        for step, prompt, reply in zip(steps, engine.prompts, replies, strict=True)
+    ]
 
 
 def answer_of(example: Example, memory: str, prompts: PromptSet) -> str:
-    """The answer as the prompt set asks for it: the first accepted one, or all of them.
+    """The answer in the form the prompt set asks for: the first accepted one, or all of them.
 
-    Where all are asked for and the memory holds them, they come in its order.
+    If all are required and the memory contains them, they come in the order of the memory.
     """
     if not example.answers:
-        raise TraceRefused(f"{example.id} has no accepted answer to end its trace with")
+        raise TraceRefused(f"{example.id} has no accepted answer to demonstrate")
     answer = example.answers[0]
     if example.match == "all":
         places = {answer: memory.find(answer) for answer in example.answers}
@@ -131,24 +116,21 @@ def answer_of(example: Example, memory: str, prompts: PromptSet) -> str:
     return f"\\boxed{{{answer}}}" if "\\boxed" in prompts.answer else answer
 
 
-def _conversation(
-    example: Example,
-    step: int,
-    kind: Literal["read", "answer"],
-    prompt: list[Message],
-    reply: str,
-) -> Conversation:
-    target: Message = {"role": "assistant", "content": reply}
-    return Conversation(
-        id=example.id, task=example.task, step=step, kind=kind, messages=(*prompt, target)
-    )
+async def _steps(reader: Reader, question: str, sections: Chunks) -> list[Step]:
+    return [step async for step in reader.steps(question, sections)]
+
+
+def _memory_at(place: int, moments: Sequence[Moment]) -> str:
+    """The memory when the text up to a place has been read."""
+    num_due = bisect_right(moments, place, key=lambda moment: moment.end)
+    return moments[num_due - 1].memory if num_due else NOTHING_YET
 
 
 def _moments(example: Example) -> list[Moment]:
     if reason := NO_RULE.get(example.task):
         raise TraceRefused(f"{example.id}: {reason}")
     moments = RULES.get(example.task, collect)(example)
-    # as the reader takes a reply over: without white space around it
+    # the reader strips replies
     return [Moment(moment.end, moment.memory.strip()) for moment in moments]
 
 
@@ -162,14 +144,14 @@ def _check_fit(
     longest = max(tokenizer.count(memory) for memory in (NOTHING_YET, *memories))
     if longest > config.memory_tokens:
         raise TraceRefused(
-            f"{example.id}: its memory takes {longest} tokens, more than "
-            f"memory_tokens={config.memory_tokens}; raise memory_tokens"
+            f"{example.id}: its memory has {longest} tokens, more than "
+            f"`memory_tokens={config.memory_tokens}`; raise `memory_tokens`"
         )
     num_tokens = tokenizer.count(answer)
     if num_tokens > config.answer_tokens:
         raise TraceRefused(
-            f"{example.id}: its answer takes {num_tokens} tokens, more than "
-            f"answer_tokens={config.answer_tokens}; raise answer_tokens"
+            f"{example.id}: its answer has {num_tokens} tokens, more than "
+            f"`answer_tokens={config.answer_tokens}`; raise `answer_tokens`"
         )
 
 
@@ -177,14 +159,14 @@ def _check_fit(
 
 
 def collect(example: Example) -> list[Moment]:
-    """Keep what matters, one line each, in the order of the text."""
+    """Keep the evidence, one line each, in the order of the text."""
     if not example.evidence:
-        raise TraceRefused(f"{example.id} says nothing about its evidence; no memory can be made")
+        raise TraceRefused(f"{example.id} has no evidence, so there is no memory to demonstrate")
     return _collected(_noted(example))
 
 
 def collect_if_any(example: Example) -> list[Moment]:
-    """As `collect`, for tasks whose text may hold nothing that matters."""
+    """As `collect`, for tasks whose text may hold no evidence."""
     return _collected(_noted(example))
 
 
@@ -194,8 +176,8 @@ def latest(example: Example) -> list[Moment]:
 
 
 def count(example: Example) -> list[Moment]:
-    """Keep how many there were."""
-    label = _told(example, "counted")
+    """Keep the count so far."""
+    label = _required(example, "counted")
     return [
         Moment(moment.end, f"{label}: {number}.")
         for number, moment in enumerate(_noted(example), start=1)
@@ -203,12 +185,12 @@ def count(example: Example) -> list[Moment]:
 
 
 def tally(example: Example) -> list[Moment]:
-    """Keep a running sum, the largest so far, or a sum for each name."""
-    label, measure = _told(example, "counted"), _told(example, "measure")
+    """Keep a running sum, the largest so far, or a sum per name."""
+    label, measure = _required(example, "counted"), _required(example, "measure")
     moments: list[Moment] = []
     sums: dict[str, int] = {}
     largest = 0
-    for moment, (name, num) in zip(_noted(example), _told(example, "entries"), strict=True):
+    for moment, (name, num) in zip(_noted(example), _required(example, "entries"), strict=True):
         sums[name] = sums.get(name, 0) + num
         largest = max(largest, num)
         state = {
@@ -221,8 +203,8 @@ def tally(example: Example) -> list[Moment]:
 
 
 def nth(example: Example) -> list[Moment]:
-    """Count the items that are alike until the one that is asked for, then keep its wording."""
-    kind, topic, number = (_told(example, key) for key in ("kind", "topic", "number"))
+    """Count similar items up to the requested one, then keep its wording."""
+    kind, topic, number = (_required(example, key) for key in ("kind", "topic", "number"))
     before = sorted(_spans(example, "similar"))[: number - 1]
     moments = [
         Moment(end, f"{kind.capitalize()}s about {topic} so far: {seen}. Wanted: number {number}.")
@@ -234,7 +216,7 @@ def nth(example: Example) -> list[Moment]:
 
 
 def resolve(example: Example) -> list[Moment]:
-    """Keep all that may be the second hop until the first one tells which of them it is."""
+    """Keep all candidates for the second hop until the first one identifies it."""
     *_, link = notes = _noted(example)
     second = notes[0]
     candidates = [Moment(end, note) for _, end, note in _spans(example, "candidate")]
@@ -259,11 +241,11 @@ NO_RULE: dict[str, str] = {"ruler/cwe": _WORDS, "ruler/fwe": _WORDS}
 
 
 def _noted(example: Example) -> list[Moment]:
-    """What to remember of each evidence, and where it ends, in the order of the text."""
+    """The memory of each evidence alone, and where it ends, in the order of the text."""
     found: list[Moment] = []
     for item, (_, end) in zip(example.evidence, example.evidence_offsets(), strict=True):
         title = example.passages[item.document].title
-        # in an encyclopedia's paragraph, a sentence often says "he" or "the film": its title tells who
+        # sentences of an encyclopedia often say "he" or "the film": the title names who or what
         text = f"{title}: {item.text}" if title and title not in item.text else item.text
         found.append(Moment(end, item.note or text))
     return sorted(found, key=lambda moment: moment.end)
@@ -279,14 +261,14 @@ def _collected(moments: list[Moment]) -> list[Moment]:
 
 
 def _spans(example: Example, role: str) -> list[tuple[int, int, str]]:
-    return [(start, end, note) for start, end, note in _told(example, "spans").get(role, [])]
+    return [(start, end, note) for start, end, note in _required(example, "spans").get(role, [])]
 
 
-def _told(example: Example, key: str) -> Any:
-    """What the example's task left in its metadata for its rule."""
+def _required(example: Example, key: str) -> Any:
+    """What the rule needs of the example's metadata."""
     try:
         return example.metadata[key]
     except KeyError:
         raise TraceRefused(
-            f"{example.id} of {example.task} lacks {key!r} in its metadata; build it again"
+            f"{example.id} of {example.task} lacks {key!r} in its metadata; rebuild it"
         ) from None

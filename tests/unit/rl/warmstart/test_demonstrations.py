@@ -22,12 +22,8 @@ from memagent.rl.agents.client import Client
 from memagent.rl.agents.rewards import open_reward
 from memagent.rl.agents.session import Session
 from memagent.rl.types import Outcome
-from memagent.rl.warmstart.demonstrations import (
-    Conversation,
-    demonstrations_for,
-    read_conversations,
-    texts_for,
-)
+from memagent.rl.warmstart.conversations import Conversation, read_conversations
+from memagent.rl.warmstart.demonstrations import demonstrations_for, texts_for
 from memagent.types import Message
 
 BYTES = ByteTokenizer()
@@ -101,11 +97,11 @@ def test_all_answers_are_said_where_all_are_asked_for() -> None:
 @pytest.mark.parametrize(
     ("agent", "settings", "example", "reason"),
     [
-        ("mine.py:agent", {}, problem(0, seed=0), "give files of conversations to warm it up"),
+        ("mine.py:agent", {}, problem(0, seed=0), "use files of conversations for its warm start"),
         ("calculater", {}, problem(0, seed=0), "did you mean calculator"),
         ("calculator", {"max_turn": 2}, problem(0, seed=0), "did you mean max_turns"),
-        ("calculator", {"max_turns": 1}, problem(0, seed=0), "takes 2 replies.*raise max_turns"),
-        ("calculator", {"max_tokens": 8}, problem(0, seed=0), "max_tokens=8.*raise max_tokens"),
+        ("calculator", {"max_turns": 1}, problem(0, seed=0), "takes 2 replies.*raise `max_turns`"),
+        ("calculator", {"max_tokens": 8}, problem(0, seed=0), "`max_tokens=8`.*raise `max_tokens`"),
         ("calculator", {}, COLOURS.example(0), "no expression in its metadata"),
         (
             "single",
@@ -113,7 +109,7 @@ def test_all_answers_are_said_where_all_are_asked_for() -> None:
             Example(id="e", task="t", question="?", answers=(), documents=(Passage(text="a"),)),
             "no accepted answer",
         ),
-        ("memory", {**READING, "memory_tokens": 9}, COLOURS.example(0), "raise memory_tokens"),
+        ("memory", {**READING, "memory_tokens": 9}, COLOURS.example(0), "raise `memory_tokens`"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_in_one_line(
@@ -181,8 +177,8 @@ def test_conversations_of_an_example_come_together(tmp_path: Path) -> None:
             "line 2: a message has only role and content; write tool_calls into the content",
         ),
         ('{"messages": [{"role": "bot", "content": "a"}]}', "line 2: there is no role 'bot'"),
-        (json.dumps({"messages": [USER]}), "line 2: the assistant says nothing"),
-        (json.dumps({"messages": [REPLY, USER]}), "line 2: the assistant speaks first"),
+        (json.dumps({"messages": [USER]}), "line 2: there is no message of the assistant"),
+        (json.dumps({"messages": [REPLY, USER]}), "line 2: the first message is the assistant's"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, reason: str) -> None:

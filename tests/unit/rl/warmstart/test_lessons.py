@@ -1,4 +1,4 @@
-"""What a warm start learns from: the same for a step whatever came before, all of a file before any again."""
+"""Lessons of a warm start: reproducible steps, and each pass over a file is complete."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from memagent.errors import ConfigError
 from memagent.rl.rollouts.tasks import TaskSource, open_sources
 from memagent.rl.settings import ScratchSettings, SftSettings
 from memagent.rl.warmstart import lessons
-from memagent.rl.warmstart.demonstrations import Conversation
-from memagent.rl.warmstart.lessons import Batch, FileLessons, TaskLessons, ahead
+from memagent.rl.warmstart.conversations import Conversation
+from memagent.rl.warmstart.lessons import FileLessons, LessonBatch, TaskLessons, ahead
 from memagent.rl.warmstart.traces import TraceRefused
 from memagent.rl.weights.scratch import build_scratch
 
@@ -35,7 +35,7 @@ def conversation(name: str, reply: str) -> Conversation:
     return Conversation(id=name, messages=(question, {"role": "assistant", "content": reply}))  # type: ignore[arg-type]
 
 
-def replies(batch: Batch, model: LoadedModel) -> list[str]:
+def replies(batch: LessonBatch, model: LoadedModel) -> list[str]:
     """What each row of a batch teaches to say."""
     found = []
     for sample in (sample for rows in batch.examples for sample in rows):
@@ -59,7 +59,7 @@ def from_tasks(show: Any, model: LoadedModel, *, batch: int = 3) -> TaskLessons:
     return TaskLessons(SftSettings(batch=batch), sources, show, model=model, max_tokens=512, seed=1)
 
 
-def test_all_of_a_file_is_learnt_before_anything_comes_again(
+def test_each_pass_over_a_file_is_complete_and_in_another_order(
     tmp_path: Path, model: LoadedModel
 ) -> None:
     found = from_file(tmp_path, model, batch=3)
@@ -69,7 +69,7 @@ def test_all_of_a_file_is_learnt_before_anything_comes_again(
     assert len({tuple(one) for one in rounds}) > 1, "another order each time"
 
 
-def test_a_step_does_not_depend_on_those_before(tmp_path: Path, model: LoadedModel) -> None:
+def test_a_step_does_not_depend_on_earlier_ones(tmp_path: Path, model: LoadedModel) -> None:
     found = from_file(tmp_path, model, batch=3)
     in_order = [found.batch(step) for step in range(6)]
     assert [from_file(tmp_path, model, batch=3).batch(step) for step in (5, 2)] == [
@@ -79,7 +79,7 @@ def test_a_step_does_not_depend_on_those_before(tmp_path: Path, model: LoadedMod
     assert list(ahead(found, 2, 6)) == in_order[2:]
 
 
-def test_examples_of_tasks_that_no_rule_fits_are_left_out_and_counted(model: LoadedModel) -> None:
+def test_examples_without_a_rule_are_skipped_and_counted(model: LoadedModel) -> None:
     def show(example: Example) -> list[Conversation]:
         if int(example.id.rpartition("/")[2]) % 3 == 0:
             raise TraceRefused("divisible by three")
@@ -95,12 +95,12 @@ def test_examples_of_tasks_that_no_rule_fits_are_left_out_and_counted(model: Loa
     assert not {*replies(later, model)} & {*replies(batch, model)}
 
 
-def test_tasks_without_any_demonstration_are_told(
+def test_tasks_without_any_demonstration_are_an_error(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def show(example: Example) -> list[Conversation]:
         raise TraceRefused("it has no evidence")
 
     monkeypatch.setattr(lessons, "MAX_REFUSED", 5)
-    with pytest.raises(ConfigError, match=r"it has no evidence; name other tasks"):
+    with pytest.raises(ConfigError, match=r"it has no evidence; set other `warm_start.tasks`"):
         from_tasks(show, model).batch(0)

@@ -26,7 +26,8 @@ from memagent.rl.types import Sample
 from memagent.rl.update.loss import summary
 from memagent.rl.update.packing import pack, share_out
 from memagent.rl.update.policy import Policy
-from memagent.rl.warmstart.demonstrations import Conversation, demonstrations_for
+from memagent.rl.warmstart.conversations import Conversation
+from memagent.rl.warmstart.demonstrations import demonstrations_for
 from memagent.rl.warmstart.rows import accumulate_sft, end_id, sft_rows, tokenized
 from memagent.rl.weights.scratch import build_scratch
 from memagent.types import Completion, Message, Sampling
@@ -157,7 +158,7 @@ def test_the_end_of_a_reply_is_the_one_of_the_template(tmp_path: Path) -> None:
     other = replace(chat, eos_ids=(7, *chat.eos_ids))
     assert end_id(other) == end_id(chat)
     assert end_id(replace(chat, eos_ids=(7,))) == 7, "the template writes none that ends a reply"
-    with pytest.raises(ConfigError, match="names no token that ends a reply"):
+    with pytest.raises(ConfigError, match="has no end token"):
         end_id(replace(chat, eos_ids=()))
 
 
@@ -166,7 +167,7 @@ def test_a_reply_with_a_mark_of_the_template_is_refused(loaded: LoadedModel) -> 
         {"role": "user", "content": "u"},
         {"role": "assistant", "content": "so <|end|> it is"},
     )
-    with pytest.raises(DataError, match=r"x: the reply 'so .* take marks"):
+    with pytest.raises(DataError, match=r"x: the reply 'so .* remove special tokens"):
         tokenized(Conversation(id="x", messages=messages), loaded, max_tokens=MAX_TOKENS)
 
 
@@ -174,10 +175,10 @@ def test_what_is_too_long_is_refused_with_what_to_change(loaded: LoadedModel) ->
     (conversation,) = shown(loaded, "calculator", 0)
     num_tokens = len(samples_of(loaded, [conversation])[0].ids)
     assert tokenized(conversation, loaded, max_tokens=num_tokens)
-    with pytest.raises(ConfigError, match=f"raise update.max_tokens to {num_tokens}"):
+    with pytest.raises(ConfigError, match=f"set `update.max_tokens={num_tokens}`"):
         tokenized(conversation, loaded, max_tokens=num_tokens - 1)
     narrow = replace(loaded, window=num_tokens - 1)
-    with pytest.raises(DataError, match=f"can see {num_tokens - 1} at once"):
+    with pytest.raises(DataError, match=f"is {num_tokens - 1}; remove it"):
         tokenized(conversation, narrow, max_tokens=MAX_TOKENS)
 
 

@@ -20,8 +20,9 @@ from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import DataError
 from memagent.rewards.verifiers import grade
+from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.trace_files import TracesWritten, write_traces
-from memagent.rl.warmstart.traces import NOTHING_YET, Conversation, TraceRefused, conversations
+from memagent.rl.warmstart.traces import NOTHING_YET, TraceRefused, conversations
 from tests.support.beyond_solvers import solve_from_memory
 
 BYTES = ByteTokenizer()
@@ -36,7 +37,7 @@ def made(name: str, index: int = 0, **settings: object) -> Example:
 
 
 def trace(example: Example, config: AgentConfig = CONFIG) -> list[Conversation]:
-    return list(conversations(example, config=config, tokenizer=BYTES))
+    return conversations(example, config=config, tokenizer=BYTES)
 
 
 def replies(steps: list[Conversation]) -> list[str]:
@@ -187,31 +188,31 @@ def test_a_text_that_is_kept_as_its_origin_gives_the_same_trace() -> None:
 @pytest.mark.parametrize(
     ("example", "config", "reason"),
     [
-        (facts("One."), CONFIG, "one says nothing about its evidence"),
+        (facts("One."), CONFIG, "one has no evidence"),
         (facts("One.", evidence=(0,), answers=()), CONFIG, "no accepted answer"),
         (
             facts("One.", evidence=(0,)),
             AgentConfig(memory_tokens=10),
-            r"takes 56 tokens, more than memory_tokens=10; raise memory_tokens",
+            r"has 56 tokens, more than `memory_tokens=10`; raise `memory_tokens`",
         ),
         (
             facts("One.", evidence=(0,), answers=("long answer",)),
             AgentConfig(answer_tokens=5),
-            r"takes 11 tokens, more than answer_tokens=5; raise answer_tokens",
+            r"has 11 tokens, more than `answer_tokens=5`; raise `answer_tokens`",
         ),
         (facts("One.", task="ruler/cwe"), CONFIG, "counts of all words"),
         (
             facts("One.", evidence=(0,), task="beyond/counting"),
             CONFIG,
-            "lacks 'counted' in its metadata; build it again",
+            "lacks 'counted' in its metadata; rebuild it",
         ),
     ],
 )
-def test_what_has_no_trace_is_refused_before_the_first_step(
+def test_examples_without_a_demonstration_are_refused(
     example: Example, config: AgentConfig, reason: str
 ) -> None:
     with pytest.raises(TraceRefused, match=reason):
-        next(conversations(example, config=config, tokenizer=BYTES))
+        conversations(example, config=config, tokenizer=BYTES)
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -277,7 +278,7 @@ def test_a_file_that_was_cut_anywhere_is_finished_with_the_same_bytes(
     assert len(redone) == {0.0: 4, 1.0: 0}.get(share, len(redone))
 
 
-def test_other_settings_do_not_go_on_with_a_file(dataset: Path, tmp_path: Path) -> None:
+def test_a_file_is_not_resumed_with_other_settings(dataset: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
 
     def die(example: Example) -> None:
@@ -286,7 +287,7 @@ def test_other_settings_do_not_go_on_with_a_file(dataset: Path, tmp_path: Path) 
     with pytest.raises(KeyboardInterrupt):
         write(dataset, out, on_example=die)
     other = CONFIG.model_copy(update={"chunk_tokens": 1000})
-    with pytest.raises(DataError, match=r"out\.jsonl\.part was begun .* with other settings"):
+    with pytest.raises(DataError, match=r"out\.jsonl\.part was started .* with other settings"):
         write_traces(dataset, out, config=other, tokenizer=BYTES)
 
 
@@ -294,7 +295,7 @@ def test_what_is_refused_is_counted_or_stops(dataset: Path, tmp_path: Path) -> N
     source, out = tmp_path / "mixed.jsonl", tmp_path / "out.jsonl"
     words = made("ruler/cwe", tokens=9000)
     write_examples(source, [made("ruler/vt"), words, made("beyond/counting"), words])
-    with pytest.raises(TraceRefused, match=r"ruler/cwe.*; --skip-refused leaves it out"):
+    with pytest.raises(TraceRefused, match=r"ruler/cwe.*; `skip_refused` skips it"):
         write(source, out)
     written = write(source, out, skip_refused=True)
     assert (written.num_examples, written.num_refused) == (2, 2)
@@ -303,7 +304,7 @@ def test_what_is_refused_is_counted_or_stops(dataset: Path, tmp_path: Path) -> N
 def test_a_file_that_exists_is_not_overwritten(dataset: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("mine")
-    with pytest.raises(DataError, match="exists; name another file, or overwrite it with --force"):
+    with pytest.raises(DataError, match="exists; name another file, or overwrite it with `force`"):
         write(dataset, out)
     assert out.read_text() == "mine"
     write(dataset, out, force=True)
