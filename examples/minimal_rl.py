@@ -159,10 +159,10 @@ def train(num_steps: int, *, seed: int, every: int = 10) -> list[float]:
             optimizer.zero_grad()
         generator.weights_changed()
         if (step % every == 0 or step == num_steps - 1) and stats:
-            told = summary(merged(stats))
+            metrics = summary(merged(stats))
             print(
-                f"step {step:4}  reward {rewards[-1]:.2f}  entropy {told['entropy']:.2f}  "
-                f"ratio {told['ratio']:.3f}  clipped {told['clip_low'] + told['clip_high']:.3f}  "
+                f"step {step:4}  reward {rewards[-1]:.2f}  entropy {metrics['entropy']:.2f}  "
+                f"ratio {metrics['ratio']:.3f}  clipped {metrics['clip_low'] + metrics['clip_high']:.3f}  "
                 f"{saved:.1f} x fewer tokens by sharing"
             )
     return rewards

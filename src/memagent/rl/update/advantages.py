@@ -10,23 +10,12 @@ rollouts are in no statistic and get no advantage.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 from memagent.errors import ConfigError
 from memagent.rl.types import Group
 
 STD_EPSILON = 1e-6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupAdvantages:
-    """The advantages of one group."""
-
-    advantages: tuple[float | None, ...]
-    """One per rollout, in the group's order; None for those that failed."""
-    has_signal: bool
-    """False when rewards are all equal, or fewer than two rollouts count: no gradient."""
 
 
 def check_group_size(group_size: int) -> None:
@@ -38,18 +27,15 @@ def check_group_size(group_size: int) -> None:
         )
 
 
-def group_advantages(group: Group, *, scale_by_std: bool = False) -> GroupAdvantages:
-    """Advantages of one group's rollouts. A group of one is refused."""
+def group_advantages(group: Group, *, scale_by_std: bool = False) -> tuple[float | None, ...]:
+    """The advantage of each rollout of a group; None for those that failed. A group of one is refused."""
     check_group_size(len(group.rollouts))
-    centered = iter(advantages_of([r.reward for r in group.ok], scale_by_std=scale_by_std))
-    return GroupAdvantages(
-        advantages=tuple(next(centered) if r.is_ok else None for r in group.rollouts),
-        has_signal=has_signal(group),
-    )
+    advantages = iter(advantages_of([r.reward for r in group.ok], scale_by_std=scale_by_std))
+    return tuple(next(advantages) if rollout.is_ok else None for rollout in group.rollouts)
 
 
 def advantages_of(rewards_G: Sequence[float], *, scale_by_std: bool = False) -> list[float]:
-    """Rewards around their mean. Equal rewards give exact zeros."""
+    """Rewards minus their mean. Equal rewards give exact zeros."""
     if not rewards_G or min(rewards_G) == max(rewards_G):
         return [0.0] * len(rewards_G)
     mean = fmean(rewards_G)

@@ -1,10 +1,10 @@
 """Log-probabilities of chosen tokens from logits, with a gradient that takes two passes over the logits.
 
-    logprobs_M, total_P = chosen_logprobs(logits_PV, which_M, ids_M, temperature)
+    logprobs_M, lse_P = chosen_logprobs(logits_PV, place_M, ids_M, temperature)
 
-`which_M` says in which row of the logits each token stands: one place may predict several. Logits stay as
-they are, in half precision if the model has it; sums are made in float32 or better, and nothing of the
-logits' size is kept in it. With `fused` each pass is one kernel, which is compiled at first use.
+`place_M` is the row of the logits that predicts each target: one place may predict several. Logits stay in
+the model's precision; sums are taken in float32 or better, and no tensor of the logits' size is kept in it.
+With `fused` each pass is one kernel, compiled at first use.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import torch
 
 def chosen_logprobs(
     logits_PV: torch.Tensor,
-    which_M: torch.Tensor,
+    place_M: torch.Tensor,
     ids_M: torch.Tensor,
     temperature: float = 1.0,
     *,
     fused: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each token, and the logarithm of each place's sum of exponentials."""
-    apply: Any = _Chosen.apply  # it has no types
-    logprobs_M, total_P = apply(logits_PV, which_M, ids_M, temperature, fused)
-    return logprobs_M, total_P
+    """Log-probability of each target, and the log-sum-exp of each place."""
+    apply: Any = _Chosen.apply  # untyped in torch
+    logprobs_M, lse_P = apply(logits_PV, place_M, ids_M, temperature, fused)
+    return logprobs_M, lse_P
 
 
 @torch.no_grad()
 def entropies(
-    logits_PV: torch.Tensor, total_P: torch.Tensor, temperature: float = 1.0, *, fused: bool = False
+    logits_PV: torch.Tensor, lse_P: torch.Tensor, temperature: float = 1.0, *, fused: bool = False
 ) -> torch.Tensor:
     """Entropy of the distribution of each place."""
-    found: torch.Tensor = _run(_entropies, fused)(logits_PV, total_P, temperature)
-    return found
+    entropies_P: torch.Tensor = _run(_entropies, fused)(logits_PV, lse_P, temperature)
+    return entropies_P
 
 
 class _Chosen(torch.autograd.Function):
@@ -44,26 +44,26 @@ class _Chosen(torch.autograd.Function):
     def forward(
         ctx: Any,
         logits_PV: torch.Tensor,
-        which_M: torch.Tensor,
+        place_M: torch.Tensor,
         ids_M: torch.Tensor,
         temperature: float,
         fused: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        total_P = _run(_total, fused)(logits_PV, temperature)
-        logprobs_M = _scaled(logits_PV[which_M, ids_M], temperature) - total_P[which_M]
-        ctx.save_for_backward(logits_PV, which_M, ids_M, total_P)
+        lse_P = _run(_lse, fused)(logits_PV, temperature)
+        logprobs_M = _scaled(logits_PV[place_M, ids_M], temperature) - lse_P[place_M]
+        ctx.save_for_backward(logits_PV, place_M, ids_M, lse_P)
         ctx.settings = (temperature, fused)
-        ctx.mark_non_differentiable(total_P)
-        return logprobs_M, total_P
+        ctx.mark_non_differentiable(lse_P)
+        return logprobs_M, lse_P
 
     @staticmethod
     def backward(ctx: Any, grad_M: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
-        logits_PV, which_M, ids_M, total_P = ctx.saved_tensors
+        logits_PV, place_M, ids_M, lse_P = ctx.saved_tensors
         temperature, fused = ctx.settings
         grad_M = grad_M / temperature
-        grad_P = torch.zeros_like(total_P).index_add_(0, which_M, grad_M)
-        grad_PV = _run(_others, fused)(logits_PV, total_P, grad_P, temperature)
-        grad_PV.index_put_((which_M, ids_M), grad_M.to(grad_PV.dtype), accumulate=True)
+        grad_P = torch.zeros_like(lse_P).index_add_(0, place_M, grad_M)
+        grad_PV = _run(_others, fused)(logits_PV, lse_P, grad_P, temperature)
+        grad_PV.index_put_((place_M, ids_M), grad_M.to(grad_PV.dtype), accumulate=True)
         return grad_PV, None, None, None, None
 
 
@@ -73,21 +73,21 @@ def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     return logits if temperature == 1.0 else logits / temperature
 
 
-def _total(logits_PV: torch.Tensor, temperature: float) -> torch.Tensor:
+def _lse(logits_PV: torch.Tensor, temperature: float) -> torch.Tensor:
     return _scaled(logits_PV, temperature).logsumexp(dim=-1)
 
 
 def _others(
-    logits_PV: torch.Tensor, total_P: torch.Tensor, grad_P: torch.Tensor, temperature: float
+    logits_PV: torch.Tensor, lse_P: torch.Tensor, grad_P: torch.Tensor, temperature: float
 ) -> torch.Tensor:
-    """What the gradient of each place takes from every token, in the precision of the logits."""
-    chances_PV = (_scaled(logits_PV, temperature) - total_P[:, None]).exp()
-    return (chances_PV * -grad_P[:, None]).to(logits_PV.dtype)
+    """The part of the gradient that goes to every token of a place, in the precision of the logits."""
+    probs_PV = (_scaled(logits_PV, temperature) - lse_P[:, None]).exp()
+    return (probs_PV * -grad_P[:, None]).to(logits_PV.dtype)
 
 
-def _entropies(logits_PV: torch.Tensor, total_P: torch.Tensor, temperature: float) -> torch.Tensor:
+def _entropies(logits_PV: torch.Tensor, lse_P: torch.Tensor, temperature: float) -> torch.Tensor:
     scaled_PV = _scaled(logits_PV, temperature)
-    return total_P - ((scaled_PV - total_P[:, None]).exp() * scaled_PV).sum(dim=-1)
+    return lse_P - ((scaled_PV - lse_P[:, None]).exp() * scaled_PV).sum(dim=-1)
 
 
 def _run(function: Callable[..., torch.Tensor], fused: bool) -> Callable[..., torch.Tensor]:

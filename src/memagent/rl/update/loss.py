@@ -1,11 +1,11 @@
-"""The clipped objective, as a sum over tokens with weights that are known beforehand.
+"""The clipped objective, as a sum over targets with weights that are known beforehand.
 
     ratio     r = exp(logprob - old)
     gain      g = min(r A, clip(r, 1 - low, 1 + high) A), and not below dual_clip x A where A < 0
-    loss      sum over tokens of  weight x (kl_coef x k3 - correction x g), without masked ones
+    loss      sum over targets of  weight x (kl_coef x k3 - correction x g), without masked ones
 
-The sum of the losses of all packs of a step is the loss of the step, whatever the packs are: there is
-no mean in here. Weights come from `samples.py`, the formula is in docs/training.md.
+The loss of a step is the sum of the losses of its packs, however rows are packed: no mean is taken here.
+Weights come from `rows.py`; the formula is in docs/training.md.
 """
 
 from __future__ import annotations
@@ -18,15 +18,30 @@ import torch
 from memagent.rl.settings import ObjectiveSettings
 
 MAX_LOG_RATIO = 20.0
-"""Differences of log-probabilities are held within this, so that nothing overflows."""
+"""Differences of log-probabilities are clamped to this, against overflow."""
 
 LossStats = dict[str, torch.Tensor]
-"""Numbers of a pack that add up to those of a step; names in `MAXIMA` are maxima instead."""
+"""Statistics of a pack. They add up to those of a step, except names in `MAXIMA`."""
 MAXIMA = ("ratio_max", "mismatch_max")
 
 
+class LossInputs(NamedTuple):
+    """What the loss depends on: one entry per target."""
+
+    logprobs: torch.Tensor
+    """Of the policy, with gradient."""
+    behaviour: torch.Tensor
+    """Reported by the engine that sampled the tokens."""
+    advantages: torch.Tensor
+    old: torch.Tensor | None = None
+    """The trainer's log-probabilities before the first update of the step; without them ratios are taken
+    against `behaviour`."""
+    reference: torch.Tensor | None = None
+    """Log-probabilities of the reference model, for the KL term."""
+
+
 class LossResult(NamedTuple):
-    """The loss of some tokens, and what to tell about them."""
+    """The loss of some targets, and its statistics."""
 
     loss: torch.Tensor
     stats: LossStats
@@ -34,10 +49,10 @@ class LossResult(NamedTuple):
 
 
 class TokenLosses(NamedTuple):
-    """What each token adds, before its weight."""
+    """The loss of each target, before its weight."""
 
     policy: torch.Tensor
-    """What falls when the policy gets better; 0 where masked."""
+    """The clipped objective, negated; 0 where masked."""
     kl: torch.Tensor | None
     """Divergence to the reference; 0 where masked."""
     ratio: torch.Tensor
@@ -46,78 +61,67 @@ class TokenLosses(NamedTuple):
     is_clipped_high: torch.Tensor
     """The ratio is above its bound and the advantage is positive: no gradient."""
     is_clipped_dual: torch.Tensor
-    """The ratio is far above and the advantage is negative: no gradient."""
+    """The ratio is above the dual clip and the advantage is negative: no gradient."""
     is_masked: torch.Tensor
     """Trainer and engine disagree too much about the token: no gradient."""
     log_mismatch: torch.Tensor
     """Trainer's minus engine's log-probability."""
 
 
-def token_losses(
-    logprobs: torch.Tensor,
-    behaviour: torch.Tensor,
-    advantages: torch.Tensor,
-    objective: ObjectiveSettings,
-    *,
-    old: torch.Tensor | None = None,
-    reference: torch.Tensor | None = None,
-) -> TokenLosses:
-    """The loss of each token. All arguments have one entry per token.
-
-    `old` are the trainer's log-probabilities before the first update of the batch; without them
-    ratios are taken against `behaviour`, what the engine reported. `reference` are those of the
-    model that the KL term holds on to.
-    """
-    ratio = _exp(logprobs - (behaviour if old is None else old))
-    pushed = ratio * advantages
-    held = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high) * advantages
-    gain = torch.minimum(pushed, held)
-    is_negative = advantages < 0
-    is_clipped_dual = torch.zeros_like(is_negative)
+def token_losses(inputs: LossInputs, objective: ObjectiveSettings) -> TokenLosses:
+    """The loss of each target."""
+    logprobs_M, behaviour_M, advantages_M, old_M, reference_M = inputs
+    ratio_M = _exp(logprobs_M - (behaviour_M if old_M is None else old_M))
+    clipped_M = ratio_M.clamp(1 - objective.clip_low, 1 + objective.clip_high)
+    gain_M = torch.minimum(ratio_M * advantages_M, clipped_M * advantages_M)
+    is_negative_M = advantages_M < 0
+    is_clipped_dual_M = torch.zeros_like(is_negative_M)
     if objective.dual_clip is not None:
-        floor = objective.dual_clip * advantages
-        is_clipped_dual = is_negative & (gain < floor)
-        gain = torch.where(is_negative, torch.maximum(gain, floor), gain)
-    log_mismatch = ((logprobs.detach() if old is None else old) - behaviour).detach()
-    correction, is_masked = _correction(log_mismatch, objective, is_recomputed=old is not None)
+        floor_M = objective.dual_clip * advantages_M
+        is_clipped_dual_M = is_negative_M & (gain_M < floor_M)
+        gain_M = torch.where(is_negative_M, torch.maximum(gain_M, floor_M), gain_M)
+    log_mismatch_M = ((logprobs_M.detach() if old_M is None else old_M) - behaviour_M).detach()
+    correction_M, is_masked_M = _correction(
+        log_mismatch_M, objective, is_recomputed=old_M is not None
+    )
+    kl_M = None
+    if reference_M is not None:
+        kl_M = torch.where(is_masked_M, 0.0, k3(logprobs_M, reference_M))
     return TokenLosses(
-        policy=torch.where(is_masked, 0.0, -correction * gain),
-        kl=None if reference is None else torch.where(is_masked, 0.0, k3(logprobs, reference)),
-        ratio=ratio.detach(),
-        is_clipped_low=is_negative & (ratio < 1 - objective.clip_low),
-        is_clipped_high=(advantages > 0) & (ratio > 1 + objective.clip_high),
-        is_clipped_dual=is_clipped_dual,
-        is_masked=is_masked,
-        log_mismatch=log_mismatch,
+        policy=torch.where(is_masked_M, 0.0, -correction_M * gain_M),
+        kl=kl_M,
+        ratio=ratio_M.detach(),
+        is_clipped_low=is_negative_M & (ratio_M < 1 - objective.clip_low),
+        is_clipped_high=(advantages_M > 0) & (ratio_M > 1 + objective.clip_high),
+        is_clipped_dual=is_clipped_dual_M,
+        is_masked=is_masked_M,
+        log_mismatch=log_mismatch_M,
     )
 
 
-def k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """An estimate of KL(policy || reference) from tokens of the policy; never negative."""
-    difference = (reference - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return difference.exp() - difference - 1
+def k3(logprobs_M: torch.Tensor, reference_M: torch.Tensor) -> torch.Tensor:
+    """An estimate of KL(policy || reference) from tokens that the policy sampled; never negative."""
+    difference_M = (reference_M - logprobs_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return difference_M.exp() - difference_M - 1
 
 
 def policy_loss(
-    logprobs: torch.Tensor,
-    behaviour: torch.Tensor,
-    advantages: torch.Tensor,
-    weights: torch.Tensor,
+    inputs: LossInputs,
+    weights_M: torch.Tensor,
     objective: ObjectiveSettings,
     *,
-    old: torch.Tensor | None = None,
-    reference: torch.Tensor | None = None,
     entropies: torch.Tensor | None = None,
 ) -> LossResult:
-    """The loss of some tokens of a step: a weighted sum. Arguments as for `token_losses`."""
-    tokens = token_losses(logprobs, behaviour, advantages, objective, old=old, reference=reference)
-    each = tokens.policy
+    """The weighted sum of the losses of some targets. Entropies are for the statistics only."""
+    tokens = token_losses(inputs, objective)
+    each_M = tokens.policy
     if tokens.kl is not None:
-        each = each + objective.kl_coef * tokens.kl
-    return LossResult((weights * each).sum(), _stats(tokens, weights, logprobs, entropies))
+        each_M = each_M + objective.kl_coef * tokens.kl
+    stats = _stats(tokens, weights_M, inputs.logprobs, entropies)
+    return LossResult((weights_M * each_M).sum(), stats)
 
 
-# --- what is told ---------------------------------------------------------------------------------
+# --- statistics -----------------------------------------------------------------------------------
 
 
 def merged(some: Iterable[LossStats]) -> LossStats:
@@ -135,56 +139,56 @@ def merged(some: Iterable[LossStats]) -> LossStats:
 
 
 def summary(stats: LossStats) -> dict[str, float]:
-    """Statistics as numbers: means over tokens, maxima, and the loss, which is a sum already."""
-    numbers = {name: value.item() for name, value in stats.items()}
-    num_tokens = numbers.pop("num_tokens", 0.0)
+    """Statistics as metrics: means over tokens, maxima, and the loss, which is a sum already."""
+    values = {name: value.item() for name, value in stats.items()}
+    num_tokens = values.pop("num_tokens", 0.0)
     means = {
         name: value if name in (*MAXIMA, "loss_policy") else value / max(num_tokens, 1.0)
-        for name, value in numbers.items()
+        for name, value in values.items()
     }
     return {"num_tokens": num_tokens, **means}
 
 
 def _stats(
     tokens: TokenLosses,
-    weights: torch.Tensor,
-    logprobs: torch.Tensor,
-    entropies: torch.Tensor | None,
+    weights_M: torch.Tensor,
+    logprobs_M: torch.Tensor,
+    entropies_M: torch.Tensor | None,
 ) -> LossStats:
     with torch.no_grad():
-        mismatch = tokens.log_mismatch.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        mismatch_M = tokens.log_mismatch.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         stats = {
-            "num_tokens": weights.new_tensor(float(len(weights))),
-            "loss_policy": (weights * tokens.policy).sum(),
-            "logprob": logprobs.sum(),
+            "num_tokens": weights_M.new_tensor(float(len(weights_M))),
+            "loss_policy": (weights_M * tokens.policy).sum(),
+            "logprob": logprobs_M.sum(),
             "ratio": tokens.ratio.sum(),
             "ratio_max": _max(tokens.ratio),
-            "clip_low": tokens.is_clipped_low.to(weights.dtype).sum(),
-            "clip_high": tokens.is_clipped_high.to(weights.dtype).sum(),
-            "clip_dual": tokens.is_clipped_dual.to(weights.dtype).sum(),
-            "masked": tokens.is_masked.to(weights.dtype).sum(),
-            # of the engine's tokens, so this estimates KL(engine || trainer)
-            "mismatch_kl": (mismatch.exp() - mismatch - 1).sum(),
+            "clip_low": tokens.is_clipped_low.to(weights_M.dtype).sum(),
+            "clip_high": tokens.is_clipped_high.to(weights_M.dtype).sum(),
+            "clip_dual": tokens.is_clipped_dual.to(weights_M.dtype).sum(),
+            "masked": tokens.is_masked.to(weights_M.dtype).sum(),
+            # the engine sampled the tokens, so this estimates KL(engine || trainer)
+            "mismatch_kl": (mismatch_M.exp() - mismatch_M - 1).sum(),
             "mismatch_max": _max(tokens.log_mismatch.abs()),
         }
         if tokens.kl is not None:
             stats["kl"] = tokens.kl.sum()
-        if entropies is not None:
-            stats["entropy"] = entropies.sum()
+        if entropies_M is not None:
+            stats["entropy"] = entropies_M.sum()
         return {name: value.detach() for name, value in stats.items()}
 
 
 def _correction(
-    log_mismatch: torch.Tensor, objective: ObjectiveSettings, *, is_recomputed: bool
+    log_mismatch_M: torch.Tensor, objective: ObjectiveSettings, *, is_recomputed: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What tokens weigh because another program drew them, and which are left out."""
-    share = _exp(log_mismatch)
-    is_masked = share < objective.mask_below
+    """Importance weights for tokens that another program sampled, and which tokens are masked."""
+    share_M = _exp(log_mismatch_M)
+    is_masked_M = share_M < objective.mask_below
     if objective.mask_above is not None:
-        is_masked = is_masked | (share > objective.mask_above)
+        is_masked_M = is_masked_M | (share_M > objective.mask_above)
     if not is_recomputed or objective.importance_cap is None:
-        return torch.ones_like(share), is_masked  # ratios against the engine's hold it already
-    return share.clamp(max=objective.importance_cap), is_masked
+        return torch.ones_like(share_M), is_masked_M  # ratios to the engine's contain it already
+    return share_M.clamp(max=objective.importance_cap), is_masked_M
 
 
 def _exp(difference: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""What a step tells: numbers from its groups and its updates.
+"""Metrics of a step from its groups.
 
-reward            mean over rollouts that did not fail, as it was learnt from
-pass_at_g         share of groups in which at least one rollout had the best reward there is: above 0
+reward            mean over rollouts that did not fail, as it is trained on
+pass_at_g         highest reward of each group, mean over groups
 group_std         standard deviation of rewards within a group, mean over groups
-signal            share of groups whose rewards differ
-agent/NAME        what agents report, mean over rollouts: lengths of memories, turns, errors
+signal            fraction of groups whose rewards differ
+agent/NAME        metrics of agents, mean over rollouts: lengths of memories, turns, errors
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TIME = "time/"
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Numbers of the groups of a step. Failed rollouts are counted, and in no mean."""
+    """Metrics of the groups of a step. Failed rollouts are counted, and in no mean."""
     rollouts = [rollout for group in groups for rollout in group.ok]
     rewards_EG = [[rollout.reward for rollout in group.ok] for group in groups if group.ok]
     found = {
@@ -49,7 +49,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def task_metrics(groups: Sequence[Group], kinds: Mapping[str, str]) -> dict[str, float]:
-    """Rewards of each kind of task, if there are several; `kinds` has the kind of each task by its id."""
+    """Mean reward of each kind of task, if there are several. `kinds` maps task ids to kinds."""
     rewards: dict[str, list[float]] = defaultdict(list)
     for group in groups:
         rewards[kinds[group.task_id]] += [rollout.reward for rollout in group.ok]

@@ -5,11 +5,11 @@
     stats = accumulate(policy, packs, objective)              forward, loss and backward, pack by pack
 
 The model's own modules and parameters are used as they are, so full fine-tuning, adapters and sharded
-parameters need nothing special. Attention is that of `tree_attention.py`. The language-model head runs only where a sampled token is predicted, some
-hundred places at a time, and is computed again in the backward pass: logits of a whole pack never
-exist.
+parameters need nothing special. Attention is that of `attention/tree.py`. The language-model head runs only
+at places that predict a target, a block of places at a time, and is recomputed in the backward pass: the
+logits of a whole pack never exist.
 
-Dropout is never on. It would make ratios differ from 1 where nothing has changed.
+Dropout is always off: it would make ratios differ from 1 for unchanged weights.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from memagent.rl.update.attention.tree import (
     use_tree_attention,
 )
 from memagent.rl.update.logprobs import chosen_logprobs, entropies
-from memagent.rl.update.loss import LossStats, merged, policy_loss
+from memagent.rl.update.loss import LossInputs, LossStats, merged, policy_loss
 from memagent.rl.update.packing import Pack
 
 HEAD_PLACES = 1024
-"""Places whose logits exist at once."""
+"""Places whose logits are computed at once."""
 
 
 class Scores(NamedTuple):
-    """What the policy says about the targets of a pack, in their order. In float32 or better."""
+    """Scores of the targets of a pack, in their order, in float32 or better."""
 
     logprobs: torch.Tensor
     entropies: torch.Tensor | None
-    """Of the distribution each target was drawn from; without gradient."""
+    """Of the distribution that each target was sampled from; without gradient."""
 
 
 class Policy(nn.Module):
     """A causal language model that scores packs.
 
-    `temperature` is the one that replies are drawn with: log-probabilities are those of the
-    distribution that tokens were drawn from. `checkpointing` computes each layer's activations again
-    in the backward pass, which needs less memory and a third more time. `attention` is "blocks" on a GPU
-    whose layers are not compiled and else "parts", see `tree_attention.py`. `compiled` fuses what layers compute,
-    which is worth its minute of compilation for long runs on a GPU.
+    `temperature` is that of the rollouts: log-probabilities are those of the distribution that tokens
+    were sampled from. `checkpointing` recomputes the activations of each layer in the backward pass, for
+    less memory and about a third more time. `attention` defaults to "blocks" on a GPU without `compiled`,
+    else to "parts", see `attention/tree.py`. `compiled` compiles the layers, which takes about a minute and
+    pays off in long runs on a GPU.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Policy(nn.Module):
         return parameter.device
 
     def train(self, mode: bool = True) -> Policy:
-        """Training and evaluation compute the same; layers alone are told, for checkpointing."""
+        """Both modes compute the same; only layers get the mode, for checkpointing."""
         super().train(False)
         for layer in decoder_of(self.model).layers:
             layer.training = mode and self._checkpointing
@@ -104,15 +104,15 @@ class Policy(nn.Module):
         self, hidden_ND: torch.Tensor, pack: Pack, *, with_entropy: bool = False
     ) -> Scores:
         """Scores of a pack's targets from the last hidden states."""
-        places, which_M = np.unique(pack.targets.places, return_inverse=True)
+        places_P, inverse_M = np.unique(pack.targets.places, return_inverse=True)
         ids_M = torch.from_numpy(pack.targets.ids).to(hidden_ND.device)
-        which = torch.from_numpy(which_M).to(hidden_ND.device)
-        hidden_PD = hidden_ND[torch.from_numpy(places).to(hidden_ND.device)]
+        place_M = torch.from_numpy(inverse_M).to(hidden_ND.device)
+        hidden_PD = hidden_ND[torch.from_numpy(places_P).to(hidden_ND.device)]
         logprobs, entropies = [], []
-        for first in range(0, max(len(places), 1), self._head_places):
-            end = min(first + self._head_places, len(places))
-            a, b = np.searchsorted(which_M, [first, end]).tolist()
-            arguments = (hidden_PD[first:end], which[a:b] - first, ids_M[a:b], with_entropy)
+        for first in range(0, max(len(places_P), 1), self._head_places):
+            end = min(first + self._head_places, len(places_P))
+            a, b = np.searchsorted(inverse_M, [first, end]).tolist()
+            arguments = (hidden_PD[first:end], place_M[a:b] - first, ids_M[a:b], with_entropy)
             if torch.is_grad_enabled():
                 some = checkpoint(self._head, *arguments, use_reentrant=False)
             else:
@@ -127,22 +127,22 @@ class Policy(nn.Module):
         ids, positions, until = pack.ids, pack.positions, pack.until
         if attention == "blocks":
             padding = -len(ids) % BLOCK
-            places = np.arange(len(ids), len(ids) + padding)
+            added = np.arange(len(ids), len(ids) + padding)
             ids = np.pad(ids, (0, padding))
             positions = np.pad(positions, (0, padding))
-            until = np.concatenate([until, places + 1])  # each sees itself alone
+            until = np.concatenate([until, added + 1])  # each sees only itself
         output = decoder_of(self.model)(
             input_ids=torch.from_numpy(ids).to(device)[None],
             position_ids=torch.from_numpy(positions).to(device)[None],
             use_cache=False,
             **attention_arguments(until, attention, device),
         )
-        hidden: torch.Tensor = output.last_hidden_state[0]
-        return hidden
+        hidden_ND: torch.Tensor = output.last_hidden_state[0]
+        return hidden_ND
 
     def _attention_for(self, pack: Pack) -> Attention:
-        """The attention that was chosen, where there is one for the pack: a GPU has parts only of half
-        precision."""
+        """The chosen attention if it can compute the pack: on a GPU, parts need half precision and few
+        levels."""
         parameter = next(self.model.parameters())
         if parameter.is_cuda and (parameter.element_size() > 2 or not fits_parts(pack.until)):
             return "blocks"
@@ -151,18 +151,18 @@ class Policy(nn.Module):
     def _head(
         self,
         hidden_PD: torch.Tensor,
-        which_M: torch.Tensor,
+        place_M: torch.Tensor,
         ids_M: torch.Tensor,
         with_entropy: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         logits_PV = self.model.get_output_embeddings()(hidden_PD)
-        logprobs_M, total_P = chosen_logprobs(
-            logits_PV, which_M, ids_M, self.temperature, fused=self._compiled
+        logprobs_M, lse_P = chosen_logprobs(
+            logits_PV, place_M, ids_M, self.temperature, fused=self._compiled
         )
         if not with_entropy:
             return logprobs_M, None
-        found_P = entropies(logits_PV, total_P, self.temperature, fused=self._compiled)
-        return logprobs_M, found_P[which_M]
+        entropies_P = entropies(logits_PV, lse_P, self.temperature, fused=self._compiled)
+        return logprobs_M, entropies_P[place_M]
 
 
 def decoder_of(model: Any) -> Any:
@@ -171,7 +171,7 @@ def decoder_of(model: Any) -> Any:
 
 
 def score(policy: Policy, packs: Sequence[Pack]) -> list[torch.Tensor]:
-    """Log-probabilities of the targets of packs, without gradients: of old or reference weights."""
+    """Log-probabilities of the targets of packs, without gradient, for old or reference weights."""
     with torch.no_grad():
         return [policy(pack).logprobs for pack in packs]
 
@@ -188,26 +188,24 @@ def accumulate(
 ) -> LossStats:
     """Add the gradient of some packs of a step to the parameters; their statistics.
 
-    `old` and `reference` are what `score` gave for the same packs. `scale` is the number of processes
-    where gradients are averaged over processes: losses are sums, so they must be added.
+    `old` and `reference` are results of `score` for the same packs. `scale` is the number of processes
+    where gradients are averaged over processes: losses are sums, so gradients must be summed.
     """
-    found = []
+    stats = []
     for number, pack in enumerate(packs):
         scores = policy(pack, with_entropy=with_entropy)
-        behaviour, advantages, weights = (
+        behaviour_M, advantages_M, weights_M = (
             torch.from_numpy(values).to(scores.logprobs)
             for values in (pack.targets.behaviour, pack.targets.advantages, pack.targets.weights)
         )
-        result = policy_loss(
-            scores.logprobs,
-            behaviour,
-            advantages,
-            weights,
-            objective,
+        inputs = LossInputs(
+            logprobs=scores.logprobs,
+            behaviour=behaviour_M,
+            advantages=advantages_M,
             old=None if old is None else old[number],
             reference=None if reference is None else reference[number],
-            entropies=scores.entropies,
         )
+        result = policy_loss(inputs, weights_M, objective, entropies=scores.entropies)
         torch.autograd.backward(result.loss * scale)
-        found.append(result.stats)
-    return merged(found)
+        stats.append(result.stats)
+    return merged(stats)

@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from memagent.rl.settings import ObjectiveSettings
-from memagent.rl.update.loss import k3, merged, policy_loss, summary, token_losses
+from memagent.rl.update.loss import (
+    LossInputs,
+    LossStats,
+    k3,
+    merged,
+    policy_loss,
+    summary,
+    token_losses,
+)
 
 BEHAVIOUR = -2.0
 
@@ -31,7 +39,8 @@ def numbers(*values: float) -> torch.Tensor:
 def losses(ratio: float, advantage: float, **settings: Any) -> tuple[float, float]:
     """The loss of one token, and its derivative by the log-probability."""
     logprobs = logs(ratio, requires_grad=True)
-    found = token_losses(logprobs, same(1), numbers(advantage), ObjectiveSettings.parse(settings))
+    inputs = LossInputs(logprobs, same(1), numbers(advantage))
+    found = token_losses(inputs, ObjectiveSettings.parse(settings))
     found.policy.sum().backward()
     assert logprobs.grad is not None
     return found.policy.item(), logprobs.grad.item()
@@ -47,7 +56,7 @@ def losses(ratio: float, advantage: float, **settings: Any) -> tuple[float, floa
         (0.5, -2.0, 1.6, 0.0),  # below 1 - 0.2: -(0.8)(-2), held
         (1.5, -2.0, 3.0, 3.0),  # above, but pushed down: r A = -3
         (4.0, -2.0, 6.0, 0.0),  # r A = -8 is below 3 A = -6: dual clip holds
-        (1.0, 0.0, 0.0, 0.0),  # no advantage, nothing to learn
+        (1.0, 0.0, 0.0, 0.0),  # no advantage, no gradient
     ],
 )
 def test_the_clipped_loss_of_a_token(
@@ -77,18 +86,15 @@ def test_the_loss_is_a_weighted_sum_with_kl() -> None:
     logprobs = logs(1.1, 1.0)
     reference = logprobs + numbers(math.log(0.5), 0.0)
     result = policy_loss(
-        logprobs,
-        same(2),
-        numbers(1.0, -1.0),
+        LossInputs(logprobs, same(2), numbers(1.0, -1.0), reference=reference),
         numbers(0.25, 0.25),
         ObjectiveSettings(kl_coef=0.1),
-        reference=reference,
     )
     kl = 0.5 + math.log(2) - 1
     assert result.loss.item() == pytest.approx(0.25 * (-1.1 + 1.0) + 0.25 * 0.1 * kl)
-    told = summary(result.stats)
-    assert told["kl"] == pytest.approx(kl / 2)
-    assert told["loss_policy"] == pytest.approx(-0.025)
+    metrics = summary(result.stats)
+    assert metrics["kl"] == pytest.approx(kl / 2)
+    assert metrics["loss_policy"] == pytest.approx(-0.025)
 
 
 @pytest.mark.parametrize(
@@ -100,21 +106,23 @@ def test_the_loss_is_a_weighted_sum_with_kl() -> None:
         ((1 / 20, 1 / 20, 1 / 20, 1 / 20), (-2 + 3) / 20),  # two rollouts, constant 10
     ],
 )
-def test_each_mean_is_a_matter_of_weights(weights: tuple[float, ...], loss: float) -> None:
+def test_each_mean_follows_from_the_weights(weights: tuple[float, ...], loss: float) -> None:
     result = policy_loss(
-        logs(1, 1, 1, 1), same(4), numbers(2, -1, -1, -1), numbers(*weights), ObjectiveSettings()
+        LossInputs(logs(1, 1, 1, 1), same(4), numbers(2, -1, -1, -1)),
+        numbers(*weights),
+        ObjectiveSettings(),
     )
     assert result.loss.item() == pytest.approx(loss)
 
 
-# --- samples of other weights ---------------------------------------------------------------------
+# --- off-policy samples ---------------------------------------------------------------------
 
 
-def test_recomputed_ratios_start_at_one_and_tokens_weigh_the_mismatch() -> None:
+def test_recomputed_ratios_start_at_one_and_tokens_are_weighted_by_the_mismatch() -> None:
     # trainer / engine = 1.5, capped at 1.25, and 0.5; nothing was updated yet, so ratios are 1
     old = logs(1.5, 0.5)
     found = token_losses(
-        old, same(2), numbers(1.0, 1.0), ObjectiveSettings(importance_cap=1.25), old=old
+        LossInputs(old, same(2), numbers(1.0, 1.0), old=old), ObjectiveSettings(importance_cap=1.25)
     )
     assert found.ratio.tolist() == [1.0, 1.0]
     assert found.policy.tolist() == pytest.approx([-1.25, -0.5])
@@ -124,7 +132,7 @@ def test_recomputed_ratios_start_at_one_and_tokens_weigh_the_mismatch() -> None:
 def test_without_a_cap_recomputed_tokens_all_weigh_one() -> None:
     old = logs(1.5)
     found = token_losses(
-        old, same(1), numbers(1.0), ObjectiveSettings(importance_cap=None), old=old
+        LossInputs(old, same(1), numbers(1.0), old=old), ObjectiveSettings(importance_cap=None)
     )
     assert found.policy.item() == pytest.approx(-1.0)
 
@@ -132,9 +140,9 @@ def test_without_a_cap_recomputed_tokens_all_weigh_one() -> None:
 def test_tokens_that_trainer_and_engine_disagree_about_are_masked() -> None:
     objective = ObjectiveSettings(mask_below=0.5, mask_above=2.0)
     logprobs = logs(0.4, 0.6, 1.9, 2.1, requires_grad=True)
-    found = token_losses(
-        logprobs, same(4), numbers(-1, 1, -1, -1), objective, reference=logs(0.8, 0.6, 3.8, 4.2)
-    )
+    reference = logs(0.8, 0.6, 3.8, 4.2)
+    inputs = LossInputs(logprobs, same(4), numbers(-1, 1, -1, -1), reference=reference)
+    found = token_losses(inputs, objective)
     assert found.is_masked.tolist() == [True, False, False, True]
     assert found.kl is not None
     assert found.kl.tolist() == pytest.approx([0.0, 0.0, 2 - math.log(2) - 1, 0.0])
@@ -144,15 +152,17 @@ def test_tokens_that_trainer_and_engine_disagree_about_are_masked() -> None:
     assert logprobs.grad.tolist() == pytest.approx([0.0, -0.6, 1.9, 0.0])
 
 
-def test_hopeless_differences_do_not_overflow() -> None:
+def test_extreme_differences_do_not_overflow() -> None:
     logprobs = torch.tensor([0.0, -1e4], requires_grad=True)
     result = policy_loss(
-        logprobs,
-        torch.tensor([-1e4, 0.0]),
-        torch.tensor([-1.0, 1.0]),
+        LossInputs(
+            logprobs,
+            torch.tensor([-1e4, 0.0]),
+            torch.tensor([-1.0, 1.0]),
+            reference=torch.tensor([-1e4, 0.0]),
+        ),
         torch.ones(2),
         ObjectiveSettings(kl_coef=0.1, dual_clip=None),
-        reference=torch.tensor([-1e4, 0.0]),
     )
     result.loss.backward()
     assert logprobs.grad is not None
@@ -160,45 +170,40 @@ def test_hopeless_differences_do_not_overflow() -> None:
     assert torch.isfinite(logprobs.grad).all()
 
 
-# --- what is told ---------------------------------------------------------------------------------
+# --- statistics ---------------------------------------------------------------------------------
 
 
-def test_statistics_tell_what_was_clipped() -> None:
+def test_statistics_count_clipped_tokens() -> None:
     result = policy_loss(
-        logs(1.5, 0.5, 4.0, 1.0),
-        same(4),
-        numbers(1, -1, -1, 1),
+        LossInputs(logs(1.5, 0.5, 4.0, 1.0), same(4), numbers(1, -1, -1, 1)),
         numbers(1, 1, 1, 1),
         ObjectiveSettings(),
         entropies=numbers(1.0, 2.0, 3.0, 4.0),
     )
-    told = summary(result.stats)
-    assert {name: told[name] for name in ("clip_high", "clip_low", "clip_dual", "masked")} == {
+    metrics = summary(result.stats)
+    assert {name: metrics[name] for name in ("clip_high", "clip_low", "clip_dual", "masked")} == {
         "clip_high": 0.25,
         "clip_low": 0.25,
         "clip_dual": 0.25,
         "masked": 0.0,
     }
-    assert told["ratio"] == pytest.approx(7 / 4)
-    assert told["ratio_max"] == pytest.approx(4.0)
-    assert told["entropy"] == pytest.approx(2.5)
-    assert told["mismatch_max"] == pytest.approx(math.log(4))
+    assert metrics["ratio"] == pytest.approx(7 / 4)
+    assert metrics["ratio_max"] == pytest.approx(4.0)
+    assert metrics["entropy"] == pytest.approx(2.5)
+    assert metrics["mismatch_max"] == pytest.approx(math.log(4))
     # r - log r - 1, over 1.5, 0.5, 4 and 1
     kl = (7.0 - math.log(1.5 * 0.5 * 4.0) - 4) / 4
-    assert told["mismatch_kl"] == pytest.approx(kl)
+    assert metrics["mismatch_kl"] == pytest.approx(kl)
 
 
 def test_statistics_of_parts_add_up_to_those_of_the_whole() -> None:
     ratios, advantages = (1.5, 0.5, 4.0, 1.0, 0.9), (1.0, -1.0, -1.0, 1.0, -0.5)
 
-    def told(first: int, end: int) -> dict[str, torch.Tensor]:
-        return policy_loss(
-            logs(*ratios[first:end]),
-            same(end - first),
-            numbers(*advantages[first:end]),
-            numbers(*[0.2] * (end - first)),
-            ObjectiveSettings(),
-        ).stats
+    def stats(first: int, end: int) -> LossStats:
+        inputs = LossInputs(
+            logs(*ratios[first:end]), same(end - first), numbers(*advantages[first:end])
+        )
+        return policy_loss(inputs, numbers(*[0.2] * (end - first)), ObjectiveSettings()).stats
 
-    whole, parts = summary(told(0, 5)), summary(merged([told(0, 2), told(2, 2), told(2, 5)]))
-    assert parts == pytest.approx(whole)
+    parts = [stats(0, 2), stats(2, 2), stats(2, 5)]
+    assert summary(merged(parts)) == pytest.approx(summary(stats(0, 5)))

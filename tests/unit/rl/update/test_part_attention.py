@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from memagent.rl.update.attention.parts import (
     MAX_LEVELS,
-    Node,
+    TreeNode,
     attend_in_parts,
     fits_parts,
     nodes_of,
@@ -22,9 +22,9 @@ WORKED = np.array([8, 8, 8, 5, 5, 8, 8, 8])
 
 
 def test_nodes_of_the_worked_example() -> None:
-    assert nodes_of(WORKED) == [Node(0, 3, 8, 0), Node(3, 5, 5, 1), Node(5, 8, 8, 1)]
+    assert nodes_of(WORKED) == [TreeNode(0, 3, 8, 0), TreeNode(3, 5, 5, 1), TreeNode(5, 8, 8, 1)]
     plain = nodes_of(np.array([2, 2, 3, 4]))  # a row of two tokens, and two of one
-    assert plain == [Node(0, 2, 2, 0), Node(2, 3, 3, 0), Node(3, 4, 4, 0)]
+    assert plain == [TreeNode(0, 2, 2, 0), TreeNode(2, 3, 3, 0), TreeNode(3, 4, 4, 0)]
 
 
 def test_the_plan_of_the_worked_example() -> None:
@@ -36,7 +36,7 @@ def test_the_plan_of_the_worked_example() -> None:
 
 @pytest.mark.parametrize("vocabulary", [2, 3, 1000])
 @pytest.mark.parametrize("seed", range(5))
-def test_parts_give_what_a_mask_gives(seed: int, vocabulary: int) -> None:
+def test_parts_equal_attention_with_a_mask(seed: int, vocabulary: int) -> None:
     until = random_until(seed, vocabulary=vocabulary)
     torch.manual_seed(seed)
     query, key, value = (
@@ -57,13 +57,13 @@ def test_parts_give_what_a_mask_gives(seed: int, vocabulary: int) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-def test_the_operation_is_one_that_compilers_can_trust() -> None:
+def test_the_operation_can_be_compiled() -> None:
     plan = plan_parts(WORKED)
     tensors = [torch.randn(8, heads, 16, requires_grad=True) for heads in (4, 2, 2)]
     torch.library.opcheck(torch.ops.memagent.attend_in_parts.default, (*tensors, *plan, 0.25))
 
 
-def test_deep_trees_are_known() -> None:
+def test_deep_trees_do_not_fit_parts() -> None:
     assert fits_parts(WORKED)
     deep = random_until(0, vocabulary=2, num_rows=100)
     assert max(node.level for node in nodes_of(deep)) > MAX_LEVELS

@@ -1,4 +1,4 @@
-"""Attention over packed trees, cut into parts without a mask, which flash kernels compute.
+"""Attention over packed trees in parts that need no mask, for flash kernels.
 
     tokens    A B C d e f g h         nodes    A B C   seen until 8
     until     8 8 8 5 5 8 8 8                  d e     seen until 5
@@ -7,15 +7,15 @@
     itself    every node over itself, causal                      one call for all nodes
     level 0   d e f g h over A B C, each query over every key     one call for each level of the trees
 
-A node is a run of tokens with nothing branching off. All that follows it up to its `until` sees the whole
-of it, so no part needs a mask. What a query gets from its parts is put together by their sums of
-exponentials. The backward pass runs each part's kernel with the result and the sum of the whole, which
-gives the part's share of the gradient: the same trick that spreads long texts over many devices.
+A node is a run of tokens without branches. All tokens after it, up to its `until`, see the whole of it, so
+no part needs a mask. The results of a query's parts are combined by their log-sum-exp. The backward pass
+runs each part's kernel with the output and the log-sum-exp of the whole, which gives the part's share of the
+gradient, as in ring attention.
 
     plan = plan_parts(until)                             once for a pack
-    out_NHD = attend_in_parts(q_NHD, k_NKD, v_NKD, plan.to("cuda"), scale=0.125)
+    out_NHD = attend_in_parts(query_NHD, key_NKD, value_NKD, plan.to("cuda"), scale=0.125)
 
-Compiled code sees one operation here, and nothing of a plan but its tensors.
+Compiled code sees one operation, and of a plan only its tensors.
 """
 
 from __future__ import annotations
@@ -28,42 +28,41 @@ import torch
 from numpy.typing import NDArray
 
 MAX_LEVELS = 4
-"""On a GPU, trees that branch more often one below the other are better computed in blocks."""
+"""On a GPU, deeper trees are faster in blocks."""
 
 
-class Node(NamedTuple):
-    """A run of tokens with nothing branching off."""
+class TreeNode(NamedTuple):
+    """A run of tokens without branches."""
 
     start: int
     end: int
     until: int
-    """End of those who see it."""
+    """End of the tokens that see it."""
     level: int
-    """Nodes above it."""
+    """Number of nodes above it."""
 
 
 class PartPlan(NamedTuple):
     """The parts of a pack, as tensors."""
 
     places: torch.Tensor
-    """Of each level, one after the other: places of its queries, then of its keys. The last two are not
-    used."""
+    """Places of the queries, then of the keys, of each level in turn. The last two are padding."""
     bounds: torch.Tensor
     """Bounds of the nodes over themselves, then of each level's queries and keys."""
     sizes: torch.Tensor
-    """Of nodes over themselves, of each level, and zeros up to MAX_LEVELS: nodes, queries, keys, most queries
-    and most keys of a node. Always on the CPU."""
+    """A row for nodes over themselves, one for each level, and zeros up to MAX_LEVELS. Columns: number of
+    nodes, of queries, of keys, maximum of queries and of keys per node. Always on the CPU."""
 
     def to(self, device: torch.device | str) -> PartPlan:
-        """The same where the pack is computed."""
+        """The plan on a device."""
         return PartPlan(self.places.to(device), self.bounds.to(device), self.sizes)
 
 
-class Part(NamedTuple):
-    """What one call computes: some runs of queries, each over one run of keys."""
+class AttentionPart(NamedTuple):
+    """One kernel call: runs of queries, each over one run of keys."""
 
     places_q: torch.Tensor | None
-    """None for all, where every query sees its own node."""
+    """None for all tokens, where every query sees its own node."""
     places_k: torch.Tensor | None
     bounds_q: torch.Tensor
     bounds_k: torch.Tensor
@@ -82,7 +81,7 @@ class Part(NamedTuple):
 # --- plans ----------------------------------------------------------------------------------------
 
 
-def nodes_of(until: NDArray[np.int64]) -> list[Node]:
+def nodes_of(until: NDArray[np.int64]) -> list[TreeNode]:
     """The nodes of a pack, in their order."""
     places = np.arange(1, len(until))
     ends = np.flatnonzero((until[:-1] != until[1:]) | (until[:-1] == places)) + 1
@@ -90,7 +89,7 @@ def nodes_of(until: NDArray[np.int64]) -> list[Node]:
     for end in [*ends.tolist(), len(until)]:
         while above and above[-1] <= start:
             above.pop()
-        nodes.append(Node(start, end, int(until[start]), len(above)))
+        nodes.append(TreeNode(start, end, int(until[start]), len(above)))
         if nodes[-1].until > end:
             above.append(nodes[-1].until)
         start = end
@@ -98,12 +97,12 @@ def nodes_of(until: NDArray[np.int64]) -> list[Node]:
 
 
 def fits_parts(until: NDArray[np.int64]) -> bool:
-    """Whether a pack has few enough levels to be computed in parts on a GPU."""
+    """Whether a pack has few enough levels for parts on a GPU."""
     return max(node.level for node in nodes_of(until)) <= MAX_LEVELS
 
 
 def plan_parts(until: NDArray[np.int64]) -> PartPlan:
-    """Who sees whom, as parts."""
+    """The parts of a pack."""
     nodes = nodes_of(until)
     lengths = [node.end - node.start for node in nodes]
     bounds = [_bounds(lengths)]
@@ -117,7 +116,7 @@ def plan_parts(until: NDArray[np.int64]) -> PartPlan:
         places += [np.arange(node.start, node.end) for node in some]
         bounds += [_bounds(num_q), _bounds(num_k)]
         sizes.append([len(some), sum(num_q), sum(num_k), max(num_q), max(num_k)])
-    # lengths of 0 and 1, and another number of levels, would be compiled anew
+    # lengths of 0 and 1, or another number of levels, would trigger a recompilation
     places.append(np.zeros(2, dtype=np.int64))
     sizes += [[0] * 5] * (1 + MAX_LEVELS - len(sizes))
     return PartPlan(
@@ -131,15 +130,17 @@ def _bounds(lengths: list[int]) -> NDArray[np.int32]:
     return np.cumsum([0, *lengths], dtype=np.int32)
 
 
-def _parts(places: torch.Tensor, bounds: torch.Tensor, sizes: torch.Tensor) -> Iterator[Part]:
+def _parts(
+    places: torch.Tensor, bounds: torch.Tensor, sizes: torch.Tensor
+) -> Iterator[AttentionPart]:
     """The parts of a plan; the first is every node over itself."""
     (num, _, _, longest, _), *levels = sizes.tolist()
     own, bounds = bounds[: num + 1], bounds[num + 1 :]
-    yield Part(None, None, own, own, longest, longest, is_causal=True)
+    yield AttentionPart(None, None, own, own, longest, longest, is_causal=True)
     for num, num_q, num_k, max_q, max_k in levels:
         if not num:
             return
-        yield Part(
+        yield AttentionPart(
             places[:num_q],
             places[num_q : num_q + num_k],
             bounds[: num + 1],
@@ -154,13 +155,40 @@ def _parts(places: torch.Tensor, bounds: torch.Tensor, sizes: torch.Tensor) -> I
 # --- the operation --------------------------------------------------------------------------------
 
 
+class _Tensors(NamedTuple):
+    """Queries, keys and values of some tokens."""
+
+    query_NHD: torch.Tensor
+    key_NKD: torch.Tensor
+    value_NKD: torch.Tensor
+
+    def of(self, part: AttentionPart) -> _Tensors:
+        """Those of a level."""
+        q, k = part.places_q, part.places_k
+        return _Tensors(self.query_NHD[q], self.key_NKD[k], self.value_NKD[k])
+
+
+class _Result(NamedTuple):
+    """The output of attention, and the log-sum-exp of each query."""
+
+    out_NHD: torch.Tensor
+    lse_HN: torch.Tensor
+
+
 def attend_in_parts(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, plan: PartPlan, *, scale: float
+    query_NHD: torch.Tensor,
+    key_NKD: torch.Tensor,
+    value_NKD: torch.Tensor,
+    plan: PartPlan,
+    *,
+    scale: float,
 ) -> torch.Tensor:
-    """Attention of [tokens, heads, dim]; there may be fewer heads of keys and values."""
-    out: torch.Tensor
-    out, _ = _attend(query.contiguous(), key.contiguous(), value.contiguous(), *plan, scale)
-    return out
+    """Attention over a pack. There may be fewer heads of keys and values than of queries."""
+    out_NHD: torch.Tensor
+    out_NHD, _ = _attend(
+        query_NHD.contiguous(), key_NKD.contiguous(), value_NKD.contiguous(), *plan, scale
+    )
+    return out_NHD
 
 
 @torch.library.custom_op("memagent::attend_in_parts", mutates_args=())
@@ -173,185 +201,149 @@ def _attend(
     sizes: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each query gets, and the logarithm of its sum of exponentials, [heads, tokens]."""
+    """The output, and the log-sum-exp of each query, [heads, tokens]."""
     own, *levels = _parts(places, bounds, sizes)
-    out, total = _forward(query, key, value, own, scale)
+    tensors = _Tensors(query, key, value)
+    out_NHD, lse_HN = _forward(tensors, own, scale)
     for part in levels:
-        assert part.places_q is not None
-        assert part.places_k is not None
-        more, more_total = _forward(
-            query[part.places_q], key[part.places_k], value[part.places_k], part, scale
-        )
-        before, before_total = out[part.places_q], total[:, part.places_q]
-        merged, merged_total = _put_together(before, before_total, more, more_total)
-        out.index_copy_(0, part.places_q, merged)
-        total.index_copy_(1, part.places_q, merged_total)
-    return out, total
+        q = part.places_q
+        assert q is not None
+        more = _forward(tensors.of(part), part, scale)
+        combined = _combined(_Result(out_NHD[q], lse_HN[:, q]), more)
+        out_NHD.index_copy_(0, q, combined.out_NHD)
+        lse_HN.index_copy_(1, q, combined.lse_HN)
+    return out_NHD, lse_HN
 
 
 @_attend.register_fake
-def _(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    places: torch.Tensor,
-    bounds: torch.Tensor,
-    sizes: torch.Tensor,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(query), _sums_like(query)
+def _(query: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(query), _lse_like(query)
 
 
 @torch.library.custom_op("memagent::attend_in_parts_backward", mutates_args=())
 def _attend_backward(
     grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    tensors: list[torch.Tensor],
+    plan: list[torch.Tensor],
     out: torch.Tensor,
-    total: torch.Tensor,
-    places: torch.Tensor,
-    bounds: torch.Tensor,
-    sizes: torch.Tensor,
+    lse: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of queries, keys and values."""
-    own, *levels = _parts(places, bounds, sizes)
+    own, *levels = _parts(*plan)
+    inputs = _Tensors(*tensors)
     grad = grad.contiguous()
-    of_query, of_key, of_value = _backward(grad, query, key, value, out, total, own, scale)
+    grads = _backward(grad, inputs, _Result(out, lse), own, scale)
     for part in levels:
         q, k = part.places_q, part.places_k
         assert q is not None
         assert k is not None
-        sums = total[:, q].contiguous()
-        more = _backward(grad[q], query[q], key[k], value[k], out[q], sums, part, scale)
-        for whole, where, some in zip((of_query, of_key, of_value), (q, k, k), more, strict=True):
+        result = _Result(out[q], lse[:, q].contiguous())
+        more = _backward(grad[q], inputs.of(part), result, part, scale)
+        for whole, where, some in zip(grads, (q, k, k), more, strict=True):
             whole.index_copy_(0, where, whole[where] + some)
-    return of_query, of_key, of_value
+    return grads
 
 
 @_attend_backward.register_fake
 def _(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    total: torch.Tensor,
-    places: torch.Tensor,
-    bounds: torch.Tensor,
-    sizes: torch.Tensor,
-    scale: float,
+    grad: torch.Tensor, tensors: list[torch.Tensor], *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    query, key, value = map(torch.empty_like, tensors)
+    return query, key, value
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    query, key, value, places, bounds, sizes, scale = inputs
-    ctx.save_for_backward(query, key, value, *output, places, bounds, sizes)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    *tensors, scale = inputs
+    ctx.save_for_backward(*tensors, *output)
     ctx.scale = scale
 
 
-def _gradients(ctx: Any, grad: torch.Tensor, grad_total: torch.Tensor) -> tuple[Any, ...]:
-    return *_attend_backward(grad, *ctx.saved_tensors, ctx.scale), None, None, None, None
+def _gradients(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor) -> tuple[Any, ...]:
+    query, key, value, places, bounds, sizes, out, lse = ctx.saved_tensors
+    tensors, plan = [query, key, value], [places, bounds, sizes]
+    return *_attend_backward(grad, tensors, plan, out, lse, ctx.scale), None, None, None, None
 
 
-_attend.register_autograd(_gradients, setup_context=_keep)
+_attend.register_autograd(_gradients, setup_context=_save)
 
 
-def _sums_like(query: torch.Tensor) -> torch.Tensor:
-    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return query.new_empty((query.shape[1], query.shape[0]), dtype=dtype)
+def _lse_like(query_NHD: torch.Tensor) -> torch.Tensor:
+    dtype = torch.float64 if query_NHD.dtype == torch.float64 else torch.float32
+    return query_NHD.new_empty((query_NHD.shape[1], query_NHD.shape[0]), dtype=dtype)
 
 
-def _put_together(
-    a: torch.Tensor, a_total: torch.Tensor, b: torch.Tensor, b_total: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _combined(a: _Result, b: _Result) -> _Result:
     """Attention over two sets of keys from the attention over each."""
-    total = torch.logaddexp(a_total, b_total)
-    share_a, share_b = ((some - total).exp().t()[:, :, None] for some in (a_total, b_total))
-    return (a * share_a + b * share_b).to(a.dtype), total
+    lse_HN = torch.logaddexp(a.lse_HN, b.lse_HN)
+    share_a, share_b = ((some.lse_HN - lse_HN).exp().t()[:, :, None] for some in (a, b))
+    out_NHD = (a.out_NHD * share_a + b.out_NHD * share_b).to(a.out_NHD.dtype)
+    return _Result(out_NHD, lse_HN)
 
 
 # --- kernels --------------------------------------------------------------------------------------
 
 
-def _forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: Part, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if not query.is_cuda:
-        return _forward_cpu(query, key, value, part, scale)
-    out, total, *_ = torch.ops.aten._flash_attention_forward(
-        query, key, value, part.bounds_q, part.bounds_k, part.max_q, part.max_k,
+def _forward(tensors: _Tensors, part: AttentionPart, scale: float) -> _Result:
+    if not tensors.query_NHD.is_cuda:
+        return _forward_cpu(tensors, part, scale)
+    out_NHD, lse_HN, *_ = torch.ops.aten._flash_attention_forward(
+        *tensors, part.bounds_q, part.bounds_k, part.max_q, part.max_k,
         0.0, part.is_causal, False, scale=scale,
     )  # fmt: skip
-    return out, total
+    return _Result(out_NHD, lse_HN)
 
 
 def _backward(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    total: torch.Tensor,
-    part: Part,
-    scale: float,
+    grad_NHD: torch.Tensor, tensors: _Tensors, result: _Result, part: AttentionPart, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if not query.is_cuda:
-        return _backward_cpu(grad, query, key, value, out, total, part, scale)
-    random = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of dropout, which is off
-    unused = torch.empty(0, device=query.device)
+    if not grad_NHD.is_cuda:
+        return _backward_cpu(grad_NHD, tensors, result, part, scale)
+    random = torch.zeros(2, dtype=torch.uint64, device=grad_NHD.device)  # of dropout, which is off
+    unused = torch.empty(0, device=grad_NHD.device)
     of_query, of_key, of_value = torch.ops.aten._flash_attention_backward(
-        grad, query, key, value, out, total, part.bounds_q, part.bounds_k, part.max_q, part.max_k,
+        grad_NHD, *tensors, *result, part.bounds_q, part.bounds_k, part.max_q, part.max_k,
         0.0, part.is_causal, random, unused, scale=scale,
     )  # fmt: skip
     return of_query, of_key, of_value
 
 
-def _forward_cpu(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: Part, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    out, total = torch.empty_like(query), _sums_like(query)
-    key, value = _for_all_heads(query, key), _for_all_heads(query, value)
+def _forward_cpu(tensors: _Tensors, part: AttentionPart, scale: float) -> _Result:
+    query, key, value = _with_all_heads(tensors)
+    out_NHD, lse_HN = torch.empty_like(query), _lse_like(query)
     for q, k in part.runs:
-        some, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        some, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             *_as_batch(query[q], key[k], value[k]), 0.0, part.is_causal, scale=scale
         )
-        out[q], total[:, q] = some[0].transpose(0, 1), sums[0]
-    return out, total
+        out_NHD[q], lse_HN[:, q] = some[0].transpose(0, 1), lse[0]
+    return _Result(out_NHD, lse_HN)
 
 
 def _backward_cpu(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    total: torch.Tensor,
-    part: Part,
-    scale: float,
+    grad_NHD: torch.Tensor, tensors: _Tensors, result: _Result, part: AttentionPart, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    of_query, num_kv = torch.empty_like(query), key.shape[1]
-    key, value = _for_all_heads(query, key), _for_all_heads(query, value)
-    of_key, of_value = torch.empty_like(key), torch.empty_like(value)
+    query, key, value = _with_all_heads(tensors)
+    of_query, of_key, of_value = map(torch.empty_like, (query, key, value))
     for q, k in part.runs:
-        grad_q, query_q, key_k, value_k, out_q = _as_batch(
-            grad[q], query[q], key[k], value[k], out[q]
-        )
-        sums = (
-            total[None, :, q].transpose(1, 2).contiguous().transpose(1, 2)
-        )  # as the kernel has it
+        batch = _as_batch(grad_NHD[q], query[q], key[k], value[k], result.out_NHD[q])
+        # the kernel takes the strides that its forward pass returns
+        lse = result.lse_HN[None, :, q].transpose(1, 2).contiguous().transpose(1, 2)
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad_q, query_q, key_k, value_k, out_q, sums, 0.0, part.is_causal, scale=scale
+            *batch, lse, 0.0, part.is_causal, scale=scale
         )
         of_query[q], of_key[k], of_value[k] = (some[0].transpose(0, 1) for some in found)
-    shared = (len(key), num_kv, -1, key.shape[2])
-    return of_query, of_key.view(shared).sum(2), of_value.view(shared).sum(2)
+    num_kv_heads = tensors.key_NKD.shape[1]
+    by_head = (len(key), num_kv_heads, -1, key.shape[2])
+    return of_query, of_key.view(by_head).sum(2), of_value.view(by_head).sum(2)
 
 
-def _for_all_heads(query: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
-    return shared.repeat_interleave(query.shape[1] // shared.shape[1], dim=1)
+def _with_all_heads(tensors: _Tensors) -> _Tensors:
+    """Keys and values repeated for every head of the queries."""
+    query, key, value = tensors
+    times = query.shape[1] // key.shape[1]
+    return _Tensors(
+        query, key.repeat_interleave(times, dim=1), value.repeat_interleave(times, dim=1)
+    )
 
 
 def _as_batch(*some: torch.Tensor) -> tuple[torch.Tensor, ...]:

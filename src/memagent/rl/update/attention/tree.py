@@ -1,17 +1,17 @@
 """Attention over packed trees: query q sees key k when k <= q < until[k].
 
-    "parts"     in parts that need no mask, for flash kernels; see part_attention.py
+    "parts"     in parts that need no mask, for flash kernels; see `parts.py`
     "blocks"    in blocks, for FlexAttention on a GPU
 
     blocks      k 0   1   2   3
-      q 0       #                     # partly: the rule is asked for each pair
-        1       .   #                 . wholly: nothing is asked
+      q 0       #                     # partial: the rule is evaluated for each pair
+        1       .   #                 . full: every pair is visible
         2       .       #             (blank) not computed
         3       .       .   #
 
-Which blocks are needed follows from the least and the greatest `until` of each block of keys, so no
-mask of all pairs is ever made. Models of transformers take each by an attention that is registered
-with it; with any other mask it computes as before.
+Which blocks are needed follows from the minimum and maximum of `until` over each block of keys, so no
+mask of all pairs is built. Both are one attention implementation, registered with transformers; with any
+other mask it behaves like SDPA.
 """
 
 from __future__ import annotations
@@ -27,42 +27,43 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from memagent.rl.update.attention.parts import PartPlan, attend_in_parts, plan_parts
 
 Attention = Literal["parts", "blocks"]
-"""How who sees whom is computed."""
+"""How attention over a tree is computed."""
 
 NAME = "memagent_trees"
-"""Of this attention, among those that transformers knows."""
+"""Name of this attention in transformers."""
 BLOCK = 128
 
 
 def block_mask(until_N: torch.Tensor, *, block: int = BLOCK) -> BlockMask:
-    """Who sees whom, in blocks. The length has to be a multiple of the block."""
+    """The mask of a pack, in blocks. Its length must be a multiple of the block."""
     num_blocks, rest = divmod(len(until_N), block)
     assert rest == 0, "packs are padded to whole blocks"
     by_block = until_N.view(num_blocks, block)
-    greatest_K, least_K = by_block.amax(dim=1), by_block.amin(dim=1)
-    blocks_Q = torch.arange(num_blocks, device=until_N.device)
-    is_before = blocks_Q[None, :] < blocks_Q[:, None]
-    is_some = is_before & (greatest_K[None, :] > (blocks_Q * block)[:, None])
-    is_whole = is_before & (least_K[None, :] >= ((blocks_Q + 1) * block)[:, None])
-    is_part = (is_some & ~is_whole) | torch.eye(num_blocks, dtype=torch.bool, device=until_N.device)
+    max_B, min_B = by_block.amax(dim=1), by_block.amin(dim=1)
+    blocks_B = torch.arange(num_blocks, device=until_N.device)
+    is_before_BB = blocks_B[None, :] < blocks_B[:, None]
+    is_needed_BB = is_before_BB & (max_B[None, :] > (blocks_B * block)[:, None])
+    is_full_BB = is_before_BB & (min_B[None, :] >= ((blocks_B + 1) * block)[:, None])
+    is_diagonal_BB = torch.eye(num_blocks, dtype=torch.bool, device=until_N.device)
+    is_partial_BB = (is_needed_BB & ~is_full_BB) | is_diagonal_BB
 
     def sees(batch: Any, head: Any, query: Any, key: Any) -> Any:
         return (key <= query) & (query < until_N[key])
 
     return BlockMask.from_kv_blocks(
-        *_ordered(is_part), *_ordered(is_whole), BLOCK_SIZE=block, mask_mod=sees
+        *_ordered(is_partial_BB), *_ordered(is_full_BB), BLOCK_SIZE=block, mask_mod=sees
     )
 
 
-def _ordered(is_needed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per block of queries: how many blocks of keys it needs, and which, those first."""
-    counts = is_needed.sum(dim=1, dtype=torch.int32)
-    order = is_needed.int().argsort(dim=1, descending=True, stable=True).to(torch.int32)
+def _ordered(is_needed_BB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each block of queries: the number of blocks of keys that it needs, and their indices first."""
+    counts = is_needed_BB.sum(dim=1, dtype=torch.int32)
+    order = is_needed_BB.int().argsort(dim=1, descending=True, stable=True).to(torch.int32)
     return counts[None, None].contiguous(), order[None, None].contiguous()
 
 
 def use_tree_attention(model: Any) -> None:
-    """Let a transformers model attend as packs need it; otherwise it computes as before."""
+    """Let a transformers model attend over packs; with any other mask it behaves like SDPA."""
     _register()
     for module in model.modules():
         if hasattr(module, "config") and hasattr(module.config, "_attn_implementation"):
@@ -81,10 +82,10 @@ def _register() -> None:
 def attention_arguments(
     until: NDArray[np.int64], attention: Attention, device: torch.device
 ) -> dict[str, Any]:
-    """What a model is called with to attend as a pack needs it."""
+    """Arguments of a model's forward pass over a pack."""
     if attention == "blocks":
         return {"attention_mask": block_mask(torch.from_numpy(until).to(device))}
-    # transformers makes a mask of all pairs unless it is given one
+    # transformers builds a mask of all pairs unless it gets one
     unused = torch.empty((1, 1, 0, 0), dtype=torch.bool, device=device)
     return {"attention_mask": unused, "plan": plan_parts(until).to(device)}
 
