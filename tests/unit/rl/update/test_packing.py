@@ -140,7 +140,9 @@ def test_packs_are_filled_by_the_longest_that_fits_first() -> None:
 
 
 def test_a_row_longer_than_a_pack_is_refused_with_its_length() -> None:
-    with pytest.raises(ConfigError, match="a row has 6 tokens, more than the 5 of a packed sequence"):
+    with pytest.raises(
+        ConfigError, match="a row has 6 tokens, more than the 5 of a packed sequence"
+    ):
         pack([row("ABCdef")], max_tokens=5)
 
 
