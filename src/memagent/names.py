@@ -13,15 +13,34 @@ CUTOFF = 0.6
 """How similar a name must be to be suggested; difflib's own default."""
 
 
+def similar(
+    name: str, known: Iterable[str], *, max_num: int = 1, cutoff: float = CUTOFF
+) -> list[str]:
+    """The known names closest to a misspelt one, whatever their case; the closest first."""
+    by_folded = {each.casefold(): each for each in known}
+    near = get_close_matches(name.casefold(), by_folded, n=max_num, cutoff=cutoff)
+    return [by_folded[each] for each in near]
+
+
 def nearest(name: str, known: Iterable[str], *, cutoff: float = CUTOFF) -> str | None:
     """The known name closest to a misspelt one; None if none is similar."""
-    by_folded = {each.casefold(): each for each in known}
-    near = get_close_matches(name.casefold(), by_folded, n=1, cutoff=cutoff)
-    return by_folded[near[0]] if near else None
+    return next(iter(similar(name, known, cutoff=cutoff)), None)
 
 
-def hint(name: str, known: Iterable[str], *, cutoff: float = CUTOFF) -> str:
-    """The end of an error about an unknown name: a suggestion, or the list of known names."""
+def hint(
+    name: str,
+    known: Iterable[str],
+    *,
+    otherwise: str | None = None,
+    max_num: int = 1,
+    cutoff: float = CUTOFF,
+) -> str:
+    """The end of an error about an unknown name: what was probably meant, else what there is.
+
+    `otherwise` stands in place of the list of known names.
+    """
     known = tuple(known)
-    near = nearest(name, known, cutoff=cutoff)
-    return f"did you mean {near}?" if near else f"known: {', '.join(known) or 'none'}"
+    near = similar(name, known, max_num=max_num, cutoff=cutoff)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"known: {', '.join(known) or 'none'}" if otherwise is None else otherwise

@@ -14,7 +14,6 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -22,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from memagent.errors import ConfigError
+from memagent.names import hint
 
 PREFIX = "memagent_file_"
 """How the modules of such files are called; the rest is their name and a fingerprint of the path."""
@@ -57,9 +57,8 @@ def load_function(spec: str, *, what: str, parameters: Sequence[str]) -> Callabl
     found = getattr(module, name, None)
     if found is None:
         own = [key for key, value in vars(module).items() if is_own_function(value, module)]
-        near = get_close_matches(name, own, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(own) or 'no functions'}"
-        raise ConfigError(f"{path} has no {name}; {hint}")
+        listed = f"it has {', '.join(own) or 'no functions'}"
+        raise ConfigError(f"{path} has no {name}; {hint(name, own, otherwise=listed)}")
     if not inspect.isfunction(found):
         raise ConfigError(
             f"{spec} is no function; the {what} is def {name}({', '.join(parameters)})"

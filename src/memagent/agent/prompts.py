@@ -19,11 +19,11 @@ import json
 import re
 import tomllib
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from memagent.errors import ConfigError
+from memagent.names import hint
 from memagent.types import Message
 
 READ_SLOTS = ("question", "section", "memory", "section_number", "memory_tokens", "memory_words")
@@ -101,7 +101,7 @@ def open_prompts(name: str) -> PromptSet:
     path = Path(name).expanduser()
     if not path.is_file():
         raise ConfigError(
-            f"there is no prompt set or template file {name!r}; sets: {', '.join(PROMPT_SETS)}"
+            f"there is no prompt set or template file {name!r}; {hint(name, PROMPT_SETS)}"
         )
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -115,7 +115,7 @@ def parse_prompts(values: dict[str, Any], *, source: str) -> PromptSet:
     known = PromptSet.__dataclass_fields__
     for key, value in values.items():
         if key not in known:
-            raise ConfigError(f"{source}: unknown key {key!r}{_hint(key, list(known))}")
+            raise ConfigError(f"{source}: unknown key {key!r}; {hint(key, known)}")
         if not isinstance(value, str):
             raise ConfigError(f"{source}: {key} must be a string")
     for key in ("read", "answer"):
@@ -130,17 +130,12 @@ def _check_slots(template: str, which: str, slots: tuple[str, ...], source: str)
     found = {name for _, name in _slot.findall(template) if name}
     for name in sorted(found - set(slots)):
         raise ConfigError(
-            f"{source}: {which} has an unknown slot {{{name}}}{_hint(name, list(slots))}; "
+            f"{source}: {which} has an unknown slot {{{name}}}; {hint(name, slots)}; "
             f"write {{{{{name}}}}} for literal braces"
         )
     for name in REQUIRED_SLOTS[which]:
         if name not in found:
             raise ConfigError(f"{source}: {which} lacks the slot {{{name}}}")
-
-
-def _hint(name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
 
 
 _DEFAULT_READ = """\

@@ -12,10 +12,10 @@ import codecs
 import re
 from collections import Counter
 from collections.abc import Iterator
-from difflib import get_close_matches
 from encodings.aliases import aliases
 
 from memagent.errors import DocumentError
+from memagent.names import hint
 
 HEAD_BYTES = 8192
 """How much of the beginning decides whether data is binary."""
@@ -83,9 +83,9 @@ def check_encoding(encoding: str) -> None:
     except UnicodeError:
         return  # it exists, and wants more than one byte
     except (LookupError, ValueError) as error:  # ValueError: a NUL in the name
-        near = get_close_matches(encoding.lower(), sorted({*aliases, *aliases.values()}), n=1)
-        hint = f"did you mean {near[0]}?" if near else "names look like utf-8, cp1252, shift_jis"
-        raise DocumentError(f"there is no text encoding named {encoding!r}; {hint}") from error
+        known = sorted({*aliases, *aliases.values()})
+        remedy = hint(encoding, known, otherwise="names look like utf-8, cp1252, shift_jis")
+        raise DocumentError(f"there is no text encoding named {encoding!r}; {remedy}") from error
 
 
 def looks_binary(head: bytes | str) -> bool:

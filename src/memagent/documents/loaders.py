@@ -19,7 +19,6 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -29,6 +28,7 @@ from memagent.documents.formats import check_head, read
 from memagent.documents.formats.raw import EmptyText, RawFile
 from memagent.documents.tree import Skipped, find_files
 from memagent.errors import DocumentError
+from memagent.names import hint
 
 STDIN = "-"
 
@@ -215,9 +215,9 @@ def _not_found(path: str | Path, source: str) -> DocumentError:
     folder = Path(path).parent
     if not os.path.isdir(folder):
         return DocumentError(f"{source} does not exist: there is no folder {_shown(folder)}")
-    near = get_close_matches(Path(path).name, _names_in(folder), n=3)
-    hint = f"did you mean {' or '.join(map(_shown, near))}?" if near else "check the name"
-    return DocumentError(f"{source} does not exist in {_shown(folder.resolve())}; {hint}")
+    names = [_shown(name) for name in _names_in(folder)]
+    remedy = hint(Path(path).name, names, max_num=3, otherwise="check the name")
+    return DocumentError(f"{source} does not exist in {_shown(folder.resolve())}; {remedy}")
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -11,14 +11,14 @@ kept or used; without tokie, or where it does not agree, there is none.
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 from platformdirs import user_cache_path
+
+from memagent.files import replacing
 
 Count = Callable[[str], int]
 Encode = Callable[[str], list[int]]
@@ -89,8 +89,6 @@ def _cache_file(file: Path) -> Path:
 
 
 def _keep(tokenizer: object, kept: Path) -> None:
-    """Write under another name first: a half-written file must never be found."""
     kept.parent.mkdir(parents=True, exist_ok=True)
-    temporary = kept.with_name(f"{kept.name}.{secrets.token_hex(4)}")
-    tokenizer.save(str(temporary))  # type: ignore[attr-defined]  # tokie has no type hints
-    os.replace(temporary, kept)
+    with replacing(kept, sync=False) as part:
+        tokenizer.save(str(part))  # type: ignore[attr-defined]  # tokie has no type hints

@@ -376,7 +376,7 @@ def _download_tokenizer(repository: str) -> Path:
         file = hf_hub_download(repository, "tokenizer.json", etag_timeout=5)
     except HFValidationError:
         raise ConfigError(
-            f"no tokenizer is known for {repository!r}; name one with --tokenizer "
+            f"no tokenizer is known for {repository!r}; name one with `tokenizer` "
             "(a folder, a hub id, tiktoken:NAME or estimate)"
         ) from None
     except EntryNotFoundError:
@@ -426,7 +426,7 @@ def _open_tiktoken(name: str) -> tiktoken.Encoding:
     except Exception as error:  # its download raises whatever its HTTP library raises
         raise ConfigError(
             f"the tiktoken encoding of {name!r} cannot be fetched ({type(error).__name__}); "
-            "use --tokenizer with a folder, or estimate"
+            "use `tokenizer` with a folder, or estimate"
         ) from None
 
 

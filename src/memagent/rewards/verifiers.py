@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
 from memagent.errors import ConfigError, DataError
+from memagent.names import hint
 from memagent.rewards import metrics
 from memagent.rewards.text import (
     answer_candidates,
@@ -63,9 +63,7 @@ def grade(name: str, reply: str, answers: Sequence[str], match: Match = "any") -
 def open_grader(name: str) -> Grader:
     """A grader by name."""
     if name not in GRADERS:
-        near = get_close_matches(name, GRADERS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(GRADERS)}"
-        raise ConfigError(f"there is no grader {name!r}; {hint}")
+        raise ConfigError(f"there is no grader {name!r}; {hint(name, GRADERS)}")
     return GRADERS[name]
 
 

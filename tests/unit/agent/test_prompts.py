@@ -117,9 +117,11 @@ def test_a_wrong_template_file_is_explained(tmp_path: Path, content: str, messag
         open_prompts(str(tmp_path / "mine.toml"))
 
 
-def test_an_unknown_set_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="default, boxed, paper"):
+def test_an_unknown_set_is_answered_with_the_nearest_or_all() -> None:
+    with pytest.raises(ConfigError, match=r"'papper'; did you mean paper\?"):
         open_prompts("papper")
+    with pytest.raises(ConfigError, match="known: default, boxed, paper"):
+        open_prompts("nothing-like-it")
 
 
 def test_the_fingerprint_follows_the_wording_not_the_name(tmp_path: Path) -> None:

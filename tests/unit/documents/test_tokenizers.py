@@ -104,7 +104,7 @@ def test_a_model_name_that_no_hub_would_take_gets_an_estimate_too() -> None:
     tokenizer, reason = tokenizer_for_model("my served model!")
     assert isinstance(tokenizer, EstimatingTokenizer)
     assert reason is not None
-    assert "--tokenizer" in reason
+    assert "`tokenizer`" in reason
 
 
 def test_an_unknown_tiktoken_name_lists_the_known_ones() -> None:
