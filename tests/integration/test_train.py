@@ -1,7 +1,8 @@
-"""`memagent train` as a user calls it: a run, its errors, an agent of one's own, kills at random moments."""
+"""`memagent train` as a user calls it: a run, its errors, a custom agent, kills at random moments."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import signal
@@ -13,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from memagent.rl.settings import read_config
+from memagent.rl.trainer import open_training
+from memagent.runs import read_manifest
 from memagent.tracking import comparable, read_metrics
 from tests.support.tiny_training import tiny_run
 
@@ -69,8 +73,26 @@ def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
     return [comparable(record) for record in read_metrics(folder)]
+
+
+def weights_of(folder: Path) -> bytes:
+    return (folder / "final" / "model.safetensors").read_bytes()
+
+
+def test_python_trains_as_the_command_line_does(config: Path, whole: Path, tmp_path: Path) -> None:
+    async def train(run_dir: Path) -> Path:
+        async with open_training(read_config(config), run_dir) as trainer:
+            return await trainer.train()
+
+    folder = tmp_path / "run"
+    assert asyncio.run(train(folder)) == folder / "final"
+    assert metrics_of(folder) == metrics_of(whole)
+    assert weights_of(folder) == weights_of(whole)
+    assert read_manifest(folder)["config"] == read_manifest(whole)["config"]
+    names = [{path.name for path in run.iterdir()} for run in (folder, whole)]
+    assert names[0] == names[1]
 
 
 @pytest.mark.slow
@@ -87,7 +109,7 @@ def test_a_run_killed_at_random_moments_has_the_metrics_of_one_that_was_not(
         )
         lines = len(read_metrics(folder)) if (folder / "metrics.jsonl").exists() else 0
         if num_killed < NUM_KILLS:
-            deadline = time.monotonic() + 120  # until it is at work, and then a moment
+            deadline = time.monotonic() + 120  # until it makes progress, and then a moment
             while process.poll() is None and time.monotonic() < deadline:
                 if (folder / "metrics.jsonl").exists() and len(read_metrics(folder)) != lines:
                     break
@@ -102,13 +124,11 @@ def test_a_run_killed_at_random_moments_has_the_metrics_of_one_that_was_not(
         arguments = ("train", "--resume", folder)
     assert process.returncode == 0
     assert num_killed >= 2, "it was over before it could be killed"
-    assert told(folder) == told(whole)
-    assert (folder / "final" / "model.safetensors").read_bytes() == (
-        whole / "final" / "model.safetensors"
-    ).read_bytes()
+    assert metrics_of(folder) == metrics_of(whole)
+    assert weights_of(folder) == weights_of(whole)
 
 
-def test_an_interrupted_run_says_how_to_go_on(config: Path, whole: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_prints_how_to_resume(config: Path, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = subprocess.Popen(
         command("train", config, "--run-dir", folder), stderr=subprocess.PIPE, text=True
@@ -122,7 +142,7 @@ def test_an_interrupted_run_says_how_to_go_on(config: Path, whole: Path, tmp_pat
     assert "Traceback" not in errors
     done = memagent("train", "--resume", folder)
     assert done.returncode == 0, done.stderr
-    assert told(folder) == told(whole)
+    assert metrics_of(folder) == metrics_of(whole)
 
 
 def test_an_agent_and_a_reward_of_the_user_are_trained(config: Path, tmp_path: Path) -> None:
@@ -178,10 +198,10 @@ def test_the_warm_start_alone_and_its_export(config: Path, tmp_path: Path) -> No
         (["--agent", "nowhere.py:agent"], "nowhere.py"),
         (["--reward", "nowhere.py:score"], "nowhere.py"),
         (["--set", "tasks.0.files=['a.jsonl']"], "either tasks or files"),
-        (["--resume", "nowhere"], "name a config, or a run"),
+        (["--resume", "nowhere"], "not both"),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_left(
+def test_an_error_is_one_line_and_leaves_no_run(
     config: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     done = memagent("train", config, "--run-dir", tmp_path / "run", *arguments)
@@ -191,7 +211,7 @@ def test_a_mistake_is_one_line_and_nothing_is_left(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_cannot_change_is_refused_when_a_run_goes_on(whole: Path) -> None:
+def test_settings_that_cannot_change_are_refused_on_resume(whole: Path) -> None:
     done = memagent("train", "--resume", whole, "--set", "optim.lr=1.0")
     assert done.returncode == 2
     assert "optim.lr cannot change" in done.stderr

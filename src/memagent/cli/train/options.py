@@ -1,15 +1,16 @@
-"""Options of `memagent train run` and `memagent train sft`, and what they make of a config."""
+"""Options that `memagent train run` and `memagent train sft` share."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from memagent.cli.shared.options import panel_option
-from memagent.cli.shared.run_options import all_options
+from memagent.cli.shared.options import all_options, panel_option
+from memagent.cli.shared.run_options import RunOptions
 from memagent.data.choices import named_sources
 
 CONFIG = "Config"
@@ -19,32 +20,27 @@ RUN = "Run"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
-    """What the command line says about a run."""
+    """What the shared options were given."""
 
     config: Path | None
-    run_dir: Path | None
-    resume: Path | None
+    run: RunOptions
     model: str | None
     sources: tuple[str, ...]
     changes: tuple[str, ...]
     dry_run: bool
     quiet: bool
-    agent: str | None = None
-    reward: str | None = None
-    files: tuple[Path, ...] = ()
+
+    @property
+    def named(self) -> Mapping[str, str | None]:
+        """Settings that have an option of their own, and their values."""
+        return {"model.source": self.model}
 
     @property
     def all_changes(self) -> list[str]:
-        """All that changes the config; `--set` counts most."""
-        values = {
-            "agent.name": self.agent,
-            "agent.reward": self.reward,
-            "model.source": self.model,
-            **{f"sources.{name}": path for name, path in named_sources(self.sources).items()},
-        }
-        given = [
-            f"{name}={json.dumps(value)}" for name, value in values.items() if value is not None
-        ]
+        """Everything that changes the config; `--set` comes last and takes precedence."""
+        paths = {f"sources.{name}": path for name, path in named_sources(self.sources).items()}
+        values = {**self.named, **paths}
+        given = [f"{name}={json.dumps(text)}" for name, text in values.items() if text is not None]
         return [*given, *self.changes]
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Self
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-from memagent.cli.shared.progress import duration
+from memagent.cli.shared.progress import ProgressFrame, duration
+from memagent.cli.shared.run_command import CommandConsole
 from memagent.rl.rollouts.collect import RolloutStats
 from memagent.rl.trainer import TrainingCallbacks
 
@@ -34,49 +31,35 @@ QUIET_WARM_STEPS = 10
 class TrainConsole(TrainingCallbacks):
     """Shows the progress of a run on the console."""
 
-    def __init__(self, console: Console, *, is_quiet: bool) -> None:
-        self._console = console
-        self._is_quiet = is_quiet
+    def __init__(self, console: CommandConsole) -> None:
+        self._frame = ProgressFrame(console, is_transient=True)
         self._num_steps = 0
-        self._phase = ""
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f} of {task.total:.0f} rollouts"),
-            TextColumn("[dim]{task.fields[rate]}[/dim]"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=is_quiet or not console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=1, rate="", visible=False)
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        self._frame.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
+        self._frame.__exit__(*exception)
 
     def on_phase(self, phase: str, *, num_done: int, num_steps: int) -> None:
-        self._phase, self._num_steps = phase, num_steps
+        self._num_steps = num_steps
         if num_done:
-            self.report(f"{_title(phase)}: resumed after {num_done} of {num_steps} steps")
+            self._frame.print(f"{_title(phase)}: resumed after {num_done} of {num_steps} steps")
 
     def on_rollout(self, stats: RolloutStats, *, num_wanted: int) -> None:
-        self._bar.update(
-            self._task,
-            visible=True,
-            description="rollouts",
+        total = max(num_wanted, stats.num_rollouts)
+        self._frame.show(
+            f"{stats.num_rollouts} of {total} rollouts",
             completed=stats.num_rollouts,
-            total=max(num_wanted, stats.num_rollouts),
-            rate=f"{stats.sampled_tokens_per_second:,.0f} tokens/s",
+            total=total,
+            detail=f"{stats.sampled_tokens_per_second:,.0f} tokens/s",
         )
 
     def on_step(self, kind: str, step: int, metrics: dict[str, float]) -> None:
-        self._bar.update(self._task, visible=False)
+        self._frame.hide()
         if kind == "validation":
-            self.report(_validation_line(step, metrics))
+            self._frame.print(_validation_line(step, metrics))
             return
         is_shown = kind != "warm_start" or step % QUIET_WARM_STEPS == 0 or step == self._num_steps
         if is_shown:
@@ -86,15 +69,12 @@ class TrainConsole(TrainingCallbacks):
                 if name in metrics and (name != "num_failed" or metrics[name])
             ]
             seconds = duration(metrics["time/step"])
-            self.report(f"{_title(kind)} {step}/{self._num_steps}  {'  '.join(shown)}  {seconds}")
+            self._frame.print(
+                f"{_title(kind)} {step}/{self._num_steps}  {'  '.join(shown)}  {seconds}"
+            )
 
     def on_note(self, text: str) -> None:
-        self.report(f"note: {text}")
-
-    def report(self, text: str) -> None:
-        """Print a line, unless the user wants none."""
-        if not self._is_quiet:
-            self._console.print(escape(text), soft_wrap=True, highlight=False)
+        self._frame.print(f"note: {text}")
 
 
 def _title(kind: str) -> str:

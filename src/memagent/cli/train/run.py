@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
-from memagent.cli.models import pull_if_known
+from memagent.cli.shared.engine import pull_known
 from memagent.cli.shared.interrupt import stop_like_ctrl_c
-from memagent.cli.shared.options import PanelCommand, panel_option
+from memagent.cli.shared.options import PanelCommand, panel_option, taking
+from memagent.cli.shared.run_command import CommandConsole, resumable
 from memagent.cli.shared.run_options import run_options
 from memagent.cli.train.options import (
     CONFIG,
@@ -25,14 +25,29 @@ from memagent.cli.train.options import (
     mode_options,
 )
 from memagent.engines.base import check_engine
-from memagent.errors import ConfigError, EngineError
+from memagent.errors import ConfigError
 from memagent.rl.settings import TrainConfig, read_config
 
 if TYPE_CHECKING:
     from memagent.rl.setup import Setup
     from memagent.rl.trainer import Trainer
 
-INTERRUPTED = 130
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTrainOptions(TrainOptions):
+    """What the options were given."""
+
+    agent: str | None
+    reward: str | None
+
+    @property
+    def named(self) -> Mapping[str, str | None]:
+        """Settings that have an option of their own, and their values."""
+        return {
+            "model.source": self.model,
+            "agent.name": self.agent,
+            "agent.reward": self.reward,
+        }
 
 
 @click.command("run", cls=PanelCommand)
@@ -50,7 +65,8 @@ INTERRUPTED = 130
 @change_options
 @run_options("checkpoints, metrics and rollouts")
 @mode_options
-def command(**options: Any) -> int:
+@taking(RunTrainOptions)
+def command(options: RunTrainOptions) -> int:
     """Train by reinforcement learning, after a warm start if the config has one.
 
     \b
@@ -66,61 +82,64 @@ def command(**options: Any) -> int:
     Exit codes: 0 done, 2 an error in the input, 3 the engine keeps failing, 130 interrupted. After 3
     and 130 all finished steps are saved, and the command that resumes the run is printed.
     """
-    parsed = TrainOptions(**options)
-    return run_training(parsed, lambda path: read_config(path, changes=parsed.all_changes))
+    return run_training(options, lambda path: read_config(path, changes=options.all_changes))
 
 
 def run_training(options: TrainOptions, read: Callable[[Path], TrainConfig]) -> int:
     """Start or resume a run; the exit code. `read` reads the config of a new one."""
     check_engine("local")  # training needs torch and transformers, too
-    if (options.resume is None) == (options.config is None):
+    if (options.run.resume is None) == (options.config is None):
         raise ConfigError("name a config, or a run to resume as --resume RUN")
     from memagent.cli.train.progress import TrainConsole
     from memagent.rl.trainer import open_training, resume_training
 
-    with TrainConsole(Console(stderr=True), is_quiet=options.quiet) as console:
-        if options.resume is not None:
-            opened = resume_training(options.resume, changes=options.all_changes, callbacks=console)
-            return asyncio.run(_train(opened, console.report))
+    console = CommandConsole(is_quiet=options.quiet)
+    with TrainConsole(console) as callbacks:
+        if options.run.resume is not None:
+            opened = resume_training(
+                options.run.resume, changes=options.all_changes, callbacks=callbacks
+            )
+            return asyncio.run(_train(opened, console))
         assert options.config is not None
         config = read(options.config)
         if config.model.source is not None:
-            pull_if_known(config.model.source, is_quiet=options.quiet)
+            pull_known(config.model.source, console)
         if options.dry_run:
-            return asyncio.run(_dry_run(config, console.report))
-        opened = open_training(config, options.run_dir, callbacks=console)
-        return asyncio.run(_train(opened, console.report))
+            return asyncio.run(_dry_run(config, console))
+        opened = open_training(config, options.run.run_dir, callbacks=callbacks)
+        return asyncio.run(_train(opened, console))
 
 
-async def _train(
-    opened: AbstractAsyncContextManager[Trainer], report: Callable[[str], None]
-) -> int:
+async def _train(opened: AbstractAsyncContextManager[Trainer], console: CommandConsole) -> int:
     stop_like_ctrl_c()
     async with opened as trainer:
-        report(_plan(trainer.setup))
-        try:
+        console.report(_plan(trainer.setup))
+        run = _TrainingRun(trainer.run_dir)
+        kept = "all finished steps are saved"
+        with resumable(run, console, kept=kept, command="memagent train"):
             final = await trainer.train()
-        except asyncio.CancelledError:
-            reason, exit_code = "interrupted", INTERRUPTED
-        except EngineError as error:
-            reason, exit_code = str(error), error.exit_code
-        else:
-            report(f"trained: {final}")
-            report(f"run: {trainer.run_dir}")
-            return 0
-    report(f"stopped: {reason}")
-    path = shlex.quote(str(trainer.run_dir))
-    report(f"all finished steps are saved; resume with: memagent train --resume {path}")
-    return exit_code
+    console.report(f"trained: {final}")
+    console.report(f"run: {trainer.run_dir}")
+    return 0
 
 
-async def _dry_run(config: TrainConfig, report: Callable[[str], None]) -> int:
+@dataclass(frozen=True, slots=True)
+class _TrainingRun:
+    """A run that has started: it is never empty."""
+
+    path: Path
+
+    def discard_if_empty(self) -> bool:
+        return False
+
+
+async def _dry_run(config: TrainConfig, console: CommandConsole) -> int:
     from memagent.rl.setup import open_setup
 
     with TemporaryDirectory() as folder:
         async with open_setup(config, Path(folder)) as setup:
-            report(_plan(setup))
-    report("dry run: everything can be opened; nothing was trained")
+            console.report(_plan(setup))
+    console.report("dry run: everything can be opened; nothing was trained")
     return 0
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from memagent.cli.shared.options import PanelCommand, panel_option
+from memagent.cli.shared.options import PanelCommand, panel_option, taking
 from memagent.cli.shared.run_options import run_options
 from memagent.cli.train.options import (
     CONFIG,
@@ -18,6 +18,13 @@ from memagent.cli.train.options import (
 )
 from memagent.cli.train.run import run_training
 from memagent.rl.settings import TrainConfig, read_warm_start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftOptions(TrainOptions):
+    """What the options were given."""
+
+    files: tuple[Path, ...]
 
 
 @click.command("sft", cls=PanelCommand)
@@ -33,7 +40,8 @@ from memagent.rl.settings import TrainConfig, read_warm_start
 @change_options
 @run_options("checkpoints and metrics")
 @mode_options
-def command(**options: Any) -> int:
+@taking(SftOptions)
+def command(options: SftOptions) -> int:
     """Train on given replies: conversations in files, or replies written by rule for tasks.
 
     \b
@@ -44,9 +52,8 @@ def command(**options: Any) -> int:
     This is the warm start of a training config alone, [warm_start], with the same packing. The result
     is in the run's folder as `final`; set it as model.adapter in the config that continues from it.
     """
-    parsed = TrainOptions(**options)
 
     def read(path: Path) -> TrainConfig:
-        return read_warm_start(path, changes=parsed.all_changes, files=parsed.files)
+        return read_warm_start(path, changes=options.all_changes, files=options.files)
 
-    return run_training(parsed, read)
+    return run_training(options, read)
