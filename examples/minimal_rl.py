@@ -1,18 +1,18 @@
 """Reinforcement learning of a memory agent in one file: a tiny model learns to read, carry and answer.
 
     python examples/minimal_rl.py                # about ten seconds on one CPU core
-    python examples/minimal_rl.py --steps 20     # a glance
+    python examples/minimal_rl.py --steps 20     # a quick look
 
-A text has three sections of four tokens. One of them holds a value, marked; the rest is noise. The
-model reads one section per call, together with a memory of one token, and its reply is the next memory.
-The last call sees the memory alone, and its reply is the answer: right or wrong is the only reward.
+A text has three sections of four tokens. One of them holds a marked value; the rest is noise. The model
+reads one section per call, together with a memory of one token, and its reply is the next memory. The last
+call sees only the memory, and its reply is the answer. The reward is 1 for the right answer, else 0.
 
     section + memory ─▶ memory ─▶ section + memory ─▶ memory ─▶ ... ─▶ memory ─▶ answer ─▶ reward
 
-First the model is shown texts of one section, with the right replies. What it is not shown is to keep a
-memory while it reads noise; that it finds out by itself. Everything a training run does is here: warm
-start on given replies, draw groups of rollouts, compare within the group, weigh the tokens, share prefixes, take clipped steps. The functions are those
-of `memagent.rl`; docs/training.md has the formula. Engine and update use the same weights in memory.
+A warm start demonstrates texts of one section. To keep a memory while reading noise is not demonstrated;
+the model discovers it by reinforcement learning. Every part of a training run is here: warm start, groups
+of rollouts, advantages within a group, weighted tokens, shared prefixes, clipped updates. The functions are
+those of `memagent.rl`; docs/training.md has the formula. Engine and update share the weights in memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OBJECTIVE = ObjectiveSettings(clip_low=0.2, clip_high=0.28)
 
 
 class Task(NamedTuple):
-    """A text in sections, and the value it holds."""
+    """A text in sections, and its value."""
 
     sections: list[list[int]]
     value: int
@@ -58,7 +58,7 @@ def make_task(rng: random.Random, num_sections: int = NUM_SECTIONS) -> Task:
 
 
 def warm_start(policy: Policy, optimizer: torch.optim.Optimizer, rng: random.Random) -> None:
-    """Learn right replies for texts of one section, as they are: the mean of -log p over tokens."""
+    """Train on the right replies for texts of one section: the mean of -log p over tokens."""
     for _ in range(WARM_STEPS):
         rows = []
         for task in (make_task(rng, num_sections=1) for _ in range(TASKS_PER_STEP)):
@@ -85,7 +85,7 @@ def sample_of(prompt: Sequence[int], reply: Sequence[int], logprobs: Sequence[fl
 
 
 def roll_out(generator: Generator, tasks: list[Task], rng: random.Random) -> list[Group]:
-    """A group of rollouts for each task; all advance together, one call at a time."""
+    """A group of rollouts per task; all advance together, one call at a time."""
     attempts = [(number, task) for number, task in enumerate(tasks) for _ in range(GROUP_SIZE)]
     memories = [EMPTY] * len(attempts)
     samples: list[list[Sample]] = [[] for _ in attempts]
@@ -150,7 +150,7 @@ def train(num_steps: int, *, seed: int, every: int = 10) -> list[float]:
         for part in split_groups(groups, UPDATES_PER_STEP):
             rows = rows_of(part, OBJECTIVE).rows
             packs = pack(rows, max_tokens=1024)
-            if not packs:  # every group agreed: nothing to learn
+            if not packs:  # no group has signal
                 continue
             saved = num_row_tokens(rows) / sum(one.num_tokens for one in packs)
             stats.append(accumulate(policy, packs, OBJECTIVE, with_entropy=True))

@@ -16,7 +16,7 @@ OF_SPEC = frozenset(field.name for field in fields(RolloutSpec))
 def collecting(
     tasks: Iterable[AgentTask], agent: Any, engine: Engine, **options: Any
 ) -> Collection:
-    """Options of the spec and of `collect`, told apart by name."""
+    """Options of the spec and of `collect`, separated by name."""
     spec = {name: value for name, value in options.items() if name in OF_SPEC}
     others = {name: value for name, value in options.items() if name not in OF_SPEC}
     return collect(tasks, engine, RolloutSpec(agent=agent, **spec), **others)

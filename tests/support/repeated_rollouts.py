@@ -1,9 +1,9 @@
-"""Rollouts of a tiny model with pauses of random length in between, for tests of what repeats.
+"""Rollouts of a tiny model with random pauses, for tests of reproducibility.
 
     python -m tests.support.repeated_rollouts MODEL --threads 2 --jitter 7
 
 prints a fingerprint of all rollouts: their tokens, and their log-probabilities bit for bit. The pauses
-depend on `jitter` and on nothing else; what is drawn must not depend on them.
+depend on `jitter` alone; sampled tokens must not depend on them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rollouts of random tokens: groups that share sections, with a tool turn in between.
 
 random_groups(model)                groups of rollouts, rewards between 0 and 1
-near_policy(model, groups)          the same, as if weights near the model's had drawn them
+near_policy(model, groups)          the same, as if weights near the model's had sampled them
 random_until(seed, vocabulary=3)    `until` of a pack of random rows
 dense_mask(until)                   who sees whom in a pack, pair by pair
 """

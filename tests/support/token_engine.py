@@ -1,10 +1,10 @@
-"""An engine with a script and with tokens: one per byte, and a few special ones of a chat template.
+"""A scripted engine with tokens: one per byte, and a few special ones of a chat template.
 
-TokenScript(reply)          every prompt is written anew by the template, as at an endpoint
+TokenScript(reply)          the template renders every prompt, as at an endpoint
 TokenTakingScript(reply)    also takes prompts as tokens, as the local engine does
 
 A reply's tokens are its bytes, each with the log-probability that `logprob_of` gives it. `drift` makes the
-script draw other tokens than its own text would be cut into: a pair of letters as one token.
+script sample other tokens than its text encodes to: a pair of letters as one token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memagent.engines.base import BaseEngine
 from memagent.types import Completion, Message, Sampling, Usage
 
 START, END = 256, 257
-"""Special tokens: a turn begins, a turn ends."""
+"""Special tokens: start and end of a turn."""
 PAIR = 1000
 """A token above this is the pair of letters `PAIR + 256 * first + second`."""
 
@@ -115,17 +115,17 @@ class TokenScript(BaseEngine):
         self.prompts.append(tuple(prompt_ids))
         self.seeds.append(sampling.seed)
         reply = self._script(messages, sampling)
-        drawn = in_pairs(reply) if self._drift else encode(reply)
-        is_cut = len(drawn) + 1 > sampling.max_tokens
-        drawn = drawn[: sampling.max_tokens] if is_cut else [*drawn, END]
+        sampled = in_pairs(reply) if self._drift else encode(reply)
+        is_cut = len(sampled) + 1 > sampling.max_tokens
+        sampled = sampled[: sampling.max_tokens] if is_cut else [*sampled, END]
         start = len(prompt_ids)
         return Completion(
-            text=decode(drawn),
+            text=decode(sampled),
             finish_reason="length" if is_cut else "stop",
-            usage=Usage(calls=1, prompt_tokens=start, completion_tokens=len(drawn)),
+            usage=Usage(calls=1, prompt_tokens=start, completion_tokens=len(sampled)),
             prompt_ids=tuple(prompt_ids),
-            completion_ids=tuple(drawn),
-            logprobs=tuple(logprob_of(token, start + n) for n, token in enumerate(drawn)),
+            completion_ids=tuple(sampled),
+            logprobs=tuple(logprob_of(token, start + n) for n, token in enumerate(sampled)),
             policy_version=self.policy_version,
         )
 

@@ -105,7 +105,7 @@ async def test_rewards_are_averaged_with_their_interval() -> None:
     assert metrics["test/ask/reward"] == 0.75
 
 
-async def test_the_runs_temperature_takes_the_place_of_the_agents() -> None:
+async def test_the_temperature_of_the_run_overrides_the_agent() -> None:
     engine = Knowing()
     await validation([example(1)], temperature=0.25).run(engine)
     assert [sampling.temperature for sampling in engine.asked] == [0.25]
@@ -132,7 +132,7 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
     return kept | {"replies": [step["reply"] for step in record["trace"]["steps"]]}
 
 
-async def test_a_failed_item_counts_as_zero_in_all_scores() -> None:
+async def test_a_failed_item_counts_as_zero_in_all_rewards() -> None:
     examples = [example(number) for number in range(3)]
     examples.append(example(3, question="broken"))
     result = await validation(examples, graders=("lenient",)).run(Knowing())
@@ -172,7 +172,7 @@ async def test_an_engine_that_never_answers_ends_the_validation() -> None:
         await validation([example(n, question="broken") for n in range(6)]).run(Knowing())
 
 
-async def test_tasks_and_lengths_have_rewards_of_their_own() -> None:
+async def test_tasks_and_lengths_have_their_own_rewards() -> None:
     examples = [
         example(0, task="a", target_tokens=100),
         wrong(1, task="a", target_tokens=200),
@@ -229,7 +229,7 @@ async def test_with_a_run_records_are_on_disk_with_their_traces(tmp_path: Path) 
     assert [step["kind"] for step in found[0].trace["steps"]] == ["answer"]
 
 
-def test_without_examples_or_with_an_unknown_grader_it_does_not_begin() -> None:
+def test_missing_examples_and_unknown_graders_are_errors() -> None:
     with pytest.raises(ConfigError, match=r"no examples; raise `validation\.num`"):
         validation([])
     with pytest.raises(ConfigError, match="did you mean lenient"):

@@ -1,4 +1,4 @@
-"""Several turns with a tool: the model may ask a calculator before it answers.
+"""Several turns with a tool: the model may use a calculator before it answers.
 
 Model:  <calc>(14 + 9) * 3</calc>       Tool:  69       Model:  \\boxed{69}
 """
@@ -23,7 +23,7 @@ _request = re.compile(r"<calc>(.*?)</calc>", re.DOTALL)
 
 
 class CalculatorSettings(Settings):
-    """How long the conversation may get."""
+    """Limits of the conversation."""
 
     max_turns: int = Field(default=6, ge=1)
     """Replies of the model, at most."""
@@ -35,7 +35,7 @@ DEFAULTS = CalculatorSettings()
 
 
 async def agent(task: Example, client: Client, settings: CalculatorSettings = DEFAULTS) -> Outcome:
-    """Let the model calculate until it answers or the turns are used up."""
+    """Let the model calculate until it answers or reaches `max_turns`."""
     messages = [
         ChatMessage(role="system", content=SYSTEM),
         ChatMessage(role="user", content=task.question),

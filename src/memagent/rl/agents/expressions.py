@@ -81,7 +81,7 @@ def _is_number(token: str) -> bool:
 
 
 def _check_order(tokens: list[str]) -> None:
-    """Raise CalculationError at the first token that cannot stand where it stands."""
+    """Raise CalculationError at the first misplaced token."""
     depth, is_number_due = 0, True
     for token in tokens:
         if is_number_due:

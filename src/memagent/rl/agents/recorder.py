@@ -195,8 +195,8 @@ def continued_prompt(
     end = next((place for place, token in enumerate(after) if not decode([token])), None)
     if end is None:
         return None
-    said = {decode(ids).strip() for ids in (after[:end], sampled)}
-    if said != {turn.reply.strip()}:  # the template changed it, or a stop text was taken off
+    texts = {decode(ids).strip() for ids in (after[:end], sampled)}
+    if texts != {turn.reply.strip()}:  # the template changed it, or a stop text was removed
         return None
     if decode(sampled[-1:]):
         return turn.call.ids + tuple(after[end:])

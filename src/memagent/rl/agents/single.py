@@ -12,12 +12,12 @@ from memagent.types import Message
 
 
 class SingleSettings(Settings):
-    """How the question is put."""
+    """Wording and limit of the request."""
 
     system: str | None = None
     """System message; none when not given."""
     request: str = "Put the final answer in \\boxed{}."
-    """What is asked for below the question."""
+    """Instruction below the question."""
     max_tokens: int = Field(default=512, ge=1)
     """Upper limit of tokens in the reply."""
 
@@ -26,7 +26,7 @@ DEFAULTS = SingleSettings()
 
 
 async def agent(task: Example, client: Client, settings: SingleSettings = DEFAULTS) -> Outcome:
-    """Ask the question, below the text if there is one."""
+    """Ask the question, after the text if there is one."""
     parts = [task.text(), task.question, settings.request]
     messages: list[Message] = []
     if settings.system is not None:

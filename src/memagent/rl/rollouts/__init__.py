@@ -1,4 +1,4 @@
-"""Running agents on tasks: which tasks, in which order, by which driver, and what is kept on disk.
+"""Running agents on tasks: which tasks, in which order, by which driver, and the rollouts on disk.
 
-Not here: agents themselves (`rl/agents`), and learning from what they did (`rl/update`). No tensors.
+Not here: agents themselves (`rl/agents`), and training on their rollouts (`rl/update`). No tensors.
 """

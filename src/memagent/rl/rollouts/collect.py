@@ -92,9 +92,6 @@ class RolloutStats:
     """Tokens of all finished rollouts."""
     seconds: float = 0.0
     """Since the first rollout started."""
-    call_seconds: float = 0.0
-    """Time in calls, summed over rollouts."""
-    reward_seconds: float = 0.0
 
     @property
     def sampled_tokens_per_second(self) -> float:
@@ -285,8 +282,6 @@ class Collection:
             num_failed=before.num_failed + (not rollout.is_ok),
             usage=before.usage + attempt.usage,
             seconds=perf_counter() - self._started,
-            call_seconds=before.call_seconds + attempt.call_seconds,
-            reward_seconds=before.reward_seconds + attempt.reward_seconds,
         )
         if self._on_rollout:
             self._on_rollout(rollout, self.stats)
@@ -324,8 +319,6 @@ class _Attempt:
 
     rollout: Rollout
     usage: Usage
-    call_seconds: float
-    reward_seconds: float
     error: BaseException | None = None
 
 
@@ -345,14 +338,16 @@ class _Attempts:
         """One rollout. It fails if the agent or the reward raises."""
         pool.use()
         session = self._session(task, key)
-        reward_seconds = 0.0
         started = perf_counter()
         try:
             outcome = await self._outcome(task, session, key)
-            agent_seconds = perf_counter() - started
+            answered = perf_counter()
             reward = await self._reward(task, outcome)
-            reward_seconds = perf_counter() - started - agent_seconds
-            times = {"agent": agent_seconds, "calls": session.seconds, "reward": reward_seconds}
+            times = {
+                "agent": answered - started,
+                "calls": session.seconds,
+                "reward": perf_counter() - answered,
+            }
             rollout = self._rollout(task, key[1], outcome, reward, session, times)
             error = None
         except (Exception, SystemExit) as raised:
@@ -367,13 +362,7 @@ class _Attempts:
                 trace=session.trace(task, None),
                 record={"traceback": "".join(traceback.format_exception(error))},
             )
-        return _Attempt(
-            rollout=rollout,
-            usage=session.usage,
-            call_seconds=session.seconds,
-            reward_seconds=reward_seconds,
-            error=error,
-        )
+        return _Attempt(rollout=rollout, usage=session.usage, error=error)
 
     def _session(self, task: AgentTask, key: RolloutKey) -> Session:
         return Session(

@@ -1,15 +1,15 @@
-"""Tasks to train on: a mixture without end, whose next task depends on a seed and a position only.
+"""Tasks to train on: an unbounded mixture whose next task depends on a seed and a position only.
 
     stream = TaskStream(open_sources(config.tasks, ...), seed=config.seed)
     stream.draw(16)             the next 16 tasks
-    stream.position             how many were drawn: all that a checkpoint has to keep
+    stream.position             how many were drawn: all that a checkpoint stores
 
     position  0   1   2   3   4 ...
     source    A   A   B   A   B      drawn in proportion to the weights
     index     0   1   0   2   1      each source in its own order
 
-Tasks that are made by program are new for ever. Files, and tasks of a certain number of questions, are
-gone through in a new random order each time; what comes again has another id.
+Generated tasks never repeat. Files, and tasks with a fixed number of questions, are shuffled again for each
+pass; a repeated example gets another id.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from memagent.data.tasks.registry import TASKS, open_task, rebuild, rng
 from memagent.errors import ConfigError, DataError
 
 VALIDATION_SEED = 1_000_003
-"""Added to the seed of a run, so that validation makes other examples."""
+"""Added to the seed of a run, so that validation generates other examples."""
 
 
 class TaskSource(ExampleChoice):
-    """Tasks, or files of examples, that are drawn alike."""
+    """Tasks or files of examples with a common weight."""
 
     known: ClassVar[tuple[str, ...]] = (*TASKS, arithmetic.TASK)
 
     weight: float = Field(default=1.0, gt=0)
-    """How often they are drawn, compared with others; shared by its tasks, files and lengths."""
+    """Relative frequency of drawing, split evenly over its tasks, files and lengths."""
 
     @property
     def lengths(self) -> list[dict[str, int]]:
-        """The setting that makes each length."""
+        """The setting of each length."""
         if self.docs is not None:
             return [{"docs": number} for number in self.docs]
         if self.tokens is not None:
@@ -59,20 +59,20 @@ class TaskSource(ExampleChoice):
 
 
 class ArithmeticSettings(Settings):
-    """Word problems made by program."""
+    """Generated word problems."""
 
     num_steps: int = Field(default=3, ge=1)
-    """Things that happen in a problem."""
+    """Events in a problem."""
     max_number: int = Field(default=20, ge=3)
-    """Largest number that is given."""
+    """Largest number in a problem."""
     seed: int = 0
 
 
-class Examples(Protocol):
-    """Makes or holds examples."""
+class TaskExamples(Protocol):
+    """Generates or holds examples."""
 
     num_available: int | None
-    """How many different ones there are; None when there is no end."""
+    """How many different ones there are; None if unbounded."""
 
     def example(self, index: int) -> Example:
         """The example of an index, with its documents."""
@@ -84,11 +84,11 @@ class OpenSource:
     """One task of one length, or one file."""
 
     name: str
-    """How it is told: the task, or the file's name."""
+    """The task, or the file's name."""
     weight: float
-    examples: Examples
+    examples: TaskExamples
     content: str
-    """What the examples are about: two sources of the same content ask the same questions."""
+    """Identifies the questions: two sources of the same content ask the same ones."""
 
 
 def open_sources(
@@ -98,18 +98,18 @@ def open_sources(
     tokenizer: str | None,
     paths: Mapping[str, str],
 ) -> list[OpenSource]:
-    """Open tasks and files. `tokenizer` counts lengths where a source does not name another."""
+    """Open tasks and files. `tokenizer` measures lengths where a source names no other."""
     return [one for source in sources for one in _opened(source, seed, tokenizer or "bytes", paths)]
 
 
 def check_apart(training: Sequence[OpenSource], validation: Sequence[OpenSource]) -> None:
-    """Refuse to validate with what is learnt. Tasks without end have another seed, and may be both."""
-    learnt = {source.content for source in training if source.examples.num_available is not None}
+    """Refuse validation on training questions. Unbounded tasks have another seed and may be both."""
+    trained = {source.content for source in training if source.examples.num_available is not None}
     for source in validation:
-        if source.content in learnt:
+        if source.content in trained:
             raise ConfigError(
-                f"validation would ask the questions of {source.name} that are trained on; give it "
-                "another file or split"
+                f"validation has the training questions of {source.name}; use another file or split in "
+                "`validation.tasks`"
             )
 
 
@@ -123,11 +123,11 @@ class TaskStream:
         self._counts = [0] * len(sources)
         """How often each source was drawn from."""
         self.position = 0
-        """Tasks that were drawn or passed over."""
+        """Tasks that were drawn or skipped."""
         self.move_to(position)
 
     def move_to(self, position: int) -> None:
-        """Go on at a position; nothing on the way is made."""
+        """Continue at a position; the tasks before it are not generated."""
         if position < self.position:
             self._counts, self.position = [0] * len(self._sources), 0
         while self.position < position:
@@ -135,10 +135,10 @@ class TaskStream:
 
     def draw(self, num: int) -> list[Example]:
         """The next tasks, with their texts."""
-        return [self._made(*self._next()) for _ in range(num)]
+        return [self._example(*self._next()) for _ in range(num)]
 
     def _next(self) -> tuple[int, int]:
-        """Source of the next task, and its number there."""
+        """Source of the next task, and its index there."""
         generator = rng(self._seed, "mixture", self.position)
         number = generator.choices(range(len(self._sources)), self._weights)[0]
         index = self._counts[number]
@@ -146,33 +146,35 @@ class TaskStream:
         self.position += 1
         return number, index
 
-    def _made(self, number: int, index: int) -> Example:
+    def _example(self, number: int, index: int) -> Example:
         source = self._sources[number]
         available = source.examples.num_available
         if available is None:
             return source.examples.example(index)
-        again, place = divmod(index, available)
-        order = shuffled(available, self._seed, source.name, again)
+        pass_number, place = divmod(index, available)
+        order = shuffled(available, self._seed, source.name, pass_number)
         example = source.examples.example(order[place])
-        return replace(example, id=f"{example.id}~{again}") if again else example
+        if not pass_number:
+            return example
+        return replace(example, id=f"{example.id}~{pass_number}")
 
 
 class TasksAhead:
-    """Tasks of a stream, made in a thread before they are needed."""
+    """Tasks of a stream, prepared in a thread before they are needed."""
 
     def __init__(self, stream: TaskStream, num_ahead: int) -> None:
         self._stream = stream
         self.position = stream.position
-        """Tasks that were taken, of all."""
+        """Position of the next task in the stream."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memagent-tasks")
-        self._made = deque(self._make() for _ in range(num_ahead))
+        self._upcoming = deque(self._prepare() for _ in range(num_ahead))
 
     def __iter__(self) -> Iterator[Example]:
         return self
 
     def __next__(self) -> Example:
-        self._made.append(self._make())
-        task = self._made.popleft().result()
+        self._upcoming.append(self._prepare())
+        task = self._upcoming.popleft().result()
         self.position += 1
         return task
 
@@ -180,12 +182,12 @@ class TasksAhead:
         """End the thread."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _make(self) -> Future[Example]:
+    def _prepare(self) -> Future[Example]:
         return self._thread.submit(lambda: self._stream.draw(1)[0])
 
 
 def first_examples(sources: Sequence[OpenSource], num: int) -> list[Example]:
-    """The first `num` examples of each source: what is validated with."""
+    """The first `num` examples of each source, for validation."""
     found = []
     for source in sources:
         available = source.examples.num_available
@@ -249,14 +251,14 @@ class _Problems:
 
 
 class _File:
-    """The examples of a file, checked once. They wait on disk: a file may be larger than the memory."""
+    """The examples of a file, checked once and kept on disk: a file may exceed the memory."""
 
     def __init__(self, path: Path, paths: dict[str, str], settings: Mapping[str, Any]) -> None:
         self._path, self._paths, self._settings = path, paths, settings
-        self._spool = TemporaryFile()  # noqa: SIM115  open as long as this is
+        self._spool = TemporaryFile()  # noqa: SIM115  open as long as the object lives
         weakref.finalize(self, self._spool.close)
         self._spans: list[tuple[int, int]] = []
-        """Where each example is in the spool: its beginning, its length."""
+        """Offset and length of each example in the spool."""
         for example in read_examples(path):
             packed = zlib.compress(to_json(example).encode(), 1)
             self._spans.append((self._spool.tell(), len(packed)))
@@ -266,7 +268,7 @@ class _File:
         self.num_available: int | None = len(self._spans)
 
     def example(self, index: int) -> Example:
-        """The example of an index, with its text; long texts are made again from their origin."""
+        """The example of an index, with its text; long texts are rebuilt from their origin."""
         start, length = self._spans[index]
         self._spool.seek(start)
         example = from_json(zlib.decompress(self._spool.read(length)), str(self._path))
@@ -276,9 +278,9 @@ class _File:
 
 
 @lru_cache(maxsize=64)
-def shuffled(num: int, seed: int, name: str, again: int) -> list[int]:
-    """The order in which a source of `num` examples is gone through."""
+def shuffled(num: int, seed: int, name: str, pass_number: int) -> list[int]:
+    """The order of a source of `num` examples in one pass."""
     order = list(range(num))
-    generator: random.Random = rng(seed, f"order/{name}", again)
+    generator: random.Random = rng(seed, f"order/{name}", pass_number)
     generator.shuffle(order)
     return order

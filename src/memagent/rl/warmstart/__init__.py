@@ -1,4 +1,4 @@
-"""Supervised learning before reinforcement learning: demonstrations by rule, their rows and batches.
+"""Supervised training before reinforcement learning: demonstrations by rule, their rows and batches.
 
 Not here: the loop that trains on them (`rl/trainer.py`).
 """

@@ -119,8 +119,8 @@ class FileLessons:
         """The rows of a step."""
         found = []
         for number in range(step * self._batch, (step + 1) * self._batch):
-            again, place = divmod(number, len(self._examples))
-            order = shuffled(len(self._examples), self._seed, "lessons", again)
+            pass_number, place = divmod(number, len(self._examples))
+            order = shuffled(len(self._examples), self._seed, "lessons", pass_number)
             found.append(_rows(self._examples[order[place]], self._model, self._max_tokens))
         return LessonBatch(found)
 

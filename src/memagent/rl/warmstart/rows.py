@@ -102,13 +102,13 @@ def _turn(
     reply = conversation.messages[place]["content"]
     rendered = loaded.prompt_ids(messages)
     prompt = continued_prompt(before, rendered, loaded.decode) if before is not None else None
-    said = loaded.encode(reply)
-    if loaded.decode(said).strip() != reply.strip():
+    reply_ids = loaded.encode(reply)
+    if loaded.decode(reply_ids).strip() != reply.strip():
         raise DataError(
             f"{conversation.id}: the reply {reply[:40]!r} is not what its tokens decode to; remove "
             "special tokens of the chat template from it"
         )
-    sampled_ids = (*said, end)
+    sampled_ids = (*reply_ids, end)
     return Turn(
         messages=messages,
         reply=reply,

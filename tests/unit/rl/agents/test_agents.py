@@ -1,4 +1,4 @@
-"""Agents and rewards: those that ship, those from files, and what is said of mistakes."""
+"""Agents and rewards: those that ship, those from files, and errors about both."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ async def test_the_calculator_agent_gets_results_and_answers_in_one_row() -> Non
         "error: a number is missing at the end",
     ]
     (row,) = ours.session.recorder.samples()
-    drawn = bytes(t for t, s in zip(row.ids, row.is_sampled, strict=True) if s and t < 256)
-    assert drawn.decode() == "I need <calc>2 * (3 + 4)</calc><calc>14 /</calc>So \\boxed{14}."
+    sampled = bytes(t for t, s in zip(row.ids, row.is_sampled, strict=True) if s and t < 256)
+    assert sampled.decode() == "I need <calc>2 * (3 + 4)</calc><calc>14 /</calc>So \\boxed{14}."
 
 
-async def test_a_calculator_agent_without_an_answer_has_said_nothing() -> None:
+async def test_a_calculator_agent_that_never_answers_has_an_empty_answer() -> None:
     ours = client(TokenScript(lambda messages, sampling: "<calc>1+1</calc>"))
     outcome = await open_agent("calculator", {"max_turns": 3})(problem(0, seed=1), ours)
     assert outcome.answer == ""
@@ -201,7 +201,7 @@ async def engine(folder: Path) -> AsyncIterator[LocalEngine]:
 
 
 def recomputed(engine: LocalEngine, sample: Sample) -> list[float]:
-    """Log-probabilities of the drawn tokens of a row, by the model alone."""
+    """Log-probabilities of the sampled tokens of a row, by the model alone."""
     ids = torch.tensor([sample.ids])
     with torch.no_grad():
         logits = engine._loaded.model(ids).logits[0].float()
@@ -216,10 +216,10 @@ def reported(sample: Sample) -> list[float]:
     ]
 
 
-async def test_rows_of_a_conversation_hold_the_logprobs_that_the_model_gives_them(
+async def test_rows_of_a_conversation_hold_the_logprobs_of_the_model(
     engine: LocalEngine,
 ) -> None:
-    """Several turns: what the model drew is part of the next prompt as it was drawn."""
+    """Several turns: what the model sampled is part of the next prompt as it was sampled."""
 
     async def agent(task: Example, client: Client) -> Outcome:
         messages: list[Any] = [{"role": "user", "content": task.question}]
@@ -259,12 +259,12 @@ async def test_the_rollouts_of_a_group_share_each_section_and_differ_after_it(
         for row in rollout.samples:
             assert reported(row) == pytest.approx(recomputed(engine, row), abs=2e-4)
             first = row.is_sampled.index(True)
-            assert all(row.is_sampled[first:])  # one call each: a prompt, then what was drawn
+            assert all(row.is_sampled[first:])  # one call each: a prompt, then what was sampled
     assert collection.stats.usage.cached_tokens > 0
 
 
-async def test_both_drivers_draw_the_same_tokens_from_a_model(engine: LocalEngine) -> None:
-    drawn = []
+async def test_both_drivers_sample_the_same_tokens_from_a_model(engine: LocalEngine) -> None:
+    sampled = []
     for driver in ("free", "lockstep"):
         groups = await collecting(
             [example(id=name) for name in "ab"],
@@ -275,14 +275,14 @@ async def test_both_drivers_draw_the_same_tokens_from_a_model(engine: LocalEngin
             seed=8,
             reward=open_reward("recall"),
         ).all()
-        drawn.append(
+        sampled.append(
             [[row.ids for row in rollout.samples] for group in groups for rollout in group.rollouts]
         )
-    assert drawn[0] == drawn[1]
-    assert len({ids for rollout in drawn[0] for ids in rollout}) > 6
+    assert sampled[0] == sampled[1]
+    assert len({ids for rollout in sampled[0] for ids in rollout}) > 6
 
 
-async def test_an_endpoint_that_returns_tokens_gives_the_rows_of_the_model_itself(
+async def test_an_endpoint_that_returns_tokens_has_the_rows_of_the_model_itself(
     engine: LocalEngine, folder: Path
 ) -> None:
     agent = open_agent("single", {"max_tokens": 12})
@@ -305,7 +305,7 @@ async def test_an_endpoint_that_returns_tokens_gives_the_rows_of_the_model_itsel
     assert len({row.ids for row in rows[0]}) == 6
 
 
-async def test_rows_tell_the_version_of_the_weights(engine: LocalEngine) -> None:
+async def test_rows_record_the_version_of_the_weights(engine: LocalEngine) -> None:
     engine.weights_changed()
     (group,) = await collecting(
         [example(documents=())],
@@ -389,7 +389,7 @@ async def test_an_agent_of_a_users_file_is_run_with_its_settings(agent_file: Pat
         ("memory", {"chunk_tokens": 4}, "chunk_tokens: input should be greater"),
     ],
 )
-def test_mistakes_about_agents_are_one_line_that_says_what_to_change(
+def test_mistakes_about_agents_are_one_line_with_the_remedy(
     agent_file: Path, spec: str, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
@@ -406,7 +406,7 @@ def test_mistakes_about_agents_are_one_line_that_says_what_to_change(
         ("import sys\nsys.exit(2)\n", r"SystemExit: 2 \(bad.py, line 2\)"),
     ],
 )
-def test_a_file_that_does_not_run_is_told_with_its_line(
+def test_a_file_that_does_not_run_is_reported_with_its_line(
     tmp_path: Path, source: str, message: str
 ) -> None:
     file = tmp_path / "bad.py"

@@ -46,7 +46,7 @@ def test_expressions_have_their_values(expression: str, value: str) -> None:
         (")", r"unexpected '\)'"),
     ],
 )
-def test_what_is_no_expression_is_refused_in_words_for_the_model(
+def test_invalid_expressions_are_refused_with_a_message_for_the_model(
     expression: str, reason: str
 ) -> None:
     with pytest.raises(CalculationError, match=reason):
@@ -69,7 +69,7 @@ def expression(draw: random.Random, depth: int) -> str:
     return f"{draw.choice('+-')}{expression(draw, depth - 1)}"
 
 
-def test_random_expressions_have_the_values_that_python_gives_them() -> None:
+def test_random_expressions_have_the_values_of_python() -> None:
     draw = random.Random(1)
     num_divided_by_zero = 0
     for _ in range(20_000):

@@ -1,4 +1,4 @@
-"""Calls become rows: what extends goes on, what does not starts anew, and each drawn token counts once."""
+"""Calls become rows: an extended prompt continues a row, another one starts a row, each sampled token counts once."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from tests.support.token_engine import (
 )
 
 
-def call(prompt: Sequence[int], drawn: Sequence[int], version: int = 0) -> Call:
-    logprobs = tuple(-token / 10 for token in drawn)
+def call(prompt: Sequence[int], sampled: Sequence[int], version: int = 0) -> Call:
+    logprobs = tuple(-token / 10 for token in sampled)
     return Call(
         prompt_ids=tuple(prompt),
-        completion_ids=tuple(drawn),
+        completion_ids=tuple(sampled),
         logprobs=logprobs,
         policy_version=version,
     )
@@ -60,13 +60,13 @@ def test_a_call_that_extends_another_continues_its_row() -> None:
     )
 
 
-def test_a_call_whose_prompt_differs_in_one_token_starts_a_row_and_draws_nothing_twice() -> None:
+def test_a_call_whose_prompt_differs_in_one_token_starts_a_row_and_no_token_counts_twice() -> None:
     rows = merge_calls([call([1, 2], [3, 4]), call([1, 2, 3, 9, 5], [6])])
     assert [row.ids for row in rows] == [(1, 2, 3, 4), (1, 2, 3, 9, 5, 6)]
     assert rows[1].is_sampled == (False, False, False, False, False, True)
 
 
-def test_a_prompt_that_lacks_the_drawn_end_starts_a_row() -> None:
+def test_a_prompt_without_the_sampled_end_starts_a_row() -> None:
     rows = merge_calls([call([1], [2, 3]), call([1, 2, 8], [4])])
     assert [row.num_sampled for row in rows] == [2, 1]
 
@@ -77,7 +77,7 @@ def test_of_two_calls_that_extend_a_row_the_first_continues_it() -> None:
     assert rows[1].is_sampled == (False, False, False, True)
 
 
-def test_the_longest_row_goes_on() -> None:
+def test_the_longest_row_is_continued() -> None:
     rows = merge_calls([call([1], [2]), call([1, 2, 3, 3], [4]), call([1], [2])])
     assert [row.ids for row in rows] == [(1, 2, 3, 3, 4), (1, 2)]
     rows = merge_calls([call([1], [2]), call([1, 7], [8]), call([1, 7, 8, 9], [5])])
@@ -104,8 +104,8 @@ def call_lists(draw: st.DrawFn) -> list[Call]:
 
 @given(call_lists())
 @settings(max_examples=300, deadline=None)
-def test_rows_hold_every_drawn_token_once_in_the_order_of_the_calls(calls: list[Call]) -> None:
-    # a log-probability that nothing else has tells where a drawn token comes from
+def test_rows_hold_every_sampled_token_once_in_the_order_of_the_calls(calls: list[Call]) -> None:
+    # a log-probability that nothing else has identifies a sampled token
     marked = [
         replace(one, logprobs=tuple(-(10 * n + k + 1) / 64 for k in range(len(one.logprobs))))
         for n, one in enumerate(calls)
@@ -116,14 +116,14 @@ def test_rows_hold_every_drawn_token_once_in_the_order_of_the_calls(calls: list[
     found = []
     for row in merge_calls(marked):
         places = [place for place, is_sampled in enumerate(row.is_sampled) if is_sampled]
-        drawn = [owner[row.logprobs[place]] for place in places]
-        assert drawn == sorted(drawn)
-        for place, (number, position) in zip(places, drawn, strict=True):
+        sampled = [owner[row.logprobs[place]] for place in places]
+        assert sampled == sorted(sampled)
+        for place, (number, position) in zip(places, sampled, strict=True):
             one = marked[number]
             assert place == len(one.prompt_ids) + position
             assert row.ids[: place + 1] == one.ids[: place + 1]
         assert all(row.logprobs[place] == 0 for place in range(len(row.ids)) if place not in places)
-        found += drawn
+        found += sampled
     assert sorted(found) == sorted(owner.values())
 
 
@@ -156,12 +156,12 @@ def test_an_engine_without_tokens_is_refused_in_one_line(missing: str) -> None:
         {"prompt_ids": ()},
     ],
 )
-def test_tokens_that_cannot_be_right_are_an_error(wrong: dict[str, Any]) -> None:
+def test_inconsistent_tokens_are_an_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(EngineError):
         call_of(completion(**wrong), model="m", policy_version=0)
 
 
-def test_the_engines_version_counts_more_than_the_runs() -> None:
+def test_the_version_of_the_engine_overrides_that_of_the_run() -> None:
     assert call_of(completion(policy_version=4), model="m", policy_version=7).policy_version == 4
     assert call_of(completion(), model="m", policy_version=7).policy_version == 7
 
@@ -205,7 +205,7 @@ async def test_a_conversation_is_one_row_in_which_only_replies_carry_loss() -> N
 
 
 @pytest.mark.parametrize("engine_class", [TokenScript, TokenTakingScript])
-async def test_a_template_that_drops_thoughts_makes_a_row_of_each_turn(
+async def test_a_template_that_drops_reasoning_starts_a_row_per_turn(
     engine_class: type[TokenScript],
 ) -> None:
     replies = ("<think>hm</think>A", "<think>so</think>B", "C")
@@ -214,11 +214,11 @@ async def test_a_template_that_drops_thoughts_makes_a_row_of_each_turn(
     assert [decode([t for t, _ in drawn_of(row)]) for row in rows] == list(replies)
     assert "hm" not in decode(
         rows[1].ids
-    )  # the model was shown none of it, so nothing else is learnt
+    )  # the model was shown none of it, so nothing else carries loss
 
 
 @pytest.mark.parametrize("engine_class", [TokenScript, TokenTakingScript])
-async def test_a_template_without_ends_makes_a_row_of_each_turn(
+async def test_a_template_without_end_tokens_starts_a_row_per_turn(
     engine_class: type[TokenScript],
 ) -> None:
     rows = (
@@ -228,7 +228,7 @@ async def test_a_template_without_ends_makes_a_row_of_each_turn(
     assert all(drawn_of(row)[-1][0] == END for row in rows)
 
 
-async def test_tokens_drawn_otherwise_than_written_start_rows_where_only_text_can_be_sent() -> None:
+async def test_replies_that_encode_differently_start_rows_where_only_text_can_be_sent() -> None:
     rows = (
         await converse(TokenScript(scripted("Abcd", "Efgh", "Ijkl"), drift=True))
     ).recorder.samples()
@@ -237,7 +237,7 @@ async def test_tokens_drawn_otherwise_than_written_start_rows_where_only_text_ca
     assert max(t for t, s in zip(rows[1].ids, rows[1].is_sampled, strict=True) if not s) < PAIR
 
 
-async def test_tokens_drawn_otherwise_than_written_go_on_where_tokens_can_be_sent() -> None:
+async def test_replies_that_encode_differently_continue_rows_where_tokens_can_be_sent() -> None:
     engine = TokenTakingScript(scripted("Abcd", "Efgh", "Ijkl"), drift=True)
     (row,) = (await converse(engine)).recorder.samples()
     assert [token for token, _ in drawn_of(row)] == [
@@ -259,13 +259,13 @@ async def test_a_reply_cut_by_its_limit_gets_an_end_that_carries_no_loss() -> No
     assert not row.is_sampled[place]
 
 
-def turn_of(reply: str, drawn: Sequence[int], template: Any = chat_template) -> Turn:
+def turn_of(reply: str, sampled: Sequence[int], template: Any = chat_template) -> Turn:
     messages: tuple[Message, ...] = ({"role": "user", "content": "q"},)
     ids = tuple(template(messages))
-    return Turn(messages=messages, reply=reply, rendered_ids=ids, call=call(ids, drawn))
+    return Turn(messages=messages, reply=reply, rendered_ids=ids, call=call(ids, sampled))
 
 
-def test_a_prompt_goes_on_only_with_what_the_template_keeps() -> None:
+def test_a_prompt_is_continued_only_if_the_template_keeps_the_reply() -> None:
     def rendered(reply: str) -> list[int]:
         return chat_template(
             [
@@ -333,13 +333,13 @@ async def test_the_same_question_asked_again_gets_another_seed_and_other_rollout
         ),
     ],
 )
-async def test_what_cannot_be_learnt_from_is_refused(arguments: Any, message: str) -> None:
+async def test_requests_that_cannot_be_trained_on_are_refused(arguments: Any, message: str) -> None:
     given = {"messages": [{"role": "user", "content": "hi"}], **arguments}
     with pytest.raises(ConfigError, match=message):
         await Client(session(TokenScript(random_reply))).chat.completions.create(**given)
 
 
-async def test_validation_samples_as_it_wants_whatever_the_agent_asks_for() -> None:
+async def test_forced_sampling_overrides_the_agent() -> None:
     asked: list[Sampling] = []
 
     def script(messages: Sequence[Message], sampling: Sampling) -> str:

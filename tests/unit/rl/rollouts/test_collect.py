@@ -140,7 +140,7 @@ async def test_groups_are_replaced_until_the_limit() -> None:
     assert collection.stats.num_unwanted == 7
 
 
-async def test_a_rollout_that_raises_is_data_with_the_place_of_the_mistake() -> None:
+async def test_a_rollout_that_raises_is_a_failed_one_with_the_line_of_the_error() -> None:
     async def agent(task: Job, client: Client) -> Outcome:
         outcome = await ask(task, client)
         if int(outcome.answer[1], 16) % 2:
@@ -177,7 +177,7 @@ async def test_a_rollout_that_raises_is_data_with_the_place_of_the_mistake() -> 
         (Outcome(answer="x", reward=1.0, metrics={"x": "y"}), "ValueError: could not convert"),  # type: ignore[dict-item]
     ],
 )
-async def test_a_wrong_outcome_is_a_failed_rollout_that_says_what_to_change(
+async def test_an_invalid_outcome_is_a_failed_rollout_with_the_remedy(
     outcome: Any, message: str
 ) -> None:
     async def agent(task: Job, client: Client) -> Outcome:
@@ -237,7 +237,7 @@ async def test_when_nothing_succeeds_the_collection_stops_with_the_reason() -> N
         await collecting(endless(), ask, TokenScript(dead), group_size=2, stop_after=4).all()
 
 
-async def test_tasks_that_fail_between_others_stop_nothing() -> None:
+async def test_single_failed_tasks_do_not_stop_a_collection() -> None:
     async def every_second(task: Job, client: Client) -> Outcome:
         if task.num_turns % 2:
             raise ValueError("no good")

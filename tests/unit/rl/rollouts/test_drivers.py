@@ -1,4 +1,4 @@
-"""Drivers and the pool: when calls leave, and that heavy work holds up nobody."""
+"""Drivers and the pool: when calls are sent, and that slow work delays no other rollout."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def without_times(rollout: Rollout) -> dict[str, Any]:
 
 @pytest.mark.parametrize("agent", [turns, branches])
 @pytest.mark.parametrize("engine_class", [TokenScript, TokenTakingScript])
-async def test_lockstep_and_free_give_the_same_rollouts(
+async def test_lockstep_and_free_produce_the_same_rollouts(
     agent: Any, engine_class: type[TokenScript]
 ) -> None:
     found = {}
@@ -109,7 +109,7 @@ async def test_lockstep_sends_every_turn_of_the_batch_together() -> None:
     assert engine.most_at_once == 8
 
 
-async def test_free_calls_wait_for_nobody() -> None:
+async def test_free_calls_do_not_wait() -> None:
     order: list[str] = []
 
     async def agent(task: Job, client: Client) -> Outcome:
@@ -144,7 +144,7 @@ def entered(*rollouts: RolloutKey, engine: Any = None) -> Lockstep:
     return driver
 
 
-async def test_a_rollout_that_fails_or_is_cancelled_holds_up_no_batch() -> None:
+async def test_a_rollout_that_fails_or_is_cancelled_delays_no_batch() -> None:
     driver = entered(A, B, C)
     waiting = {rollout: asyncio.ensure_future(call(driver, rollout)) for rollout in (A, B)}
     await settle()
@@ -167,7 +167,7 @@ async def test_a_batch_waits_for_a_rollout_that_enters_at_the_same_moment() -> N
     assert driver.batches == [2]
 
 
-async def test_a_call_left_behind_by_a_finished_rollout_stands_for_no_other() -> None:
+async def test_a_waiting_call_of_a_finished_rollout_does_not_count_for_another() -> None:
     driver = entered(A, B, C)
     behind = asyncio.ensure_future(call(driver, A))
     await asyncio.sleep(0)
@@ -180,8 +180,8 @@ async def test_a_call_left_behind_by_a_finished_rollout_stands_for_no_other() ->
     assert driver.batches == [3]
 
 
-async def test_a_batch_waits_for_replies_that_are_under_way() -> None:
-    """A rollout asks two things at once and goes on with the first; the next batch is one of both."""
+async def test_a_batch_waits_for_calls_in_flight() -> None:
+    """A rollout makes two calls at once and continues with the first; the next batch holds both."""
     driver = entered(A)
     reply = asyncio.Event()
 
@@ -222,7 +222,7 @@ class Holding:
         (self.held[-1] if self._num_holds else self.others).append(name)
 
 
-async def test_calls_reach_a_held_engine_in_the_order_of_tasks_whoever_came_first() -> None:
+async def test_calls_reach_a_held_engine_in_the_order_of_tasks() -> None:
     engine = Holding()
     driver = entered(C, B, A, engine=engine)
 
@@ -244,7 +244,7 @@ async def test_calls_reach_a_held_engine_in_the_order_of_tasks_whoever_came_firs
     assert engine.others == ["later"]
 
 
-async def test_what_a_refused_call_takes_back_is_taken_back_before_anything_begins() -> None:
+async def test_calls_that_a_refused_call_cancels_are_cancelled_before_the_engine_starts() -> None:
     engine = Holding()
     driver = entered(A, engine=engine)
 
@@ -372,7 +372,7 @@ def test_workers_end_when_their_program_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: not Path(f"/proc/{worker}").exists())
 
 
-async def test_without_a_pool_work_is_done_in_a_thread() -> None:
+async def test_without_a_pool_functions_run_in_a_thread() -> None:
     assert await offload(abs, -2) == 2
 
 

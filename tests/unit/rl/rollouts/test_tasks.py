@@ -1,4 +1,4 @@
-"""The mixture of tasks: the same for a seed and a position, in proportion, without end."""
+"""The mixture of tasks: the same for a seed and a position, in proportion to weights, unbounded."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_weight_is_shared_by_the_tasks_and_lengths_of_a_source() -> None:
     assert [source.weight for source in opened(needles, arithmetic())] == [0.5, 0.5, 0.5, 0.5, 1.0]
 
 
-def test_all_of_a_file_comes_before_anything_comes_again(file: Path) -> None:
+def test_a_file_is_read_completely_before_it_repeats(file: Path) -> None:
     drawn = TaskStream(opened(TaskSource(files=[str(file)])), seed=1).draw(15)
     rounds = [[one.id for one in drawn[start : start + 5]] for start in (0, 5, 10)]
     bare = [[name.partition("~")[0] for name in names] for names in rounds]
@@ -84,14 +84,14 @@ def test_all_of_a_file_comes_before_anything_comes_again(file: Path) -> None:
     assert len({name for names in rounds for name in names}) == 15, "ids never repeat"
 
 
-def test_validation_asks_nothing_that_is_trained_on(file: Path) -> None:
+def test_validation_on_training_questions_is_refused(file: Path) -> None:
     training = opened(TaskSource(files=[str(file)]), arithmetic())
     with pytest.raises(ConfigError, match="another file or split"):
         check_apart(training, opened(TaskSource(files=[str(file)])))
     others = opened(arithmetic(), seed=4)
     check_apart(training, others)
-    learnt = {one.question for one in TaskStream(training, seed=1).draw(50)}
-    assert not learnt & {one.question for one in first_examples(others, 20)}
+    trained = {one.question for one in TaskStream(training, seed=1).draw(50)}
+    assert not trained & {one.question for one in first_examples(others, 20)}
 
 
 def test_validation_takes_the_first_examples_of_each_source(file: Path) -> None:
@@ -100,7 +100,7 @@ def test_validation_takes_the_first_examples_of_each_source(file: Path) -> None:
     assert first_examples(sources, 2)[0].id == "mine/0"
 
 
-def test_tasks_made_ahead_are_those_of_the_stream() -> None:
+def test_tasks_prepared_ahead_are_those_of_the_stream() -> None:
     sources = opened(arithmetic())
     ahead = TasksAhead(TaskStream(sources, seed=1), 4)
     try:
@@ -110,7 +110,7 @@ def test_tasks_made_ahead_are_those_of_the_stream() -> None:
         ahead.close()
 
 
-def test_wrong_settings_and_empty_files_are_told(tmp_path: Path) -> None:
+def test_wrong_settings_and_empty_files_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"arithmetic: .*num_stepps"):
         opened(arithmetic(num_stepps=2))
     empty = tmp_path / "none.jsonl"

@@ -86,7 +86,7 @@ def test_the_calculator_is_asked_and_its_result_is_the_answer() -> None:
     assert said == f"\\boxed{{{result}}}"
 
 
-def test_all_answers_are_said_where_all_are_asked_for() -> None:
+def test_all_answers_are_demonstrated_where_all_are_required() -> None:
     example = Example(
         id="e", task="t", question="Which?", answers=("a", "b"), match="all", documents=()
     )
@@ -112,7 +112,7 @@ def test_all_answers_are_said_where_all_are_asked_for() -> None:
         ("memory", {**READING, "memory_tokens": 9}, COLOURS.example(0), "raise `memory_tokens`"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_in_one_line(
+def test_examples_that_cannot_be_demonstrated_are_refused_in_one_line(
     agent: str, settings: dict[str, Any], example: Example, reason: str
 ) -> None:
     with pytest.raises(MemagentError, match=reason) as caught:
@@ -121,7 +121,7 @@ def test_what_cannot_be_shown_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(("agent", "settings", "example"), [CASES[0], CASES[8], CASES[-1]])
-def test_texts_hold_all_words_that_will_be_said(
+def test_texts_hold_all_words_of_the_demonstrations(
     agent: str, settings: dict[str, Any], example: Example
 ) -> None:
     known = set(re.findall(r"[^\W\d]+", " ".join(texts_for(agent, settings, example))))
@@ -146,7 +146,7 @@ def written(path: Path, *lines: object) -> Path:
     return path
 
 
-def test_conversations_of_an_example_come_together(tmp_path: Path) -> None:
+def test_conversations_are_grouped_by_example(tmp_path: Path) -> None:
     path = written(
         tmp_path / "traces.jsonl",
         {"id": "x", "task": "t", "step": 0, "kind": "read", "messages": [USER, REPLY]},
@@ -181,7 +181,7 @@ def test_conversations_of_an_example_come_together(tmp_path: Path) -> None:
         (json.dumps({"messages": [REPLY, USER]}), "line 2: the first message is the assistant's"),
     ],
 )
-def test_a_wrong_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
+def test_an_invalid_line_is_named(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "wrong.jsonl"
     path.write_text(json.dumps({"messages": [USER, REPLY]}) + f"\n{line}\n")
     with pytest.raises(DataError, match=reason):

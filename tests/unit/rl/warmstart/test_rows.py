@@ -82,7 +82,7 @@ def batch(loaded: LoadedModel) -> list[list[Sample]]:
 
 
 class Dictated(BaseEngine):
-    """A model that says what it is told to, in the tokens that it would draw."""
+    """A model with given replies, in the tokens that it would sample."""
 
     def __init__(self, loaded: LoadedModel, replies: Sequence[str]) -> None:
         self.model = "dictated"
@@ -110,7 +110,7 @@ class Dictated(BaseEngine):
 
 
 @pytest.mark.parametrize("agent", ["memory", "calculator"])
-def test_rows_are_those_of_a_rollout_that_says_the_same(loaded: LoadedModel, agent: str) -> None:
+def test_rows_are_those_of_a_rollout_with_the_same_replies(loaded: LoadedModel, agent: str) -> None:
     conversations = shown(loaded, agent, 0)
     replies = [
         message["content"]
@@ -129,15 +129,15 @@ def test_rows_are_those_of_a_rollout_that_says_the_same(loaded: LoadedModel, age
     assert tuple(samples_of(loaded, conversations)) == session.recorder.samples()
 
 
-def test_turns_of_a_conversation_are_one_row_and_only_replies_are_learnt(
+def test_turns_of_a_conversation_are_one_row_and_only_replies_carry_loss(
     loaded: LoadedModel,
 ) -> None:
     (conversation,) = shown(loaded, "calculator", 0)
     (sample,) = samples_of(loaded, [conversation])
-    learnt = [token for token, is_in in zip(sample.ids, sample.is_sampled, strict=True) if is_in]
+    trained = [token for token, is_in in zip(sample.ids, sample.is_sampled, strict=True) if is_in]
     end = loaded.eos_ids[0]
     request, said = conversation.messages[2]["content"], conversation.messages[4]["content"]
-    assert learnt == [*loaded.encode(request), end, *loaded.encode(said), end]
+    assert trained == [*loaded.encode(request), end, *loaded.encode(said), end]
 
 
 def test_a_template_that_changes_replies_starts_rows(folder: Path, loaded: LoadedModel) -> None:
@@ -162,7 +162,7 @@ def test_the_end_of_a_reply_is_the_one_of_the_template(tmp_path: Path) -> None:
         end_id(replace(chat, eos_ids=()))
 
 
-def test_a_reply_with_a_mark_of_the_template_is_refused(loaded: LoadedModel) -> None:
+def test_a_reply_with_a_special_token_is_refused(loaded: LoadedModel) -> None:
     messages: tuple[Message, ...] = (
         {"role": "user", "content": "u"},
         {"role": "assistant", "content": "so <|end|> it is"},
@@ -171,7 +171,7 @@ def test_a_reply_with_a_mark_of_the_template_is_refused(loaded: LoadedModel) -> 
         tokenized(Conversation(id="x", messages=messages), loaded, max_tokens=MAX_TOKENS)
 
 
-def test_what_is_too_long_is_refused_with_what_to_change(loaded: LoadedModel) -> None:
+def test_conversations_that_are_too_long_are_refused_with_the_remedy(loaded: LoadedModel) -> None:
     (conversation,) = shown(loaded, "calculator", 0)
     num_tokens = len(samples_of(loaded, [conversation])[0].ids)
     assert tokenized(conversation, loaded, max_tokens=num_tokens)
@@ -225,7 +225,7 @@ def test_the_gradient_is_that_of_the_plain_mean(
         torch.testing.assert_close(parameter.grad, gradient[name], atol=1e-6, rtol=1e-6)
 
 
-def test_scale_multiplies_the_gradient_and_not_what_is_told(loaded: LoadedModel) -> None:
+def test_scale_multiplies_the_gradient_and_not_the_statistics(loaded: LoadedModel) -> None:
     policy = Policy(loaded.model)
     packs = pack(sft_rows(batch(loaded)[:1]), max_tokens=4096)
     found = []
@@ -237,7 +237,7 @@ def test_scale_multiplies_the_gradient_and_not_what_is_told(loaded: LoadedModel)
     assert found[0][1] == found[1][1]
 
 
-def test_conversations_of_an_example_share_what_they_begin_with(loaded: LoadedModel) -> None:
+def test_conversations_of_an_example_share_their_prefix(loaded: LoadedModel) -> None:
     sample = samples_of(loaded, shown(loaded, "calculator", 0))[0]
     together, apart = sft_rows([[sample, sample]]), sft_rows([[sample], [sample]])
     assert [len(pack(rows, max_tokens=4096)[0].ids) for rows in (together, apart)] == [

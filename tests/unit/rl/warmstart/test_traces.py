@@ -130,7 +130,7 @@ def test_evidence_counts_in_the_section_where_it_ends() -> None:
     assert replies(trace(example, config)) == ["b", "b", "b\nd", "d"]
 
 
-def test_titles_tell_who_a_sentence_is_about() -> None:
+def test_titles_name_the_subject_of_a_sentence() -> None:
     example = Example(
         id="films",
         task="hotpotqa",
@@ -173,14 +173,14 @@ def test_the_answer_has_the_form_that_the_prompts_ask_for() -> None:
     assert replies(trace(other))[-1] == "q, p"
 
 
-def test_orders_in_the_text_never_reach_the_memory() -> None:
+def test_injected_instructions_never_reach_the_memory() -> None:
     for index in range(100):
         example = made("beyond/injection", index)
         for memory in replies(trace(example)):
             assert example.metadata["wrong_answer"] not in memory
 
 
-def test_a_text_that_is_kept_as_its_origin_gives_the_same_trace() -> None:
+def test_a_text_stored_as_its_origin_has_the_same_demonstration() -> None:
     example = made("beyond/two_hop")
     assert trace(replace(example, documents=None)) == trace(example)
 
@@ -252,7 +252,7 @@ def test_a_file_holds_the_conversations_in_order(dataset: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.2, 0.5, 0.9, 0.999, 1.0])
-def test_a_file_that_was_cut_anywhere_is_finished_with_the_same_bytes(
+def test_a_file_truncated_anywhere_is_completed_with_the_same_bytes(
     dataset: Path, tmp_path: Path, share: float
 ) -> None:
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
@@ -291,7 +291,7 @@ def test_a_file_is_not_resumed_with_other_settings(dataset: Path, tmp_path: Path
         write_traces(dataset, out, config=other, tokenizer=BYTES)
 
 
-def test_what_is_refused_is_counted_or_stops(dataset: Path, tmp_path: Path) -> None:
+def test_refused_examples_are_counted_or_an_error(dataset: Path, tmp_path: Path) -> None:
     source, out = tmp_path / "mixed.jsonl", tmp_path / "out.jsonl"
     words = made("ruler/cwe", tokens=9000)
     write_examples(source, [made("ruler/vt"), words, made("beyond/counting"), words])
@@ -336,7 +336,7 @@ def test_the_command_writes_traces(
         (["--tokenizer", "bytes", "--prompts", "nosuch"], "there is no prompt set"),
     ],
 )
-def test_the_command_says_what_to_change(
+def test_the_command_names_the_remedy(
     dataset: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
