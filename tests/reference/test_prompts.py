@@ -1,0 +1,82 @@
+"""The wording of every prompt, byte for byte: models are trained and compared on it.
+
+Each file of `prompts/` is one conversation with fixed values in its slots. To change a prompt on purpose:
+
+    python -m tests.reference.test_prompts        # writes the files again; review the diff
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memagent.agent.prompts import PROMPT_SETS, closed_book_messages
+from memagent.eval import prompts as methods
+from memagent.rl.agents import calculator, single
+from memagent.types import Message
+
+FOLDER = Path(__file__).with_name("prompts")
+QUESTION = "Who inherits the house?"
+SECTION = "In 1898 the house went to Hedda {who is named here}.\n\nNobody objected."
+MEMORY = "The house is in Bergen."
+
+
+def conversations() -> dict[str, list[Message]]:
+    """Every prompt of the package, by the name of its file."""
+    found: dict[str, list[Message]] = {}
+    for name, prompts in PROMPT_SETS.items():
+        for state, memory in (("first", ""), ("later", MEMORY)):
+            found[f"{name}.read_{state}"] = prompts.read_messages(
+                question=QUESTION,
+                section=SECTION,
+                memory=memory,
+                section_number=7,
+                memory_tokens=1024,
+            )
+        found[f"{name}.answer"] = prompts.answer_messages(
+            question=QUESTION, memory=MEMORY, num_sections=12, answer_tokens=200
+        )
+    found["closed_book"] = closed_book_messages(QUESTION)
+    for name in ("DIRECT", "RETRIEVED", "REFINE", "MAP", "COLLAPSE", "REDUCE"):
+        found[f"eval.{name.lower()}"] = methods.messages(
+            getattr(methods, name),
+            question=QUESTION,
+            text=SECTION,
+            draft=methods.NO_DRAFT,
+            number="7",
+            words="150",
+        )
+    found["agent.calculator"] = [{"role": "system", "content": calculator.SYSTEM}]
+    found["agent.single"] = [{"role": "user", "content": single.DEFAULTS.request}]
+    return found
+
+
+def as_text(messages: list[Message]) -> str:
+    """A conversation as it stands in a file; the last line break is not part of the content."""
+    return "".join(f"=== {one['role']} ===\n{one['content']}\n" for one in messages)
+
+
+@pytest.mark.parametrize("name", sorted(conversations()))
+def test_the_wording_of_a_prompt_does_not_change(name: str) -> None:
+    expected = (FOLDER / f"{name}.txt").read_bytes()
+    assert as_text(conversations()[name]).encode() == expected
+
+
+def test_every_file_is_the_wording_of_a_prompt() -> None:
+    assert {path.stem for path in FOLDER.glob("*.txt")} == set(conversations())
+
+
+def test_the_fingerprints_that_runs_keep_do_not_change() -> None:
+    assert {name: prompts.sha256[:16] for name, prompts in PROMPT_SETS.items()} == {
+        "default": "58257937c2aab950",
+        "boxed": "4cae50685b3204fd",
+        "paper": "a77c493a32206769",
+        "small": "2d57558a2d8a76a3",
+    }
+    assert methods.fingerprint()[:16] == "478aa2bcdc0301db"
+
+
+if __name__ == "__main__":
+    for title, conversation in conversations().items():
+        (FOLDER / f"{title}.txt").write_bytes(as_text(conversation).encode())
