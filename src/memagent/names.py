@@ -1,7 +1,9 @@
 """Names that a user may misspell: what was probably meant, or what there is.
 
-hint("strct", GRADERS)      # 'did you mean strict?'
-hint("xyz", GRADERS)        # 'known: strict, lenient, ...'
+>>> hint("strct", ["strict", "lenient"])
+'did you mean strict?'
+>>> hint("xyz", ["strict", "lenient"])
+'known: strict, lenient'
 """
 
 from __future__ import annotations

@@ -64,13 +64,14 @@ class Known(NamedTuple):
 UNKNOWN = Known()
 
 
-def modules() -> list[ModuleType]:
-    """All modules of the package."""
-    names = [memagent.__name__]
-    names += [info.name for info in pkgutil.walk_packages(memagent.__path__, "memagent.")]
-    return [
-        importlib.import_module(n) for n in names if n not in NEEDS_A_GPU and "__main__" not in n
-    ]
+def sources() -> dict[str, str]:
+    """The source of every module of the package that can be imported here."""
+    root = Path(str(memagent.__file__)).parent
+    found: dict[str, str] = {}
+    for path in sorted(root.rglob("*.py")):
+        name = ".".join(path.relative_to(root.parent).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path.read_text(encoding="utf-8")
+    return {name: source for name, source in found.items() if name not in NOT_IMPORTED}
 
 
 @cache

@@ -6,7 +6,7 @@
 
     questions = read_questions(path)
     verdicts = await screen(questions, engines, settings, journal, concurrency=16)
-    write_kept(path, out, verdicts)
+    write_kept(path, out, [verdict.number for verdict in verdicts if verdict.outcome == "kept"])
 
 A question that a model knows teaches no reading and measures none. Every reply is on disk before it
 counts, so a run that is killed asks nothing twice. What is written is the input without the dropped

@@ -6,7 +6,7 @@
                        Example with its text
 
     plan = make_plan(suite, sources=[], length_tokenizer="bytes")
-    with Maker(plan.sources, processes=2) as maker:
+    with Maker(plan, processes=2) as maker:
         example = await maker.make(plan.items[0])
 
 Texts are never all in memory. The longest are asked first: when the last items are under way, all of

@@ -9,9 +9,12 @@ Three ways to write an answer down for comparison, from the strictest to the mos
     squad_key     as SQuAD and HotpotQA: case, ASCII punctuation, articles, spaces do not count
     answer_key    also accents, typographic signs, markup and the way numbers are written
 
-    strict_key("The  Seine") == "theseine"
-    squad_key("The Café, Paris.") == "café paris"
-    answer_key("the **Café** — Paris (1,200.0)") == "cafe paris 1200"
+    >>> strict_key("The  Seine")
+    'theseine'
+    >>> squad_key("The Café, Paris.")
+    'café paris'
+    >>> answer_key("the **Café** — Paris (1,200.0)")
+    'cafe paris 1200'
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Graders: a reply and the accepted answers in, a Score out. The same for training, evaluation, CLI.
 
-    grade("lenient", "The answer is **Paris**.", ["Paris", "City of Light"])
-    Score(value=1.0, extracted="**Paris**.", reason="is 'Paris'")
+    >>> grade("lenient", "The answer is **Paris**.", ["Paris", "City of Light"])
+    Score(value=1.0, extracted='**Paris**.', reason="is 'Paris'")
 
 `match="any"` asks for one of the answers, `match="all"` for each of them; then the value is the share
 that was given. Graders are pure and take microseconds. docs/grading.md has their rules, and cases

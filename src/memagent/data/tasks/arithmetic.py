@@ -1,6 +1,7 @@
 """Grade-school word problems, generated from a seed.
 
-    problem(0, seed=7, num_steps=3).question      # "Pavel has 20 apples. Tarek then gives ..."
+    >>> problem(0, seed=7, num_steps=3).question
+    'Pavel has 20 apples. Tarek then gives ...'
 
 A problem is an `Example` without a text. `metadata["expression"]` leads to its answer. Not here: the
 calculator that agents may use (`rl/agents/expressions.py`).

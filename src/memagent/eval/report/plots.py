@@ -6,7 +6,7 @@
       │      ┄┄○                              end    ███  ███  ███
       └──────────── length
 
-    plot = accuracy_plot("hotpotqa", rows, anchors)
+    plot = accuracy_plot("hotpotqa", rows, anchors, series=["reader"])
     Path("accuracy.svg").write_bytes(plot.svg)
     Path("accuracy.png").write_bytes(plot.png)
 

@@ -1,7 +1,9 @@
 """A calculator for models: numbers, + - * / and brackets. Exact, bounded, and runs no code.
 
-    calculate("(14 + 9) * 3")                # "69"
-    calculation_reply("1 / 0")               # "error: division by zero"
+    >>> calculate("(14 + 9) * 3")
+    '69'
+    >>> calculation_reply("1 / 0")
+    'error: division by zero'
 
 `ast` finds the structure of an expression; numbers reach it as positions in a list, so that they stay
 exact fractions.

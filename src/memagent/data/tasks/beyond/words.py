@@ -1,7 +1,7 @@
 """Names of people and towns, and other words, for texts that are made up.
 
-person(rng)   "Ingrid Halloway"    one of about 13,000
-town(rng)     "Marrowick"          one of about 1,000
+person(rng)     "Ingrid Halloway"    one of about 13,000
+towns(rng, 3)   ["Marrowick", ...]   of about 1,000
 """
 
 from __future__ import annotations

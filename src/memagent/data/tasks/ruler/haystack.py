@@ -1,7 +1,7 @@
 """What sentences are hidden in, and the hiding.
 
-haystack.text(size)              grows with its size: sentences, characters or needles
-hide(text, [(depth, sentence)])  the text with the sentences in it, and where they stand
+haystack.text(size)                               grows with its size: sentences, characters or needles
+hide(text, [(depth, sentence)], separator=" ")    the text with the sentences in it, and where they stand
 
     depth 0.0 ............. 0.37 ............................. 1.0
     It rains. The road  ▲  is long. Nobody is on it. ...
