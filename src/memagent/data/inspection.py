@@ -1,21 +1,25 @@
 """What a dataset holds: counts, lengths, and where in the texts the evidence stands.
 
-summary = summarize(read_examples("dev.jsonl"))
-summary.depths          # [12, 9, 11, ...]: evidence by tenths of the text
-for excerpt in excerpts(example): ...     # each evidence with the text around it
+inspection = inspect_dataset("dev.jsonl", samples=3)
+inspection.summary.depths                          # [12, 9, 11, ...]: evidence by tenths of the text
+for excerpt in excerpts(inspection.shown[0]): ...  # each evidence with the text around it
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import quantiles
+from typing import Any
 
 from memagent.data.example import Example, body_starts
-from memagent.data.tasks.depth import bucket_counts, uniformity_p
+from memagent.data.formats.files import read_examples
+from memagent.data.tasks.depth import NUM_TENTHS, bucket_counts, uniformity_p
+from memagent.data.tasks.registry import rebuild
+from memagent.errors import DataError
 
-NUM_BUCKETS = 10
 AROUND_CHARS = 160
 
 
@@ -40,7 +44,7 @@ class Summary:
     num_repeated_ids: int
     """Examples whose id an earlier one has; 0 in a sound dataset."""
     num_without_text: int
-    """Examples whose text has to be made again from its origin."""
+    """Examples whose text has to be rebuilt from its origin."""
     tasks: dict[str, int]
     """Examples by task."""
     graders: dict[str, int]
@@ -73,6 +77,81 @@ class Excerpt:
     note: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """A dataset in numbers, and some of its examples."""
+
+    file: Path
+    summary: Summary
+    shown: dict[int, Example]
+    """Examples by their index."""
+
+    def to_dict(self, *, around_chars: int = AROUND_CHARS) -> dict[str, Any]:
+        """Plain values, with the evidence of each example in the text around it."""
+        return {
+            "file": str(self.file),
+            **asdict(self.summary),
+            "examples": [
+                _entry(index, example, around_chars) for index, example in self.shown.items()
+            ],
+        }
+
+
+def inspect_dataset(
+    file: str | Path,
+    *,
+    indices: Collection[int] = (),
+    samples: int = 3,
+    with_text: bool = False,
+) -> Inspection:
+    """The numbers of a dataset, and the examples of `indices`, or else the first `samples`.
+
+    With `with_text`, texts that the file has only the origin of are rebuilt: those of `indices`, or all.
+    """
+    file = Path(file)
+    wanted = set(indices) or set(range(samples))
+    rebuilt: Collection[int] | None = ()
+    if with_text:
+        rebuilt = indices or None
+    shown: dict[int, Example] = {}
+    summary = summarize(_passing(file, wanted, shown, rebuilt))
+    if summary.num_examples == 0:
+        raise DataError(f"{file} holds no examples")
+    for index in sorted(set(indices) - shown.keys()):
+        raise DataError(f"{file} has no example {index}: it has {summary.num_examples:,}")
+    return Inspection(file=file, summary=summary, shown=shown)
+
+
+def _passing(
+    file: Path, wanted: set[int], shown: dict[int, Example], rebuilt: Collection[int] | None
+) -> Iterator[Example]:
+    """The examples of a file; the wanted ones are kept on the way.
+
+    Missing texts of `rebuilt` are rebuilt; of all examples when it is None.
+    """
+    for index, example in enumerate(read_examples(file)):
+        whole = rebuild(example) if rebuilt is None or index in rebuilt else example
+        if index in wanted:
+            shown[index] = whole
+        yield whole
+
+
+def _entry(index: int, example: Example, around_chars: int) -> dict[str, Any]:
+    evidence = None
+    if example.documents is not None:
+        evidence = [asdict(one) for one in excerpts(example, around_chars=around_chars)]
+    return {
+        "index": index,
+        "id": example.id,
+        "task": example.task,
+        "question": example.question,
+        "answers": list(example.answers),
+        "match": example.match,
+        "num_tokens": example.num_tokens,
+        "evidence": evidence,
+    }
+
+
 def summarize(examples: Iterable[Example], *, num_answers: int = 10) -> Summary:
     """The numbers of a dataset, in one pass; with the `num_answers` most frequent answers."""
     ids: set[str] = set()
@@ -97,7 +176,7 @@ def summarize(examples: Iterable[Example], *, num_answers: int = 10) -> Summary:
         if example.documents is not None:
             documents.append(len(example.documents))
             found_depths += depths(example)
-    counts = bucket_counts(found_depths, num_buckets=NUM_BUCKETS)
+    counts = bucket_counts(found_depths, num_buckets=NUM_TENTHS)
     return Summary(
         num_examples=num_examples,
         num_repeated_ids=num_repeated,

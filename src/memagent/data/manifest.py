@@ -20,12 +20,11 @@ from typing import Any
 
 from memagent.data.example import Example, body_starts
 from memagent.data.formats.files import disk_errors
-from memagent.data.tasks.depth import bucket_counts, uniformity_p
+from memagent.data.tasks.depth import NUM_TENTHS, bucket_counts, uniformity_p
 from memagent.errors import DataError
 from memagent.files import replacing, write_atomically
 
 FORMAT = 1
-NUM_BUCKETS = 10
 FIGURE_INCHES = (6.0, 2.6)
 
 
@@ -133,8 +132,8 @@ def depths_of(rows: Iterable[ManifestRow]) -> Depths | None:
     depths = [depth for row in rows for depth in row.depths]
     if not depths:
         return None
-    histogram = bucket_counts(depths, num_buckets=NUM_BUCKETS)
-    p_value = round(uniformity_p(histogram), 6) if len(depths) >= 5 * NUM_BUCKETS else None
+    histogram = bucket_counts(depths, num_buckets=NUM_TENTHS)
+    p_value = round(uniformity_p(histogram), 6) if len(depths) >= 5 * NUM_TENTHS else None
     return Depths(num=len(depths), histogram=histogram, p_value=p_value)
 
 
@@ -187,7 +186,7 @@ def draw_depths(out: Path, depths: Depths) -> Path | None:
         figure = Figure(figsize=FIGURE_INCHES, layout="constrained")
         axes = figure.add_subplot()
         axes.bar(_tenths(depths.histogram), depths.histogram, width=0.09)
-        axes.axhline(depths.num / NUM_BUCKETS, linestyle="--", linewidth=1, color="black")
+        axes.axhline(depths.num / NUM_TENTHS, linestyle="--", linewidth=1, color="black")
         axes.set_xlim(0, 1)
         axes.set_xlabel("depth in the text")
         axes.set_ylabel("pieces of evidence")

@@ -13,21 +13,17 @@ import pytest
 
 from memagent.agent.prompts import closed_book_messages
 from memagent.data.example import Example, Passage
-from memagent.data.filtering import (
+from memagent.data.filtering.report import FilterReport, report_on
+from memagent.data.filtering.run import check_same, identity, write_kept
+from memagent.data.filtering.screening import (
     STOP_AFTER,
-    FilterReport,
+    BareQuestion,
     FilterSettings,
-    Journal,
-    Question,
+    ReplyLog,
     Verdict,
-    check_same,
-    identity,
-    is_kept,
     read_questions,
-    report_on,
     rules_met,
     screen,
-    write_kept,
 )
 from memagent.data.formats.files import read_examples, write_examples
 from memagent.engines.base import BaseEngine
@@ -87,9 +83,9 @@ class Model(BaseEngine):
         """Nothing to free."""
 
 
-def questions(num: int) -> list[Question]:
+def questions(num: int) -> list[BareQuestion]:
     return [
-        Question(
+        BareQuestion(
             number=number,
             id=f"q{number}",
             task="even" if number % 2 == 0 else "odd",
@@ -102,9 +98,9 @@ def questions(num: int) -> list[Question]:
 
 
 def screened(
-    asked: Sequence[Question],
+    asked: Sequence[BareQuestion],
     *engines: BaseEngine,
-    journal: Journal | None = None,
+    journal: ReplyLog | None = None,
     concurrency: int = 4,
     num: int | None = None,
     **settings: Any,
@@ -114,7 +110,7 @@ def screened(
             asked,
             engines,
             FilterSettings.parse(settings),
-            journal or Journal(),
+            journal or ReplyLog(),
             concurrency=concurrency,
             num=num,
         )
@@ -122,7 +118,7 @@ def screened(
 
 
 def outcomes(verdicts: Sequence[Verdict]) -> str:
-    return "".join(verdict.outcome[0] for verdict in verdicts)
+    return "".join(verdict.fate[0] for verdict in verdicts)
 
 
 # --- what is asked and when a reply is right ------------------------------------------------------
@@ -152,7 +148,7 @@ def test_a_reply_is_right_by_box_or_by_statement(reply: str, met: tuple[str, ...
 
 
 def test_where_all_answers_are_asked_for_some_are_not_enough() -> None:
-    question = Question(
+    question = BareQuestion(
         number=0, id="q", task="t", question="?", answers=("red", "blue"), match="all"
     )
     assert rules_met(question, r"\boxed{red}", "either") == ()
@@ -201,7 +197,7 @@ def test_verdicts_do_not_depend_on_concurrency_and_it_is_bounded() -> None:
 
 
 def test_a_question_without_answers_is_kept_unasked() -> None:
-    nothing = Question(number=0, id="q", task="t", question="?", answers=(), match="any")
+    nothing = BareQuestion(number=0, id="q", task="t", question="?", answers=(), match="any")
     model = Model({})
     assert outcomes(screened([nothing], model)) == "k"
     assert model.asked == []
@@ -227,7 +223,7 @@ def test_no_question_is_asked_in_vain_when_enough_are_kept(concurrency: int) -> 
     known = {f"question {number}": f"answer {number}" for number in (0, 2, 3, 5)}
     model = Model(known)
     verdicts = screened(questions(30), model, num=4, concurrency=concurrency)
-    assert [verdict.number for verdict in verdicts if verdict.outcome == "kept"] == [1, 4, 6, 7]
+    assert [verdict.number for verdict in verdicts if verdict.fate == "kept"] == [1, 4, 6, 7]
     assert {asked for asked, _ in model.asked} == {f"question {number}" for number in range(8)}
 
 
@@ -240,8 +236,8 @@ def test_a_failed_question_is_told_and_kept_or_dropped_as_asked(error: type[Exce
     verdicts = screened(questions(4), model, concurrency=1)
     assert outcomes(verdicts) == "kfdk"
     assert verdicts[1].failures == ("model failed on question 1",) * 2
-    assert [is_kept(verdict, "drop") for verdict in verdicts] == [True, False, False, True]
-    assert [is_kept(verdict, "keep") for verdict in verdicts] == [True, True, False, True]
+    assert [verdict.is_kept("drop") for verdict in verdicts] == [True, False, False, True]
+    assert [verdict.is_kept("keep") for verdict in verdicts] == [True, True, False, True]
 
 
 def test_another_model_that_knows_the_answer_decides_in_spite_of_a_failure() -> None:
@@ -274,10 +270,10 @@ def test_what_is_journalled_is_not_asked_again_and_decides_the_same(tmp_path: Pa
     settings = FilterSettings()
     whole = screened(asked, Model(known))
     with Run.create(tmp_path / "run", identity(asked, ["model"], settings)) as run:
-        screened(asked[:7], Model(known), journal=Journal(run))
+        screened(asked[:7], Model(known), journal=ReplyLog(run))
     again = Model(known)
     with Run.open(tmp_path / "run") as run:
-        resumed = screened(asked, again, journal=Journal(run))
+        resumed = screened(asked, again, journal=ReplyLog(run))
     assert resumed == whole
     assert {question for question, _ in again.asked} == {f"question {n}" for n in range(7, 12)}
 
@@ -286,11 +282,11 @@ def test_the_rule_and_the_number_of_samples_may_change_on_resuming(tmp_path: Pat
     asked = questions(3)
     model = Model({"question 1": "It is answer 1."})
     with Run.create(tmp_path / "run", {}) as run:
-        first = screened(asked, model, journal=Journal(run), rule="contains", samples=1)
+        first = screened(asked, model, journal=ReplyLog(run), rule="contains", samples=1)
     with Run.open(tmp_path / "run") as run:
-        second = screened(asked, model, journal=Journal(run), rule="boxed", samples=1)
+        second = screened(asked, model, journal=ReplyLog(run), rule="boxed", samples=1)
         num_asked = len(model.asked)
-        screened(asked, model, journal=Journal(run), rule="boxed", samples=2)
+        screened(asked, model, journal=ReplyLog(run), rule="boxed", samples=2)
     assert (outcomes(first), outcomes(second)) == ("kdk", "kkk")
     assert (num_asked, len(model.asked)) == (3, 6)
 
@@ -302,7 +298,7 @@ def test_a_damaged_journal_is_refused(tmp_path: Path) -> None:
         Run.open(tmp_path / "run") as run,
         pytest.raises(RunError, match="line 1 of its journal is damaged"),
     ):
-        Journal(run)
+        ReplyLog(run)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +351,7 @@ def test_what_is_kept_is_the_input_without_the_dropped(tmp_path: Path, ending: s
     asked = read_questions(path)
     assert [question.number for question in asked] == list(range(5))
     verdicts = screened(asked, Model({"question 0": "answer 0", "question 3": "answer 3"}))
-    kept = [verdict.number for verdict in verdicts if is_kept(verdict, "drop")]
+    kept = [verdict.number for verdict in verdicts if verdict.is_kept("drop")]
     assert write_kept(path, out, kept) == 3
     assert list(read_examples(out)) == [examples[1], examples[2], examples[4]]
 
@@ -364,7 +360,7 @@ def test_the_report_counts_by_rule_engine_and_task() -> None:
     asked = questions(6)
     one = Model({"question 0": r"\boxed{answer 0}", "question 1": "answer 1"}, name="one")
     other = Model({"question 2": "answer 2"}, name="other", fails=["question 5"])
-    journal, settings = Journal(), FilterSettings(samples=1, on_failure="keep")
+    journal, settings = ReplyLog(), FilterSettings(samples=1, on_failure="keep")
     verdicts = screened(asked, one, other, journal=journal, **settings.model_dump())
     report = report_on(
         asked,

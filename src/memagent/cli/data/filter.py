@@ -23,34 +23,22 @@ from memagent.cli.shared.progress import SECONDS_BETWEEN_LINES, duration
 from memagent.cli.shared.run_options import price_options, run_options
 from memagent.config import EngineConfig, LocalConfig, VllmConfig
 from memagent.data.build import refuse_to_overwrite
-from memagent.data.filtering import (
-    KIND,
-    FilterReport,
+from memagent.data.filtering.run import KIND, FilterRun, check_paths
+from memagent.data.filtering.screening import (
+    BareQuestion,
     FilterSettings,
-    Journal,
     OnFailure,
-    Question,
-    Rule,
+    ScreeningRule,
     Verdict,
-    check_same,
-    identity,
-    is_kept,
     read_questions,
-    report_on,
-    report_path,
-    screen,
-    write_kept,
-    write_report,
 )
-from memagent.data.formats.files import FORMATS
 from memagent.engines.base import BaseEngine, check_engine, open_engine, split_spec
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import ConfigError, EngineRefused, MemagentError
-from memagent.runs import Run, read_manifest
+from memagent.runs import read_manifest
 from memagent.types import Prices
 
 INTERRUPTED = 130
-SHOWN_FAILURES = 3
 
 
 @click.command("filter", cls=PanelCommand)
@@ -69,7 +57,7 @@ SHOWN_FAILURES = 3
 @panel_option("--quiet", is_flag=True, panel="Options", help="Show no progress.")
 @panel_option(
     "--rule",
-    type=click.Choice(get_args(Rule)),
+    type=click.Choice(get_args(ScreeningRule)),
     panel="Screening",
     help=f"{FilterSettings.help('rule')} [default: either]",
 )
@@ -120,7 +108,7 @@ class EngineChoice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class FilterRequest:
     """Everything that one call of the command needs to know."""
 
     file: Path
@@ -164,61 +152,46 @@ class Filter:
         return asyncio.run(self._run(request, questions, engines))
 
     async def _run(
-        self, request: Request, questions: list[Question], engines: list[BaseEngine]
+        self, request: FilterRequest, questions: list[BareQuestion], engines: list[BaseEngine]
     ) -> int:
         try:
             for engine in engines:
                 if isinstance(engine, EndpointEngine):
                     await engine.inspect()
-            with self._opened_run(request, questions, engines) as run:
-                return await self._screen(request, questions, engines, run)
+            with FilterRun.open(
+                request.file,
+                request.out,
+                engines,
+                request.settings,
+                run_dir=self._options["run_dir"],
+                resume=self._resume,
+                force=self._options["force"],
+                questions=questions,
+                command=request.kept(engines),
+            ) as run:
+                return await self._screen(request, engines, run)
         finally:
             for engine in engines:
                 await engine.aclose()
 
-    def _opened_run(
-        self, request: Request, questions: list[Question], engines: list[BaseEngine]
-    ) -> Run:
-        wanted = identity(questions, [engine.model for engine in engines], request.settings)
-        if self._resume is None:
-            manifest = {**wanted, "command": request.kept(engines)}
-            return Run.create(self._options["run_dir"], manifest)
-        check_same(read_manifest(self._resume), wanted, self._resume)
-        return Run.open(self._resume)
-
     async def _screen(
-        self,
-        request: Request,
-        questions: list[Question],
-        engines: list[BaseEngine],
-        run: Run,
+        self, request: FilterRequest, engines: list[BaseEngine], run: FilterRun
     ) -> int:
         stop_like_ctrl_c()
-        journal = Journal(run)
         progress = FilterProgress(
-            len(questions), request, console=self._console, is_quiet=self._options["quiet"]
+            run.num_questions, request, console=self._console, is_quiet=self._options["quiet"]
         )
         for engine in engines:
             if isinstance(engine, EndpointEngine):
                 engine.on_retry = lambda failure, delay: progress.retry(failure.reason, delay)
         try:
             with progress:
-                verdicts = await screen(
-                    questions,
-                    engines,
-                    request.settings,
-                    journal,
-                    concurrency=max(_concurrency(choice) for choice in request.engines),
+                report = await run.screen(
                     num=request.num,
-                    watch=progress.verdict,
+                    concurrency=max(_concurrency(choice) for choice in request.engines),
+                    prices=request.prices,
+                    on_verdict=progress.verdict,
                 )
-            models = [engine.model for engine in engines]
-            report = report_on(
-                questions, verdicts, models, request.settings, journal, prices=request.prices
-            )
-            kept = (v.number for v in verdicts if is_kept(v, request.settings.on_failure))
-            write_kept(request.file, request.out, kept)
-            write_report(report_path(request.out), report)
         except asyncio.CancelledError:
             self._tell_kept(run, "interrupted")
             return INTERRUPTED
@@ -227,13 +200,13 @@ class Filter:
                 raise
             self._tell_kept(run, str(error))
             return error.exit_code
-        print(report.to_json() if self._options["as_json"] else told(report), end="")
+        print(report.to_json() if self._options["as_json"] else report.to_text(), end="")
         self._tell(f"kept examples: {request.out}; run: {run.path}")
         if report.num_failed:
             self._tell("failed questions are asked again with --resume")
         return 0
 
-    def _tell_kept(self, run: Run, reason: str) -> None:
+    def _tell_kept(self, run: FilterRun, reason: str) -> None:
         path = shlex.quote(str(run.path))
         self._print(f"memagent: {with_options(reason)}")
         self._print(f"all replies are kept; go on with: memagent data filter --resume {path}")
@@ -249,7 +222,7 @@ class Filter:
 # --- what is asked --------------------------------------------------------------------------------
 
 
-def make_request(options: dict[str, Any]) -> Request:
+def make_request(options: dict[str, Any]) -> FilterRequest:
     """What is asked with these options, checked; on resuming, the rest is as it was."""
     resume: Path | None = options["resume"]
     if resume is not None and options["run_dir"] is not None:
@@ -266,7 +239,7 @@ def make_request(options: dict[str, Any]) -> Request:
         for name in ("price_in", "price_out")
     ]
     settings = {**stored.get("settings", {}), **given(FilterSettings, options)}
-    request = Request(
+    request = FilterRequest(
         file=Path(file).expanduser().resolve(),
         out=Path(out).expanduser().resolve(),
         num=options["num"] or stored.get("num"),
@@ -276,10 +249,7 @@ def make_request(options: dict[str, Any]) -> Request:
         if prices == [None, None]
         else Prices(prompt=prices[0] or 0.0, completion=prices[1] or 0.0),
     )
-    if not request.out.name.endswith(tuple(FORMATS)):
-        raise ConfigError(f"{request.out.name}: a dataset ends in {', '.join(FORMATS)}")
-    if request.file == request.out:
-        raise ConfigError("--out is the file that is read; name another")
+    check_paths(request.file, request.out)
     return request
 
 
@@ -363,7 +333,7 @@ class FilterProgress:
     """Shows how far a screening has come: a bar on a terminal, now and then a line elsewhere."""
 
     def __init__(
-        self, num_questions: int, request: Request, *, console: Console, is_quiet: bool
+        self, num_questions: int, request: FilterRequest, *, console: Console, is_quiet: bool
     ) -> None:
         self._num_questions = num_questions
         self._request = request
@@ -390,10 +360,10 @@ class FilterProgress:
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
-    def verdict(self, question: Question, verdict: Verdict) -> None:
+    def verdict(self, question: BareQuestion, verdict: Verdict) -> None:
         """Take in what became of a question."""
         self._num_done += 1
-        self._num_kept += is_kept(verdict, self._request.settings.on_failure)
+        self._num_kept += verdict.is_kept(self._request.settings.on_failure)
         self._note = ""
         self._refresh()
 
@@ -419,36 +389,3 @@ class FilterProgress:
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def told(report: FilterReport) -> str:
-    """The report for people."""
-    lines = [
-        f"questions   {report.num_questions:>9,}",
-        f"screened    {report.num_screened:>9,}",
-        f"kept        {report.num_kept:>9,}",
-        f"dropped     {report.num_dropped:>9,}",
-        *(f"  {rule:<10}{num:>9,}" for rule, num in report.by_rule.items()),
-        *(f"  by {engine.model}: {engine.num_dropped:,}" for engine in report.by_engine),
-    ]
-    if report.num_failed:
-        fate = "kept" if report.on_failure == "keep" else "not kept"
-        lines.append(f"failed      {report.num_failed:>9,} ({fate})")
-        shown = list(report.failures.items())[:SHOWN_FAILURES]
-        lines += [f"  {name}: {reason}" for name, reason in shown]
-        if len(report.failures) > SHOWN_FAILURES:
-            lines.append(f"  and {len(report.failures) - SHOWN_FAILURES:,} more, see the report")
-    if len(report.by_task) > 1:
-        lines += [
-            f"  {task}: kept {counts['kept']:,}, dropped {counts['dropped']:,}, "
-            f"failed {counts['failed']:,}"
-            for task, counts in report.by_task.items()
-        ]
-    usage = report.usage
-    about = "about " if usage.is_estimated else ""
-    cost = f", cost {report.cost:.4f}" if report.cost is not None else ""
-    lines.append(
-        f"{usage.calls:,} calls, {about}{usage.prompt_tokens:,} prompt and "
-        f"{usage.completion_tokens:,} completion tokens{cost}"
-    )
-    return "\n".join(lines) + "\n"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,15 @@ from rich.console import Console
 from rich.text import Text
 
 from memagent.data.example import Example
-from memagent.data.formats.files import read_examples
 from memagent.data.inspection import (
     AROUND_CHARS,
-    NUM_BUCKETS,
     Excerpt,
     Spread,
     Summary,
     excerpts,
-    summarize,
+    inspect_dataset,
 )
-from memagent.data.tasks.registry import rebuild
-from memagent.errors import DataError
+from memagent.data.tasks.depth import NUM_TENTHS
 
 BAR_CHARS = 40
 UNEVEN_P = 0.001
@@ -59,7 +54,7 @@ UNEVEN_P = 0.001
     "--text",
     "with_text",
     is_flag=True,
-    help="Make texts again that the file holds only the origin of: all, or those of --index.",
+    help="Rebuild texts that the file has only the origin of: all, or those of --index.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -71,35 +66,14 @@ def command(
       memagent data inspect dev.jsonl
       memagent data inspect dev.parquet --index 12 --around 400
     """
-    wanted = set(indices or range(samples))
-    shown: dict[int, Example] = {}
-    made_again = (wanted if indices else None) if with_text else set()
-    summary = summarize(_passing(file, wanted, shown, made_again))
-    if summary.num_examples == 0:
-        raise DataError(f"{file} holds no examples")
-    for index in sorted(set(indices) - shown.keys()):
-        raise DataError(f"{file} has no example {index}: it has {summary.num_examples:,}")
+    inspection = inspect_dataset(file, indices=indices, samples=samples, with_text=with_text)
     if as_json:
-        _print_json(file, summary, shown, around)
+        _print_json(inspection.to_dict(around_chars=around))
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    _print_summary(console, file, summary)
-    for index, example in sorted(shown.items()):
+    _print_summary(console, file, inspection.summary)
+    for index, example in inspection.shown.items():
         _print_example(console, index, example, around)
-
-
-def _passing(
-    file: Path, wanted: set[int], shown: dict[int, Example], made_again: set[int] | None
-) -> Iterator[Example]:
-    """The examples of a file; those that are wanted are kept on the way.
-
-    Texts of `made_again` are made again where they are missing; of all examples when it is None.
-    """
-    for index, example in enumerate(read_examples(file)):
-        made = rebuild(example) if made_again is None or index in made_again else example
-        if index in wanted:
-            shown[index] = made
-        yield made
 
 
 def _print_summary(console: Console, file: Path, summary: Summary) -> None:
@@ -122,7 +96,7 @@ def _print_summary(console: Console, file: Path, summary: Summary) -> None:
     console.print(f"most frequent answers: {common or 'none'}")
     if summary.num_without_text:
         console.print(
-            f"{summary.num_without_text:,} are kept without their text; --text makes it again"
+            f"{summary.num_without_text:,} are stored without their text; --text rebuilds it"
         )
     if sum(summary.depths):
         _print_depths(console, summary)
@@ -137,11 +111,11 @@ def _spread_line(name: str, spread: Spread | None) -> str:
 
 
 def _print_depths(console: Console, summary: Summary) -> None:
-    verdict = "unevenly" if summary.depths_p < UNEVEN_P else "evenly, as far as can be told"
-    console.print(f"\nhow deep evidence stands ({verdict}; p = {summary.depths_p:.2g})")
+    verdict = "uneven" if summary.depths_p < UNEVEN_P else "no significant unevenness"
+    console.print(f"\nevidence by depth ({verdict}; p = {summary.depths_p:.2g})")
     most = max(summary.depths)
     for bucket, count in enumerate(summary.depths):
-        low, high = bucket / NUM_BUCKETS, (bucket + 1) / NUM_BUCKETS
+        low, high = bucket / NUM_TENTHS, (bucket + 1) / NUM_TENTHS
         bar = "#" * round(BAR_CHARS * count / most)
         console.print(f"  {low:.1f}-{high:.1f} {count:>8,}  {bar}".rstrip())
 
@@ -152,7 +126,7 @@ def _print_example(console: Console, index: int, example: Example, around: int) 
     joint = " and " if example.match == "all" else " or "
     console.print(f"answers:  {joint.join(repr(one) for one in example.answers) or 'none'}")
     if example.documents is None:
-        console.print("text:     not in the file; --text makes it again")
+        console.print("text:     not in the file; --text rebuilds it")
         return
     tokens = f", {example.num_tokens:,} tokens" if example.num_tokens is not None else ""
     console.print(f"text:     {len(example.documents):,} documents{tokens}")
@@ -180,27 +154,7 @@ def _flat(text: str) -> str:
     return text.replace("\n", " ")
 
 
-def _print_json(file: Path, summary: Summary, shown: dict[int, Example], around: int) -> None:
-    report = {
-        "file": str(file),
-        **asdict(summary),
-        "examples": [_entry(index, example, around) for index, example in sorted(shown.items())],
-    }
-    speaks_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    print(json.dumps(report, ensure_ascii=not speaks_utf8))
-
-
-def _entry(index: int, example: Example, around: int) -> dict[str, Any]:
-    has_text = example.documents is not None
-    return {
-        "index": index,
-        "id": example.id,
-        "task": example.task,
-        "question": example.question,
-        "answers": list(example.answers),
-        "match": example.match,
-        "num_tokens": example.num_tokens,
-        "evidence": [asdict(one) for one in excerpts(example, around_chars=around)]
-        if has_text
-        else None,
-    }
+def _print_json(report: dict[str, Any]) -> None:
+    """JSON that any terminal can show: plain ASCII where it does not use UTF-8."""
+    is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(report, ensure_ascii=not is_utf8))

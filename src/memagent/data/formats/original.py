@@ -34,7 +34,7 @@ from memagent.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Kind = Literal["memagent", "original-train", "original-eval"]
+DatasetKind = Literal["memagent", "original-train", "original-eval"]
 
 SAMPLE_ROWS = 64
 """Rows from which the types of columns that we do not know are told."""
@@ -42,7 +42,7 @@ SAMPLE_ROWS = 64
 _HEADING = re.compile(r"(?:\A|\n\n)Document (\d+):\n")
 
 
-def kind_of(path: str | Path) -> Kind:
+def kind_of(path: str | Path) -> DatasetKind:
     """Which kind of file this is, by its columns or its first record."""
     path = Path(path)
     if path.suffix == ".parquet":
@@ -63,7 +63,7 @@ def kind_of(path: str | Path) -> Kind:
 
 
 def read_original(
-    path: str | Path, kind: Kind, *, pool: str | Path | None = None, task: str | None = None
+    path: str | Path, kind: DatasetKind, *, pool: str | Path | None = None, task: str | None = None
 ) -> Iterator[Example]:
     """Examples of a file of the original project.
 
@@ -77,7 +77,7 @@ def read_original(
     return _read_eval(path, _Pool(pool), task)
 
 
-def write_original(path: str | Path, kind: Kind, examples: Iterable[Example]) -> int:
+def write_original(path: str | Path, kind: DatasetKind, examples: Iterable[Example]) -> int:
     """Write examples as the original project does; how many. Texts are made again where needed."""
     path = Path(path)
     endings = {"original-train": (".parquet",), "original-eval": (".json", ".json.gz")}[kind]

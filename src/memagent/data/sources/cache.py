@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import FileLock
 from platformdirs import user_cache_path
@@ -34,13 +35,26 @@ from memagent.files import replacing, write_atomically
 OnFetched = Callable[[Fetched], None]
 
 
+class Checksum(NamedTuple):
+    """SHA-256 of a file, and of the published one."""
+
+    found: str
+    published: str | None
+    """None where no checksum is published."""
+
+
 def open_source(
-    name: str, path: str | Path | None = None, *, on_progress: OnFetched | None = None
+    name: str,
+    path: str | Path | None = None,
+    *,
+    fetch: bool = True,
+    on_progress: OnFetched | None = None,
 ) -> Path:
     """The file or folder of a source: `path` if it is given, else from the cache, fetched if needed.
 
-    `path` may be a folder that holds the file under one of its usual names. Without `on_progress`, a
-    download reports on standard error what it fetches.
+    `path` may be a folder that holds the file under one of its usual names. Without `fetch`, a source
+    that is not in the cache is an error. Without `on_progress`, a download reports on standard error
+    what it fetches.
     """
     source = find_source(name)
     if path is not None:
@@ -49,6 +63,8 @@ def open_source(
         raise ConfigError(
             f"{name} are texts of your own; name a folder of .txt files as the source"
         )
+    if not fetch and not is_here(name):
+        raise ConfigError(f"{name} is not on this machine; run `memagent data sources pull {name}`")
     target = cached_path(name)
     with _lock(target):
         if target.exists():
@@ -58,6 +74,11 @@ def open_source(
         else:
             _fetch(name, source, source.url, target, on_progress)
     return target
+
+
+def check_source(name: str, path: str | Path) -> Checksum:
+    """The checksum of a file or folder that stands in for a source, beside the published one."""
+    return Checksum(sha256_of(open_source(name, path)), find_source(name).sha256)
 
 
 def is_here(name: str) -> bool:

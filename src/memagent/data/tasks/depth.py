@@ -17,6 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+NUM_TENTHS = 10
+
 MAX_TERMS = 100_000
 PRECISION = 1e-15
 

@@ -79,7 +79,7 @@ def test_numbers_of_documents_need_a_pool(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ours.jsonl", "ours.jsonl"], "IN and OUT are the same file"),
+        (["ours.jsonl", "ours.jsonl"], "would be converted to itself"),
         (["ours.jsonl", "out.csv"], "out.csv: a dataset ends in"),
         (["none.jsonl", "out.jsonl"], "none.jsonl does not exist"),
         (

@@ -84,8 +84,8 @@ def test_inspect_prints_numbers_and_examples(dataset: Path, capsys: Capture) -> 
         "documents 2 2 2.0 2",
         "graded by lenient (2), ruler_all (1)",
         "most frequent answers: '512' (3), 'five hundred and twelve' (2)",
-        "1 are kept without their text; --text makes it again",
-        "how deep evidence stands (evenly, as far as can be told; p = 0.44)",
+        "1 are stored without their text; --text rebuilds it",
+        "evidence by depth (no significant unevenness; p = 0.44)",
         f"0.6-0.7 1 {'#' * 40}",
         "[0] fox-0",
         "question: Which number belongs to the fox?",
@@ -103,7 +103,7 @@ def test_index_picks_examples(dataset: Path, capsys: Capture) -> None:
     assert "[0]" not in output
     assert output.index("[1] hen-0") < output.index("[2] fox-0")
     assert "answers:  '512'\n" in output
-    assert "text:     not in the file; --text makes it again" in output
+    assert "text:     not in the file; --text rebuilds it" in output
 
 
 def test_json_has_the_same(dataset: Path, capsys: Capture) -> None:
