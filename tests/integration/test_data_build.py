@@ -1,4 +1,4 @@
-"""`memagent data build` as a process: recipes, killing and going on, full disks, refusals."""
+"""`memagent data build` as a process: recipes, killing and resuming, full disks, refusals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def is_running(process_id: int) -> bool:
         return False
 
 
-def test_a_killed_build_goes_on_and_ends_with_the_same_bytes(
+def test_a_killed_build_resumes_and_ends_with_the_same_bytes(
     cli: Cli, files: HotpotFiles, tmp_path: Path
 ) -> None:
     out, straight = tmp_path / "killed.jsonl", tmp_path / "straight.jsonl"
@@ -65,7 +65,7 @@ def test_a_killed_build_goes_on_and_ends_with_the_same_bytes(
         wait_until(lambda: not any(map(is_running, workers)))
     done = cli(*arguments(files, out, 400))
     assert done.code == 0, done.stderr
-    assert "going on after" in done.stderr
+    assert "resuming after" in done.stderr
     assert cli(*arguments(files, straight, 400, processes=1)).code == 0
     assert out.read_bytes() == straight.read_bytes()
     assert not part.exists()
@@ -85,7 +85,7 @@ def test_a_full_disk_is_told_and_the_build_goes_on_later(
     num_kept = num_lines(tmp_path / "full.jsonl.part")
     assert 1 <= num_kept < 20
     done = cli(*arguments(files, out, 20, processes=1))
-    assert f"going on after {num_kept} examples" in done.stderr
+    assert f"resuming after {num_kept} examples" in done.stderr
     straight = tmp_path / "straight.jsonl"
     cli(*arguments(files, straight, 20, processes=1))
     assert out.read_bytes() == straight.read_bytes()
@@ -131,7 +131,7 @@ def test_a_dry_run_says_what_would_be_built(here: Callable[..., Outcome], tmp_pa
     ("words", "message"),
     [
         (["hotpot", "--num", "3", "--out", "x.jsonl"], "there is no task 'hotpot'; did you mean"),
-        (["hotpotqa", "--out", "x.jsonl"], "give --num: how many examples to make"),
+        (["hotpotqa", "--out", "x.jsonl"], "give --num: how many examples to build"),
         (["hotpotqa", "--num", "3"], "give --out: the file to write, such as dev.jsonl"),
         (["none.toml"], "there is no recipe none.toml"),
         ([str(SMOKE), "--docs", "5"], "--docs is for a single task; change a recipe with --set"),

@@ -63,12 +63,12 @@ def test_what_the_endpoint_knows_is_dropped_and_the_rest_is_written_as_it_was(
     lines = source.read_text().splitlines(keepends=True)
     assert out.read_text() == "".join(line for n, line in enumerate(lines) if n % 3)
     assert len(calls) == 10 + 2 * 20
-    told = [line.split() for line in outcome.stdout.splitlines()]
-    assert told[:5] == [
+    printed = [line.split() for line in outcome.stdout.splitlines()]
+    assert printed[:5] == [
         *(["questions", "30"], ["screened", "30"], ["kept", "20"], ["dropped", "10"]),
         ["boxed", "and", "contains", "10"],
     ]
-    assert ["by", "test-model:", "10"] in told
+    assert ["by", "test-model:", "10"] in printed
     assert "50 calls" in outcome.stdout
     report = json.loads((tmp_path / "out.jsonl.filter.json").read_text())
     assert report["by_task"] == {
@@ -141,7 +141,7 @@ def test_kills_leave_the_same_file_and_nothing_journalled_is_asked_again(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_screening_tells_how_to_go_on(
+def test_an_interrupted_screening_prints_how_to_resume(
     cli: Cli, tmp_path: Path, examples: list[Example], number: signal.Signals
 ) -> None:
     out, run = tmp_path / "out.jsonl", tmp_path / "my run"
@@ -158,7 +158,7 @@ def test_an_interrupted_screening_tells_how_to_go_on(
     assert list(read_examples(out)) == hidden(examples)
 
 
-def test_an_endpoint_that_goes_down_ends_the_run_and_it_goes_on_later(
+def test_an_endpoint_that_goes_down_ends_the_run_which_is_resumed_later(
     cli: Cli, tmp_path: Path, examples: list[Example]
 ) -> None:
     out, run = tmp_path / "out.jsonl", tmp_path / "run"
@@ -173,7 +173,7 @@ def test_an_endpoint_that_goes_down_ends_the_run_and_it_goes_on_later(
         endpoint.restart()
         resumed = cli("data", "filter", "--resume", run, "--json")
     assert failed.code == 3
-    assert "all replies are kept; go on with: memagent data filter --resume" in failed.stderr
+    assert "all replies are kept; resume with: memagent data filter --resume" in failed.stderr
     assert (resumed.code, num_done < 50) == (0, True)
     assert list(read_examples(out)) == hidden(examples)
 
@@ -281,12 +281,12 @@ def test_an_output_that_cannot_be_written_costs_no_reply(
         resumed = here("data", "filter", "--resume", cli.runs[0], "--out", tmp_path / "out.jsonl")
         num_calls = endpoint.num_calls()
     assert blocked.code == 2
-    assert "all replies are kept; go on with" in blocked.stderr
+    assert "all replies are kept; resume with" in blocked.stderr
     assert (resumed.code, num_calls) == (0, 50)
     assert list(read_examples(tmp_path / "out.jsonl")) == hidden(examples)
 
 
-def test_a_run_goes_on_only_with_its_own_questions(
+def test_a_run_is_resumed_only_with_its_own_questions(
     here: Call, tmp_path: Path, examples: list[Example]
 ) -> None:
     source, out, run = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "run"

@@ -1,30 +1,47 @@
 """Recipes: which datasets to build, in a TOML file, and the jobs they expand to.
 
-# dev.toml
-seed = 7
-[[datasets]]
-tasks = ["hotpotqa"]
-num = 128
-docs = [50, 100, 200]                  # a file for each length, with the same questions
-settings = { split = "dev" }
+    # dev.toml
+    seed = 7
+    [[datasets]]
+    tasks = ["hotpotqa"]
+    num = 128
+    docs = [50, 100, 200]                  # a file for each length, with the same questions
+    settings = { split = "dev" }
 
-read_recipe(Path("dev.toml"), changes=["seed=8"]).jobs(Path("out"), sources=["data/hotpotqa"])
+    read_recipe(Path("dev.toml"), changes=["seed=8"]).jobs(Path("out"), sources=["data/hotpotqa"])
 
-  task x length ──▶ BuildJob(out="out/hotpotqa-50-docs.jsonl"), BuildJob(out="out/hotpotqa-100-docs.jsonl"), ...
+      task x length ──▶ BuildJob(out="out/hotpotqa-50-docs.jsonl"), BuildJob(out="out/hotpotqa-100-docs.jsonl"), ...
+
+`build_datasets` builds a recipe, or one task:
+
+    recipe = BuildRequest(what="dev.toml", out=Path("out"))
+    task = BuildRequest(what="ruler/vt", tokens=4096, num=4, out=Path("vt.jsonl"))
+    for job, manifest in build_datasets(recipe): ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from memagent.config import Settings, read_toml, with_override
-from memagent.data.build import BuildJob, Storing
+from memagent.data.build import (
+    BuildJob,
+    BuildProgress,
+    Storing,
+    build,
+    is_built,
+)
 from memagent.data.choices import TaskChoice, named_sources, source_settings
 from memagent.data.formats.files import FORMATS
+from memagent.data.manifest import Manifest
+from memagent.data.tasks.registry import TASKS
 from memagent.errors import ConfigError
 
 
@@ -93,6 +110,100 @@ class Recipe(Settings):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(f"two datasets would be called {twice.name}; give one a `file`")
         return jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRequest:
+    """What to build: a recipe, or one task."""
+
+    what: str
+    """Path of a recipe (.toml), or name of a task."""
+    out: Path | None = None
+    """Folder for the files of a recipe, by default the current one; file for a task."""
+    num: int | None = None
+    """Examples in each file; required for a task."""
+    tokens: int | None = None
+    """Length of the texts in tokens; for a task only."""
+    docs: int | None = None
+    """Length of the texts in documents; for a task only."""
+    split: str | None = None
+    """Questions to train on (train) or to evaluate with (dev); for a task only."""
+    seed: int | None = None
+    tokenizer: str | None = None
+    store: Storing | None = None
+    sources: Sequence[str] = ()
+    """As `named_sources` takes them."""
+    changes: Sequence[str] = ()
+    """Further settings of the task, or of the recipe, as NAME=VALUE."""
+
+    @property
+    def is_recipe(self) -> bool:
+        return self.what.endswith(".toml")
+
+    def jobs(self) -> list[BuildJob]:
+        """The datasets to build."""
+        return self._recipe_jobs() if self.is_recipe else [self._task_job()]
+
+    def _recipe_jobs(self) -> list[BuildJob]:
+        for name in ("tokens", "docs", "split"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"`{name}` is for a single task; change a recipe with `changes`")
+        values = {"seed": self.seed, "tokenizer": self.tokenizer, "store": self.store}
+        changes = [f"{name}={value}" for name, value in values.items() if value is not None]
+        recipe = read_recipe(Path(self.what), changes=[*changes, *self.changes])
+        jobs = recipe.jobs(self.out or Path(), sources=self.sources)
+        return jobs if self.num is None else [replace(job, num=self.num) for job in jobs]
+
+    def _task_job(self) -> BuildJob:
+        if self.what not in TASKS and Path(self.what).exists():
+            raise ConfigError(f"{self.what} is not a task; a recipe is a file that ends in .toml")
+        if self.num is None:
+            raise ConfigError("give `num`: how many examples to build")
+        if self.out is None:
+            raise ConfigError("give `out`: the file to write, such as dev.jsonl")
+        settings: dict[str, Any] = source_settings(self.what, named_sources(self.sources))
+        for name in ("docs", "tokens", "split", "seed", "tokenizer"):
+            if (value := getattr(self, name)) is not None:
+                settings[name] = value
+        for change in self.changes:
+            settings = with_override(settings, change)
+        store = self.store or "auto"
+        return BuildJob(task=self.what, settings=settings, num=self.num, out=self.out, store=store)
+
+
+class BuiltDataset(NamedTuple):
+    """A dataset that is complete."""
+
+    job: BuildJob
+    manifest: Manifest | None
+    """None where it was complete before."""
+
+
+def build_datasets(
+    request: BuildRequest,
+    *,
+    processes: int | None = None,
+    force: bool = False,
+    figure: bool = True,
+    on_progress: Callable[[BuildJob, BuildProgress], None] | None = None,
+) -> Iterator[BuiltDataset]:
+    """Build the datasets of a request one after the other; each is yielded when it is complete.
+
+    `processes` are by default as many as there are cores. A recipe skips datasets that are complete;
+    `force` builds them again, and replaces other files.
+    """
+    for job in request.jobs():
+        if request.is_recipe and not force and is_built(job):
+            yield BuiltDataset(job, None)
+            continue
+        manifest = build(
+            job,
+            processes=os.cpu_count() or 1 if processes is None else processes,
+            force=force,
+            figure=figure,
+            on_progress=partial(on_progress, job) if on_progress else None,
+        )
+        yield BuiltDataset(job, manifest)
 
 
 def read_recipe(path: Path, *, changes: Sequence[str] = ()) -> Recipe:

@@ -78,12 +78,12 @@ def test_one_process_and_several_write_the_same_bytes(job: BuildJob) -> None:
     ]
 
 
-def test_a_build_that_was_stopped_goes_on_and_ends_with_the_same_bytes(job: BuildJob) -> None:
+def test_a_build_that_was_stopped_resumes_and_ends_with_the_same_bytes(job: BuildJob) -> None:
     stopped(job, 11)
-    told: list[BuildProgress] = []
-    build(job, figure=False, on_progress=told.append)
-    assert told[0] == BuildProgress(num_done=11, num_total=40, num_resumed=11)
-    assert len(told) == 30
+    reported: list[BuildProgress] = []
+    build(job, figure=False, on_progress=reported.append)
+    assert reported[0] == BuildProgress(num_done=11, num_total=40, num_resumed=11)
+    assert len(reported) == 30
     assert job.out.read_bytes() == whole(job)
     assert sorted(path.name for path in job.out.parent.iterdir() if path.is_file()) == [
         "dev.jsonl",
@@ -93,7 +93,7 @@ def test_a_build_that_was_stopped_goes_on_and_ends_with_the_same_bytes(job: Buil
     ]
 
 
-def test_a_torn_line_is_made_again(job: BuildJob) -> None:
+def test_a_torn_line_is_generated_again(job: BuildJob) -> None:
     part, _ = stopped(job, 5)
     with part.open("ab") as file:
         file.write(b'{"id": "half a li')
@@ -101,23 +101,23 @@ def test_a_torn_line_is_made_again(job: BuildJob) -> None:
     assert job.out.read_bytes() == whole(job)
 
 
-def test_a_torn_note_of_the_journal_is_made_again(job: BuildJob) -> None:
+def test_a_torn_note_of_the_journal_is_generated_again(job: BuildJob) -> None:
     _, journal = stopped(job, 5)
     journal.write_bytes(journal.read_bytes()[:-20])
-    told: list[BuildProgress] = []
-    build(job, figure=False, on_progress=told.append)
-    assert told[0].num_resumed == 4
+    reported: list[BuildProgress] = []
+    build(job, figure=False, on_progress=reported.append)
+    assert reported[0].num_resumed == 4
     assert job.out.read_bytes() == whole(job)
 
 
-def test_lines_that_did_not_reach_the_disk_are_made_again(job: BuildJob) -> None:
+def test_lines_that_did_not_reach_the_disk_are_generated_again(job: BuildJob) -> None:
     part, _ = stopped(job, 6)
     data = part.read_bytes()
     middle = len(data) // 2
     part.write_bytes(data[:middle] + b"\0" * (len(data) - middle))
-    told: list[BuildProgress] = []
-    build(job, figure=False, on_progress=told.append)
-    assert 0 < told[0].num_resumed < 6
+    reported: list[BuildProgress] = []
+    build(job, figure=False, on_progress=reported.append)
+    assert 0 < reported[0].num_resumed < 6
     assert job.out.read_bytes() == whole(job)
 
 
@@ -210,7 +210,7 @@ def test_a_wrong_job_is_refused(job: BuildJob, changes: dict[str, Any], message:
     assert not list(job.out.parent.glob("*.part"))
 
 
-def test_an_error_in_another_process_is_told_here(job: BuildJob, files: HotpotFiles) -> None:
+def test_an_error_in_a_worker_process_is_raised_here(job: BuildJob, files: HotpotFiles) -> None:
     long = item("long")
     long["context"][0][1] = ["word " * 2000]
     sources = write_hotpot(job.out.parent / "mixed", dev=[item("a"), item("b"), long, item("c")])
