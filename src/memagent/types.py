@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypedDict
+from typing import Literal, Protocol, TypedDict
+
+AttemptStatus = Literal["ok", "failed"]
+"""How an attempt ended: at a task in training, at an item in an evaluation."""
 
 
 class Message(TypedDict):

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from memagent.agent.trace import Trace
-
-Status = Literal["ok", "failed"]
+from memagent.types import AttemptStatus
 
 
 class AgentTask(Protocol):
@@ -89,7 +88,7 @@ class Rollout:
     """All conversations of the attempt, in the order in which they started."""
     reward: float
     """0.0 when it failed; failed rollouts are in no statistic."""
-    status: Status = "ok"
+    status: AttemptStatus = "ok"
     error: str | None = None
     """Why it failed, in one line."""
     trace: Trace | None = None

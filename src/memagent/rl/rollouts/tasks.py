@@ -1,8 +1,8 @@
 """Tasks to train on: an unbounded mixture whose next task depends on a seed and a position only.
 
     stream = TaskStream(open_sources(config.tasks, ...), seed=config.seed)
-    stream.draw(16)             the next 16 tasks
-    stream.position             how many were drawn: all that a checkpoint stores
+    stream.draw(16)             # the next 16 tasks
+    stream.position             # how many were drawn: all that a checkpoint stores
 
     position  0   1   2   3   4 ...
     source    A   A   B   A   B      drawn in proportion to the weights

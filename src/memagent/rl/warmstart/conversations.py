@@ -2,7 +2,7 @@
 
 {"id": "capital/0", "messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}]}
 
-for example in read_conversations(Path("traces.jsonl")):      the conversations of one example
+for example in read_conversations(Path("traces.jsonl")):      # the conversations of one example
     ...
 """
 

@@ -3,7 +3,7 @@
     Example ── rule for the agent's replies ──▶ the agent itself, on a scripted engine ──▶ Conversation*
 
     show = demonstrations_for("calculator", tokenizer=open_tokenizer("./my-model"))
-    show(problem(0, seed=7))         [system, problem, <calc>..., result, \\boxed{...}]
+    show(problem(0, seed=7))         # [system, problem, <calc>..., result, \\boxed{...}]
 
 The agent that will be trained builds the prompts, so they are exactly those of its rollouts. What exceeds
 the agent's limits is refused, never shortened.

@@ -1,7 +1,7 @@
 """Lessons of the warm start: batches of examples as rows of tokens, in a reproducible order.
 
     lessons = FileLessons(settings, model=loaded, max_tokens=4096, seed=0)
-    lessons.batch(7).examples      the samples of each example of the eighth step
+    lessons.batch(7).examples      # the samples of each example of the eighth step
 
 Examples come from tasks, with replies by rule for the agent in training, or from files of conversations,
 in a new random order in each pass.

@@ -3,7 +3,7 @@
     Conversation ─▶ tokenized ─▶ Sample* ─▶ sft_rows ─▶ TrainingRow* ─▶ packing ─▶ accumulate_sft
 
     samples = [tokenized(one, loaded, max_tokens=4096) for one in conversations]
-    rows = sft_rows(samples)                         each conversation is an example here
+    rows = sft_rows(samples)                         # each conversation is an example here
     accumulate_sft(policy, pack(rows, max_tokens=4096))
 
 Tokens are those of a rollout with the same replies: the prompt as the engine sends it, the reply, the token

@@ -8,7 +8,7 @@ import pytest
 
 from memagent.errors import ConfigError
 from memagent.rl.settings import PRESETS, ObjectiveSettings
-from memagent.rl.types import Group, Rollout, Sample, Status
+from memagent.rl.types import Group, Rollout, Sample
 from memagent.rl.update.advantages import (
     advantages_of,
     check_group_size,
@@ -18,6 +18,7 @@ from memagent.rl.update.advantages import (
     overlong_shaping,
 )
 from memagent.rl.update.rows import is_stale, rows_of, split_groups
+from memagent.types import AttemptStatus
 
 
 def sample(num_sampled: int = 1, *, policy_version: int = 0) -> Sample:
@@ -31,7 +32,7 @@ def sample(num_sampled: int = 1, *, policy_version: int = 0) -> Sample:
 
 
 def group_of(*rewards: float, task_id: str = "a", failed: tuple[int, ...] = ()) -> Group:
-    statuses: list[Status] = ["failed" if n in failed else "ok" for n in range(len(rewards))]
+    statuses: list[AttemptStatus] = ["failed" if n in failed else "ok" for n in range(len(rewards))]
     return Group(
         task_id=task_id,
         rollouts=tuple(
