@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from memagent.cli.shared.options import PanelCommand, given, settings_options
+from memagent.cli.shared.options import PanelCommand, settings_options, taking
+from memagent.cli.shared.progress import ProgressFrame
+from memagent.cli.shared.run_command import CommandConsole
 from memagent.config import AgentConfig
+from memagent.data.example import Example
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.data.tasks.registry import TaskSettings
 from memagent.rl.warmstart.trace_files import write_traces
 
 OF_SAMPLING = ("temperature", "top_p", "seed", "reasoning_tokens")
 """Settings of reading without effect on demonstrations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracesOptions:
+    """What the command line says."""
+
+    file: Path
+    out: Path
+    tokenizer: str
+    skip_refused: bool
+    force: bool
+    agent: Annotated[dict[str, Any], AgentConfig]
 
 
 @click.command("traces", cls=PanelCommand, context_settings={"help_option_names": ["-h", "--help"]})
@@ -33,32 +47,34 @@ OF_SAMPLING = ("temperature", "top_p", "seed", "reasoning_tokens")
 @click.option("--skip-refused", is_flag=True, help="Skip examples without a demonstration by rule.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
 @settings_options(AgentConfig, panel="Reading", skip=OF_SAMPLING)
-def command(
-    file: Path, out: Path, tokenizer: str, skip_refused: bool, force: bool, **options: Any
-) -> None:
+@taking(TracesOptions)
+def command(options: TracesOptions) -> int:
     """Write warm-start conversations by rule from examples with evidence.
 
     For each example of FILE: a conversation per section, whose reply is the memory that a good reader
     would write, and one for the answer. The prompts are those of the reader with the same settings.
     An interrupted call resumes where it stopped.
     """
-    config = AgentConfig.parse(given(AgentConfig, options))
-    console = Console(stderr=True, highlight=False)
-    columns = (SpinnerColumn(), TextColumn("{task.completed} examples"), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        bar = progress.add_task("traces", total=None)
+    with ProgressFrame(CommandConsole(), is_transient=True) as progress:
+        num_done = 0
+
+        def on_example(example: Example) -> None:
+            nonlocal num_done
+            num_done += 1
+            progress.show(f"{num_done} examples", completed=num_done, total=None)
+
         written = write_traces(
-            file,
-            out,
-            config=config,
-            tokenizer=length_tokenizer(tokenizer),
-            skip_refused=skip_refused,
-            force=force,
-            on_example=lambda _: progress.advance(bar),
+            options.file,
+            options.out,
+            config=AgentConfig.parse(options.agent),
+            tokenizer=length_tokenizer(options.tokenizer),
+            skip_refused=options.skip_refused,
+            force=options.force,
+            on_example=on_example,
         )
     skipped = f"; {written.num_refused} skipped" if written.num_refused else ""
     click.echo(
-        f"{out}: {written.num_examples} examples, {written.num_conversations} conversations{skipped}"
+        f"{options.out}: {written.num_examples} examples, "
+        f"{written.num_conversations} conversations{skipped}"
     )
+    return 0

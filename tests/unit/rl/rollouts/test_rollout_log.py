@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from memagent.agent.trace import Step, Trace
+from memagent.data.example import Example
 from memagent.errors import RunError
-from memagent.rl.rollouts.rollout_log import RolloutLog, forget_rollouts
+from memagent.rl.rollouts.rollout_log import RolloutLog, forget_rollouts, readable_record
 from memagent.rl.types import Rollout, Sample
 
 
@@ -99,3 +101,20 @@ def test_rollouts_that_a_checkpoint_covers_are_removed(tmp_path: Path) -> None:
         RolloutLog(tmp_path, step).add(rollout("a", 0))
     forget_rollouts(tmp_path, until=4)
     assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["step-000005.jsonl"]
+
+
+def test_a_record_for_people_holds_the_trace_as_everywhere_and_no_tokens() -> None:
+    task = Example(id="a", task="t", question="Where?", answers=("Paris",), documents=())
+    record = json.loads(json.dumps(readable_record(rollout("a", 1), task)))
+    assert Trace.from_dict(record.pop("trace")) == trace()
+    assert record == {
+        "task_id": "a",
+        "question": "Where?",
+        "answers": ["Paris"],
+        "index": 1,
+        "reward": 0.5,
+        "status": "ok",
+        "error": None,
+        "metrics": {"calls": 1.0},
+        "record": {},
+    }
