@@ -4,18 +4,17 @@
     python -m benchmarks.rl_step --smoke              # a tiny model on a CPU: seconds; no figures
 
 The load is that of `benchmarks.train_step`: 16 groups of 16 rollouts. A prompt has a section of 5,000
-tokens that the group shares and 150 tokens of its own, and a reply has 150 tokens: nothing ends one
-earlier. Both sides have SmolLM2-135M's shape in bfloat16 with the same random weights, and draw from the
-whole distribution.
+shared tokens and 150 tokens of the rollout; a reply always has 150 tokens. Both sides have SmolLM2-135M's shape in bfloat16 with the same random weights, and sample from
+the whole distribution.
 
     ours      replies by the embedded engine, update over prefix trees, AdamW with float32 masters, and
-              the engine is told of the new weights; one step after the other on one model
-    theirs    replies by transformers' `generate`, in static batches of the size that is best; update over
+              the engine drops its cache; one step after the other on one model
+    theirs    replies by transformers' `generate`, in static batches of the best size; update over
               padded batches, logits of all tokens; AdamW on the bfloat16 weights
 
-Of each batch size of `generate` one batch is measured, and its time is taken times the number of batches.
-The rows of both updates are made from tokens within the time of the update. Our figure is the best whole
-step of several after one that warms up.
+For each batch size of `generate` one batch is measured, and multiplied by the number of batches.
+The time of both updates includes building rows from tokens. Our figure is the best of several whole steps
+after a warm-up.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ from memagent.rl.update.rows import TrainingRow, rows_of
 from memagent.types import Sampling
 
 BATCHES = (64, 128, 256)
-"""Sizes of batches that `generate` is tried with."""
+"""Batch sizes to try with `generate`."""
 LR = 1e-6
 
 
 class Times(NamedTuple):
-    """Seconds of a step, and the most memory that it needed."""
+    """Seconds and peak memory of a step."""
 
     rollouts: float
     update: float
@@ -70,12 +69,12 @@ class Times(NamedTuple):
 
 
 def prompts_of(rows: Sequence[TrainingRow]) -> list[tuple[int, ...]]:
-    """What stands before the reply of each row."""
+    """The prompt of each row."""
     return [row.sample.ids[: row.sample.is_sampled.index(True)] for row in rows]
 
 
 def timed(act: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of what is done, and what comes of it."""
+    """Seconds of a call, and its result."""
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     wait()
     started = time.perf_counter()
@@ -99,7 +98,7 @@ def clear_memory() -> None:
 
 
 class Ours:
-    """One model, drawn from and trained."""
+    """One model that samples and is trained."""
 
     def __init__(self, model: Any, load: Load, reply: int, how: dict[str, Any]) -> None:
         self._load, self._reply = load, reply
@@ -116,12 +115,12 @@ class Ours:
         self._optimizer = Optimizer(model.named_parameters(), OptimSettings(lr=LR), num_steps=100)
 
     def step(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Times, dict[str, float]]:
-        """One step; its times and what it tells of itself."""
+        """One step; its times and metrics."""
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         rollouts_s, groups = timed(lambda: self._rollouts(prompts))
-        update_s, told = timed(lambda: self._update(groups))
-        return Times(rollouts_s, update_s, peak_gib()), told
+        update_s, metrics = timed(lambda: self._update(groups))
+        return Times(rollouts_s, update_s, peak_gib()), metrics
 
     def _rollouts(self, prompts: Sequence[tuple[int, ...]]) -> list[Group]:
         sampling = Sampling(max_tokens=self._reply, temperature=1.0)
@@ -130,10 +129,10 @@ class Ours:
             self._generator.step()
         rollouts = []
         for number, request in enumerate(requests):
-            given, drawn = len(request.prompt_ids), len(request.completion_ids)
+            given, sampled = len(request.prompt_ids), len(request.completion_ids)
             sample = Sample(
                 ids=(*request.prompt_ids, *request.completion_ids),
-                is_sampled=(*[False] * given, *[True] * drawn),
+                is_sampled=(*[False] * given, *[True] * sampled),
                 logprobs=(*[0.0] * given, *request.logprobs),
             )
             group, index = divmod(number, self._load.group_size)
@@ -161,7 +160,7 @@ class Ours:
 def generate_seconds(
     model: Any, prompts: Sequence[tuple[int, ...]], batch: int, reply: int
 ) -> float:
-    """Seconds of all replies by `generate` in batches of one size, from one such batch."""
+    """Seconds of all replies by `generate` with one batch size, measured on one batch."""
     model.generation_config.eos_token_id = None
     ids = torch.tensor(prompts[:batch], device=model.device)
 
@@ -176,7 +175,7 @@ def generate_seconds(
 
 
 def best_generate(model: Any, prompts: Sequence[tuple[int, ...]], reply: int) -> float:
-    """Seconds of all replies with the best size of batches that fits."""
+    """Seconds of all replies with the best batch size that fits."""
     found = []
     for batch in [size for size in BATCHES if size <= len(prompts)] or [len(prompts)]:
         try:
@@ -194,7 +193,7 @@ def their_step(
     load: Load,
     reply: int,
 ) -> Times:
-    """A step of the plain loop. What it learns from are other random replies of the same length."""
+    """A step of the plain loop, trained on other random replies of the same length."""
     clear_memory()
     rollouts_s = best_generate(model, prompts, reply)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
@@ -229,8 +228,8 @@ def main() -> None:
     ours = Ours(build(shape, device), load, reply, how)
     ours.step(prompts)
     steps = [ours.step(prompts) for _ in range(load.repeats)]
-    best, told = min(steps, key=lambda step: step[0].total)
-    assert told["num_tokens"] == len(prompts) * reply
+    best, metrics = min(steps, key=lambda step: step[0].total)
+    assert metrics["num_tokens"] == len(prompts) * reply
     del ours
     clear_memory()
     theirs = their_step(build(shape, device), rows, prompts, load, reply)
@@ -240,10 +239,10 @@ def main() -> None:
             f"update {times.update:6.2f} s   peak {times.peak_gib:.1f} GiB"
         )
     print(
-        f"{theirs.total / best.total:.1f}x; mismatch of engine and trainer {told['mismatch_kl']:.1e}"
+        f"{theirs.total / best.total:.1f}x; mismatch of engine and trainer {metrics['mismatch_kl']:.1e}"
     )
     result = {"load": load._asdict(), "ours": best._asdict(), "theirs": theirs._asdict()}
-    print(json.dumps({**result, **how, "told": told}))
+    print(json.dumps({**result, **how, "metrics": metrics}))
 
 
 if __name__ == "__main__":

@@ -49,13 +49,13 @@ TINY: dict[str, Any] = {
 OBJECTIVE = ObjectiveSettings()
 WAYS = ("tree", "rows", "padded")
 MAX_ERROR = 1.5
-"""How much further than the padded loop's a gradient of ours may be from that in float32."""
+"""Tolerated error of our gradient, relative to that of the padded loop in bfloat16."""
 REPLY_SHARE = 0.5
-"""Of what a row has for itself: the reply. The rest is memory and request."""
+"""Fraction of a row's own tokens that is the reply; the rest is memory and request."""
 
 
 class Load(NamedTuple):
-    """What is measured with."""
+    """The load of a benchmark."""
 
     groups: int
     group_size: int
@@ -114,7 +114,7 @@ def packed_step(
 def padded_step(
     model: Any, rows: Sequence[TrainingRow], load: Load
 ) -> tuple[Callable[[], None], int]:
-    """An update as a first version of a trainer would have it."""
+    """An update as a plain transformers loop does it."""
     device = next(model.parameters()).device
     batches = []
     for first in range(0, len(rows), load.padded_rows):
@@ -152,7 +152,7 @@ def padded_step(
 
 
 def void(value: object) -> None:
-    """Nothing is kept of a step but its gradient."""
+    """Free everything but the gradient."""
 
 
 def step_of(
@@ -186,7 +186,7 @@ def gradient_of(model: Any) -> torch.Tensor:
 
 
 def measured(model: Any, step: Callable[[], None], repeats: int) -> dict[str, float]:
-    """Seconds of a step and its memory, after one that warms up."""
+    """Seconds and peak memory of a step, after a warm-up."""
     on_gpu = next(model.parameters()).is_cuda
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     step()
@@ -252,8 +252,8 @@ def main() -> None:
             f"peak {result['peak_gib']:.1f} GiB",
             flush=True,
         )
-    told = {"load": load._asdict(), **how, "errors": errors, **results}
-    print(json.dumps(told))
+    result = {"load": load._asdict(), **how, "errors": errors, **results}
+    print(json.dumps(result))
     for name, error in errors.items():
         assert error <= MAX_ERROR * errors["padded"], f"{name} computes another gradient"
 

@@ -1,4 +1,4 @@
-"""Where the time of an update goes, and what would make it shorter: ways of attention, kernels, compilation.
+"""Where the time of an update goes, and what would shorten it: attention, kernels, compilation.
 
     python -m benchmarks.train_step_parts                      # one H200: about 4 minutes
     python -m benchmarks.train_step_parts --only attention
@@ -10,7 +10,7 @@ The load is that of `benchmarks.train_step`.
     kernels      what the GPU computes in one such update, the longest first
     attention    attention of one layer and one pack alone, forwards and backwards: FlexAttention with
                  several settings of its kernels, parts of flash kernels, and, as a bound, what kernels of
-                 torch take for parts of the same size that are all alike
+                 torch take for parts of equal size
     head         log-probabilities of a pack's targets alone, and their gradient
 """
 
@@ -60,7 +60,7 @@ FLEX_VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def best_ms(act: Callable[[], Any], device: str, repeats: int) -> float:
-    """Milliseconds at best, after one that warms up."""
+    """Best time in milliseconds, after a warm-up."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     act()
     times = []
@@ -73,13 +73,13 @@ def best_ms(act: Callable[[], Any], device: str, repeats: int) -> float:
     return min(times) * 1e3
 
 
-def tell(name: str, act: Callable[[], str]) -> None:
-    """Print what was measured, or why it cannot be: not every setting fits every kernel."""
+def report(name: str, act: Callable[[], str]) -> None:
+    """Print a measurement, or why it failed: not every setting fits every kernel."""
     try:
-        told = act()
+        result = act()
     except Exception as error:
-        told = f"cannot: {' '.join(str(error).split())[:100]}"
-    print(f"{name:32} {told}", flush=True)
+        result = f"cannot: {' '.join(str(error).split())[:100]}"
+    print(f"{name:32} {result}", flush=True)
 
 
 # --- whole steps ----------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def measure_steps(shape: dict[str, Any], device: str, packs: list[Pack], load: L
             step = step_of(shape, device, packs, attention, compiled)
             return f"{best_ms(step, device, load.repeats):9.1f} ms"
 
-        tell(f"step, {attention}{', compiled' if compiled else ''}", act)
+        report(f"step, {attention}{', compiled' if compiled else ''}", act)
 
 
 def ways(device: str) -> Iterator[tuple[Attention, bool]]:
@@ -156,18 +156,18 @@ def measure_attention(shape: dict[str, Any], device: str, one: Pack, load: Load)
         by_token = [one.transpose(1, 2)[0] for one in tensors]
         return attend_in_parts(*by_token, plan, scale=dim**-0.5)
 
-    tell("attention, parts", lambda: both_ways(in_parts, tensors, operations, device))
+    report("attention, parts", lambda: both_ways(in_parts, tensors, operations, device))
     if device == "cuda":
         until_N = torch.from_numpy(until).to(device)
         for name, options in FLEX_VARIANTS.items():
             act = flex(tensors, until_N, block, options)
-            tell(f"flex, {name}", lambda act=act: both_ways(act, tensors, operations, device))
+            report(f"flex, {name}", lambda act=act: both_ways(act, tensors, operations, device))
         act = flex(tensors, until_N, 2 * block, {})
-        tell("flex, blocks of 256", lambda: both_ways(act, tensors, operations, device))
+        report("flex, blocks of 256", lambda: both_ways(act, tensors, operations, device))
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
             measure_bound(backend, load, heads, kv_heads, dim)
         for some in (kv_heads, heads):
-            tell(
+            report(
                 f"cudnn as a part, {some} kv heads",
                 lambda some=some: cudnn_as_a_part(load, heads, some, dim),
             )
@@ -176,7 +176,7 @@ def measure_attention(shape: dict[str, Any], device: str, one: Pack, load: Load)
 def flex(
     tensors: list[torch.Tensor], until_N: torch.Tensor, block: int, options: dict[str, Any]
 ) -> Callable[[], torch.Tensor]:
-    """FlexAttention with settings of its kernels, compiled anew."""
+    """FlexAttention with settings of its kernels, compiled separately."""
     torch._dynamo.reset()
     mask = block_mask(until_N, block=block)
     compiled = torch.compile(flex_attention, dynamic=False)
@@ -205,7 +205,7 @@ def measure_bound(backend: SDPBackend, load: Load, heads: int, kv_heads: int, di
                 )
 
         operations = 4 * heads * dim * pairs
-        tell(
+        report(
             f"{backend.name[:5].lower()}, {name}",
             lambda act=act, tensors=tensors, n=operations: both_ways(act, tensors, n, "cuda"),
         )
@@ -283,7 +283,7 @@ def measure_head(shape: dict[str, Any], device: str, one: Pack) -> None:
 
             return f"{best_ms(step, device, 3):9.2f} ms"
 
-        tell(f"head{', compiled' if compiled else ''}", act)
+        report(f"head{', compiled' if compiled else ''}", act)
 
 
 def main() -> None:

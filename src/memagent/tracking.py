@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: a file that is always there, and boards where they are wanted.
+"""Metrics of a run: a file that is always written, and dashboards where they are enabled.
 
     with Tracker(folder, config=settings, name="my run", wandb=True) as tracker:
         tracker.log(3, {"reward": 0.5, "time/update": 1.7})
@@ -7,17 +7,16 @@
     RUN/
       metrics.jsonl    {"step": 3, "kind": "train", "reward": 0.5, "time/update": 1.7}
       tensorboard/     the same, where TensorBoard is installed
-      wandb_id         which run at W&B it is, so that a resumed run goes on there
+      wandb_id         id of the run at W&B, so that a resumed run continues there
 
-A line is on disk when `log` returns, and numbers come back bit for bit. What JSON has no number for is
-written as the strings "NaN", "Infinity" and "-Infinity"; `read_metrics` makes numbers of them again.
+A line is on disk when `log` returns, and values are read back bit for bit. Values that JSON cannot express
+are written as the strings "NaN", "Infinity" and "-Infinity"; `read_metrics` turns them into numbers.
 
-What depends on the clock has a name that starts with `time/` or `speed/`. All else repeats when a run
-is repeated: `comparable` leaves those names out, to compare two runs.
+Metrics that depend on the clock have names that start with `time/` or `speed/`. All others are reproducible:
+`comparable` removes the former, to compare two runs.
 
-To resume, the number of lines is kept with a checkpoint (`tracker.num_lines`) and given again: what was
-logged after the checkpoint is cut from the file and taken off TensorBoard. W&B and trackio cannot take
-back; there a step that is done again is drawn twice.
+To resume, pass the number of lines at the checkpoint (`tracker.num_lines`): later lines are cut from the
+file and taken off TensorBoard. W&B and trackio cannot remove points; there a repeated step appears twice.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 WANDB_ID = "wandb_id"
 TIMING_PREFIXES = ("time/", "speed/")
-"""How names of numbers start that differ when a run is repeated."""
+"""Prefixes of metrics that differ between repetitions of a run."""
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-"""Strings that stand for numbers."""
+"""Strings for numbers that JSON cannot express."""
 
 
 class Tracker:
-    """Writes the numbers of one run."""
+    """Writes the metrics of one run."""
 
     def __init__(
         self,
@@ -61,10 +60,10 @@ class Tracker:
         trackio: bool = False,
         num_lines: int | None = None,
     ) -> None:
-        """Opens or goes on with the files in `folder`.
+        """Create or continue the files in `folder`.
 
-        `config`, `name` and `project` are what W&B and trackio show. With `num_lines`, lines after
-        these are cut: the run goes on from there.
+        `config`, `name` and `project` are shown by W&B and trackio. With `num_lines`, later lines are
+        cut: the run resumes there.
         """
         for library in [*["wandb"] * wandb, *["trackio"] * trackio]:
             _require(library)
@@ -89,8 +88,8 @@ class Tracker:
             raise
 
     def log(self, step: int, metrics: Mapping[str, float], *, kind: str = "train") -> None:
-        """Put the numbers of a step on disk and on the boards."""
-        assert not {"step", "kind"} & metrics.keys(), "these names are taken"
+        """Write the metrics of a step to disk and to the dashboards."""
+        assert not {"step", "kind"} & metrics.keys(), "step and kind are reserved"
         values = {key: _number(metrics[key]) for key in sorted(metrics)}
         written = {key: _json_value(value) for key, value in values.items()}
         line = json.dumps({"step": step, "kind": kind, **written}, ensure_ascii=False)
@@ -105,7 +104,7 @@ class Tracker:
             ) from None
 
     def close(self) -> None:
-        """Close the file and the boards. Does nothing the second time."""
+        """Close the file and the dashboards. Does nothing the second time."""
         self._file.close()
         while self._boards:
             self._boards.pop().close()
@@ -118,7 +117,7 @@ class Tracker:
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
-    """The lines of a run's metrics, in order; `step` and `kind` are among the keys of each."""
+    """The lines of a run's metrics, in order; each has the keys `step` and `kind`."""
     path = Path(folder) / METRICS
     try:
         records = [line.record for line in read_lines(path)]
@@ -128,7 +127,7 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
 
 
 def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of metrics without what depends on the clock."""
+    """A line of metrics without those that depend on the clock."""
     return {key: value for key, value in record.items() if not key.startswith(TIMING_PREFIXES)}
 
 
@@ -136,7 +135,7 @@ def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _opened(path: Path, num_lines: int | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The lines that stay and those that were cut; the file is there, and ends with a whole line."""
+    """The lines that are kept and those that are cut; afterwards the file exists and ends with a complete line."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
@@ -144,8 +143,8 @@ def _opened(path: Path, num_lines: int | None) -> tuple[list[dict[str, Any]], li
         num_kept = len(lines) if num_lines is None else num_lines
         if num_kept > len(lines):
             raise RunError(
-                f"{path} has {len(lines)} lines and the checkpoint counts on {num_kept}; "
-                "put the file back, or start a new run"
+                f"{path} has {len(lines)} lines, and the checkpoint expects {num_kept}; restore the file, "
+                "or start a new run"
             )
         truncate(path, lines[num_kept - 1].end if num_kept else 0)
     except OSError as error:
@@ -155,7 +154,7 @@ def _opened(path: Path, num_lines: int | None) -> tuple[list[dict[str, Any]], li
 
 
 def _number(value: float) -> float:
-    """Scalars of other libraries become numbers of Python."""
+    """Convert scalars of other libraries."""
     return value if isinstance(value, int) else float(value)
 
 
@@ -172,18 +171,18 @@ def _from_json(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# --- boards ---------------------------------------------------------------------------------------
+# --- dashboards ---------------------------------------------------------------------------------------
 
 
 class _Board(Protocol):
-    """Somewhere that numbers are looked at."""
+    """A dashboard."""
 
     def write(self, step: int, kind: str, metrics: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
 
 
 class _TensorBoard:
-    """Event files. They are only added to, so what was cut is taken back by a mark of a restart."""
+    """Event files. They are append-only, so a restart event removes what was cut."""
 
     def __init__(
         self, folder: Path, kept: Sequence[dict[str, Any]], cut: Sequence[dict[str, Any]]
@@ -194,8 +193,8 @@ class _TensorBoard:
         self._events = event_pb2
         self._writer = EventFileWriter(str(folder))
         if kept or cut:
-            # all kinds of lines lose what is at this step or later, so the kept ones are given again;
-            # the last may have been missing, for the file is written first
+            # a restart drops all events from its step on, so kept lines are written again; the last one
+            # may be missing, because metrics.jsonl is written first
             first = min(record["step"] for record in [*kept[-1:], *cut])
             started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._writer.add_event(event_pb2.Event(step=first, session_log=started))
@@ -221,7 +220,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """W&B. Steps of several kinds overlap, so each kind has its own axis."""
+    """Weights & Biases. Steps of several kinds overlap, so each kind has its own axis."""
 
     def __init__(self, folder: Path, *, config: Mapping[str, Any], name: str, project: str) -> None:
         wandb = import_module("wandb")
@@ -236,8 +235,8 @@ class _Wandb:
             )
         except wandb.Error as error:
             raise ConfigError(
-                f"W&B cannot be used ({_one_line(error)}); run `wandb login`, set WANDB_MODE=offline, "
-                "or leave wandb out"
+                f"W&B cannot be used ({_one_line(error)}); run `wandb login`, set WANDB_MODE=offline, or "
+                "set `logging.wandb=false`"
             ) from None
         self._kinds: set[str] = set()
 
@@ -253,7 +252,7 @@ class _Wandb:
 
 
 class _Trackio:
-    """trackio, which prints: that goes where messages go."""
+    """trackio. Its output goes to standard error."""
 
     def __init__(self, *, config: Mapping[str, Any], name: str, project: str, resume: str) -> None:
         trackio = import_module("trackio")
@@ -288,7 +287,7 @@ def _require(library: str) -> None:
         if error.name != library:
             raise
         raise ConfigError(
-            f"{library} is not installed; pip install {library}, or leave it out of the run's logging"
+            f"{library} is not installed; pip install {library}, or set `logging.{library}=false`"
         ) from None
 
 

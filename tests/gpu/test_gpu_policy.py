@@ -58,7 +58,7 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
 def test_trees_have_the_gradient_of_plain_rows(
     settings: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    """In bfloat16 they may be hardly further from that in float32 than plain rows on a CPU are."""
+    """In bfloat16 they may be slightly further from the gradient in float32 than plain rows on a CPU."""
     torch.manual_seed(0)
     exact, plain, trees = (
         AutoModelForCausalLM.from_config(CONFIG, attn_implementation="sdpa") for _ in range(3)

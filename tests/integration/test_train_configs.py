@@ -1,4 +1,4 @@
-"""The training configs that ship: all can be parsed, the small ones run, and their rewards rise."""
+"""The shipped training configs: all can be parsed, the small ones run, and their rewards rise."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ def test_the_reward_of_a_small_config_rises(name: str, seed: int, tmp_path: Path
     metrics = train(name, tmp_path / "run", f"seed={seed}")
     before, *_, after = rewards(metrics, "validation")
     assert after >= before + RISE
-    learnt = rewards(metrics, "train")
-    assert mean(learnt[-5:]) >= mean(learnt[:5]) + RISE
+    rewards_in_training = rewards(metrics, "train")
+    assert mean(rewards_in_training[-5:]) >= mean(rewards_in_training[:5]) + RISE

@@ -51,7 +51,7 @@ def write(run: Path, loaded: Any, step: int) -> None:
 
 
 def write_for_ever(run: Path, loaded: Any, step: int, pipe: int) -> None:
-    """Write one checkpoint after the other, and tell of each when it is written."""
+    """Write one checkpoint after the other, and report each when it is written."""
     while True:
         step += 1
         write(run, loaded, step)
@@ -59,7 +59,7 @@ def write_for_ever(run: Path, loaded: Any, step: int, pipe: int) -> None:
 
 
 def killed(run: Path, loaded: Any, step: int, seconds: float) -> int:
-    """Let a writer run for some time; the last step that it told of."""
+    """Let a writer run for some time; the last step that it reported."""
     reading, writing = os.pipe()
     process = os.fork()
     if process == 0:
@@ -73,8 +73,8 @@ def killed(run: Path, loaded: Any, step: int, seconds: float) -> int:
     _, status = os.waitpid(process, 0)
     assert os.WIFSIGNALED(status), "the writer failed"
     with os.fdopen(reading, "rb") as pipe:
-        told = pipe.read()
-    return int.from_bytes(told[-4:], "big") if told else step
+        reported = pipe.read()
+    return int.from_bytes(reported[-4:], "big") if reported else step
 
 
 def checked(run: Path, loaded: Any) -> int:
@@ -100,9 +100,9 @@ def main(source: Path, run: Path, num_kills: int) -> None:
     step, num_hidden = 2, 0
     chance = random.Random(0)
     for _ in range(num_kills):
-        told = killed(run, loaded, step, chance.uniform(0, 3 * seconds))
+        reported = killed(run, loaded, step, chance.uniform(0, 3 * seconds))
         found = checked(run, loaded)
-        assert found in (told, told + 1), "a checkpoint that was written is gone"
+        assert found in (reported, reported + 1), "a checkpoint that was written is gone"
         seconds *= 1.3 if found == step else 0.8  # the machine may be slower than it was
         step = found
         num_hidden += any((run / "checkpoints").glob(".*"))

@@ -16,7 +16,7 @@ REWARD = """
 async def score(task, outcome):
     return len(outcome.answer) % 3 / 2
 """
-"""Knows nothing, but tells attempts apart."""
+"""Meaningless, but different between rollouts."""
 
 
 def tiny_run(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def test_lines_after_the_checkpoint_are_cut(tmp_path: Path) -> None:
 def test_lines_that_the_checkpoint_counts_on_must_be_there(tmp_path: Path) -> None:
     with tracker(tmp_path, tensorboard=False) as numbers:
         numbers.log(0, {"reward": 0.5})
-    with pytest.raises(RunError, match="has 1 lines and the checkpoint counts on 2"):
+    with pytest.raises(RunError, match="has 1 lines, and the checkpoint expects 2"):
         tracker(tmp_path, num_lines=2)
 
 

@@ -1,4 +1,4 @@
-"""The model that is trained: opening it, giving its weights to engines, checkpoints, export.
+"""The model in training: loading it, syncing its weights to engines, checkpoints, export.
 
 Not here: how weights are updated (`rl/update`).
 """

@@ -1,15 +1,15 @@
-"""A small model from nothing, to try things out: random weights, and a tokenizer made for its texts.
+"""A small model with random weights, for experiments, and a tokenizer trained on its texts.
 
     texts ──▶ byte pairs ──▶ tokenizer.json  ┐
-    settings, seed ──▶ random Llama          ├──▶ a Hugging Face folder, as any other
+    settings, seed ──▶ random Llama          ├──▶ a Hugging Face folder like any other
     roles ──▶ chat template, end of a turn   ┘
 
     folder = build_scratch(ScratchSettings(hidden_size=128), texts, Path("model"), seed=0)
     load(str(folder))
 
-Any text can be written in the tokens: those that no pair covers are bytes. Digits stand alone, so that
-numbers are made of the same ten tokens everywhere. The marks of roles stand for nothing that a text may
-say: the chat template parts what looks like one. The same arguments give the same bytes.
+Any text can be encoded: what no byte pair covers is encoded as bytes. Each digit is a token, so that all
+numbers use the same ten tokens. Texts cannot contain a role mark: the chat template splits what looks like
+one. The same arguments give the same bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ END = "<|end|>"
 MARKS = (*(f"<|{role}|>" for role in ROLES), END)
 NUM_BYTES = 256
 MIN_FREQUENCY = 2
-"""Pairs that come once are not worth a token."""
+"""Byte pairs must occur this often to become a token."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -39,14 +39,14 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-# A word with the space before it, one digit, other marks, or white space.
+# A word with the space before it, one digit, punctuation, or white space.
 _PIECES = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def build_scratch(
     settings: ScratchSettings, texts: Iterable[str], folder: Path, *, seed: int
 ) -> Path:
-    """Write the model and its tokenizer into a folder; the folder."""
+    """Write the model and its tokenizer to a folder, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     with quietly():
         _save_tokenizer(_trained(texts, settings.vocab_size), folder, window=settings.window)
@@ -55,7 +55,7 @@ def build_scratch(
 
 
 def _trained(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A tokenizer for texts like these."""
+    """A tokenizer trained on texts."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -92,7 +92,7 @@ def test_dynamic_sampling_keeps_groups_with_different_rewards() -> None:
     assert [has_signal(group) for group in groups] == [False, True, False]
 
 
-def test_overlong_replies_lose_reward_in_the_last_part_of_their_limit() -> None:
+def test_overlong_replies_lose_reward_over_the_last_part_of_their_limit() -> None:
     def penalty(num_tokens: int) -> float:
         return overlong_penalty(num_tokens, max_tokens=100, soft_tokens=20, penalty=0.5)
 
@@ -138,14 +138,14 @@ def test_weights_follow_from_the_counts_of_the_step(
     assert [row.weight for row in step.rows] == pytest.approx(weights)
 
 
-def test_groups_without_signal_are_not_computed_but_count() -> None:
+def test_groups_without_signal_have_no_rows_but_stay_in_the_denominator() -> None:
     flat = group_of(1.0, 1.0, task_id="b")
     step = rows_of([UNEVEN, flat], ObjectiveSettings())
     assert {row.group for row in step.rows} == {0}
     assert step.rows[0].weight == pytest.approx(1 / 8)
 
 
-def test_groups_without_signal_are_computed_for_their_kl() -> None:
+def test_groups_without_signal_have_rows_for_the_kl_term() -> None:
     flat = group_of(1.0, 1.0, task_id="b")
     step = rows_of([UNEVEN, flat], ObjectiveSettings(kl_coef=1e-3))
     assert [row.advantage for row in step.rows] == [0.5, 0.5, -0.5, 0.0, 0.0]
@@ -193,7 +193,9 @@ def test_presets_are_the_published_recipes() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"loss_mean": "constant"}, {"constant_tokens": 5}])
-def test_a_constant_goes_with_its_mean(settings: dict[str, object]) -> None:
+def test_constant_tokens_are_required_by_the_constant_mean_only(
+    settings: dict[str, object],
+) -> None:
     with pytest.raises(ConfigError, match="`constant_tokens` goes with `loss_mean=constant`"):
         ObjectiveSettings.parse(settings)
 
@@ -208,7 +210,7 @@ def test_a_first_token_cannot_be_sampled() -> None:
         Sample(ids=(1,), is_sampled=(True,), logprobs=(-1.0,))
 
 
-def test_the_worst_reply_of_a_rollout_decides_what_it_loses() -> None:
+def test_the_longest_reply_decides_the_overlong_penalty() -> None:
     shaping = partial(overlong_shaping, soft_tokens=20, penalty=0.5)
     assert shaping([(10, 100), (80, 100)]) == 0.0
     assert shaping([(10, 100), (90, 100), (85, 100)]) == pytest.approx(-0.25)

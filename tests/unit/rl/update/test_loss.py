@@ -66,7 +66,7 @@ def test_the_clipped_loss_of_a_token(
     assert found == pytest.approx((loss, slope), abs=1e-12)
 
 
-def test_without_dual_clip_a_far_token_is_pushed_down_all_the_way() -> None:
+def test_without_dual_clip_the_loss_of_a_large_ratio_is_unbounded() -> None:
     assert losses(4.0, -2.0, dual_clip=None) == pytest.approx((8.0, 8.0))
 
 

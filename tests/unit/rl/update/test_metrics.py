@@ -1,4 +1,4 @@
-"""What a step tells, by hand."""
+"""Metrics of a step, worked by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rollout(
     )
 
 
-def test_numbers_of_two_groups() -> None:
+def test_metrics_of_two_groups() -> None:
     groups = [
         Group(
             task_id="a",

@@ -1,4 +1,4 @@
-"""Optimizer steps: worked by hand, the same after a pause, and exact for low precision."""
+"""Optimizer steps: worked by hand, resumed bit for bit, and exact for low precision."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_gradients_of_many_passes_are_added_in_float32() -> None:
     assert optimizer.step()["grad_norm"] == 1000.0
 
 
-def test_parameters_stay_where_they_are() -> None:
+def test_parameters_are_updated_in_place() -> None:
     for dtype in PRECISIONS:
         layers = model(dtype)
         addresses = [parameter.data_ptr() for parameter in layers.parameters()]
@@ -170,7 +170,7 @@ def test_parameters_stay_where_they_are() -> None:
         assert [parameter.data_ptr() for parameter in layers.parameters()] == addresses
 
 
-def test_parameters_that_are_not_trained_stay_as_they_are() -> None:
+def test_frozen_parameters_are_not_changed() -> None:
     layers = model()
     fixed = dict(layers.named_parameters())["0.weight"].requires_grad_(False)
     before = fixed.clone()
@@ -232,7 +232,7 @@ def test_three_skipped_steps_in_a_row_end_the_run() -> None:
         parameter.grad = torch.tensor([math.nan])
         assert optimizer.step()["skipped"] == 1.0
     again = Optimizer([("x", parameter)], SETTINGS, num_steps=10)
-    again.load_state_dict(optimizer.state_dict())  # a pause does not forget them
+    again.load_state_dict(optimizer.state_dict())  # the count is resumed
     parameter.grad = torch.tensor([math.inf])
     with pytest.raises(
         ConfigError, match=r"not finite in 3 consecutive steps; .* lower `optim\.lr`"
@@ -241,12 +241,12 @@ def test_three_skipped_steps_in_a_row_end_the_run() -> None:
     assert parameter.item() == 1.0
 
 
-# --- a pause --------------------------------------------------------------------------------------
+# --- resuming --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["memory", "safetensors"])
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """How a state is kept for later."""
+    """How a state is stored."""
 
     def keep(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if request.param == "memory":
@@ -282,7 +282,7 @@ def test_ten_steps_are_five_and_five(dtype: torch.dtype, kept: Any) -> None:
     assert_same(resumed.state_dict(), optimizer.state_dict())
 
 
-def test_a_state_is_not_changed_by_what_is_done_later() -> None:
+def test_a_loaded_state_is_copied() -> None:
     layers = model()
     optimizer = Optimizer(layers.named_parameters(), SETTINGS, num_steps=2)
     backward(layers, 0)
@@ -295,7 +295,7 @@ def test_a_state_is_not_changed_by_what_is_done_later() -> None:
     assert_same(given, state)
 
 
-def test_a_parameter_that_had_no_gradient_is_kept_without_moments() -> None:
+def test_a_parameter_without_a_gradient_is_saved_without_moments() -> None:
     used, unused = scalar(1.0), scalar(1.0)
     named = [("used", used), ("unused", unused)]
     optimizer = Optimizer(named, SETTINGS, num_steps=2)

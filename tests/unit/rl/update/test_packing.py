@@ -1,4 +1,4 @@
-"""Packing: what is laid down, who sees whom, and what is predicted where."""
+"""Packing: the layout of trees, what each token sees, and which place predicts what."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def predictions(one: Pack) -> list[tuple[int, str, int, int]]:
     ]
 
 
-def test_a_shared_prefix_is_laid_down_once() -> None:
+def test_a_shared_prefix_is_laid_out_once() -> None:
     (one,) = pack([row("ABCde"), row("ABCfgh")], max_tokens=100)
     assert letters(one.ids) == "ABCdefgh"
     assert one.positions.tolist() == [0, 1, 2, 3, 4, 3, 4, 5]
@@ -74,14 +74,14 @@ def test_the_last_shared_token_predicts_the_first_of_each_suffix() -> None:
 def test_targets_keep_the_values_of_their_own_row() -> None:
     rows = [row("ABxy", advantage=2.0), row("ABxz", advantage=-1.0)]
     (one,) = pack(rows, max_tokens=100)
-    # both drew x after AB: one token in the tree, two targets
+    # both sampled x after AB: one token in the tree, two targets
     assert letters(one.ids) == "ABxyz"
     assert predictions(one)[:2] == [(1, "x", 0, 2), (1, "x", 1, 2)]
     assert one.targets.advantages.tolist() == [2.0, -1.0, 2.0, -1.0]
     assert one.targets.weights.tolist() == [0.5] * 4
 
 
-def test_rows_that_part_several_times_are_one_tree() -> None:
+def test_rows_that_branch_several_times_are_one_tree() -> None:
     rows = [row("AABBaa"), row("AABBab"), row("AACC"), row("AACCcDDd"), row("AACCcDDe")]
     (one,) = pack(rows, max_tokens=100)
     assert letters(one.ids) == "AABBaabCCcDDde"
@@ -90,7 +90,7 @@ def test_rows_that_part_several_times_are_one_tree() -> None:
     assert one.positions.tolist() == [0, 1, 2, 3, 4, 5, 5, 2, 3, 4, 5, 6, 7, 7]
 
 
-def test_equal_rows_are_laid_down_once_with_all_their_targets() -> None:
+def test_equal_rows_are_laid_out_once_with_all_their_targets() -> None:
     (one,) = pack([row("Aab"), row("Aab")], max_tokens=100)
     assert letters(one.ids) == "Aab"
     assert [target[2] for target in predictions(one)] == [0, 1, 0, 1]
@@ -102,7 +102,7 @@ def test_rows_of_different_groups_are_not_shared() -> None:
     assert seen(one, 7) == "ABCb"
 
 
-def test_rows_may_branch_several_times() -> None:
+def test_branches_of_branches_share_their_own_prefix() -> None:
     rows = [row("ABCDEFx"), row("ABCDEFy"), row("ABCDGz"), row("ABCDHw")]
     (one,) = pack(rows, max_tokens=100)
     assert letters(one.ids) == "ABCDEFxyGzHw"
@@ -146,7 +146,7 @@ def test_a_row_longer_than_a_pack_is_refused_with_its_length() -> None:
         pack([row("ABCdef")], max_tokens=5)
 
 
-def test_no_rows_make_no_packs() -> None:
+def test_no_rows_give_no_packs() -> None:
     assert pack([], max_tokens=10) == []
 
 

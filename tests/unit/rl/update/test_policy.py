@@ -1,4 +1,4 @@
-"""The gradient of a step: the same however rows are packed, and that of a textbook on plain rows."""
+"""The gradient of a step: independent of packing, and equal to a textbook computation on plain rows."""
 
 from __future__ import annotations
 
@@ -121,14 +121,14 @@ def test_the_gradient_is_that_of_the_textbook(model: Any, means: dict[str, Any])
     assert_same(packed(model, rows, objective), expected)
 
 
-def test_the_test_is_not_blind(llama: Any) -> None:
+def test_the_random_rollouts_cover_clipping_and_sharing(llama: Any) -> None:
     """Clipping of all kinds happens in these rollouts, and sharing saves tokens."""
     rows = rows_of(near_policy(llama, random_groups(llama)), OBJECTIVE).rows
     shared, apart = (pack(rows, max_tokens=10_000, share=share) for share in (True, False))
     assert sum(one.num_tokens for one in shared) < 0.7 * sum(one.num_tokens for one in apart)
-    told = summary(accumulate(Policy(llama), shared, OBJECTIVE))
-    assert told["clip_low"] > 0
-    assert told["clip_high"] > 0
+    metrics = summary(accumulate(Policy(llama), shared, OBJECTIVE))
+    assert metrics["clip_low"] > 0
+    assert metrics["clip_high"] > 0
     llama.zero_grad(set_to_none=True)
 
 
@@ -149,12 +149,12 @@ def test_the_test_is_not_blind(llama: Any) -> None:
         "checkpoints",
     ],
 )
-def test_how_rows_are_packed_leaves_the_gradient_as_it_is(llama: Any, how: dict[str, Any]) -> None:
+def test_how_rows_are_packed_does_not_change_the_gradient(llama: Any, how: dict[str, Any]) -> None:
     rows = rows_of(near_policy(llama, random_groups(llama)), OBJECTIVE).rows
     assert_same(packed(llama, rows, **how), packed(llama, rows))
 
 
-def test_the_order_of_rows_leaves_the_gradient_as_it_is(llama: Any) -> None:
+def test_the_order_of_rows_does_not_change_the_gradient(llama: Any) -> None:
     rows = rows_of(near_policy(llama, random_groups(llama)), OBJECTIVE).rows
     shuffled = random.Random(0).sample(rows, len(rows))
     assert_same(packed(llama, shuffled), packed(llama, rows))
@@ -184,7 +184,9 @@ def test_in_float32_the_gradient_differs_by_rounding_alone(llama: Any) -> None:
     assert_same(trees, alone, tolerance=1e-5)
 
 
-def test_kl_holds_on_to_the_reference(llama: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_kl_pulls_towards_the_reference(
+    llama: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     reference = tiny(tmp_path_factory, "llama", seed=5)
     groups = near_policy(llama, random_groups(llama))
     expected = gradient(llama, lambda: textbook_loss(llama, groups, "token", reference).backward())
@@ -198,14 +200,14 @@ def test_kl_holds_on_to_the_reference(llama: Any, tmp_path_factory: pytest.TempP
 def test_recomputed_ratios_are_one_and_the_mismatch_becomes_a_weight(llama: Any) -> None:
     rows = rows_of(near_policy(llama, random_groups(llama)), OBJECTIVE).rows
     policy, packs = Policy(llama), pack(rows, max_tokens=80)
-    told = summary(accumulate(policy, packs, OBJECTIVE, old=score(policy, packs)))
+    metrics = summary(accumulate(policy, packs, OBJECTIVE, old=score(policy, packs)))
     llama.zero_grad(set_to_none=True)
-    assert told["ratio"] == pytest.approx(1.0, abs=1e-12)
-    assert told["ratio_max"] == pytest.approx(1.0, abs=1e-12)
-    assert told["mismatch_kl"] == pytest.approx(0.4**2 / 2, rel=0.5)  # of the noise put in
+    assert metrics["ratio"] == pytest.approx(1.0, abs=1e-12)
+    assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-12)
+    assert metrics["mismatch_kl"] == pytest.approx(0.4**2 / 2, rel=0.5)  # of the noise put in
 
 
-def test_temperature_and_entropy_are_those_of_the_distribution_drawn_from(llama: Any) -> None:
+def test_temperature_and_entropy_are_those_of_the_distribution_sampled_from(llama: Any) -> None:
     rows = rows_of(random_groups(llama, num_groups=1), OBJECTIVE).rows
     (one,) = pack(rows, max_tokens=10_000)
     with torch.no_grad():
@@ -214,8 +216,8 @@ def test_temperature_and_entropy_are_those_of_the_distribution_drawn_from(llama:
             row, offset = rows[one.targets.rows[at]], int(one.targets.offsets[at])
             logits = llama(torch.tensor([row.sample.ids])).logits[0, offset - 1] / 0.5
             expected = torch.distributions.Categorical(logits=logits)
-            drawn = torch.tensor(row.sample.ids[offset])
-            assert scores.logprobs[at].item() == pytest.approx(expected.log_prob(drawn).item())
+            sampled = torch.tensor(row.sample.ids[offset])
+            assert scores.logprobs[at].item() == pytest.approx(expected.log_prob(sampled).item())
             assert scores.entropies is not None
             assert scores.entropies[at].item() == pytest.approx(expected.entropy().item())
 
@@ -252,7 +254,7 @@ def test_an_adapter_alone_gets_the_gradient(llama: Any) -> None:
     assert len(expected) == num_trained < sum(p.numel() for p in llama.parameters())
 
 
-def test_dropout_is_off_so_that_ratios_mean_something(llama: Any) -> None:
+def test_dropout_is_off(llama: Any) -> None:
     adapted = with_adapter(llama, dropout=0.5)
     rows = rows_of(random_groups(llama), OBJECTIVE).rows
     policy, packs = Policy(adapted, checkpointing=True).train(), pack(rows, max_tokens=80)
@@ -264,7 +266,7 @@ def test_dropout_is_off_so_that_ratios_mean_something(llama: Any) -> None:
 
 
 def drawn_rows(model: Any, **settings: Any) -> StepRows:
-    """Groups whose replies the embedded engine draws with these very weights."""
+    """Groups whose replies the embedded engine samples with the same weights."""
     generator = Generator(
         model, num_slots=2048, eos_ids=[model.generation_config.eos_token_id], **settings
     )
@@ -293,7 +295,7 @@ def drawn_rows(model: Any, **settings: Any) -> StepRows:
     return rows_of(groups, OBJECTIVE)
 
 
-def told_about(model: Any, rows: Sequence[TrainingRow]) -> dict[str, float]:
+def metrics_of(model: Any, rows: Sequence[TrainingRow]) -> dict[str, float]:
     stats = accumulate(Policy(model), pack(rows, max_tokens=200), OBJECTIVE)
     model.zero_grad(set_to_none=True)
     return summary(stats)
@@ -305,12 +307,12 @@ def test_ratios_of_the_first_update_are_one(
 ) -> None:
     model = tiny(tmp_path_factory, "llama", hidden_size=64, intermediate_size=64).float()
     rows = drawn_rows(model, native=native).rows
-    told = told_about(model, rows)
-    assert told["num_tokens"] > 50
-    assert told["ratio"] == pytest.approx(1.0, abs=1e-4)
-    assert told["mismatch_max"] < 1e-3
-    assert told["mismatch_kl"] < 1e-6
-    assert told["clip_low"] == told["clip_high"] == 0.0
+    metrics = metrics_of(model, rows)
+    assert metrics["num_tokens"] > 50
+    assert metrics["ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["mismatch_max"] < 1e-3
+    assert metrics["mismatch_kl"] < 1e-6
+    assert metrics["clip_low"] == metrics["clip_high"] == 0.0
 
 
 def test_a_wrong_log_probability_is_noticed(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -326,7 +328,7 @@ def test_a_wrong_log_probability_is_noticed(tmp_path_factory: pytest.TempPathFac
         advantage=good.advantage,
         weight=good.weight,
     )
-    assert told_about(model, [bad, *others])["mismatch_max"] == pytest.approx(0.5, abs=1e-3)
+    assert metrics_of(model, [bad, *others])["mismatch_max"] == pytest.approx(0.5, abs=1e-3)
 
 
 def test_changed_weights_are_noticed(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -334,7 +336,7 @@ def test_changed_weights_are_noticed(tmp_path_factory: pytest.TempPathFactory) -
     rows = drawn_rows(model, native=False).rows
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(1.05)
-    assert told_about(model, rows)["mismatch_max"] > 1e-2
+    assert metrics_of(model, rows)["mismatch_max"] > 1e-2
 
 
 # --- masks ----------------------------------------------------------------------------------------
@@ -377,7 +379,7 @@ def test_attention_in_blocks_gives_the_same_log_probabilities(model: Any) -> Non
     assert torch.allclose(found, expected, rtol=0, atol=1e-6)
 
 
-def test_tree_attention_leaves_other_masks_as_they_were(llama: Any) -> None:
+def test_tree_attention_does_not_change_other_masks(llama: Any) -> None:
     copy = AutoModelForCausalLM.from_config(llama.config).double()
     copy.load_state_dict(llama.state_dict())
     ids = torch.randint(3, 50, (2, 9), generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Checkpoints: bit for bit, whole or not there, and folders that other programs load."""
+"""Checkpoints: restored bit for bit, complete or absent, and exported for other programs."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def logits(model: Any) -> torch.Tensor:
     return result
 
 
-# --- what comes back ------------------------------------------------------------------------------
+# --- restoring ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_model_comes_back_bit_for_bit(
+def test_a_model_is_restored_bit_for_bit(
     folders: dict[str, Path], tmp_path: Path, kind: str, dtype: torch.dtype
 ) -> None:
     loaded = load(str(folders[kind]), dtype=dtype)
@@ -119,7 +119,7 @@ def test_a_model_comes_back_bit_for_bit(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_an_adapter_comes_back_bit_for_bit(
+def test_an_adapter_is_restored_bit_for_bit(
     folders: dict[str, Path], tmp_path: Path, kind: str, dtype: torch.dtype
 ) -> None:
     loaded = with_adapter(load(str(folders[kind]), dtype=dtype))
@@ -150,7 +150,7 @@ def test_only_the_adapter_is_written(folders: dict[str, Path], tmp_path: Path) -
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 8)
 
 
-def test_state_and_optimizer_come_back(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_state_and_optimizer_are_restored(folders: dict[str, Path], tmp_path: Path) -> None:
     loaded = load(str(folders["llama"]), dtype=torch.bfloat16)
     optimizer = Optimizer(loaded.model.named_parameters(), OptimSettings(), num_steps=2)
     loaded.model(IDS).logits.square().mean().backward()
@@ -225,7 +225,7 @@ def test_a_damaged_checkpoint_is_named(folders: dict[str, Path], tmp_path: Path)
         load_weights(loaded.model, tmp_path)
 
 
-# --- which are kept -------------------------------------------------------------------------------
+# --- rotation -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -252,10 +252,12 @@ def test_checkpoints_are_ordered_by_number(folders: dict[str, Path], tmp_path: P
     assert list(list_checkpoints(tmp_path)) == [999_999, 1_000_000]
 
 
-# --- a bad end ------------------------------------------------------------------------------------
+# --- crashes ------------------------------------------------------------------------------------
 
 
-def test_kills_leave_the_newest_checkpoint_whole(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_kills_leave_the_newest_checkpoint_complete(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "tests.support.checkpoint_kills"]
     arguments = [str(folders["llama"]), str(tmp_path / "run"), str(NUM_KILLS)]
     done = subprocess.run(
@@ -274,7 +276,7 @@ def test_kills_leave_the_newest_checkpoint_whole(folders: dict[str, Path], tmp_p
 
 @contextmanager
 def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """As on a disk that is full."""
+    """As on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
     try:
@@ -302,7 +304,7 @@ def test_a_full_disk_leaves_the_checkpoints_before(
     assert list(list_checkpoints(tmp_path)) == [2]
 
 
-def test_what_cannot_be_told_in_json_leaves_nothing_behind(
+def test_a_state_that_json_cannot_express_leaves_nothing_behind(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(TypeError):
@@ -310,7 +312,7 @@ def test_what_cannot_be_told_in_json_leaves_nothing_behind(
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-# --- for other programs ---------------------------------------------------------------------------
+# --- export ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -350,7 +352,7 @@ def test_an_exported_adapter_is_loaded_by_peft(folders: dict[str, Path], tmp_pat
     assert (tmp_path / "out" / "chat_template.jinja").exists()
 
 
-def test_a_merged_model_says_what_model_and_adapter_say(
+def test_a_merged_model_gives_the_logits_of_model_and_adapter(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     loaded = with_adapter(load(str(folders["qwen2"])))
@@ -399,7 +401,7 @@ def test_a_merge_needs_the_model_of_the_adapter(folders: dict[str, Path], tmp_pa
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_folder_in_use_is_not_written_over(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_an_existing_folder_is_not_overwritten(folders: dict[str, Path], tmp_path: Path) -> None:
     checkpoint = save(tmp_path, with_adapter(load(str(folders["llama"]))))
     (tmp_path / "mine").mkdir()
     export(checkpoint, tmp_path / "mine")  # an empty one may be there

@@ -1,4 +1,4 @@
-"""New weights for the engine that draws replies: in this process, at endpoints, or never."""
+"""New weights for the engine that samples replies: in this process, at endpoints, or never."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ALLOWED = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 
 
 class Weights:
-    """Stands for a model in training: saves what its adapter is at the moment."""
+    """A stand-in for a model in training: saves its current adapter."""
 
     def __init__(self, rank: int = 8) -> None:
         self.note = "start"
@@ -104,7 +104,7 @@ def served(engine: VllmEngine) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_every_endpoint_answers_with_the_adapter_that_was_pushed_last(
+async def test_every_endpoint_uses_the_adapter_that_was_pushed_last(
     servers: Servers, tmp_path: Path, count: int
 ) -> None:
     engine, weights = servers.open(count=count), Weights()
@@ -133,7 +133,7 @@ async def test_other_weights_of_the_same_version_are_loaded_too(
     assert await said(engine) == {"warm"}
 
 
-async def test_a_run_that_goes_on_removes_what_the_killed_one_has_left(
+async def test_a_resumed_run_removes_what_the_killed_one_left(
     servers: Servers, tmp_path: Path
 ) -> None:
     engine = servers.open()
@@ -175,7 +175,7 @@ async def test_rollouts_are_of_the_version_that_was_pushed(
         ("--enable-lora", "True", 32, "HTTP 500: LoRA rank 32 is greater"),
     ],
 )
-async def test_a_server_that_cannot_load_it_is_told_how_to_be_started(
+async def test_a_refused_adapter_names_how_to_start_the_server(
     servers: Servers,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -195,7 +195,7 @@ async def test_a_server_that_cannot_load_it_is_told_how_to_be_started(
     assert engine.model == "some/model"
 
 
-async def test_an_endpoint_that_is_gone_is_told(servers: Servers, tmp_path: Path) -> None:
+async def test_an_endpoint_that_is_gone_is_reported(servers: Servers, tmp_path: Path) -> None:
     engine = servers.open()
     sync = LoraEndpoint(engine, tmp_path / "sync", Weights().save)
     await sync.push(1)
@@ -212,7 +212,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama")
 
 
-async def test_an_engine_on_the_same_weights_is_told_and_waits_for_nothing(folder: Path) -> None:
+async def test_an_engine_on_the_same_weights_gets_the_new_version_without_a_copy(
+    folder: Path,
+) -> None:
     async with LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01)) as engine:
         sync = Colocated(engine)
         await sync.push(12)
@@ -236,9 +238,7 @@ def opened(folder: Path, *, adapter: Path | None = None) -> Trained:
     return Trained(loaded=loaded, parameters=(), has_adapter=adapter is not None)
 
 
-async def test_the_settings_say_how_weights_are_given(
-    servers: Servers, folder: Path, tmp_path: Path
-) -> None:
+async def test_the_settings_choose_the_sync(servers: Servers, folder: Path, tmp_path: Path) -> None:
     trained = opened(folder)
     local = LocalEngine(trained.loaded, LocalConfig(cache_gb=0.01))
     assert isinstance(open_sync(RolloutSettings(), local, trained, tmp_path), Colocated)
@@ -249,7 +249,7 @@ async def test_the_settings_say_how_weights_are_given(
         open_sync(RolloutSettings(engine="scripted"), open_engine("scripted"), trained, tmp_path)
 
 
-async def test_what_is_pushed_is_the_adapter_as_peft_saves_it(
+async def test_the_pushed_adapter_is_the_one_that_peft_saves(
     servers: Servers, folder: Path, tmp_path: Path
 ) -> None:
     from peft import PeftConfig
