@@ -1,16 +1,16 @@
-"""How busy an evaluation keeps an endpoint: calls under way over calls allowed, as the endpoint sees it.
+"""How busy an evaluation keeps an endpoint: concurrent calls over allowed calls, as the endpoint sees it.
 
-    memagent eval ──── 16 calls at once ────▶ loopback endpoint, 50 ms a call, its own process
-          └── examples made in processes of their own
+    memagent eval ──── 16 calls at once ────▶ loopback endpoint, 50 ms a call, in its own process
+          └── examples generated in worker processes
 
-The endpoint adds up how long calls were under way, from the first one's start to the last one's end, and
-that over the time and the 16 places is the share. It holds the tail, in which too few items are left.
+The endpoint sums the durations of all calls. Divided by the time from the first call's start to the last
+one's end and by the 16 slots, that is the busy share. It includes the tail, in which few items are left.
 
     python -m benchmarks.eval                       # 500 items at each of 5 lengths
     python -m benchmarks.eval --num 50 --out eval.json
 
-Texts are short, so that thousands of items finish in minutes: 500 to 2,500 tokens in sections of 250,
-which makes 3 to 11 calls an item.
+Texts are short, so that thousands of items finish in minutes: 500 to 2,500 tokens in sections of 250, or
+3 to 11 calls per item.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LENGTHS = (2000, 4000, 6000, 8000, 10000)
 """In bytes, which is how the lengths are counted here: about 500 to 2,500 tokens."""
 SECTION = 1000
 LATENCY_MS = 50.0
-WANTED_SHARE = 0.95
+REQUIRED_SHARE = 0.95
 
 
 def measure(*, num: int, concurrency: int, method: str, work: Path) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def measure(*, num: int, concurrency: int, method: str, work: Path) -> dict[str,
 
 
 def main() -> None:
-    """Measure, print, and fail where the endpoint was less busy than it must be."""
+    """Measure, print, and fail where the endpoint was less busy than required."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--num", type=int, default=500, help="items at each of the five lengths")
     parser.add_argument("--concurrency", type=int, default=16, help="calls allowed at once")
@@ -86,8 +86,8 @@ def main() -> None:
     print(f"busy {100 * figures['busy_share']:.1f} % of {arguments.concurrency} calls at once")
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
-    if figures["busy_share"] < WANTED_SHARE:
-        sys.exit(f"the endpoint was busy less than {100 * WANTED_SHARE:.0f} %")
+    if figures["busy_share"] < REQUIRED_SHARE:
+        sys.exit(f"the endpoint was busy less than {100 * REQUIRED_SHARE:.0f} %")
 
 
 if __name__ == "__main__":

@@ -124,6 +124,7 @@ class Run:
         self.close()
         for name in self._created:
             (self.path / name).unlink(missing_ok=True)
+        self._created = frozenset()
         with suppress(OSError):
             self.path.rmdir()
         return True

@@ -191,7 +191,7 @@ def test_an_outage_stops_the_run_without_blaming_items_and_it_goes_on_later(
     with running(log=tmp_path / "calls.jsonl") as endpoint:
         first = cli(*asked(dataset, endpoint, run, "--patience", "0", "--max-calls", "15"))
         assert first.code == 4, first.stderr
-        assert "raise the limit and go on with: memagent eval --resume" in first.stderr
+        assert "raise the limit and resume with: memagent eval --resume" in first.stderr
         num_done = len(items(run))
         endpoint.kill()
         down = cli("eval", "--resume", run, "--quiet", "--max-calls", "1000")
@@ -214,7 +214,7 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, dataset: Path, tmp_path:
             wait_until(lambda: endpoint.num_calls() >= 9)
             outcome = finish(process, number=signal.SIGINT)
         assert outcome.code == 130, outcome.stderr
-        assert f"go on with: memagent eval --resume {run}" in outcome.stderr
+        assert f"resume with: memagent eval --resume {run}" in outcome.stderr
         assert cli("eval", "--resume", run, "--quiet").code == 0
     assert len(items(run)) == NUM_ITEMS
 
@@ -269,7 +269,7 @@ def test_a_method_that_gives_no_trace_is_told_so(
     run = tmp_path / "run"
     with running() as endpoint:
         outcome = here(*asked(dataset, endpoint, run, "--method", f"{method_file}:forgets"))
-    assert "gave str where a Trace is asked for" in outcome.stdout
+    assert "returned str instead of a Trace" in outcome.stdout
     assert {record.status for record in items(run)} == {"failed"}
 
 
@@ -286,7 +286,7 @@ def test_a_method_that_gives_no_trace_is_told_so(
         (("--task", "beyond/two_hop", "--set", "nmu=3"), "unknown setting nmu; did you mean num?"),
         (("gone.toml",), "there is no suite gone.toml"),
         (("--resume", "."), "there is no run.json"),
-        ((), "say what to evaluate"),
+        ((), "name what to evaluate"),
     ],
 )
 def test_a_mistake_is_one_line_before_the_first_call(
@@ -331,7 +331,7 @@ def test_a_function_that_is_not_async_is_refused(here: Call, method_file: Path) 
         *("--method", f"{method_file}:not_async"),
     )
     assert outcome.code == 2
-    assert "must be `async def not_async(example, context)`" in outcome.stderr
+    assert "write it as async def not_async(example, context)" in outcome.stderr
 
 
 def test_lengths_of_two_tokenizers_do_not_go_into_one_run(here: Call, tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_lengths_of_two_tokenizers_do_not_go_into_one_run(here: Call, tmp_path: 
     )
     assert outcome.code == 2
     assert "counted by the tokenizer bytes" in outcome.stderr
-    assert "evaluate them in runs of their own" in outcome.stderr
+    assert "evaluate them in separate runs" in outcome.stderr
 
 
 def test_a_key_is_refused_at_once_and_no_run_is_left(
@@ -372,7 +372,7 @@ def test_a_run_refuses_to_go_on_with_other_settings(
         dataset.write_text(changed)
         other = here("eval", "--resume", run)
     assert outcome.code == 2
-    assert "cannot go on" in outcome.stderr
+    assert "cannot resume" in outcome.stderr
     assert "start a new run" in outcome.stderr
     assert "files was" in other.stderr
 

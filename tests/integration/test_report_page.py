@@ -141,7 +141,9 @@ def test_the_page_opens_in_a_browser_with_its_tables_and_plots(
         ["hotpotqa", "32K", "reader", "12"],
     ]
     assert [row[3] for row in rows if row[0].startswith("ruler/")] == ["4*"] * 4
-    [beside] = [name for name in dom.tables if name.startswith("hotpotqa: score in %, ours")]
+    [beside] = [
+        name for name in dom.tables if name.startswith("hotpotqa: score in %, measured here")
+    ]
     assert {row[0] for row in dom.tables[beside][1:]} == {"here", "published"}
 
     assert list(dom.plots)[:4] == [
@@ -248,7 +250,7 @@ def test_the_papers_figures_come_from_one_command(cli: Cli, runs: list[Path]) ->
         ([], "Missing argument 'RUN...'"),
     ],
 )
-def test_mistakes_are_told_in_one_line(
+def test_mistakes_are_reported_in_one_line(
     here: Call, cli: Cli, arguments: list[str], message: str
 ) -> None:
     make_run(cli.state / "run", [item("beyond/counting", "reader", 8192, 0)])

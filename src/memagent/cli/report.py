@@ -32,18 +32,18 @@ DEFAULT_OUT = Path("report")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Folder for report.html, report.md, CSV files and plots. Without it, tables are printed only.",
+    help="Folder for report.html, report.md, CSV files and plots. By default tables are only printed.",
 )
 @click.option(
     "--figure",
     type=click.Choice(["paper"]),
-    help="Make the paper's figures again from these runs; written to --out, or to `report`.",
+    help="Redraw the paper's figures from these runs; written to --out, or to `report`.",
 )
 @click.option(
     "--anchors",
     default="paper",
     show_default=True,
-    help="Published lines to show beside ours: paper, none, or a JSON file.",
+    help="Published lines to show too: paper, none, or a JSON file.",
 )
 @click.option("--title", default="Evaluation", show_default=True, help="Heading of the report.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
@@ -105,7 +105,7 @@ def _table(sheet: Sheet) -> Table:
 
 
 def _print_json(report: Report) -> None:
-    """Every table by name, each row by the names of its columns, numbers in full."""
+    """Every table by name, each row by column, numbers in full."""
     speaks_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     tables = {sheet.name: sheet.records() for sheet in report_sheets(report)}
     values = {"notes": notes(report), **tables}

@@ -1,14 +1,14 @@
-"""The calls of items that are not finished yet, on disk, so that a resumed run does not repeat them.
+"""Replies of unfinished items, on disk, so that a resumed run does not repeat their calls.
 
-    RUN/calls.jsonl    one line per reply; lines of finished items are dropped now and then
+    RUN/calls.jsonl    one line per reply; lines of finished items are dropped from time to time
 
-    method ──▶ ItemEngine ──▶ is the reply kept? ──▶ yes: it is given again
+    method ──▶ ItemEngine ──▶ is the reply in the log? ──▶ yes: return it
                                    │ no
-                                   └──▶ Gate ──▶ engine ──▶ written to calls.jsonl ──▶ method
+                                   └──▶ EngineGate ──▶ engine ──▶ append to calls.jsonl ──▶ method
 
-A method knows nothing of this. A call is known by its messages and sampling, and by how often the item
-has made the same one before. Lines outlive the process, however it ends; a power cut may take the last
-ones, and then those calls are made again.
+Methods know nothing of this. A call is identified by its messages, its sampling, and how often the item
+has made the same call before. Lines survive the process, however it ends; a power cut may lose the last
+ones, and those calls are repeated.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memagent.engines.base import BaseEngine
 from memagent.errors import EngineError, EngineRefused, RunError
+from memagent.files import reason_of, replacing
+from memagent.jsonl import LineFile, read_lines
 from memagent.types import Completion, Engine, Message, Sampling, Usage
 
 CALLS = "calls.jsonl"
 MAX_DEAD_BYTES = 64_000_000
-"""The file is written anew when lines of finished items take more than this, and more than the rest."""
+"""The file is rewritten when lines of finished items take more than this, and more than the rest."""
 
 
-class Kept(NamedTuple):
+class LoggedReply(NamedTuple):
     """A reply, and how long it took."""
 
     completion: Completion
@@ -41,7 +42,7 @@ class Kept(NamedTuple):
 
 
 class CallLog:
-    """The replies of unfinished items. Without a path, nothing is on disk."""
+    """The replies of unfinished items. Without a path nothing is stored."""
 
     def __init__(
         self,
@@ -50,83 +51,82 @@ class CallLog:
         *,
         max_dead_bytes: int = MAX_DEAD_BYTES,
     ) -> None:
-        """Takes over what the file holds of `unfinished` items, and drops the rest of it."""
+        """Loads what the file holds of `unfinished` items, and drops the rest of it."""
         self._path = path
         self._max_dead_bytes = max_dead_bytes
         self._lines: dict[str, list[bytes]] = {}
-        self._kept: dict[tuple[str, str], Kept] = {}
+        self._replies: dict[tuple[str, str], LoggedReply] = {}
         self._num_bytes = 0
-        self._file: int | None = None
+        self._file: LineFile | None = None
         if path is not None:
-            wanted = frozenset(unfinished)
             if path.exists():
-                self._load(path, wanted)
+                self._load(path, frozenset(unfinished))
             self._rewrite()
 
-    def find(self, item: str, call: str) -> Kept | None:
+    def find(self, item: str, call: str) -> LoggedReply | None:
         """The reply to a call that was made before."""
-        return self._kept.get((item, call))
+        return self._replies.get((item, call))
 
-    def append(self, item: str, call: str, kept: Kept) -> None:
-        """Keep a reply until its item is finished."""
+    def append(self, item: str, call: str, reply: LoggedReply) -> None:
+        """Store a reply until its item is finished."""
         if self._file is None:
             return
-        line = _line(item, call, kept)
-        os.write(self._file, line)
-        self._num_bytes += len(line)
+        line = _encode(_record(item, call, reply))
+        try:
+            self._file.append(line)
+        except OSError as error:
+            raise RunError(f"cannot write {self._path}: {reason_of(error)}") from None
+        self._num_bytes += len(line) + 1
         self._lines.setdefault(item, []).append(line)
 
     def forget(self, item: str) -> None:
-        """Let go of the replies of an item that is finished."""
+        """Drop the replies of a finished item."""
         self._lines.pop(item, None)
-        for key in [key for key in self._kept if key[0] == item]:
-            del self._kept[key]
+        for key in [key for key in self._replies if key[0] == item]:
+            del self._replies[key]
         if self._num_bytes > self._max_dead_bytes:
-            num_live = sum(len(line) for lines in self._lines.values() for line in lines)
+            num_live = sum(len(line) + 1 for lines in self._lines.values() for line in lines)
             if self._num_bytes > num_live + max(self._max_dead_bytes, num_live):
                 self._rewrite()
 
     def close(self) -> None:
-        """Close the file; it is removed when nothing is left in it to keep."""
+        """Close the file; it is removed when it holds nothing of an unfinished item."""
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
             assert self._path is not None
             if not self._lines:
                 self._path.unlink(missing_ok=True)
 
-    def _load(self, path: Path, wanted: frozenset[str]) -> None:
-        with path.open("rb") as lines:
-            for line in lines:
-                try:
-                    record = json.loads(line)
-                except ValueError:  # torn by a crash; all after it is from the same moment
-                    return
-                if record["item"] in wanted:
-                    self._lines.setdefault(record["item"], []).append(line)
-                    self._kept[record["item"], record["call"]] = _kept(record)
+    def _load(self, path: Path, unfinished: frozenset[str]) -> None:
+        try:
+            for number, (record, _) in enumerate(read_lines(path), start=1):
+                item, call, reply = _parsed(record, f"{path}, line {number},")
+                if item in unfinished:
+                    self._lines.setdefault(item, []).append(_encode(record))
+                    self._replies[item, call] = reply
+        except RunError as error:
+            raise RunError(f"{error}; delete the file to repeat its calls") from None
 
     def _rewrite(self) -> None:
         assert self._path is not None
         if self._file is not None:
-            os.close(self._file)
-        temporary = self._path.with_suffix(".tmp")
+            self._file.close()
+        data = b"".join(line + b"\n" for lines in self._lines.values() for line in lines)
         try:
-            with temporary.open("wb") as file:
-                for lines in self._lines.values():
-                    file.writelines(lines)
-                self._num_bytes = file.tell()
-            temporary.replace(self._path)
-            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+            with replacing(self._path, sync=False) as part:
+                part.write_bytes(data)
+            self._file = LineFile(self._path, sync=False)
         except OSError as error:
-            raise RunError(f"cannot write {self._path}: {error.strerror}") from None
+            raise RunError(f"cannot write {self._path}: {reason_of(error)}") from None
+        self._num_bytes = len(data)
 
 
-class Gate:
-    """The engine as all items share it: one limit on calls under way, and an eye on outages."""
+class EngineGate:
+    """An engine as all items share it: one limit on concurrent calls, and a count of failures in a row."""
 
     def __init__(self, engine: Engine, *, concurrency: int) -> None:
-        """An engine that limits itself is left to it: its place is free while it waits to try again."""
+        """Engines that limit themselves ignore `concurrency`: their limit leaves out retry waits."""
         self.engine = engine
         self.num_answered = 0
         self.num_failed_in_a_row = 0
@@ -148,37 +148,41 @@ class Gate:
         return completion
 
 
-class ItemEngine:
-    """The engine as one item sees it: what it was answered before is answered again."""
+class ItemEngine(BaseEngine):
+    """The engine as one item sees it: calls made before a restart return their logged reply."""
 
-    def __init__(self, gate: Gate, calls: CallLog, item: str) -> None:
-        self.model = gate.engine.model
-        self.tokenizer = gate.engine.tokenizer
+    def __init__(self, gate: EngineGate, calls: CallLog, item: str) -> None:
+        engine = gate.engine
+        self.model = engine.model
+        self.tokenizer = engine.tokenizer
+        if isinstance(engine, BaseEngine):
+            self.served_window = engine.served_window
+            self.reading_defaults = engine.reading_defaults
         self.seconds_before = 0.0
-        """Time that replies took which were given again."""
+        """Time that logged replies took when they were generated."""
         self._gate = gate
         self._calls = calls
         self._item = item
         self._num_same: dict[str, int] = {}
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """A reply that is kept, or a new one, on disk before it is given."""
+        """The logged reply, or a new one, which is logged before it is returned."""
         call = self._name(messages, sampling)
-        kept = self._calls.find(self._item, call)
-        if kept is not None:
-            self.seconds_before += kept.seconds
-            return kept.completion
+        logged = self._calls.find(self._item, call)
+        if logged is not None:
+            self.seconds_before += logged.seconds
+            return logged.completion
         clock = time.perf_counter()
         completion = await self._gate.complete(messages, sampling)
         seconds = round(time.perf_counter() - clock, 6)
-        self._calls.append(self._item, call, Kept(completion, seconds))
+        self._calls.append(self._item, call, LoggedReply(completion, seconds))
         return completion
 
     async def aclose(self) -> None:
         """Nothing to free: the engine belongs to the run."""
 
     def _name(self, messages: Sequence[Message], sampling: Sampling) -> str:
-        """The fingerprint of a call, and its number among those alike."""
+        """The fingerprint of a call, and its number among identical ones."""
         digest = hashlib.sha256(repr(sampling).encode())
         for message in messages:
             digest.update(f"\0{message['role']}\0".encode())
@@ -188,29 +192,34 @@ class ItemEngine:
         return f"{name}-{number}"
 
 
-def _line(item: str, call: str, kept: Kept) -> bytes:
-    completion = kept.completion
-    record = {
+def _record(item: str, call: str, reply: LoggedReply) -> dict[str, Any]:
+    completion = reply.completion
+    return {
         "item": item,
         "call": call,
-        "seconds": kept.seconds,
+        "seconds": reply.seconds,
         "text": completion.text,
         "finish_reason": completion.finish_reason,
         "reasoning": completion.reasoning,
         "num_attempts": completion.num_attempts,
         "usage": None if completion.usage is None else asdict(completion.usage),
     }
-    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
-def _kept(record: dict[str, object]) -> Kept:
-    values = dict(record)
-    usage = values["usage"]
-    completion = Completion(
-        text=str(values["text"]),
-        finish_reason=values["finish_reason"],  # type: ignore[arg-type]
-        reasoning=values["reasoning"],  # type: ignore[arg-type]
-        num_attempts=int(str(values["num_attempts"])),
-        usage=None if usage is None else Usage(**usage),  # type: ignore[arg-type]
-    )
-    return Kept(completion, float(str(values["seconds"])))
+def _encode(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode()
+
+
+def _parsed(record: dict[str, Any], where: str) -> tuple[str, str, LoggedReply]:
+    """The item, the call and its reply that a line holds; `where` names the line in errors."""
+    try:
+        completion = Completion(
+            text=record["text"],
+            finish_reason=record["finish_reason"],
+            reasoning=record["reasoning"],
+            num_attempts=record["num_attempts"],
+            usage=None if record["usage"] is None else Usage(**record["usage"]),
+        )
+        return record["item"], record["call"], LoggedReply(completion, record["seconds"])
+    except (KeyError, TypeError):
+        raise RunError(f"{where} is damaged; the run cannot be resumed") from None

@@ -1,16 +1,16 @@
-"""Items: which examples an evaluation asks, and where each is made or read when its turn comes.
+"""Items: which examples an evaluation asks, and how each is generated or read when its turn comes.
 
-    suite ──▶ plan ──▶ Item, Item, ...          small: source, position, length
-                         │
-                         ▼  in another process, a few ahead of need
-                       Example with its text
+    suite ──▶ EvalPlan ──▶ Item, Item, ...      small: source, position, length
+                             │
+                             ▼  in a worker process, a few ahead of need
+                           Example with its text
 
-    plan = make_plan(suite, sources=[], length_tokenizer="bytes")
-    with Maker(plan, processes=2) as maker:
-        example = await maker.make(plan.items[0])
+    plan = plan_items(suite, length_tokenizer="bytes")
+    with ExamplePool(plan, processes=2) as pool:
+        example = await pool.example(plan.items[0])
 
-Texts are never all in memory. The longest are asked first: when the last items are under way, all of
-them are short, and no endpoint waits for a single long one.
+Texts are never all in memory. The longest are asked first: the last items in flight are then short, and
+no endpoint idles while a single long one finishes.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from memagent.data.choices import named_sources, source_settings
+from memagent.data.choices import source_settings
 from memagent.data.example import Example
 from memagent.data.formats.files import read_examples
 from memagent.data.tasks.registry import Task, open_task, rebuild
 from memagent.errors import ConfigError, DataError, MemagentError
 from memagent.eval.suites import Suite, TaskChoice
+from memagent.files import reason_of
 from memagent.processes import worker_pool
 
 NOMINAL_TOKENS_PER_DOCUMENT = 7 * 1024 / 50
 """A length in documents counts as so many tokens each: the published series calls 50 documents 7K."""
 QUICK_TOKENS = 2_000_000
-"""Texts of so many tokens together are made in this process: another takes a second to start."""
+"""Up to this many tokens of text are generated in this process: a worker takes a second to start."""
 AHEAD_TOKENS = 8_000_000
-"""Texts of so many tokens together wait for their turn, at most, or two of them."""
+"""Most tokens of generated text that wait for their turn; at least two texts wait."""
 MAX_AHEAD = 32
 MAX_PROCESSES = 4
-"""Examples are made faster than they are read; more would only take memory."""
+"""Examples are generated faster than they are read; more workers would only take memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ItemSource:
     """Where examples come from: a task with its settings, or a file."""
 
     task: str | None = None
     """None for a file."""
     file: str | None = None
     settings: str = "{}"
-    """Settings of the task as JSON; for a file, what takes the place of those it was made with."""
+    """Settings of the task as JSON; for a file, overrides of the settings it was generated with."""
     grader: str | None = None
-    """Grader in place of the example's own."""
+    """Overrides the example's own grader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One example to ask, before it is made."""
+    """One example to ask, before it is generated or read."""
 
-    source: Source
+    source: ItemSource
     position: int
     """Index of the example in its task, or position in its file."""
     task: str
@@ -72,32 +72,27 @@ class Item:
     index: int
     """Number among the items of this task and length; for tasks it is the position."""
     num_tokens: int
-    """How long the text is, about: to ask long ones first."""
+    """Approximate length of the text: long ones are asked first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class EvalPlan:
     """All items of an evaluation, longest first."""
 
     items: tuple[Item, ...]
     files: dict[str, str]
     """SHA-256 of each file of examples."""
     tokenizers: tuple[str, ...]
-    """Those that counted the lengths."""
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """The sources of all items, each once."""
-        return tuple(dict.fromkeys(item.source for item in self.items))
+    """Names of the tokenizers that lengths are counted with."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all texts together, about."""
+        """Approximate tokens of all texts together."""
         return sum(item.num_tokens for item in self.items)
 
 
 def item_seed(seed: int, item: Item) -> int:
-    """The sampling seed of an item: the same for every method, another for every example."""
+    """The sampling seed of an item: the same for every method, different for every example."""
     key = f"{seed}/{item.task}/{item.target_tokens}/{item.index}"
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1  # servers: 31 bits
 
@@ -105,11 +100,10 @@ def item_seed(seed: int, item: Item) -> int:
 # --- the plan -------------------------------------------------------------------------------------
 
 
-def make_plan(
-    suite: Suite, *, sources: Sequence[str] = (), length_tokenizer: str | None = None
-) -> Plan:
-    """The items of a suite; `sources` such as `essays=PATH` go before those of the suite."""
-    paths = {**suite.sources, **named_sources(sources)}
+def plan_items(suite: Suite, *, length_tokenizer: str | None = None) -> EvalPlan:
+    """The items of a suite. `length_tokenizer` counts lengths where the suite names no tokenizer."""
+    length_tokenizer = suite.length_tokenizer or length_tokenizer
+    paths = suite.sources
     shared: dict[str, Any] = {"seed": suite.seed}
     if length_tokenizer is not None:
         shared["tokenizer"] = length_tokenizer
@@ -129,15 +123,15 @@ def make_plan(
     if len(tokenizers) > 1:
         (one, first), (other, second) = list(tokenizers.items())[:2]
         raise ConfigError(
-            f"the lengths of {first} are counted by the tokenizer {one}, those of {second} by {other}; "
-            "evaluate them in runs of their own"
+            f"lengths of {first} are counted by the tokenizer {one}, lengths of {second} by {other}; "
+            "evaluate them in separate runs"
         )
-    return Plan(items=tuple(_longest_first(items)), files=files, tokenizers=tuple(tokenizers))
+    return EvalPlan(items=tuple(_longest_first(items)), files=files, tokenizers=tuple(tokenizers))
 
 
 def _longest_first(items: list[Item]) -> list[Item]:
-    """Sources by their longest text; within a source as they stand, since files are read forwards."""
-    longest: dict[str | Source, int] = {}
+    """Sources by their longest text; order within a source is kept, since files are read forwards."""
+    longest: dict[str | ItemSource, int] = {}
     for item in items:
         name = item.source.file or item.source
         longest[name] = max(longest.get(name, 0), item.num_tokens)
@@ -153,7 +147,7 @@ def _task_items(
 ) -> Iterator[Item]:
     for target, length in _lengths(choice, base):
         settings = json.dumps({**base, **length}, sort_keys=True)
-        source = Source(task=task, settings=settings, grader=choice.grader or suite.grader)
+        source = ItemSource(task=task, settings=settings, grader=choice.grader or suite.grader)
         first = numbers.get((task, target), 0)
         num = choice.num or suite.num
         numbers[task, target] = first + num
@@ -169,7 +163,7 @@ def _task_items(
 
 
 def _lengths(choice: TaskChoice, base: dict[str, Any]) -> list[tuple[int | None, dict[str, int]]]:
-    """Each length as it is told, and the setting that makes it."""
+    """Each length as reported, and the task setting for it."""
     if choice.docs is not None:
         return [(round(num * NOMINAL_TOKENS_PER_DOCUMENT), {"docs": num}) for num in choice.docs]
     if choice.tokens is not None:
@@ -185,7 +179,7 @@ def _file_items(
     tokenizers: dict[str, str],
     paths: dict[str, str],
 ) -> Iterator[Item]:
-    """One pass over a file: every example is checked before the first call, none is kept."""
+    """One pass over a file: every example is validated before the first call, none is held."""
     grader = choice.grader or suite.grader
     num = 0
     for position, example in enumerate(read_examples(path)):
@@ -193,16 +187,16 @@ def _file_items(
             break
         num += 1
         settings = {**source_settings(example.task, paths), **choice.settings}
-        made = example.origin.settings if example.origin else {}
-        if "tokenizer" in made and example.num_tokens is not None:
-            tokenizers.setdefault(str(made["tokenizer"]), path.name)
+        origin = example.origin.settings if example.origin else {}
+        if "tokenizer" in origin and example.num_tokens is not None:
+            tokenizers.setdefault(str(origin["tokenizer"]), path.name)
         target = example.target_tokens
-        if target is None and made.get("docs") is not None:
-            target = round(int(made["docs"]) * NOMINAL_TOKENS_PER_DOCUMENT)
+        if target is None and origin.get("docs") is not None:
+            target = round(int(origin["docs"]) * NOMINAL_TOKENS_PER_DOCUMENT)
         index = numbers.get((example.task, target), 0)
         numbers[example.task, target] = index + 1
         yield Item(
-            source=Source(
+            source=ItemSource(
                 file=str(path.resolve()),
                 settings=json.dumps(settings, sort_keys=True),
                 grader=grader,
@@ -222,25 +216,25 @@ def _file_sha256(path: Path) -> str:
         with path.open("rb") as data:
             return hashlib.file_digest(data, "sha256").hexdigest()
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
+        raise DataError(f"cannot read {path}: {reason_of(error)}") from None
 
 
-# --- making examples ------------------------------------------------------------------------------
+# --- examples -------------------------------------------------------------------------------------
 
 
-class Checked(NamedTuple):
-    """What opening a source showed."""
+class _Checked(NamedTuple):
+    """What opening a task showed."""
 
     num_available: int | None
     sources: dict[str, str]
-    """SHA-256 of the files that its examples were made from."""
+    """SHA-256 of the source files of its examples."""
 
 
-class Maker:
-    """Makes examples ahead of need, in processes of its own or, for little work, in a thread."""
+class ExamplePool:
+    """Generates or reads examples ahead of need, in worker processes or, for little work, in a thread."""
 
-    def __init__(self, plan: Plan, *, processes: int | None = None) -> None:
-        """Without a number of processes, the amount of text decides."""
+    def __init__(self, plan: EvalPlan, *, processes: int | None = None) -> None:
+        """`processes=None` decides by the amount of text; 0 uses a thread of this process."""
         if processes is None:
             cores = os.cpu_count() or 1
             is_quick = plan.num_tokens <= QUICK_TOKENS
@@ -250,10 +244,10 @@ class Maker:
         self.num_ahead = max(2, min(MAX_AHEAD, AHEAD_TOKENS // max(typical, 1)))
         """How many examples may wait for their turn."""
 
-    async def check(self, plan: Plan) -> dict[str, str]:
-        """Open every source and make a short example of each task: what is wrong shows before any call.
+    async def check(self, plan: EvalPlan) -> dict[str, str]:
+        """Generate a short example of each task, so that mistakes show before the first call.
 
-        Gives the SHA-256 of the files that were read, by their source's name.
+        Returns the SHA-256 of the source files, by the source's name.
         """
         loop = asyncio.get_running_loop()
         found: dict[str, str] = {}
@@ -263,17 +257,17 @@ class Maker:
             num = 1 + max(other.position for other in plan.items if other.task == item.task)
             if checked.num_available is not None and num > checked.num_available:
                 raise ConfigError(
-                    f"{item.task} has {checked.num_available:,} examples, {num:,} were asked for; "
-                    "lower num"
+                    f"{item.task} has {checked.num_available:,} examples, fewer than `num={num}`; "
+                    "lower `num`"
                 )
         return found
 
-    def make(self, item: Item) -> asyncio.Future[Example]:
+    def example(self, item: Item) -> asyncio.Future[Example]:
         """The example of an item, with its text."""
-        return asyncio.get_running_loop().run_in_executor(self._pool, make_example, item)
+        return asyncio.get_running_loop().run_in_executor(self._pool, open_example, item)
 
     def close(self) -> None:
-        """End the processes; what they are making is dropped."""
+        """End the workers; what they have not delivered is discarded."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> Self:
@@ -283,7 +277,7 @@ class Maker:
         self.close()
 
 
-def make_example(item: Item) -> Example:
+def open_example(item: Item) -> Example:
     """The example of an item, with its text."""
     settings = json.loads(item.source.settings)
     if item.source.file is None:
@@ -292,37 +286,32 @@ def make_example(item: Item) -> Example:
     return rebuild(_cursor(item.source.file).example(item.position), settings=settings)
 
 
-def is_lost(error: BaseException) -> bool:
-    """Whether an error means that the processes which make examples are gone."""
-    return isinstance(error, BrokenProcessPool)
+def _shortest(plan: EvalPlan) -> list[Item]:
+    """The shortest item of each task; files were checked when they were planned."""
+    generated = [item for item in plan.items if item.source.file is None]
+    return list({item.task: item for item in generated if item.position == 0}.values())
 
 
-def _shortest(plan: Plan) -> list[Item]:
-    """The shortest item of each task, by task; files were checked when they were planned."""
-    made = [item for item in plan.items if item.source.file is None]
-    return list({item.task: item for item in made if item.position == 0}.values())
-
-
-def _check(item: Item) -> Checked:
+def _check(item: Item) -> _Checked:
     assert item.source.task is not None
     task = _task(item.source.task, item.source.settings)
     if task.num_available is not None and item.position >= task.num_available:
-        return Checked(task.num_available, {})
+        return _Checked(task.num_available, {})
     try:
         example = task.example(item.position)
     except MemagentError as error:
         raise ConfigError(f"{item.task}: {error}") from None
-    return Checked(task.num_available, example.origin.sources if example.origin else {})
+    return _Checked(task.num_available, example.origin.sources if example.origin else {})
 
 
 @lru_cache(maxsize=64)
 def _task(name: str, settings: str) -> Task:
-    """A task, kept open in the process that makes its examples."""
+    """A task, kept open in the process that generates its examples."""
     return open_task(name, json.loads(settings))
 
 
 class _Cursor:
-    """Reads a file forwards; going back opens it anew."""
+    """Reads a file forwards; going back reopens it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -339,7 +328,7 @@ class _Cursor:
                 self._next += 1
                 if self._next == position + 1:
                     return example
-        raise DataError(f"{self._path} has changed: there is no example {position} any more")
+        raise DataError(f"{self._path} has changed: example {position} no longer exists")
 
 
 @lru_cache(maxsize=16)

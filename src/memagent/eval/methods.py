@@ -5,30 +5,28 @@
     yarn          as direct, with the window extended by YaRN
     bm25          the passages that share most words with the question, then the answer
     refine        an answer that is rewritten section by section
-    map_reduce    notes on every section at once, then the answer from the notes
+    map_reduce    notes on every section in parallel, then the answer from the notes
 
-A method of your own is a function in a file, named as `--method my.py:ask_twice`:
+A method of your own is a function in a file, named as `my.py:ask_twice`:
 
     async def ask_twice(example, context):
         first = await context.call(messages_for(example), kind="read")
         await context.call(messages_for(example, first.reply))
         return context.trace()
 
-Every call goes through the context, which records it as a step, keeps to the limits and gives each item
-its own sampling seed. A method that leaves out a part of the text says so with `context.cut`.
+Every call goes through the context, which records it as a step, enforces the limits and gives each item
+its own sampling seed. A method that leaves out a part of the text reports it with `context.cut`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib.util
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,35 +46,37 @@ from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.errors import BudgetError, ConfigError, EngineError
 from memagent.eval import prompts
+from memagent.names import hint
+from memagent.plugins import is_file_spec, load_function
 from memagent.types import Engine, Message, Sampling, Usage
 
 LEFT_OUT = "\n\n[...]\n\n"
 """Stands where the middle of a text was cut out."""
 MAX_CHARS_PER_TOKEN = 12
-"""Head and tail of a long text are looked for within so many characters per token."""
+"""Head and tail of a long text are searched within this many characters per token."""
 LEAST_TEXT_TOKENS = 32
 
 T = TypeVar("T")
 
 
 class MethodSettings(AgentConfig):
-    """How a method reads: what the reader takes, and what the others need beyond it."""
+    """How a method reads: the reader's settings, and those that other methods add."""
 
     prompts: str = "boxed"
     """Prompt set of the reader: default, boxed, paper, small, or the path of a TOML file."""
     passage_tokens: int = Field(default=256, ge=16)
-    """Tokens of a passage that bm25 searches for."""
+    """Tokens of each passage that bm25 ranks."""
     retrieved_tokens: int | None = Field(default=None, ge=16)
-    """Tokens of passages that bm25 puts into the prompt, at most; what the window holds when not given."""
+    """Most tokens of passages that bm25 puts into the prompt; by default as many as the window holds."""
     yarn_factor: float = Field(default=4.0, gt=1)
-    """By how much yarn extends the window that the model was trained with."""
+    """Factor by which yarn extends the window that the model was trained with."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Whatever a method of your own takes."""
+    """Options of your own methods."""
 
 
 @dataclass(kw_only=True)
 class Context:
-    """What a method has to work with, for one item."""
+    """What a method works with, for one item."""
 
     engine: Engine
     tokenizer: Tokenizer
@@ -88,12 +88,12 @@ class Context:
     """The example's text."""
     question: str
     steps: list[Step] = field(default_factory=list)
-    """Calls that are done; of a method that fails, they are kept too."""
+    """Finished calls; also recorded when the method fails."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What the method says of itself, for the record."""
+    """Stored in the record's metadata, under `method`."""
     is_cut: bool = False
     score: float | None = None
-    """What a method that grades itself gives the answer; None leaves it to the grader."""
+    """Score of a method that grades itself; None leaves it to the grader."""
 
     async def call(
         self,
@@ -105,7 +105,7 @@ class Context:
         memory: str = "",
         index: int | None = None,
     ) -> Step:
-        """One reply, as a step of the trace. `memory` is what is carried on if the reply is empty."""
+        """One reply, as a step of the trace. `memory` is carried over if the reply is empty."""
         settings = self.settings
         limit = max_tokens or settings.answer_tokens
         sampling = Sampling(
@@ -135,7 +135,7 @@ class Context:
         self.limits.settle(reservation, usage)
         said, reasoning = split_reasoning(completion.text)
         if kind == "answer" and not said:
-            raise EngineError("the model gave an empty answer")
+            raise EngineError("the model returned an empty answer")
         step = Step(
             kind=kind,
             index=len(self.steps) if index is None else index,
@@ -153,7 +153,7 @@ class Context:
         return step
 
     def cut(self, **details: Any) -> None:
-        """Say that a part of the text is not read, and how much."""
+        """Report that a part of the text is not read, and how much."""
         self.is_cut = True
         self.notes.update(details)
 
@@ -164,8 +164,8 @@ class Context:
         room = self.settings.window - used
         if room < LEAST_TEXT_TOKENS:
             raise BudgetError(
-                f"question, wording and reply take {used} tokens of a window of "
-                f"{self.settings.window}; raise window or lower answer_tokens"
+                f"question, prompt and reply take {used} tokens of a window of "
+                f"{self.settings.window}; raise `window` or lower `answer_tokens`"
             )
         return room
 
@@ -189,7 +189,7 @@ Method = Callable[[Example, Context], Awaitable[Trace]]
 
 
 async def reader(example: Example, context: Context) -> Trace:
-    """The package's own way: one section after the other, with an overwritten memory."""
+    """The memagent reader: one section after the other, with an overwritten memory."""
     reader = Reader(
         context.engine,
         tokenizer=context.tokenizer,
@@ -251,7 +251,7 @@ async def refine(example: Example, context: Context) -> Trace:
 
 
 async def map_reduce(example: Example, context: Context) -> Trace:
-    """Notes on every section, all at once; notes that do not fit one prompt are merged first."""
+    """Notes on every section, in parallel; notes that do not fit one prompt are merged first."""
     settings = context.settings
     words = str(settings.memory_tokens * 3 // 4)
     question = example.question
@@ -292,31 +292,32 @@ METHODS: dict[str, Method] = {
 """Name to method."""
 
 WHOLE_WINDOW = frozenset({"direct", "yarn"})
-"""Methods that take all of the window that an engine serves, unless told otherwise."""
+"""Methods whose default `window` is the whole window that the engine serves."""
 
 
 # --- finding a method -----------------------------------------------------------------------------
 
 
 def open_method(name: str) -> Method:
-    """A method by name; `reader:PROMPTS` names a prompt set, `FILE.py:FUNCTION` one of your own."""
-    base, colon, rest = name.rpartition(":")
-    if colon and base.endswith(".py"):
-        return _from_file(Path(base).expanduser(), rest)
+    """A method by name: `reader:PROMPTS` reads with a prompt set, `FILE.py:FUNCTION` is your own."""
+    if is_file_spec(name):
+        return _from_file(name)
     kind, _, prompt_set = name.partition(":")
     if kind not in METHODS:
-        near = get_close_matches(kind, METHODS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(METHODS)}"
-        raise ConfigError(f"there is no method {name!r}; {hint} Your own is FILE.py:FUNCTION")
+        raise ConfigError(
+            f"there is no method {name!r} (your own is FILE.py:FUNCTION); {hint(kind, METHODS)}"
+        )
     if prompt_set and kind != "reader":
         raise ConfigError(f"{name!r}: only the reader takes a prompt set after a colon")
+    if prompt_set and prompt_set not in PROMPT_SETS and not Path(prompt_set).expanduser().is_file():
+        raise ConfigError(f"method {name}: there is no prompt set or file {prompt_set!r}")
     return METHODS[kind]
 
 
 def settings_for(
     name: str, engine: Engine, shared: dict[str, Any], own: dict[str, Any]
 ) -> MethodSettings:
-    """The settings of a method: the model's own, then those for all methods, then its own."""
+    """The settings of a method: the model's reading defaults, then `shared`, then its `own`."""
     base = dict(engine.reading_defaults) if isinstance(engine, BaseEngine) else {}
     kind, _, prompt_set = name.partition(":")
     served = engine.served_window if isinstance(engine, BaseEngine) else None
@@ -331,42 +332,25 @@ def settings_for(
         raise ConfigError(f"method {name}: {error}") from None
     if served is not None and served < settings.window:
         raise ConfigError(
-            f"method {name}: {engine.model} has a window of {served} tokens, less than window "
-            f"{settings.window}; lower window and, if needed, chunk_tokens"
+            f"method {name}: {engine.model} has a window of {served} tokens, less than "
+            f"`window={settings.window}`; lower `window` and, if needed, `chunk_tokens`"
         )
     return settings
 
 
 def method_sha256(name: str) -> str:
-    """Fingerprint of what a method asks: our wording, or the file of one's own method."""
-    base, colon, _ = name.rpartition(":")
-    if colon and base.endswith(".py"):
-        return hashlib.sha256(Path(base).expanduser().read_bytes()).hexdigest()
+    """Fingerprint of a method's prompts, or of the file of your own method; empty for the reader."""
+    if is_file_spec(name):
+        return hashlib.sha256(Path(name.partition(":")[0]).expanduser().read_bytes()).hexdigest()
     return prompts.fingerprint() if name.partition(":")[0] != "reader" else ""
 
 
-def _from_file(path: Path, function: str) -> Method:
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path} with a method in it")
-    spec = importlib.util.spec_from_file_location(f"memagent_method_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file may raise
-        raise ConfigError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from None
-    method: Method | None = getattr(module, function, None)
-    if method is None:
-        raise ConfigError(f"{path} has no function {function}")
-    if not inspect.iscoroutinefunction(method) or len(inspect.signature(method).parameters) != 2:
-        raise ConfigError(f"{path}:{function} must be `async def {function}(example, context)`")
+def _from_file(spec: str) -> Method:
+    method: Method = load_function(spec, what="method", parameters=("example", "context"))
+    if not inspect.iscoroutinefunction(method):
+        name = spec.partition(":")[2]
+        raise ConfigError(f"{spec} is not async; write it as async def {name}(example, context)")
     return method
-
-
-def is_prompt_set(name: str) -> bool:
-    """Whether a name after `reader:` is a prompt set or a template file."""
-    return name in PROMPT_SETS or Path(name).expanduser().is_file()
 
 
 # --- what they share ------------------------------------------------------------------------------
@@ -386,7 +370,7 @@ async def _ask_once(template: str, example: Example, context: Context) -> None:
 
 
 def cut_middle(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> str | None:
-    """Beginning and end of a text, together within the limit; None when the whole text fits."""
+    """The start and the end of a text, together within the limit; None when the whole text fits."""
     if len(text) <= max_tokens * MAX_CHARS_PER_TOKEN and tokenizer.count(text) <= max_tokens:
         return None
     half = (max_tokens - tokenizer.count(LEFT_OUT)) // 2
@@ -397,7 +381,7 @@ def cut_middle(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> str | Non
 
 
 def ending(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> str:
-    """The longest end of a text, or nearly so, that has at most `max_tokens` when it stands alone."""
+    """The longest end of a text, or nearly so, that has at most `max_tokens` on its own."""
     measured = tokenizer.measure(text)
     if measured.num_tokens <= max_tokens:
         return text
@@ -409,7 +393,7 @@ def ending(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrieved:
-    """Passages that were found."""
+    """Passages that a search returned."""
 
     chunks: list[Chunk]
     """In the order of the text."""
@@ -454,20 +438,20 @@ def _joined(passages: Sequence[Chunk]) -> str:
 
 
 def _check_sections(context: Context, empty: Sequence[Message], *, reply_tokens: int) -> None:
-    """Raise BudgetError when a section does not fit beside wording, question and reply."""
+    """Raise BudgetError when a section does not fit the window with prompt, question and reply."""
     room = context.room(empty, reply_tokens=reply_tokens)
     if room < context.settings.chunk_tokens:
         raise BudgetError(
             f"sections of {context.settings.chunk_tokens} tokens do not fit a window of "
-            f"{context.settings.window} beside question, wording and memory; "
-            f"lower chunk_tokens to {room}"
+            f"{context.settings.window} with question, prompt and memory; "
+            f"lower to `chunk_tokens={room}`"
         )
 
 
 async def _merged(
     notes: list[str], example: Example, context: Context, *, next_index: int
 ) -> list[str]:
-    """Notes that fit one prompt: neighbours are merged until they do."""
+    """Notes that fit one prompt: adjacent notes are merged until they do."""
     settings = context.settings
     words = str(settings.memory_tokens * 3 // 4)
     empty = prompts.messages(prompts.COLLAPSE, text="", question=example.question, words=words)
@@ -511,7 +495,7 @@ def _worth_keeping(notes: Iterable[str]) -> list[str]:
 
 
 async def _all(calls: list[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all calls; when one fails, the others are not paid for."""
+    """The results of all calls; when one fails, the others are cancelled."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,7 +1,7 @@
-"""The wording of the methods that evaluation compares the reader with, and the only copy of it.
+"""The prompts of the methods that evaluation compares the reader with, and their only copy.
 
-Slots are filled as in `agent.prompts`. The tags are those of the reader's prompts, so that an engine
-which replies by rule understands them too. Every answer ends in `\\boxed{}`, which strict graders need.
+Slots are filled as in `agent.prompts`. The tags are those of the reader's prompts, so that the scripted
+engine understands them too. Every answer ends in `\\boxed{}`, which strict graders need.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ These are notes on all parts of a long text, in the order of the text.
 )
 
 NOTHING = "NONE"
-"""What a section without anything to note is answered with."""
+"""The reply to a section without anything to note."""
 NO_DRAFT = "(none yet)"
 
 
@@ -134,6 +134,6 @@ def messages(template: str, **values: str) -> list[Message]:
 
 
 def fingerprint() -> str:
-    """SHA-256 of all wording above: a run with other wording is another run."""
+    """SHA-256 of all prompts above: a run with other prompts is another run."""
     wording = [DIRECT, RETRIEVED, REFINE, MAP, COLLAPSE, REDUCE, NOTHING, NO_DRAFT]
     return hashlib.sha256(json.dumps(wording).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""ItemRecord: what became of one example under one method, as a run's journal keeps it.
+"""ItemRecord: the result of one example under one method, as stored in a run's journal.
 
     RUN/run.json       kind "eval": engine, model, methods, tasks, lengths, num, seed, grader
     RUN/steps.jsonl    one ItemRecord per line, in the order in which items finished
@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from memagent.errors import RunError
+from memagent.jsonl import read_lines
 from memagent.runs import JOURNAL, read_manifest
 
 KIND = "eval"
@@ -28,8 +29,8 @@ ItemStatus = Literal["ok", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """Which item of a run a record is about; no two records of a run share it."""
+class ItemKey:
+    """Identifies an item of a run; no two records of a run share it."""
 
     task: str
     method: str
@@ -44,19 +45,19 @@ class ItemRecord:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     id: str
-    """The example's id; empty when the example could not be made."""
+    """The example's id; empty when the example could not be generated."""
     task: str
     method: str
     target_tokens: int | None
-    """The length the text was asked to have; None where it was not."""
+    """Requested length of the text; None without a request."""
     num_tokens: int | None
-    """The length it has, by the tokenizer it was made with."""
+    """Actual length, by the tokenizer it was generated with."""
     index: int
     """Number of the example within its task, or within its file."""
     seed: int
     """Sampling seed of the item."""
     depth: float | None = None
-    """Mean place of the evidence, from 0, the beginning of the text, to 1; None without evidence."""
+    """Mean position of the evidence, from 0, the start of the text, to 1; None without evidence."""
     status: ItemStatus
     error: str | None = None
     """Why the item failed."""
@@ -65,9 +66,9 @@ class ItemRecord:
     """The accepted answers."""
     grader: str
     score: float
-    """From 0 to 1, unless a method that grades itself gives another; 0 for a failed item."""
+    """From 0 to 1, unless the method grades itself; 0 for a failed item."""
     extracted: str | None = None
-    """What of the answer was graded."""
+    """The part of the answer that was graded."""
     num_calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -81,14 +82,14 @@ class ItemRecord:
     is_cut: bool = False
     """True when the method did not read the whole text."""
     trace: dict[str, Any] = field(default_factory=dict)
-    """The full trace, as `Trace.to_dict` writes it; of a failed item, as far as it came."""
+    """The full trace, as `Trace.to_dict` writes it; of a failed item, its steps until the failure."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """What the example and the method say of themselves."""
+    """The example's metadata, and the notes of the method under `method`."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ItemKey:
         """Which item of the run this is."""
-        return Key(self.task, self.method, self.target_tokens, self.index)
+        return ItemKey(self.task, self.method, self.target_tokens, self.index)
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values."""
@@ -106,9 +107,9 @@ class ItemRecord:
 
 
 def read_items(path: Path, *, with_traces: bool = True) -> Iterator[ItemRecord]:
-    """The records of an evaluation's directory, one by one; a torn last line is passed over.
+    """The records of an evaluation's directory, one by one; a torn last line is skipped.
 
-    Without traces they are small, however long the texts.
+    Without traces they are small, whatever the length of the texts.
     """
     manifest = read_manifest(path)
     if manifest.get("kind") != KIND:
@@ -116,24 +117,18 @@ def read_items(path: Path, *, with_traces: bool = True) -> Iterator[ItemRecord]:
     journal = path / JOURNAL
     if not journal.exists():
         return
-    with journal.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
-                return
-            yield parse_item(line, f"{journal}, line {number},", with_trace=with_traces)
+    for number, (values, _) in enumerate(read_lines(journal), start=1):
+        yield parse_item(
+            values if with_traces else {**values, "trace": {}}, f"{journal}, line {number},"
+        )
 
 
-def parse_item(
-    line: bytes | Mapping[str, Any], where: str, *, with_trace: bool = True
-) -> ItemRecord:
+def parse_item(values: Mapping[str, Any], where: str) -> ItemRecord:
     """The record that a line of the journal holds; `where` names the line in errors."""
     try:
-        values = json.loads(line) if isinstance(line, bytes) else dict(line)
-        if not with_trace:
-            values["trace"] = {}
         return ItemRecord.from_dict(values)
-    except (ValidationError, ValueError, TypeError):
-        raise RunError(f"{where} is damaged; the run cannot go on") from None
+    except ValidationError:
+        raise RunError(f"{where} is damaged; the run cannot be resumed") from None
 
 
 def _plain(value: Any) -> Any:

@@ -1,22 +1,22 @@
 """The runner: items in, records out, each on disk when it is finished.
 
-    plan ──▶ Maker (other processes) ──▶ examples, a few ahead
-                                            │
-             ┌──────────────────────────────┘
+    EvalPlan ──▶ ExamplePool (worker processes) ──▶ examples, a few ahead
+                                                       │
+             ┌─────────────────────────────────────────┘
              ▼
     item: method(example, context) ──▶ Trace ──▶ grade ──▶ ItemRecord ──▶ RUN/steps.jsonl
              │
-             └── calls, through one gate for all items ──▶ engine
+             └── calls, through one gate per engine ──▶ engine
 
-More items are begun than calls are allowed at once, so that a place that becomes free is taken at once.
-A failed item is a record with a score of 0. What stops a run is a limit, Ctrl-C, or an engine that fails
-again and again; everything finished is kept then, and so are the replies of items that were under way.
+More items are in flight than calls are allowed at once, so that a free slot is taken at once. A failed
+item is a record with a score of 0. A run stops at a limit, on Ctrl-C, or when the engine fails again and
+again; finished items are kept then, and so are the replies of unfinished ones.
 
-    suite = parse_suite({"tasks": [{"tasks": ["ruler/vt"], "tokens": ["8k"]}], "num": 16})
-    records = await evaluate(suite, engine)          # from Python
+Runs of a suite are opened by `memagent.eval.setup`. Examples that are in memory already, such as those
+that training validates with, need no suite:
 
     records = await evaluate_examples(examples, method, engine, title="agent", seed=1)
-    score_interval([record.score for record in records])      # training validates with these
+    score_interval([record.score for record in records])
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import json
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import astuple, dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from memagent.agent.limits import Limits
@@ -37,116 +37,123 @@ from memagent.agent.trace import Trace
 from memagent.data.example import Example
 from memagent.data.inspection import depths
 from memagent.documents.document import Document
-from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
-from memagent.errors import (
-    DataError,
-    EngineError,
-    EngineRefused,
-    LimitReached,
-    MemagentError,
-    RunError,
-)
-from memagent.eval.calls import CALLS, CallLog, Gate, ItemEngine
-from memagent.eval.items import Item, Maker, Plan, Source, is_lost, item_seed, make_plan
+from memagent.documents.tokenizers import Tokenizer, tokenizer_for_model
+from memagent.engines.base import BaseEngine
+from memagent.engines.retry import RetryListener
+from memagent.errors import DataError, EngineError, EngineRefused, LimitReached, MemagentError
+from memagent.eval.calls import CALLS, CallLog, EngineGate, ItemEngine
+from memagent.eval.items import EvalPlan, Item, ItemSource, item_seed
 from memagent.eval.methods import Context as Context  # these two by name for training
-from memagent.eval.methods import Method, MethodSettings, open_method, settings_for
-from memagent.eval.records import KIND, Key, parse_item
+from memagent.eval.methods import Method, MethodSettings
+from memagent.eval.records import ItemKey, parse_item
 from memagent.eval.records import ItemRecord as ItemRecord
 from memagent.eval.stats import Interval, mean_interval
-from memagent.eval.suites import Suite
 from memagent.rewards.verifiers import grade
 from memagent.runs import Run
 from memagent.types import Engine, Prices, Usage
 
 LEAST_FAILURES = 16
-"""So many failed calls in a row, or two for each that is allowed at once, mean an outage."""
+"""This many failed calls in a row, or two per concurrent call if that is more, are an outage."""
 TAIL_FAILURES = 4
-"""So many items that fail at the very end, with no answer after them, mean an outage too."""
+"""This many items that fail at the very end, with no answer after them, are an outage too."""
 TRACEBACK_LINES = 6
 
-Watcher = Callable[[ItemRecord], None]
+OnRecord = Callable[[ItemRecord], None]
+"""Called with each finished item, trace included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenMethod:
-    """A method with all it needs."""
+    """A method with its settings and its engine."""
 
     title: str
     """Name in records."""
     function: Method
     settings: MethodSettings
-    gate: Gate
-    """The engine that answers it."""
+    gate: EngineGate
     tokenizer: Tokenizer
 
 
-class ExampleMaker(Protocol):
-    """Gives the examples of items, some of them ahead of need."""
+class ExampleFeed(Protocol):
+    """Supplies the examples of items."""
 
     num_ahead: int
     """How many examples may wait for their turn."""
 
-    def make(self, item: Item) -> asyncio.Future[Example]:
+    def example(self, item: Item) -> asyncio.Future[Example]:
         """The example of an item, with its text."""
         ...
 
 
 class Evaluation:
-    """One evaluation: what it needs, and how far it has come."""
+    """One evaluation: its items, its methods, and the records so far."""
 
     def __init__(
         self,
-        *,
+        plan: EvalPlan,
+        examples: ExampleFeed,
         methods: Sequence[OpenMethod],
+        *,
         seed: int,
         run: Run | None = None,
         limits: Limits | None = None,
         prices: Prices | None = None,
         concurrency: int = 16,
-        watch: Watcher | None = None,
     ) -> None:
-        """Without a run, nothing is on disk. Finished items of the run are not asked again."""
-        self.records: dict[Key, ItemRecord] = {}
+        """Without a run nothing is written. Finished items of the run are not asked again."""
+        self.plan = plan
+        self.methods = tuple(methods)
+        self.run = run
+        self.records: dict[ItemKey, ItemRecord] = {}
         """Finished items, without their traces."""
         self.limits = limits or Limits()
-        self._methods = methods
+        self._examples = examples
         self._seed = seed
-        self._run = run
         self._prices = prices
-        self._num_items = concurrency + concurrency // 2 + 1
+        self._max_in_flight = concurrency + concurrency // 2 + 1
         self._max_failures = max(LEAST_FAILURES, 2 * concurrency)
-        self._watch = watch
+        self._on_record: OnRecord | None = None
         self._calls = CallLog(None)
         self._disk = ThreadPoolExecutor(1)  # one: records are written one after the other
         self._suspects: list[tuple[str, ItemRecord]] = []
-        """Items that failed since the last reply: theirs is the blame only if another one succeeds."""
+        """Items that failed since the last reply: their own fault only if a later call succeeds."""
         self._stopped: MemagentError | None = None
         for number, record in enumerate(run.records if run else (), start=1):
             found = parse_item(record, f"{run and run.path}: line {number} of its journal")
             self.records[found.key] = found
             self.limits.count(_usage(found))
 
-    def num_items(self, plan: Plan) -> int:
-        """Records that there will be."""
-        return len(plan.items) * len(self._methods)
+    @property
+    def num_items(self) -> int:
+        """How many records a finished evaluation has."""
+        return len(self.plan.items) * len(self.methods)
 
-    async def evaluate(self, plan: Plan, maker: ExampleMaker) -> list[ItemRecord]:
-        """All records, those from before it was resumed included, without traces.
+    async def evaluate(
+        self, *, on_record: OnRecord | None = None, on_retry: RetryListener | None = None
+    ) -> list[ItemRecord]:
+        """All records without traces, including those from before the run was resumed.
 
+        `on_retry` is called with each failed attempt that an engine repeats, and the delay before it.
         Raises LimitReached at a limit, and the engine's error when it fails again and again.
         """
-        pending = [(item, methods) for item in plan.items if (methods := self._unfinished(item))]
+        self._on_record = on_record
+        for method in self.methods:
+            if on_retry is not None and isinstance(method.gate.engine, BaseEngine):
+                method.gate.engine.on_retry = on_retry
+        pending = [
+            (item, methods) for item in self.plan.items if (methods := self._unfinished(item))
+        ]
         names = [_name(_key(item, method)) for item, methods in pending for method in methods]
-        if self._run is not None:
-            self._calls = CallLog(self._run.path / CALLS, names)
-        under_way: set[asyncio.Task[None]] = set()
+        if self.run is not None:
+            self._calls = CallLog(self.run.path / CALLS, names)
+        in_flight: set[asyncio.Task[None]] = set()
         try:
-            await self._ask_all(pending, maker, under_way)
-            await self._finish(under_way)
+            await self._start_all(pending, in_flight)
+            await self._finish(in_flight)
         finally:
-            for task in under_way:
+            for task in in_flight:
                 task.cancel()
-            await asyncio.gather(*under_way, return_exceptions=True)
+            await asyncio.gather(*in_flight, return_exceptions=True)
             self._calls.close()
             self._disk.shutdown()
         return sorted(self.records.values(), key=_order)
@@ -155,56 +162,57 @@ class Evaluation:
         return self._stopped is not None
 
     def _unfinished(self, item: Item) -> list[OpenMethod]:
-        return [method for method in self._methods if _key(item, method) not in self.records]
+        return [method for method in self.methods if _key(item, method) not in self.records]
 
-    async def _ask_all(
+    async def _start_all(
         self,
         pending: Iterable[tuple[Item, list[OpenMethod]]],
-        maker: ExampleMaker,
-        under_way: set[asyncio.Task[None]],
+        in_flight: set[asyncio.Task[None]],
     ) -> None:
-        """Begin the items one after the other, whenever there is a place."""
+        """Start the items one after the other, whenever there is a free slot."""
         ahead: deque[tuple[Item, list[OpenMethod], asyncio.Future[Example]]] = deque()
         remaining = iter(pending)
         try:
             while not self._is_stopped():
-                while len(ahead) < maker.num_ahead and (following := next(remaining, None)):
+                while len(ahead) < self._examples.num_ahead and (
+                    following := next(remaining, None)
+                ):
                     item, methods = following
-                    ahead.append((item, methods, maker.make(item)))
+                    ahead.append((item, methods, self._examples.example(item)))
                 if not ahead:
                     return
-                item, methods, making = ahead.popleft()
-                example = await self._made(making)
+                item, methods, future = ahead.popleft()
+                example = await self._example(future)
                 for method in methods:
-                    while len(under_way) >= self._num_items:
-                        await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-                        _collect(under_way)
+                    while len(in_flight) >= self._max_in_flight:
+                        await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
+                        _collect(in_flight)
                     if self._is_stopped():
                         return
-                    under_way.add(asyncio.create_task(self._ask(item, example, method)))
+                    in_flight.add(asyncio.create_task(self._ask(item, example, method)))
         finally:
-            for _, _, making in ahead:
-                making.cancel()
+            for _, _, future in ahead:
+                future.cancel()
 
-    async def _made(self, making: asyncio.Future[Example]) -> Example | Exception:
-        """The example, or why there is none."""
+    async def _example(self, future: asyncio.Future[Example]) -> Example | Exception:
+        """The example, or why it could not be generated."""
         try:
-            return await making
+            return await future
         except asyncio.CancelledError:
             raise
+        except BrokenProcessPool:
+            raise DataError(
+                "a process that generates examples was killed, perhaps for lack of memory; "
+                "resume the run"
+            ) from None
         except Exception as error:  # one bad example does not stop a run
-            if is_lost(error):
-                raise DataError(
-                    "a process that made examples was ended from outside, perhaps for want of memory; "
-                    "go on with --resume"
-                ) from None
             return error
 
-    async def _finish(self, under_way: set[asyncio.Task[None]]) -> None:
-        """Wait for what is under way, then settle what is left to settle."""
-        while under_way:
-            await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-            _collect(under_way)
+    async def _finish(self, in_flight: set[asyncio.Task[None]]) -> None:
+        """Wait for the items in flight, then decide about those that failed last."""
+        while in_flight:
+            await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
+            _collect(in_flight)
             if self._stopped is not None and not isinstance(self._stopped, LimitReached):
                 break
         if self._stopped is not None:
@@ -216,13 +224,13 @@ class Evaluation:
     # --- one item ------------------------------------------------------------------------------
 
     async def _ask(self, item: Item, example: Example | Exception, method: OpenMethod) -> None:
-        """Ask one item by one method, and keep its record."""
+        """Ask one item by one method, and write its record."""
         if self._stopped is not None:
             return
         name = _name(_key(item, method))
         seed = item_seed(self._seed, item)
         if isinstance(example, Exception):
-            await self._write(name, _unmade(item, method, seed, example))
+            await self._write(name, _without_example(item, method, seed, example))
             return
         try:
             record, error = await self._answered(item, example, method, name, seed)
@@ -235,7 +243,9 @@ class Evaluation:
                 self._stopped = self._last_error()
             return
         if record.status == "ok":
-            await self._write_suspects()  # the engine answers: what failed before failed on its own
+            await (
+                self._write_suspects()
+            )  # the engine answers, so earlier failures were the items' own
         await self._write(name, record)
 
     async def _answered(
@@ -258,14 +268,14 @@ class Evaluation:
         clock = time.perf_counter()
         try:
             trace = await method.function(example, context)
-            answer = _answer_of(trace, method.title)
+            answer = _answer_of(trace, context)
             values |= {"answer": answer, **_graded(answer, example, grader, context)}
         except LimitReached:
             raise
-        except Exception as error:  # whatever a method may raise, the other items go on
+        except Exception as error:  # whatever a method raises, other items continue
             failure = error
             trace = context.trace()
-            values |= {"status": "failed", "error": _told(error), "answer": trace.answer or ""}
+            values |= {"status": "failed", "error": _one_line(error), "answer": trace.answer or ""}
         if failure is not None and not isinstance(failure, MemagentError):
             context.notes["traceback"] = _frames(failure)
         seconds = time.perf_counter() - clock + engine.seconds_before
@@ -295,7 +305,7 @@ class Evaluation:
         )
         return record, failure
 
-    # --- keeping -------------------------------------------------------------------------------
+    # --- writing -------------------------------------------------------------------------------
 
     async def _write_suspects(self) -> None:
         suspects, self._suspects = self._suspects, []
@@ -303,18 +313,18 @@ class Evaluation:
             await self._write(name, record)
 
     async def _write(self, name: str, record: ItemRecord) -> None:
-        if self._run is not None:
+        if self.run is not None:
             loop = asyncio.get_running_loop()
             writing = loop.run_in_executor(self._disk, self._append, record)
             await asyncio.shield(writing)
         self._calls.forget(name)
         self.records[record.key] = replace(record, trace={})
-        if self._watch:
-            self._watch(record)
+        if self._on_record:
+            self._on_record(record)
 
     def _append(self, record: ItemRecord) -> None:
-        assert self._run is not None
-        self._run.append(record.to_json())
+        assert self.run is not None
+        self.run.append(record.to_json())
 
     def _cost(self, usage: Usage) -> float | None:
         if self._prices is None:
@@ -324,64 +334,18 @@ class Evaluation:
         )
 
     def _is_outage(self) -> bool:
-        """Whether the last items failed because the engine did, and not each by its own fault."""
-        is_refused = isinstance(self._last_error(), EngineRefused)  # for what it is: no outage
-        if any(method.gate.num_answered for method in self._methods):
+        """Whether the last items failed because the engine did, and not through their own fault."""
+        is_refused = isinstance(self._last_error(), EngineRefused)  # a refusal is no outage
+        if any(method.gate.num_answered for method in self.methods):
             return not is_refused and len(self._suspects) >= TAIL_FAILURES
         return not (is_refused and any(one.status == "ok" for one in self.records.values()))
 
     def _last_error(self) -> MemagentError:
-        errors = [method.gate.last_error for method in self._methods if method.gate.last_error]
+        errors = [method.gate.last_error for method in self.methods if method.gate.last_error]
         return errors[-1]
 
 
-# --- from Python ----------------------------------------------------------------------------------
-
-
-async def evaluate(
-    suite: Suite,
-    engine: Engine,
-    *,
-    run: Run | None = None,
-    sources: Sequence[str] = (),
-    concurrency: int = 16,
-    limits: Limits | None = None,
-    prices: Prices | None = None,
-    watch: Watcher | None = None,
-) -> list[ItemRecord]:
-    """The records of a suite asked of an engine that is open already; its own engine is not used.
-
-    Without a run nothing is on disk. `watch` is told each record when it is finished.
-    """
-    if suite.tokenizer is not None:
-        tokenizer = open_tokenizer(suite.tokenizer)
-    else:
-        tokenizer, _ = tokenizer_for_model(engine.tokenizer)
-    own = suite.tokenizer or engine.tokenizer if tokenizer.is_exact else None
-    plan = make_plan(suite, sources=sources, length_tokenizer=suite.length_tokenizer or own)
-    gate = Gate(engine, concurrency=concurrency)
-    methods = [
-        OpenMethod(
-            title=choice.title,
-            function=open_method(choice.name),
-            settings=settings_for(choice.name, engine, suite.agent, choice.settings),
-            gate=gate,
-            tokenizer=tokenizer,
-        )
-        for choice in suite.methods
-    ]
-    evaluation = Evaluation(
-        methods=methods,
-        seed=suite.seed,
-        run=run,
-        limits=limits,
-        prices=prices,
-        concurrency=concurrency,
-        watch=watch,
-    )
-    with Maker(plan) as maker:
-        await maker.check(plan)
-        return await evaluation.evaluate(plan, maker)
+# --- examples in memory ---------------------------------------------------------------------------
 
 
 async def evaluate_examples(
@@ -395,31 +359,30 @@ async def evaluate_examples(
     run: Run | None = None,
     concurrency: int = 16,
     in_waves: bool = False,
-    watch: Watcher | None = None,
+    on_record: OnRecord | None = None,
 ) -> list[ItemRecord]:
-    """The records of examples that are at hand, answered by one method; the longest are asked first.
+    """The records of examples in memory, answered by one method; the longest are asked first.
 
-    `grader` takes the place of the examples' own, and names the score where the method grades itself.
-    `in_waves` asks `concurrency` of them at once, and more when all are done: which are under way together
-    does not depend on time then.
+    A record has the Trace that the method returns; `on_record` receives it, the result leaves it out.
+    `grader` overrides the examples' own, and names the score where the method sets `context.score`.
+    `in_waves` asks `concurrency` examples at once, and the next ones when all of them are done: which
+    examples are in flight together then does not depend on timing.
     """
     tokenizer, _ = tokenizer_for_model(engine.tokenizer)
     opened = OpenMethod(
         title=title,
         function=method,
         settings=MethodSettings(),
-        gate=Gate(engine, concurrency=concurrency),
+        gate=EngineGate(engine, concurrency=concurrency),
         tokenizer=tokenizer,
     )
-    given = _Given(examples, grader)
+    given = _InMemory(examples, grader)
     size = concurrency if in_waves else max(1, len(examples))
-    records: dict[Key, ItemRecord] = {}
+    records: dict[ItemKey, ItemRecord] = {}
     for start in range(0, len(examples), size):
-        evaluation = Evaluation(
-            methods=[opened], seed=seed, run=run, concurrency=concurrency, watch=watch
-        )
         wave = replace(given.plan, items=given.plan.items[start : start + size])
-        for record in await evaluation.evaluate(wave, given):
+        evaluation = Evaluation(wave, given, [opened], seed=seed, run=run, concurrency=concurrency)
+        for record in await evaluation.evaluate(on_record=on_record):
             records[record.key] = record
     return sorted(records.values(), key=_order)
 
@@ -429,8 +392,8 @@ def score_interval(scores: Sequence[float]) -> Interval:
     return mean_interval(scores)
 
 
-class _Given:
-    """Examples that are there already, as a plan and its maker."""
+class _InMemory:
+    """Examples in memory, as a plan and its examples."""
 
     def __init__(self, examples: Sequence[Example], grader: str | None) -> None:
         self.num_ahead = 1
@@ -441,7 +404,7 @@ class _Given:
             kind = (example.task, example.target_tokens)
             items.append(
                 Item(
-                    source=Source(task=example.task, grader=grader),
+                    source=ItemSource(task=example.task, grader=grader),
                     position=position,
                     task=example.task,
                     target_tokens=example.target_tokens,
@@ -451,56 +414,24 @@ class _Given:
             )
             numbers[kind] += 1
         items.sort(key=lambda item: -item.num_tokens)
-        self.plan = Plan(items=tuple(items), files={}, tokenizers=())
+        self.plan = EvalPlan(items=tuple(items), files={}, tokenizers=())
 
-    def make(self, item: Item) -> asyncio.Future[Example]:
-        """It is there."""
-        made: asyncio.Future[Example] = asyncio.get_running_loop().create_future()
-        made.set_result(self._examples[item.position])
-        return made
-
-
-# --- the run --------------------------------------------------------------------------------------
-
-
-def open_run(path: Path, wanted: Mapping[str, Any]) -> Run:
-    """A run to go on with. Raises RunError when it asks other things than are wanted."""
-    run = Run.open(path, shrink=lambda record: {**record, "trace": {}})
-    try:
-        check_same(run.manifest, wanted, path)
-    except RunError:
-        run.close()
-        raise
-    return run
-
-
-def check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
-    """Raise RunError with the first difference between a run and what is wanted."""
-    if stored.get("kind") != KIND:
-        raise RunError(f"{path} is a run of kind {stored.get('kind')!r}, not an evaluation")
-    then, now = stored.get("identity", {}), json.loads(json.dumps(wanted))
-    for name in dict.fromkeys([*then, *now]):
-        if then.get(name) != now.get(name):
-            raise RunError(
-                f"cannot go on with {path}: {name} was {_short(then.get(name))}, now "
-                f"{_short(now.get(name))}; start a new run for it"
-            )
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    def example(self, item: Item) -> asyncio.Future[Example]:
+        """The example, at once."""
+        future: asyncio.Future[Example] = asyncio.get_running_loop().create_future()
+        future.set_result(self._examples[item.position])
+        return future
 
 
 # --- underneath -----------------------------------------------------------------------------------
 
 
-def _key(item: Item, method: OpenMethod) -> Key:
-    return Key(item.task, method.title, item.target_tokens, item.index)
+def _key(item: Item, method: OpenMethod) -> ItemKey:
+    return ItemKey(item.task, method.title, item.target_tokens, item.index)
 
 
-def _name(key: Key) -> str:
-    """A key as one text, as the log of calls has it."""
+def _name(key: ItemKey) -> str:
+    """A key as one string, for the call log."""
     return json.dumps(astuple(key))
 
 
@@ -508,20 +439,20 @@ def _order(record: ItemRecord) -> tuple[str, int, str, int]:
     return (record.task, record.target_tokens or 0, record.method, record.index)
 
 
-def _collect(under_way: set[asyncio.Task[None]]) -> None:
-    """Let go of finished tasks; what they raise is a bug or a full disk, and stops the run."""
-    for task in [task for task in under_way if task.done()]:
-        under_way.remove(task)
+def _collect(in_flight: set[asyncio.Task[None]]) -> None:
+    """Remove finished tasks; an error that they raise is a bug or a full disk, and stops the run."""
+    for task in [task for task in in_flight if task.done()]:
+        in_flight.remove(task)
         task.result()
 
 
-def _answer_of(trace: object, title: str) -> str:
+def _answer_of(trace: object, context: Context) -> str:
     if not isinstance(trace, Trace):
         raise TypeError(
-            f"the method {title} gave {type(trace).__name__} where a Trace is asked for"
+            f"the method {context.method} returned {type(trace).__name__} instead of a Trace"
         )
     if trace.answer is None:
-        raise ValueError(f"the method {title} ended without a step of kind answer")
+        raise ValueError(f"the method {context.method} ended without a step of kind answer")
     return trace.answer
 
 
@@ -533,8 +464,8 @@ def _graded(answer: str, example: Example, grader: str, context: Context) -> dic
     return {"score": score.value, "extracted": score.extracted}
 
 
-def _unmade(item: Item, method: OpenMethod, seed: int, error: Exception) -> ItemRecord:
-    """The record of an item whose example could not be made."""
+def _without_example(item: Item, method: OpenMethod, seed: int, error: Exception) -> ItemRecord:
+    """The record of an item whose example could not be generated."""
     return ItemRecord(
         id="",
         task=item.task,
@@ -544,14 +475,14 @@ def _unmade(item: Item, method: OpenMethod, seed: int, error: Exception) -> Item
         index=item.index,
         seed=seed,
         status="failed",
-        error=f"the example could not be made: {_told(error)}",
+        error=f"the example could not be generated: {_one_line(error)}",
         grader=item.source.grader or "",
         score=0.0,
     )
 
 
-def _told(error: BaseException) -> str:
-    """An error on one line; of those that are no user's mistake, with their kind."""
+def _one_line(error: BaseException) -> str:
+    """An error on one line; with its type, unless it is one of ours."""
     text = " ".join(str(error).split())[:500]
     return text if isinstance(error, MemagentError) else f"{type(error).__name__}: {text}"
 

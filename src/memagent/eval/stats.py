@@ -1,12 +1,12 @@
-"""What scores are worth: intervals, comparisons on the same questions, accuracy by depth.
+"""Statistics of scores: intervals, comparisons on the same questions, accuracy by depth.
 
-    wilson(103, 128)                       # 0.73 to 0.86 around 0.80: what 128 questions can tell
+    wilson(103, 128)                       # 0.805 [0.728, 0.864]
     mean_interval(scores)                  # Wilson for right or wrong, bootstrap for shares
     compare(scores_of_one, scores_of_other)   # same questions, same order
-    by_depth(depths, scores, num_buckets=5)   # does it matter where the evidence stands?
+    by_depth(depths, scores, num_buckets=5)   # does the position of the evidence matter?
 
-Pure Python, and the same seed gives the same interval. With several samples per question, average
-them by question first: samples of one question are not independent.
+Intervals are reproducible: the same seed gives the same resamples. Average several samples of a question
+first, since they are not independent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An estimate and the range that holds the true value with the confidence asked for.
+    """An estimate and its confidence interval.
 
     Example: Interval(value=0.8, low=0.73, high=0.86, num=128)
     """
@@ -35,7 +35,7 @@ class Interval:
     low: float
     high: float
     num: int
-    """How many scores it rests on."""
+    """Number of scores."""
 
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
@@ -57,22 +57,22 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthBucket:
-    """Scores of the questions whose evidence stands between two depths."""
+    """Scores of the questions whose evidence lies between two depths."""
 
     start: float
-    """Depth from 0, the beginning of the text, to 1, its end."""
+    """Depth from 0, the start of the text, to 1, its end."""
     end: float
     score: Interval | None
-    """None where no evidence stands in the bucket."""
+    """None for an empty bucket."""
 
 
 # --- intervals ------------------------------------------------------------------------------------
 
 
 def wilson(num_right: int, num: int, *, confidence: float = CONFIDENCE) -> Interval:
-    """The interval of a proportion. It does not collapse where all or none are right."""
+    """The Wilson interval of a proportion. It keeps a width where all or none are right."""
     if not 0 <= num_right <= num or num == 0:
-        raise ValueError(f"{num_right} of {num} is no proportion")
+        raise ValueError(f"{num_right} of {num} is not a proportion")
     z = _z(confidence)
     share = num_right / num
     scale = 1 + z * z / num
@@ -90,9 +90,9 @@ def bootstrap(
     num_resamples: int = NUM_RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """The interval of a mean from resampling, widened as Student's t is for few values.
+    """The bootstrap interval of a mean, widened for few values as Student's t is.
 
-    Equal values give an interval of no width; for right or wrong use `wilson`.
+    Equal values give an interval of width zero; use `wilson` for scores of 0 and 1.
     """
     num = len(values)
     if num == 0:
@@ -101,7 +101,7 @@ def bootstrap(
     if min(values) == max(values):
         return Interval(value=value, low=value, high=value, num=num)
     means = _resampled_means(values, num_resamples, seed)
-    # resampled means vary by (n - 1) / n too little, and the tails of few values are heavier
+    # the variance of resampled means is too small by (n - 1) / n, and few values have heavier tails
     z = _z(confidence)
     alpha = NormalDist().cdf(-z * _widening(num, z))
     low, high = _quantile(means, alpha), _quantile(means, 1 - alpha)
@@ -140,7 +140,7 @@ def compare(
         difference = bootstrap(
             differences, confidence=confidence, num_resamples=num_resamples, seed=seed
         )
-        if not num_better and not num_worse:  # resampling zeros says nothing of what they hide
+        if not num_better and not num_worse:  # resampling zeros gives an interval of width zero
             difference = paired(0, 0, len(differences), confidence=confidence)
     return Comparison(
         difference=difference,
@@ -154,13 +154,13 @@ def compare(
 def paired(
     num_better: int, num_worse: int, num: int, *, confidence: float = CONFIDENCE
 ) -> Interval:
-    """The interval of a difference of two shares right on the same questions.
+    """The interval of a difference of two proportions on the same questions.
 
-    Half a question is added to each of the four outcomes (Agresti and Min), so it keeps a width
-    where no question tells the two apart.
+    Half a question is added to each of the four outcomes (Agresti and Min), so it keeps a width where
+    no question differs.
     """
     if num_better < 0 or num_worse < 0 or num_better + num_worse > num or num == 0:
-        raise ValueError(f"{num_better} better and {num_worse} worse of {num} cannot be")
+        raise ValueError(f"{num_better} better and {num_worse} worse of {num} is impossible")
     total, apart = num + 2, num_better + num_worse + 1
     center = (num_better - num_worse) / total
     margin = _z(confidence) * math.sqrt(apart - (num_better - num_worse) ** 2 / total) / total
@@ -173,13 +173,13 @@ def paired(
 
 
 def sign_test(num_better: int, num_worse: int) -> float:
-    """Chance of a split at least this uneven if better and worse are equally likely (exact)."""
+    """Exact two-sided p-value of the sign test: better and worse equally likely."""
     num = num_better + num_worse
     ways = total = 1
     for count in range(min(num_better, num_worse)):
         ways = ways * (num - count) // (count + 1)
         total += ways
-    return min(1.0, 2 * total / (1 << num))  # whole numbers until here: nothing overflows
+    return min(1.0, 2 * total / (1 << num))  # integers until here: no overflow
 
 
 def by_depth(
@@ -209,30 +209,30 @@ def by_depth(
 
 @cache
 def _z(confidence: float) -> float:
-    """How many standard errors on either side hold this share of a normal distribution."""
+    """The two-sided quantile of the normal distribution."""
     if not 0 < confidence < 1:
-        raise ValueError(f"a confidence lies between 0 and 1, not at {confidence}")
+        raise ValueError(f"confidence must lie between 0 and 1, not at {confidence}")
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 def _widening(num: int, z: float) -> float:
-    """How much further out than the normal's the limits are: the bias of n, and t instead of z.
+    """Factor on z: the bias of the variance, and Student's t instead of the normal distribution.
 
-    t is z(1 + (z^2 + 1) / 4(n - 1) + ...), after Cornish and Fisher.
+    t is z(1 + (z^2 + 1) / 4(n - 1) + ...), the Cornish-Fisher expansion.
     """
     degrees = max(num - 1, 1)
     return math.sqrt(num / degrees) * (1 + (z * z + 1) / (4 * degrees))
 
 
 def _resampled_means(values: Sequence[float], num_resamples: int, seed: int) -> list[float]:
-    """Means of samples drawn with replacement, sorted."""
+    """Means of resamples with replacement, sorted."""
     rng = random.Random(seed)
     num = len(values)
     return sorted(math.fsum(rng.choices(values, k=num)) / num for _ in range(num_resamples))
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which a share of the values lies, interpolated."""
+    """A quantile of sorted values, interpolated."""
     place = share * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)

@@ -15,7 +15,7 @@
 
     suite = read_suite(Path("dev.toml"), changes=["num=16"])
 
-Unknown names are errors with the nearest known one; `--set tasks.0.num=16` changes anything.
+Unknown names are errors with the nearest known one. A change such as `tasks.0.num=16` sets any value.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from pydantic import Field, model_validator
 from memagent.config import Settings, read_toml, with_override
 from memagent.data.choices import ExampleChoice
 from memagent.errors import ConfigError
+from memagent.plugins import is_file_spec
 from memagent.rewards.verifiers import open_grader
 
 DEFAULT_NUM = 100
 
 
 class MethodChoice(Settings):
-    """One method, and how it is called in tables."""
+    """One method, and its name in tables."""
 
     name: str
     """reader, reader:PROMPTS, direct, yarn, bm25, refine, map_reduce, or FILE.py:FUNCTION."""
     label: str | None = None
-    """Name in records and tables; the method's own when not given."""
+    """Name in records and tables; `name` when not given."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of this method; they count more than those in [agent]."""
+    """Settings of this method; they override those in [agent]."""
     engine_settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of an engine of its own, beyond those of the suite."""
+    """Engine settings of this method; they override those of the suite and open a separate engine."""
 
     @property
     def title(self) -> str:
@@ -53,39 +54,39 @@ class MethodChoice(Settings):
 
 
 class TaskChoice(ExampleChoice):
-    """Tasks, or files of examples, that are asked alike."""
+    """Tasks, or files of examples, with the same settings."""
 
     num: int | None = Field(default=None, ge=1)
-    """Examples of each task and length; of each file, at most."""
+    """Examples of each task and length; for files, the most examples of each file."""
     grader: str | None = None
-    """Grader in place of the one that each example names."""
+    """Overrides the grader that each example names."""
 
 
 class Suite(Settings):
-    """What an evaluation asks: which questions, by which methods, how often, graded how."""
+    """What an evaluation asks: which questions, by which methods, how many, and how they are graded."""
 
     about: str = ""
-    """What it is for."""
+    """What the suite is for."""
     engine: str | None = None
-    """Engine as KIND:MODEL, unless the command line names another."""
+    """Engine as KIND:MODEL, unless another is named when the suite is run."""
     engine_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the engine."""
     tokenizer: str | None = None
     """Tokenizer of the model; its own when not given."""
     length_tokenizer: str | None = None
-    """Tokenizer that counts the lengths of texts that are made; the model's when not given."""
+    """Tokenizer that counts the lengths of generated texts; the model's when not given."""
     num: int = Field(default=DEFAULT_NUM, ge=1)
-    """Examples of each task and length, where a task does not say."""
+    """Examples of each task and length, where a task sets no `num`."""
     seed: int = 0
     """Every example and every sample depends on it."""
     grader: str | None = None
-    """Grader in place of the one that each example names."""
+    """Overrides the grader that each example names."""
     agent: dict[str, Any] = Field(default_factory=dict)
     """Settings of every method: window, chunk_tokens, temperature, and so on."""
     methods: list[MethodChoice] = Field(default_factory=lambda: [MethodChoice(name="reader")])
     tasks: list[TaskChoice] = Field(min_length=1)
     sources: dict[str, str] = Field(default_factory=dict)
-    """Path of each source, by its name; published files that are not named are fetched."""
+    """Path of each source, by its name; published sources that are not named are downloaded."""
 
     @model_validator(mode="after")
     def _is_clear(self) -> Self:
@@ -93,7 +94,7 @@ class Suite(Settings):
         if not titles:
             raise ValueError("name at least one method")
         if twice := next((title for title in titles if titles.count(title) > 1), None):
-            raise ValueError(f"two methods are called {twice}; give one a label")
+            raise ValueError(f"two methods are called {twice}; give one a `label`")
         for grader in [self.grader, *(task.grader for task in self.tasks)]:
             if grader is not None:
                 try:
@@ -104,7 +105,7 @@ class Suite(Settings):
 
 
 def read_suite(path: Path, *, changes: Sequence[str] = ()) -> Suite:
-    """A suite from a TOML file; `changes` such as `tasks.0.num=16` are put into it."""
+    """A suite from a TOML file, with `changes` such as `tasks.0.num=16` applied."""
     values = read_toml(path, "suite")
     try:
         return parse_suite(values, changes=changes)
@@ -113,7 +114,43 @@ def read_suite(path: Path, *, changes: Sequence[str] = ()) -> Suite:
 
 
 def parse_suite(values: dict[str, Any], *, changes: Sequence[str] = ()) -> Suite:
-    """A suite from a table, checked."""
+    """A suite from a table, validated."""
     for change in changes:
         values = with_override(values, change)
     return Suite.parse(values)
+
+
+def with_absolute_paths(suite: Suite) -> Suite:
+    """The suite with every path made absolute, so that it can be resumed from any folder."""
+    return suite.model_copy(
+        update={
+            "tasks": [_absolute_task(task) for task in suite.tasks],
+            "methods": [_absolute_method(method) for method in suite.methods],
+            "sources": {name: absolute_path(path) for name, path in suite.sources.items()},
+            "tokenizer": suite.tokenizer and absolute_path(suite.tokenizer),
+            "agent": _absolute_prompts(suite.agent),
+        }
+    )
+
+
+def _absolute_task(task: TaskChoice) -> TaskChoice:
+    files = [str(Path(file).expanduser().resolve()) for file in task.files]
+    return task.model_copy(update={"files": files})
+
+
+def _absolute_method(method: MethodChoice) -> MethodChoice:
+    file, _, function = method.name.partition(":")
+    name = f"{absolute_path(file)}:{function}" if is_file_spec(method.name) else method.name
+    settings = _absolute_prompts(method.settings)
+    return method.model_copy(update={"name": name, "label": method.title, "settings": settings})
+
+
+def _absolute_prompts(settings: dict[str, Any]) -> dict[str, Any]:
+    prompts = settings.get("prompts")
+    return {**settings, "prompts": absolute_path(prompts)} if isinstance(prompts, str) else settings
+
+
+def absolute_path(name: str) -> str:
+    """The absolute form of a path that exists; other names, such as those of models, as they are."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() and name not in ("bytes", "estimate") else name

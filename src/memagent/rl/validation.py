@@ -22,7 +22,7 @@ reward, and an engine that fails again and again ends the validation with its er
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -32,7 +32,7 @@ from typing import Any
 from memagent.agent.trace import Trace
 from memagent.data.example import Example
 from memagent.errors import ConfigError
-from memagent.eval.runner import Context, ItemRecord, evaluate_examples, score_interval
+from memagent.eval.runner import Context, ItemRecord, OnRecord, evaluate_examples, score_interval
 from memagent.rl.agents.api import Agent
 from memagent.rl.agents.rewards import Reward, open_reward
 from memagent.rl.agents.session import RunSampling, Session
@@ -93,7 +93,7 @@ class Validation:
         engine: Engine,
         *,
         run: Run | None = None,
-        on_record: Callable[[ItemRecord], None] | None = None,
+        on_record: OnRecord | None = None,
     ) -> ValidationResult:
         """Ask all examples. With a run, each record is written as it finishes."""
         driver = open_driver(self._driver, engine)
@@ -118,7 +118,7 @@ class Validation:
             run=run,
             concurrency=self._settings.concurrency,
             in_waves=self._driver == "lockstep",
-            watch=keep,
+            on_record=keep,
         )
         return ValidationResult(
             metrics=self._metrics(records),

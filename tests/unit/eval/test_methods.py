@@ -118,7 +118,7 @@ def test_the_end_of_a_text_never_begins_within_a_character() -> None:
 
 
 def test_a_window_too_small_for_the_wording_is_refused() -> None:
-    with pytest.raises(BudgetError, match="raise window"):
+    with pytest.raises(BudgetError, match="raise `window`"):
         run("direct", with_fact(1), ScriptedEngine(answer_if_seen), window=550, chunk_tokens=500)
 
 
@@ -193,7 +193,7 @@ def test_notes_too_long_for_one_prompt_are_merged_until_they_fit() -> None:
 
 
 def test_sections_that_do_not_fit_are_refused_with_a_size_that_does() -> None:
-    with pytest.raises(BudgetError, match="lower chunk_tokens to"):
+    with pytest.raises(BudgetError, match="lower to `chunk_tokens="):
         run(
             "map_reduce",
             with_fact(2),
@@ -241,7 +241,7 @@ def test_settings_come_from_the_model_then_from_all_methods_then_from_the_method
     assert reader.window == 8192
     assert settings_for("direct", engine, {}, {}).window == 16384
     assert settings_for("direct", engine, {"window": 9000}, {}).window == 9000
-    with pytest.raises(ConfigError, match="less than window 20000"):
+    with pytest.raises(ConfigError, match="less than `window=20000`"):
         settings_for("direct", engine, {}, {"window": 20000})
 
 

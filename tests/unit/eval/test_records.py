@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memagent.errors import RunError
-from memagent.eval.records import KIND, ItemRecord, Key, parse_item, read_items
+from memagent.eval.records import KIND, ItemKey, ItemRecord, parse_item, read_items
 from memagent.runs import Run
 
 RECORD = ItemRecord(
@@ -47,7 +47,7 @@ def test_a_record_is_the_same_after_a_trip_through_json() -> None:
     line = RECORD.to_json()
     assert b"\n" not in line
     assert ItemRecord.from_dict(json.loads(line)) == RECORD
-    assert RECORD.key == Key("ruler/niah_single_1", "reader:paper", 8192, 3)
+    assert RECORD.key == ItemKey("ruler/niah_single_1", "reader:paper", 8192, 3)
 
 
 def test_half_a_character_in_an_answer_does_not_lose_the_record() -> None:
@@ -55,7 +55,7 @@ def test_half_a_character_in_an_answer_does_not_lose_the_record() -> None:
     assert ItemRecord.from_dict(json.loads(broken.to_json())) == broken
 
 
-def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_skipped(tmp_path: Path) -> None:
     line = RECORD.to_json() + b"\n"
     run = run_with(tmp_path / "run", line + line[:50])
     assert list(read_items(run)) == [RECORD]

@@ -1,4 +1,4 @@
-"""The runner inside this process: concurrency, failures that are the engine's or the item's, replays."""
+"""The runner in this process: concurrency, failures of the engine and of items, logged calls."""
 
 from __future__ import annotations
 
@@ -12,24 +12,17 @@ from typing import Any
 import pytest
 
 from memagent.agent.limits import Limits
-from memagent.agent.trace import Trace
+from memagent.agent.trace import Step, Trace
 from memagent.data.example import Example
 from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.base import BaseEngine
 from memagent.errors import EngineError, LimitReached, RunError
-from memagent.eval.calls import CALLS, CallLog, Gate, ItemEngine, Kept
-from memagent.eval.items import Maker, Plan, make_plan
+from memagent.eval.calls import CALLS, CallLog, EngineGate, ItemEngine, LoggedReply
+from memagent.eval.items import EvalPlan, ExamplePool, plan_items
 from memagent.eval.methods import Context, MethodSettings, open_method
 from memagent.eval.records import KIND, ItemRecord, read_items
-from memagent.eval.runner import (
-    Evaluation,
-    OpenMethod,
-    check_same,
-    evaluate_examples,
-    open_run,
-    score_interval,
-)
-from memagent.eval.runner import evaluate as evaluate_suite
+from memagent.eval.runner import Evaluation, OpenMethod, evaluate_examples, score_interval
+from memagent.eval.setup import open_run
 from memagent.eval.suites import parse_suite
 from memagent.runs import Run
 from memagent.types import Completion, Message, Sampling, Usage
@@ -40,21 +33,21 @@ MESSAGES: list[Message] = [{"role": "user", "content": "Who?"}]
 
 
 class Counting(BaseEngine):
-    """Says the same to everything, after a moment; fails where it is told to."""
+    """Gives every prompt the same reply, after a moment; the calls in `fails` fail."""
 
     def __init__(self, *, fails: Sequence[int] = (), seconds: float = 0.0) -> None:
         self.model, self.tokenizer = "counting", "bytes"
-        self.num_calls = self.num_under_way = self.most_under_way = 0
+        self.num_calls = self.num_in_flight = self.most_in_flight = 0
         self._fails = frozenset(fails)
         self._seconds = seconds
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         self.num_calls += 1
         number = self.num_calls
-        self.num_under_way += 1
-        self.most_under_way = max(self.most_under_way, self.num_under_way)
+        self.num_in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.num_in_flight)
         await asyncio.sleep(self._seconds)
-        self.num_under_way -= 1
+        self.num_in_flight -= 1
         if number in self._fails:
             raise EngineError(f"call {number} failed")
         return Completion(text=f"reply {sampling.seed}", usage=Usage(calls=1, prompt_tokens=7))
@@ -63,14 +56,14 @@ class Counting(BaseEngine):
         pass
 
 
-def make(num: int = 6) -> Plan:
+def make(num: int = 6) -> EvalPlan:
     tasks = {"tasks": ["beyond/two_hop"], "tokens": [1500], "num": num}
-    return make_plan(parse_suite({"tasks": [tasks]}), length_tokenizer="bytes")
+    return plan_items(parse_suite({"tasks": [tasks]}), length_tokenizer="bytes")
 
 
 def evaluate(
     engine: BaseEngine,
-    plan: Plan,
+    plan: EvalPlan,
     *,
     methods: Sequence[str] = ("direct",),
     run: Run | None = None,
@@ -78,7 +71,7 @@ def evaluate(
     **more: Any,
 ) -> list[ItemRecord]:
     async def records() -> list[ItemRecord]:
-        gate = Gate(engine, concurrency=concurrency)
+        gate = EngineGate(engine, concurrency=concurrency)
         opened = [
             OpenMethod(
                 title=name,
@@ -89,9 +82,11 @@ def evaluate(
             )
             for name in methods
         ]
-        evaluation = Evaluation(methods=opened, seed=3, run=run, concurrency=concurrency, **more)
-        with Maker(plan, processes=0) as maker:
-            return await evaluation.evaluate(plan, maker)
+        with ExamplePool(plan, processes=0) as pool:
+            evaluation = Evaluation(
+                plan, pool, opened, seed=3, run=run, concurrency=concurrency, **more
+            )
+            return await evaluation.evaluate()
 
     return asyncio.run(records())
 
@@ -107,7 +102,7 @@ def test_calls_of_all_items_and_methods_share_one_limit() -> None:
     engine = Counting(seconds=0.002)
     found = evaluate(engine, make(8), methods=("direct", "map_reduce", "reader"), concurrency=3)
     assert len(found) == 24
-    assert engine.most_under_way == 3
+    assert engine.most_in_flight == 3
     assert engine.num_calls == sum(record.num_calls for record in found)
 
 
@@ -154,14 +149,14 @@ def test_an_outage_at_the_very_end_or_after_a_restart_blames_no_item_either(tmp_
     assert [record.status for record in found] == ["ok"] * 9
 
 
-def test_items_made_for_all_methods_have_the_same_seed_and_their_own(tmp_path: Path) -> None:
+def test_an_item_has_one_seed_for_all_methods_and_other_items_have_others(tmp_path: Path) -> None:
     found = evaluate(Counting(), make(3), methods=("direct", "bm25"))
     seeds = {(record.index, record.seed) for record in found}
     assert len(seeds) == 3
     assert {record.answer for record in found} == {f"reply {seed}" for _, seed in seeds}
 
 
-def test_a_limit_lets_calls_under_way_finish_and_starts_no_more(tmp_path: Path) -> None:
+def test_a_limit_lets_calls_in_flight_finish_and_starts_no_more(tmp_path: Path) -> None:
     engine = Counting(seconds=0.001)
     with new_run(tmp_path / "run") as run, pytest.raises(LimitReached):
         evaluate(engine, make(10), run=run, limits=Limits(max_calls=4))
@@ -175,39 +170,17 @@ def test_a_limit_lets_calls_under_way_finish_and_starts_no_more(tmp_path: Path) 
     assert engine.num_calls == 10
 
 
-def test_another_identity_is_refused_and_named(tmp_path: Path) -> None:
-    stored = {"kind": KIND, "identity": {"model": "a", "seed": 1}}
-    check_same(stored, {"model": "a", "seed": 1}, tmp_path)
-    with pytest.raises(RunError, match='model was "a", now "b"; start a new run'):
-        check_same(stored, {"model": "b", "seed": 1}, tmp_path)
-    with pytest.raises(RunError, match="kind 'ask'"):
-        check_same({"kind": "ask"}, {}, tmp_path)
+# --- the call log --------------------------------------------------------------------------------
 
 
-def test_a_suite_is_evaluated_from_python_with_nothing_on_disk() -> None:
-    tasks = {"tasks": ["beyond/two_hop"], "tokens": [1500], "num": 3}
-    suite = parse_suite({"tasks": [tasks], "agent": SIZES, "methods": [{"name": "direct"}]})
-    seen: list[ItemRecord] = []
-    engine = Counting()
-    found = asyncio.run(evaluate_suite(suite, engine, concurrency=2, watch=seen.append))
-    assert [record.index for record in found] == [0, 1, 2]
-    in_order = sorted(seen, key=lambda record: record.index)
-    assert [replace(record, trace={}) for record in in_order] == found
-    assert [record.trace["answer"] for record in in_order] == [record.answer for record in found]
-    assert engine.num_calls == 3
-
-
-# --- calls that were made before ------------------------------------------------------------------
-
-
-def test_a_reply_is_given_again_after_a_restart_and_each_of_two_alike_calls_has_its_own(
+def test_a_logged_reply_is_reused_after_a_restart_and_identical_calls_have_one_each(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / CALLS
     engine = Counting()
 
     async def ask(log: CallLog, times: int) -> list[str]:
-        item = ItemEngine(Gate(engine, concurrency=1), log, "item")
+        item = ItemEngine(EngineGate(engine, concurrency=1), log, "item")
         return [(await item.complete(MESSAGES, ASKED)).text for _ in range(times)]
 
     first = CallLog(path)
@@ -222,23 +195,23 @@ def test_a_reply_is_given_again_after_a_restart_and_each_of_two_alike_calls_has_
     assert not path.exists()
 
 
-def test_replies_of_items_that_are_finished_are_not_taken_over(tmp_path: Path) -> None:
+def test_replies_of_finished_items_are_not_loaded(tmp_path: Path) -> None:
     path = tmp_path / CALLS
     log = CallLog(path)
     for item in ("done", "open"):
-        log.append(item, "call-1", Kept(Completion(text=item), 0.5))
+        log.append(item, "call-1", LoggedReply(Completion(text=item), 0.5))
     log.close()
     again = CallLog(path, ["open"])
     assert again.find("done", "call-1") is None
-    assert again.find("open", "call-1") == Kept(Completion(text="open"), 0.5)
+    assert again.find("open", "call-1") == LoggedReply(Completion(text="open"), 0.5)
     assert [json.loads(line)["item"] for line in path.read_text().splitlines()] == ["open"]
 
 
-def test_the_log_is_written_anew_when_most_of_it_is_done_with(tmp_path: Path) -> None:
+def test_the_log_is_rewritten_when_most_of_it_is_of_finished_items(tmp_path: Path) -> None:
     path = tmp_path / CALLS
     log = CallLog(path, max_dead_bytes=2000)
     for number in range(50):
-        log.append(f"item {number}", "call-1", Kept(Completion(text="x" * 100), 0.0))
+        log.append(f"item {number}", "call-1", LoggedReply(Completion(text="x" * 100), 0.0))
         if number:
             log.forget(f"item {number}")
     assert path.stat().st_size < 4000
@@ -246,10 +219,30 @@ def test_the_log_is_written_anew_when_most_of_it_is_done_with(tmp_path: Path) ->
     log.close()
 
 
-# --- examples that are at hand --------------------------------------------------------------------
+def test_a_damaged_line_is_an_error_and_a_torn_last_one_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / CALLS
+    log = CallLog(path)
+    for number in range(3):
+        log.append("open", f"call-{number}", LoggedReply(Completion(text="so"), 0.5))
+    log.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b'{"item": "open"}\n' + lines[2])
+    with pytest.raises(RunError, match=r"line 2, is damaged.*delete the file to repeat its calls"):
+        CallLog(path, ["open"])
+    path.write_bytes(lines[0] + lines[1][:-9] + b"\n" + lines[2])
+    with pytest.raises(RunError, match="line 2, is damaged"):
+        CallLog(path, ["open"])
+    path.write_bytes(lines[0] + lines[1][:-9])
+    again = CallLog(path, ["open"])
+    assert again.find("open", "call-0") == LoggedReply(Completion(text="so"), 0.5)
+    assert again.find("open", "call-1") is None
+    assert path.read_bytes() == lines[0]
 
 
-def at_hand(index: int, *, task: str = "mine", num_tokens: int = 0) -> Example:
+# --- examples in memory ---------------------------------------------------------------------------
+
+
+def in_memory(index: int, *, task: str = "mine", num_tokens: int = 0) -> Example:
     return Example(
         id=f"{task}{index}",
         task=task,
@@ -260,7 +253,7 @@ def at_hand(index: int, *, task: str = "mine", num_tokens: int = 0) -> Example:
     )
 
 
-async def test_examples_at_hand_are_asked_longest_first_and_told_in_order() -> None:
+async def test_examples_in_memory_are_asked_longest_first_and_returned_in_order() -> None:
     asked: list[str] = []
 
     async def method(example: Example, context: Context) -> Trace:
@@ -268,7 +261,7 @@ async def test_examples_at_hand_are_asked_longest_first_and_told_in_order() -> N
         await context.call(MESSAGES)
         return context.trace()
 
-    examples = [at_hand(0), at_hand(1, num_tokens=9), at_hand(0, task="also", num_tokens=5)]
+    examples = [in_memory(0), in_memory(1, num_tokens=9), in_memory(0, task="also", num_tokens=5)]
     found = await evaluate_examples(
         examples, method, Counting(), title="own", seed=1, grader="recall"
     )
@@ -280,20 +273,20 @@ async def test_examples_at_hand_are_asked_longest_first_and_told_in_order() -> N
     }
 
 
-async def test_waves_begin_when_the_one_before_is_done() -> None:
-    under_way: set[str] = set()
+async def test_a_wave_starts_when_the_one_before_is_done() -> None:
+    in_flight: set[str] = set()
     together: list[int] = []
 
     async def method(example: Example, context: Context) -> Trace:
-        under_way.add(example.id)
+        in_flight.add(example.id)
         await context.call(MESSAGES)
         await asyncio.sleep(0.001 * int(example.id[-1]))
-        together.append(len(under_way))
-        under_way.remove(example.id)
+        together.append(len(in_flight))
+        in_flight.remove(example.id)
         return context.trace()
 
     found = await evaluate_examples(
-        [at_hand(index) for index in range(7)],
+        [in_memory(index) for index in range(7)],
         method,
         Counting(),
         title="own",
@@ -312,9 +305,24 @@ async def test_a_method_may_grade_itself() -> None:
         return context.trace()
 
     (record,) = await evaluate_examples(
-        [at_hand(0)], method, Counting(), title="own", seed=1, grader="by the method"
+        [in_memory(0)], method, Counting(), title="own", seed=1, grader="by the method"
     )
     assert (record.score, record.grader, record.extracted) == (-0.5, "by the method", None)
+
+
+async def test_a_record_has_the_trace_that_the_method_returns() -> None:
+    step = Step(kind="answer", index=0, reply="a reply", memory="kept", usage=Usage(calls=3))
+    seen: list[ItemRecord] = []
+
+    async def method(example: Example, context: Context) -> Trace:
+        return replace(context.trace(), steps=(step,))
+
+    (record,) = await evaluate_examples(
+        [in_memory(0)], method, Counting(), title="own", seed=1, on_record=seen.append
+    )
+    assert (record.answer, record.num_calls, record.trace) == ("a reply", 3, {})
+    assert seen[0].trace["steps"] == [json.loads(step.to_json())]
+    assert replace(seen[0], trace={}) == record
 
 
 def test_the_interval_of_scores_is_wilsons_where_they_are_right_or_wrong() -> None:

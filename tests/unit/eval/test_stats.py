@@ -1,4 +1,4 @@
-"""Intervals hold what they promise, in worked cases and in simulations."""
+"""Intervals in cases worked by hand, and their coverage in simulations."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_wilson_does_not_collapse_at_the_ends() -> None:
 
 
 @pytest.mark.parametrize(("right", "num"), [(1, 0), (-1, 5), (6, 5), (0, 0)])
-def test_what_is_no_proportion_is_refused(right: int, num: int) -> None:
-    with pytest.raises(ValueError, match="no proportion"):
+def test_an_impossible_proportion_is_refused(right: int, num: int) -> None:
+    with pytest.raises(ValueError, match="not a proportion"):
         wilson(right, num)
 
 
@@ -141,7 +141,7 @@ def test_the_interval_of_a_paired_difference_is_as_worked_by_hand() -> None:
     assert interval.high == pytest.approx(center + margin, abs=1e-6)
 
 
-def test_methods_that_no_question_tells_apart_keep_an_interval_of_some_width() -> None:
+def test_a_paired_difference_keeps_a_width_where_no_question_differs() -> None:
     for scores in ([1.0, 0.0] * 10, [0.5, 0.25] * 10):
         difference = compare(scores, scores).difference
         assert difference.value == 0.0
@@ -161,8 +161,8 @@ def test_the_interval_of_a_paired_difference_covers(better: float, worse: float)
 
 
 @pytest.mark.parametrize(("better", "worse", "num"), [(-1, 0, 5), (3, 3, 5), (0, 0, 0)])
-def test_counts_that_cannot_be_are_refused(better: int, worse: int, num: int) -> None:
-    with pytest.raises(ValueError, match="cannot be"):
+def test_impossible_counts_are_refused(better: int, worse: int, num: int) -> None:
+    with pytest.raises(ValueError, match="is impossible"):
         paired(better, worse, num)
 
 
@@ -176,7 +176,7 @@ def test_pairing_finds_a_difference_that_separate_intervals_hide() -> None:
     assert result.p_value < 1e-4
 
 
-def test_equal_methods_are_told_apart_at_most_one_time_in_twenty() -> None:
+def test_equal_methods_differ_significantly_at_most_one_time_in_twenty() -> None:
     rng = random.Random(6)
     num_significant, intervals = 0, []
     for trial in range(300):
@@ -192,7 +192,7 @@ def test_equal_methods_are_told_apart_at_most_one_time_in_twenty() -> None:
 # --- depth ----------------------------------------------------------------------------------------
 
 
-def test_scores_are_told_by_where_the_evidence_stands() -> None:
+def test_scores_are_grouped_by_the_depth_of_the_evidence() -> None:
     depths = [0.0, 0.1, 0.5, 0.95, 1.0]
     buckets = by_depth(depths, [1, 0, 0.5, 1, 1], num_buckets=4)
     assert [(bucket.start, bucket.end) for bucket in buckets] == [

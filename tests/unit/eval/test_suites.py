@@ -12,7 +12,7 @@ from memagent.data.example import Example, Origin, Passage
 from memagent.data.formats.files import write_examples
 from memagent.data.tasks.lengths import parse_length
 from memagent.errors import ConfigError, DataError
-from memagent.eval.items import Item, Maker, Source, item_seed, make_example, make_plan
+from memagent.eval.items import ExamplePool, Item, ItemSource, item_seed, open_example, plan_items
 from memagent.eval.suites import parse_suite, read_suite
 
 CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs" / "eval").glob("*.toml"))
@@ -21,13 +21,13 @@ CONFIGS = sorted((Path(__file__).resolve().parents[3] / "configs" / "eval").glob
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_suite_is_read_and_planned(path: Path) -> None:
     suite = read_suite(path)
-    plan = make_plan(suite, length_tokenizer="bytes" if suite.length_tokenizer is None else None)
+    plan = plan_items(suite, length_tokenizer="bytes" if suite.length_tokenizer is None else None)
     num_lengths = sum(len(task.tasks) * len(task.tokens or task.docs or []) for task in suite.tasks)
     assert len(plan.items) == num_lengths * suite.num
 
 
 def test_the_papers_suites_ask_at_the_papers_lengths() -> None:
-    shipped = {path.stem: make_plan(read_suite(path)) for path in CONFIGS}
+    shipped = {path.stem: plan_items(read_suite(path)) for path in CONFIGS}
     targets = sorted({item.target_tokens or 0 for item in shipped["paper_hqa"].items})
     assert targets[0] == 7 * 1024
     assert targets[-1] == 3.5 * 1024 * 1024
@@ -76,19 +76,19 @@ def two_lengths(num: int = 3) -> dict[str, object]:
 
 
 def test_long_items_come_first_and_each_is_made_as_its_task_makes_it() -> None:
-    plan = make_plan(parse_suite(two_lengths()), length_tokenizer="bytes")
+    plan = plan_items(parse_suite(two_lengths()), length_tokenizer="bytes")
     assert [(item.target_tokens, item.index) for item in plan.items] == [
         *((2000, 0), (2000, 1), (2000, 2), (1000, 0), (1000, 1), (1000, 2)),
     ]
-    example = make_example(plan.items[1])
+    example = open_example(plan.items[1])
     assert example.origin is not None
     assert (example.origin.index, example.seed, example.target_tokens) == (1, 4, 2000)
     assert 1960 <= (example.num_tokens or 0) <= 2000
-    assert make_example(plan.items[1]) == example
+    assert open_example(plan.items[1]) == example
 
 
 def test_seeds_differ_between_items_and_are_the_same_in_every_run() -> None:
-    plan = make_plan(parse_suite(two_lengths()), length_tokenizer="bytes")
+    plan = plan_items(parse_suite(two_lengths()), length_tokenizer="bytes")
     seeds = [item_seed(4, item) for item in plan.items]
     assert len(set(seeds)) == 6
     assert all(0 <= seed < 2**31 for seed in seeds)
@@ -121,13 +121,13 @@ def test_files_of_one_task_are_numbered_through_and_read_in_their_order(tmp_path
     first, second = written(tmp_path / "a.jsonl", 3), written(tmp_path / "b.jsonl", 2, docs=50)
     third = written(tmp_path / "c.parquet", 2)
     suite = parse_suite({"tasks": [{"files": [str(first), str(second), str(third)], "num": 2}]})
-    plan = make_plan(suite)
-    named = [(make_example(item).id, item.target_tokens, item.index) for item in plan.items]
+    plan = plan_items(suite)
+    named = [(open_example(item).id, item.target_tokens, item.index) for item in plan.items]
     assert named == [
         *(("a-0", None, 0), ("a-1", None, 1), ("b-0", 7168, 0), ("b-1", 7168, 1)),
         *(("c-0", None, 2), ("c-1", None, 3)),
     ]
-    assert make_example(plan.items[0]).text() == "text 0 of a"  # going back in a file works
+    assert open_example(plan.items[0]).text() == "text 0 of a"  # going back in a file works
     assert len(plan.files) == 3
 
 
@@ -136,18 +136,18 @@ def test_a_file_without_examples_and_one_that_is_broken_are_refused(tmp_path: Pa
     (tmp_path / "broken.jsonl").write_text('{"id": 3}\n')
     for name, said in (("empty", "holds no examples"), ("broken", "line 1")):
         with pytest.raises(DataError, match=said):
-            make_plan(parse_suite({"tasks": [{"files": [str(tmp_path / f"{name}.jsonl")]}]}))
+            plan_items(parse_suite({"tasks": [{"files": [str(tmp_path / f"{name}.jsonl")]}]}))
 
 
 def test_examples_are_made_in_other_processes_too() -> None:
-    plan = make_plan(parse_suite(two_lengths()), length_tokenizer="bytes")
+    plan = plan_items(parse_suite(two_lengths()), length_tokenizer="bytes")
 
     async def made() -> list[Example]:
-        with Maker(plan, processes=1) as maker:
-            assert await maker.check(plan) == {}
-            return [await maker.make(item) for item in plan.items[:2]]
+        with ExamplePool(plan, processes=1) as pool:
+            assert await pool.check(plan) == {}
+            return [await pool.example(item) for item in plan.items[:2]]
 
-    assert asyncio.run(made()) == [make_example(item) for item in plan.items[:2]]
+    assert asyncio.run(made()) == [open_example(item) for item in plan.items[:2]]
 
 
 def test_more_examples_than_a_task_has_are_refused(tmp_path: Path) -> None:
@@ -161,20 +161,20 @@ def test_more_examples_than_a_task_has_are_refused(tmp_path: Path) -> None:
     source.write_text(json.dumps({"version": "v2.0", "data": articles}))
     tasks = {"tasks": ["ruler/qa_1"], "tokens": [1000], "num": 99}
     suite = parse_suite({"tasks": [tasks], "sources": {"squad-dev": str(source)}})
-    plan = make_plan(suite, length_tokenizer="bytes")
+    plan = plan_items(suite, length_tokenizer="bytes")
 
     async def check() -> None:
-        with Maker(plan, processes=0) as maker:
-            await maker.check(plan)
+        with ExamplePool(plan, processes=0) as pool:
+            await pool.check(plan)
 
-    with pytest.raises(ConfigError, match=r"40 examples, 99 were asked for; lower num"):
+    with pytest.raises(ConfigError, match="40 examples, fewer than `num=99`"):
         asyncio.run(check())
 
 
 def test_an_item_of_a_file_that_has_shrunk_is_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", 1)
     item = Item(
-        source=Source(file=str(path)),
+        source=ItemSource(file=str(path)),
         position=5,
         task="t",
         target_tokens=None,
@@ -182,4 +182,4 @@ def test_an_item_of_a_file_that_has_shrunk_is_an_error(tmp_path: Path) -> None:
         num_tokens=0,
     )
     with pytest.raises(DataError, match="has changed"):
-        make_example(item)
+        open_example(item)

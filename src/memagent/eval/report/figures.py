@@ -1,4 +1,4 @@
-"""The paper's two main figures, made again from run directories, with its own lines beside ours.
+"""The paper's two main figures, redrawn from run directories, with the published lines next to yours.
 
 hotpotqa runs   ─▶  paper-hqa             accuracy from 7K to 3.5M tokens, all baselines
 ruler runs      ─▶  paper-ruler-average   average of the ten synthetic tasks by length
@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from memagent.errors import ConfigError
 from memagent.eval.report.anchors import Anchor
 from memagent.eval.report.plots import Plot, heat_plot, length_plot, lines_of
-from memagent.eval.report.tables import AverageRow, Length, ResultRow
+from memagent.eval.report.tables import AverageRow, ResultRow, TextLength
 from memagent.eval.stats import Interval
 
 QUESTIONS = "hotpotqa"
 GROUP = "ruler"
 BESIDE = ("RL-MemAgent-14B", "RL-MemAgent-7B")
-"""Published models whose heat maps stand beside ours."""
+"""Published models whose heat maps are shown too."""
 
 
 def paper_figures(
@@ -30,28 +30,28 @@ def paper_figures(
     *,
     series: Sequence[str],
 ) -> list[Plot]:
-    """As many of the paper's figures as the rows allow; an error where they allow none."""
+    """The paper's figures that the rows suffice for. Raises ConfigError if they suffice for none."""
     figures = [
         _questions(rows, anchors, series),
         _average(averages, anchors, series),
         _tasks(rows, anchors, series),
     ]
-    made = [figure for figure in figures if figure is not None]
-    if not made:
+    drawn = [figure for figure in figures if figure is not None]
+    if not drawn:
         raise ConfigError(
             "the paper's figures need results of hotpotqa or of ruler tasks with known lengths; "
-            "name such runs, or leave out --figure"
+            "name such runs, or leave out `figure`"
         )
-    return made
+    return drawn
 
 
 def _questions(
     rows: Sequence[ResultRow], anchors: Sequence[Anchor], series: Sequence[str]
 ) -> Plot | None:
     own = [(row.series, row.x, row.score) for row in rows if row.task == QUESTIONS]
-    theirs = [anchor for anchor in anchors if anchor.task == QUESTIONS]
+    published = [anchor for anchor in anchors if anchor.task == QUESTIONS]
     title = "RULER-HQA: accuracy by length of the text"
-    return length_plot("paper-hqa", title, lines_of(own, series), theirs)
+    return length_plot("paper-hqa", title, lines_of(own, series), published)
 
 
 def _average(
@@ -60,11 +60,11 @@ def _average(
     own = [row for row in averages if row.group == GROUP]
     num_tasks = len(own[0].tasks) if own else 0
     title = f"RULER: average of {num_tasks} synthetic tasks by length of the text"
-    theirs = [anchor for anchor in anchors if anchor.task == f"{GROUP}/average"]
+    published = [anchor for anchor in anchors if anchor.task == f"{GROUP}/average"]
     if own and own[0].anchor_task is None:
         title = f"RULER: average of {num_tasks} tasks here, of ten in the paper"
     points = [(row.series, row.x, row.score) for row in own]
-    return length_plot("paper-ruler-average", title, lines_of(points, series), theirs)
+    return length_plot("paper-ruler-average", title, lines_of(points, series), published)
 
 
 def _tasks(
@@ -97,8 +97,8 @@ def _tasks(
     )
 
 
-def _published(anchor: Anchor | None, length: Length) -> Interval | None:
-    """A published score as a cell: it has no interval, and says how many items it rests on."""
+def _published(anchor: Anchor | None, length: TextLength) -> Interval | None:
+    """A published score as a cell, without an interval."""
     if anchor is None or length.tokens is None:
         return None
     value = anchor.at(length.tokens)

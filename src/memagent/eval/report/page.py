@@ -1,9 +1,9 @@
-"""The page of a report: one HTML file with its tables and plots inside, which asks for nothing else.
+"""The page of a report: one self-contained HTML file with its tables and plots.
 
     notes, sheets, plots ─▶ page.html (the template beside this file) ─▶ report.html
 
-Plots stand in the page as SVG. Their ids get the plot's name in front, because ids are the page's, and
-ink and paper become the page's own colours, so that they can be read in light and in dark.
+Plots are inlined as SVG. Their ids are prefixed with the plot's name, because ids are shared by the
+page, and ink and paper become the page's colours, so that plots are readable in light and dark mode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from memagent.eval.report.sheets import Sheet
 
 TEMPLATE = "page.html"
 FIRST = ("runs", "results", "averages")
-"""Sheets that stand before the plots; the others come after."""
+"""Sheets above the plots; the others are below."""
 
 _prolog = re.compile(r"^.*?(?=<svg)", re.S)
 _metadata = re.compile(r"<metadata>.*?</metadata>\s*", re.S)
@@ -60,9 +60,9 @@ def inline_svg(plot: Plot) -> Markup:
     svg = _use.sub(rf"\g<1>{plot.name}-\2", svg)
     svg = svg.replace(INK, "currentColor").replace(PAPER, "none")
     names = f'{plot.name}-title {plot.name}-description"'
-    told = (
+    labels = (
         f'<title id="{plot.name}-title">{html.escape(plot.title)}</title>'
         f'<desc id="{plot.name}-description">{html.escape(plot.description)}</desc>'
     )
     start, end = svg.split(">", 1)
-    return Markup(f'{start} role="img" aria-labelledby="{names}>\n{told}{end}')
+    return Markup(f'{start} role="img" aria-labelledby="{names}>\n{labels}{end}')

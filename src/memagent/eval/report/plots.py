@@ -1,7 +1,7 @@
 """Plots of evaluations: accuracy against length, depth of evidence, cost. Needs matplotlib.
 
     score                                     depth   8K  32K 128K
-      │ ●━━━●━━━●  ours, with intervals       start  ███  ███  ▒▒▒
+      │ ●━━━●━━━●  yours, with intervals      start  ███  ███  ▒▒▒
       │ ○┄┄┄○      published, dashed                 ███  ▒▒▒  ▒▒▒
       │      ┄┄○                              end    ███  ███  ███
       └──────────── length
@@ -10,7 +10,7 @@
     Path("accuracy.svg").write_bytes(plot.svg)
     Path("accuracy.png").write_bytes(plot.png)
 
-The same rows give the same bytes: no dates, no random ids, the fonts that matplotlib brings along.
+Plots are reproducible byte for byte: no dates, no random ids, matplotlib's bundled fonts.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from memagent.errors import ConfigError
 from memagent.eval.report.anchors import Anchor
+from memagent.eval.report.sheets import percent
 from memagent.eval.report.tables import AverageRow, DepthRow, ResultRow, format_tokens
 from memagent.eval.stats import Interval
 
@@ -32,14 +33,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#1b1b1c"
-"""Text and axes. A page puts its own text colour in its place, light or dark."""
+"""Text and axes. A page replaces it with its own text colour, light or dark."""
 PAPER = "#ffffff"
 """Background; none on a page."""
 DARK_TEXT, LIGHT_TEXT = "#111111", "#fefefe"
-"""Numbers in the cells of a heat map, which keep their colours on a page."""
-OURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f00")
-"""Colours that colour-blind people can tell apart, on light and on dark."""
-THEIRS = (
+"""Numbers in the cells of a heat map; a page leaves them as they are."""
+SERIES_COLORS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#8c564b",
+    "#7f7f00",
+)
+"""A palette for colour-blind readers, on light and dark backgrounds."""
+ANCHOR_COLORS = (
     *("#8c96a6", "#b09468", "#9a8cc0", "#74a8a8", "#bf8fae", "#8fae7b", "#c48f8f", "#8f8f8f"),
     *("#a3a36b", "#7fa3c7", "#c2a08a", "#a78fa0", "#88b0a0", "#b3b3b3", "#99a38c", "#c7a3c0"),
 )
@@ -79,29 +89,29 @@ class Plot:
     """For file names."""
     title: str
     description: str
-    """What it shows, for those who cannot see it."""
+    """What it shows, for screen readers."""
     svg: bytes
     png: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A line of ours on a plot of lengths."""
+class PlotLine:
+    """A measured line of a plot."""
 
     label: str
     number: int
-    """Place of the series in the report, which gives it its colour in all plots."""
+    """Position of the series in the report, which decides its colour in all plots."""
     points: tuple[tuple[float, Interval], ...]
 
 
 def check_library() -> None:
-    """Plots can be drawn here; an error that names what is missing if not."""
+    """Raise ConfigError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise ConfigError(
             'plots need the library matplotlib: pip install "memagent[eval]"; '
-            "without --out the tables are printed and nothing is drawn"
+            "without `out` only tables are printed"
         ) from None
 
 
@@ -111,13 +121,13 @@ def check_library() -> None:
 def accuracy_plot(
     task: str, rows: Sequence[ResultRow], anchors: Sequence[Anchor], *, series: Sequence[str]
 ) -> Plot | None:
-    """Score against length, a line per series, published lines beside them.
+    """Score against length, a line per series and per published result.
 
-    `series` are all of the report, whether or not they have this task.
+    `series` are all those of the report, whether or not they have this task.
     """
     lines = lines_of(((r.series, r.x, r.score) for r in rows if r.task == task), series)
-    theirs = [anchor for anchor in anchors if anchor.task == task]
-    return length_plot(f"accuracy-{slug(task)}", f"{task}: score by length", lines, theirs)
+    published = [anchor for anchor in anchors if anchor.task == task]
+    return length_plot(f"accuracy-{slug(task)}", f"{task}: score by length", lines, published)
 
 
 def average_plot(
@@ -128,14 +138,14 @@ def average_plot(
     lines = lines_of(((row.series, row.x, row.score) for row in own), series)
     num_tasks = len(own[0].tasks) if own else 0
     title = f"{group}: average of {num_tasks} tasks by length"
-    theirs = [anchor for anchor in anchors if own and anchor.task == own[0].anchor_task]
-    return length_plot(f"average-{slug(group)}", title, lines, theirs)
+    published = [anchor for anchor in anchors if own and anchor.task == own[0].anchor_task]
+    return length_plot(f"average-{slug(group)}", title, lines, published)
 
 
 def length_plot(
-    name: str, title: str, lines: Sequence[Line], anchors: Sequence[Anchor]
+    name: str, title: str, lines: Sequence[PlotLine], anchors: Sequence[Anchor]
 ) -> Plot | None:
-    """Lines over length with 95 % intervals; None where no line of ours has a length."""
+    """Lines over length with 95 % intervals; None without a measured line."""
     if not lines:
         return None
 
@@ -152,9 +162,9 @@ def length_plot(
         axes.set_title(title, loc="left")
         _legend(axes, len(anchors), len(lines))
 
-    about = "; ".join(_told(line) for line in lines)
-    theirs = f" Beside them {len(anchors)} published lines, dashed." if anchors else ""
-    description = f"Score in percent with 95 % intervals. {about}.{theirs}"
+    about = "; ".join(_described(line) for line in lines)
+    published = f" Also {len(anchors)} published lines, dashed." if anchors else ""
+    description = f"Score in percent with 95 % intervals. {about}.{published}"
     width = 9.6 if anchors else 7.6
     height = max(4.2, 1.4 + 0.2 * (len(anchors) + len(lines)))
     return drawn(name, title, description, draw, size=(width, height))
@@ -216,12 +226,12 @@ def heat_plot(
     longest = max(len(row) for row in rows)
     width = across * (1.0 + 0.075 * longest + 0.75 * len(columns)) + 0.4
     height = down * (0.9 + 0.36 * len(rows)) + 0.5
-    told = [
+    means = [
         f"{label}: "
         + ", ".join(f"{row} {_mean_percent(line)}" for row, line in zip(rows, cells, strict=True))
         for label, cells in panels.items()
     ]
-    description = f"Mean score in percent for each row. {'; '.join(told)}."
+    description = f"Mean score in percent for each row. {'; '.join(means)}."
     return drawn(name, title, description, draw, size=(max(width, 4.5), height))
 
 
@@ -256,12 +266,16 @@ def cost_plot(task: str, rows: Sequence[ResultRow], *, series: Sequence[str]) ->
         axes.set_title(title, loc="left")
         _legend(axes, 0, len(lines))
 
-    told = "; ".join(
-        f"{row.series} at {row.length.label}: {_percent(row.score.value)} for {_amount(value)}"
+    points = "; ".join(
+        f"{row.series} at {row.length.label}: {percent(row.score.value)} for {_amount(value)}"
         for row, value in shown
     )
     return drawn(
-        f"cost-{slug(task)}", title, f"Score in percent and {unit}. {told}.", draw, size=(7.6, 4.2)
+        f"cost-{slug(task)}",
+        title,
+        f"Score in percent and {unit}. {points}.",
+        draw,
+        size=(7.6, 4.2),
     )
 
 
@@ -282,7 +296,7 @@ def drawn(
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # nobody's own matplotlibrc changes a report
+        matplotlib.rcdefaults()  # a report does not depend on the user's matplotlibrc
         matplotlib.rcParams.update(STYLE)
         figure = Figure(figsize=size, layout="constrained")
         svg, png = io.BytesIO(), io.BytesIO()
@@ -300,14 +314,14 @@ def drawn(
 
 def lines_of(
     points: Iterable[tuple[str, float | None, Interval]], series: Sequence[str]
-) -> list[Line]:
+) -> list[PlotLine]:
     """Lines from (series, place on the axis, score), in the order of `series`."""
     found: dict[str, list[tuple[float, Interval]]] = {}
     for name, x, score in points:
         if x:
             found.setdefault(name, []).append((x, score))
     return [
-        Line(
+        PlotLine(
             label=name,
             number=number,
             points=tuple(sorted(found[name], key=lambda point: point[0])),
@@ -322,8 +336,8 @@ def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "task"
 
 
-def _draw_line(axes: Axes, line: Line, *, num_lines: int) -> None:
-    """A line of ours. Lines stand a little beside each other, so that intervals can be seen."""
+def _draw_line(axes: Axes, line: PlotLine, *, num_lines: int) -> None:
+    """A measured line. Lines are shifted slightly, so that intervals do not overlap."""
     number = line.number
     shift = 2.0 ** (0.06 * (number % num_lines - (num_lines - 1) / 2))
     scores = [score for _, score in line.points]
@@ -335,8 +349,8 @@ def _draw_line(axes: Axes, line: Line, *, num_lines: int) -> None:
             [100 * (score.high - score.value) for score in scores],
         ),
         label=_legend_name(line.label),
-        color=OURS[number % len(OURS)],
-        marker=MARKERS[(number // len(OURS) + number) % len(MARKERS)],
+        color=SERIES_COLORS[number % len(SERIES_COLORS)],
+        marker=MARKERS[(number // len(SERIES_COLORS) + number) % len(MARKERS)],
         markersize=5.5,
         linewidth=2.2,
         elinewidth=1.3,
@@ -350,7 +364,7 @@ def _draw_anchor(axes: Axes, anchor: Anchor, number: int) -> None:
         [length for length, _ in anchor.points],
         [100 * score for _, score in anchor.points],
         label=_legend_name(f"{anchor.label}{' (off a plot)' * anchor.is_read_off_a_plot}"),
-        color=THEIRS[number % len(THEIRS)],
+        color=ANCHOR_COLORS[number % len(ANCHOR_COLORS)],
         marker=MARKERS[number % len(MARKERS)],
         markersize=3.5,
         markerfacecolor="none",
@@ -411,7 +425,7 @@ def _amount_axis(axes: Axes) -> None:
 
 
 def _spaced(lengths: Sequence[int]) -> list[int]:
-    """The lengths that can be named without their names touching."""
+    """The lengths that can be labelled without overlapping."""
     room = (lengths[-1] / lengths[0]) ** (1 / 14)
     ticks: list[int] = []
     for length in lengths:
@@ -427,23 +441,23 @@ def _score_axis(axes: Axes) -> None:
 
 
 def _legend_name(label: str) -> str:
-    """A name as a legend takes it: matplotlib leaves out those that begin with an underscore."""
+    """A name for a legend: matplotlib leaves out those that begin with an underscore."""
     return f" {label}" if label.startswith("_") else label
 
 
 def _legend(axes: Axes, num_anchors: int, num_lines: int) -> None:
-    """Ours first, then theirs under a heading of their own."""
+    """Measured lines first, then published ones under their own heading."""
     from matplotlib.lines import Line2D
 
     handles, labels = axes.get_legend_handles_labels()
     by_label = list(zip(handles, labels, strict=True))
     # matplotlib lists plain lines before those with error bars
-    theirs, ours = by_label[:num_anchors], by_label[num_anchors:]
-    assert len(ours) == num_lines
+    published, measured = by_label[:num_anchors], by_label[num_anchors:]
+    assert len(measured) == num_lines
     blank = Line2D([], [], linestyle="none")
-    entries: list[tuple[Any, str]] = [*ours]
-    if theirs:
-        entries = [(blank, "measured here"), *ours, (blank, "published by others"), *theirs]
+    entries: list[tuple[Any, str]] = [*measured]
+    if published:
+        entries = [(blank, "measured here"), *measured, (blank, "published by others"), *published]
     axes.legend(
         [handle for handle, _ in entries],
         [label for _, label in entries],
@@ -453,21 +467,17 @@ def _legend(axes: Axes, num_anchors: int, num_lines: int) -> None:
     )
 
 
-# --- in words -------------------------------------------------------------------------------------
+# --- descriptions -----------------------------------------------------------------------------------
 
 
-def _told(line: Line) -> str:
-    values = ", ".join(f"{_percent(s.value)} at {format_tokens(round(x))}" for x, s in line.points)
+def _described(line: PlotLine) -> str:
+    values = ", ".join(f"{percent(s.value)} at {format_tokens(round(x))}" for x, s in line.points)
     return f"{line.label}: {values}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
 
 
 def _mean_percent(scores: Sequence[Interval | None]) -> str:
     known = [score.value for score in scores if score is not None]
-    return _percent(sum(known) / len(known)) if known else "no items"
+    return percent(sum(known) / len(known)) if known else "no items"
 
 
 def _amount(value: float) -> str:

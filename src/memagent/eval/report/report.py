@@ -1,4 +1,4 @@
-"""Reports: the run directories of evaluations, as tables and plots one can trust.
+"""Reports: tables and plots from the run directories of evaluations.
 
     RUN, RUN, ... ─▶ load_report ─▶ Report ─┬─▶ sheets      tables for the terminal
                      (checked)              └─▶ write_report(DIR)
@@ -11,8 +11,8 @@
     print(report.results[0].score)
     write_report(report, Path("report"))
 
-Nothing is left out: failed items are wrong, unfinished runs are marked, and runs that do not compare
-are refused. The same runs give the same bytes.
+Failed items count as wrong, unfinished runs are marked, and runs that are not comparable are refused.
+Reports are reproducible byte for byte.
 """
 
 from __future__ import annotations
@@ -50,29 +50,30 @@ from memagent.eval.report.tables import (
     item_of,
     result_rows,
 )
+from memagent.files import reason_of
 from memagent.runs import read_manifest
 
 ANSWERING = frozenset({"adapter", "extra_body", "yarn_factor", "yarn_window"})
-"""Settings of engines that change answers, not only how fast or from where they come."""
+"""Engine settings that change answers, rather than speed or address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """A run as a report tells of it."""
+    """What a report shows of a run."""
 
     name: str
     """The folder's name."""
     label: str | None
-    """What the user calls it."""
+    """The user's name for it."""
     model: str
     methods: tuple[str, ...]
     suite: str | None
     seed: int | None
     tokenizer: str | None
-    """Counted the lengths of the texts; None where no lengths were asked for."""
+    """Tokenizer that counted lengths; None where no lengths were requested."""
     num_done: int
     num_planned: int | None
-    """None where the run does not tell."""
+    """None where the manifest has no number."""
     num_failed: int
     created: str
     version: str
@@ -85,9 +86,9 @@ class RunInfo:
 
     @property
     def state(self) -> str:
-        """For people."""
+        """finished, UNFINISHED or unknown."""
         if self.num_planned is None:
-            return "not told"
+            return "unknown"
         return "finished" if self.is_finished else "UNFINISHED"
 
 
@@ -100,7 +101,7 @@ class Report:
     """Lines of plots: a model with a method."""
     results: tuple[ResultRow, ...]
     unfinished: tuple[ResultRow, ...]
-    """Results that rest on a run which is not finished."""
+    """Results from an unfinished run."""
     averages: tuple[AverageRow, ...]
     comparisons: tuple[CompareRow, ...]
     depths: tuple[DepthRow, ...]
@@ -129,7 +130,7 @@ class _Loaded:
     engine: dict[str, Any]
     """Settings of the engine that change its answers."""
     sources: dict[str, str]
-    """SHA-256 of the files that texts were made from."""
+    """SHA-256 of the source files of generated texts."""
     records: tuple[ItemRecord, ...]
 
 
@@ -178,7 +179,7 @@ def _loaded(name: str) -> _Loaded:
     manifest = read_manifest(path)
     if manifest.get("kind") != KIND:
         raise RunError(
-            f"{path} is a run of kind {manifest.get('kind')!r}; reports are made of evaluations"
+            f"{path} is a run of kind {manifest.get('kind')!r}; reports need evaluations"
         )
     methods = tuple(manifest.get("methods", {}))
     order = {method: number for number, method in enumerate(methods)}
@@ -187,7 +188,7 @@ def _loaded(name: str) -> _Loaded:
         number = order.get(record.method, len(order))
         return (record.task, number, record.target_tokens or 0, record.index)
 
-    # records come in the order in which they finished, which differs from run to run
+    # records are journalled in the order in which they finish, which varies
     records = tuple(sorted(read_items(path, with_traces=False), key=place))
     info = RunInfo(
         name=path.resolve().name,
@@ -253,14 +254,14 @@ def _entries(runs: Sequence[_Loaded], series_of: dict[tuple[int, str], str]) -> 
             if item in seen:
                 raise ConfigError(
                     f"{runs[seen[item]].path} and {run.path} hold the same items of {series} on "
-                    f"{record.task}; name them apart as LABEL={run.path}"
+                    f"{record.task}; give them different names as LABEL={run.path}"
                 )
             seen[item] = number
             entries.append(Entry(series, record))
     return entries
 
 
-# --- what does not compare ------------------------------------------------------------------------
+# --- comparability --------------------------------------------------------------------------------
 
 
 def _check_distinct(runs: Sequence[_Loaded]) -> None:
@@ -277,25 +278,25 @@ def _check_tokenizers(runs: Sequence[_Loaded]) -> None:
         if run.info.tokenizer != first.info.tokenizer:
             raise ConfigError(
                 f"{first.path} counts lengths with the tokenizer {first.info.tokenizer}, {run.path} "
-                f"with {run.info.tokenizer}, so their lengths do not compare; report them apart"
+                f"with {run.info.tokenizer}, so their lengths are not comparable; report them separately"
             )
 
 
 def _check_sources(runs: Sequence[_Loaded]) -> None:
-    """Items of the same number were made from the same files."""
+    """Items with the same index come from the same source files."""
     known: dict[str, tuple[str, Path]] = {}
     for run in runs:
         for source, digest in run.sources.items():
             before, path = known.setdefault(source, (digest, run.path))
             if digest != before:
                 raise ConfigError(
-                    f"{path} and {run.path} made texts from different files of the source {source}, "
-                    "so their items are not the same; report them apart"
+                    f"{path} and {run.path} generated texts from different files of the source {source}, "
+                    "so their items differ; report them separately"
                 )
 
 
 def _check_graders(runs: Sequence[_Loaded]) -> None:
-    """An item is graded in one way in a report; those of a task may ask for different graders."""
+    """Each item is graded by one grader; items of a task may name different graders."""
     by_item: dict[tuple[Any, ...], tuple[str, Path]] = {}
     by_task: dict[str, tuple[set[str], Path]] = {}
     for run in runs:
@@ -308,18 +309,18 @@ def _check_graders(runs: Sequence[_Loaded]) -> None:
                 raise _graded_twice(record.task, before, path, record.grader, run.path)
         for task, own in graders.items():
             others, path = by_task.setdefault(task, (own, run.path))
-            if own.isdisjoint(others):  # other items, which may still be asked for the same
+            if own.isdisjoint(others):  # disjoint items of one task
                 raise _graded_twice(task, min(others), path, min(own), run.path)
 
 
 def _graded_twice(task: str, one: str, path: Path, other: str, other_path: Path) -> ConfigError:
     return ConfigError(
-        f"{task} is graded by {one} in {path}, by {other} in {other_path}; report them apart"
+        f"{task} is graded by {one} in {path}, by {other} in {other_path}; report them separately"
     )
 
 
 def _check_settings(runs: Sequence[_Loaded], series_of: dict[tuple[int, str], str]) -> None:
-    """What is put together as one series was made in one way."""
+    """Runs of one series have the same settings."""
     known: dict[str, tuple[Any, Path]] = {}
     for (number, method), series in series_of.items():
         run = runs[number]
@@ -327,8 +328,8 @@ def _check_settings(runs: Sequence[_Loaded], series_of: dict[tuple[int, str], st
         before, path = known.setdefault(series, (settings, run.path))
         if json.dumps(settings, sort_keys=True) != json.dumps(before, sort_keys=True):
             raise ConfigError(
-                f"{path} and {run.path} both hold {series}, but with different settings; name them "
-                f"apart as LABEL={run.path}"
+                f"{path} and {run.path} both hold {series}, but with different settings; give them "
+                f"different names as LABEL={run.path}"
             )
 
 
@@ -337,36 +338,36 @@ def _check_settings(runs: Sequence[_Loaded], series_of: dict[tuple[int, str], st
 
 def report_sheets(report: Report) -> list[Sheet]:
     """The tables of a report, those without rows left out."""
-    made = [
+    found = [
         runs_sheet(report.runs),
         sheets.results_sheet(report.results, report.unfinished),
         sheets.averages_sheet(report.averages),
         sheets.comparisons_sheet(report.comparisons),
         sheets.depth_sheet(report.depths),
     ]
-    return [sheet for sheet in made if sheet.rows]
+    return [sheet for sheet in found if sheet.rows]
 
 
 def published_sheets(report: Report) -> list[Sheet]:
-    """For each task and average with published lines, a table of theirs beside ours."""
-    made = []
+    """For each task and average with published lines, a table of them next to the measured ones."""
+    found = []
     for task in report.tasks:
         own = [row for row in report.results if row.task == task]
-        if theirs := [anchor for anchor in report.anchors if anchor.task == task]:
-            made.append(sheets.beside_sheet(task, own, theirs))
+        if published := [anchor for anchor in report.anchors if anchor.task == task]:
+            found.append(sheets.beside_sheet(task, own, published))
     for group in report.groups:
         averages = [row for row in report.averages if row.group == group]
         named = averages[0].anchor_task
-        if theirs := [anchor for anchor in report.anchors if anchor.task == named]:
-            made.append(sheets.beside_sheet(f"{group} average", averages, theirs))
-    return made
+        if published := [anchor for anchor in report.anchors if anchor.task == named]:
+            found.append(sheets.beside_sheet(f"{group} average", averages, published))
+    return found
 
 
 def runs_sheet(runs: Sequence[RunInfo]) -> Sheet:
-    """The runs, how far they came, and what they were made with."""
+    """The runs, their progress and their versions."""
     return Sheet(
         name="runs",
-        caption="What was run, and how far it came.",
+        caption="Runs and their progress.",
         columns=(
             Column(title="run", value=_run_name, is_number=False),
             Column(key="run", value=lambda run: run.name),
@@ -411,12 +412,12 @@ def _run_name(run: RunInfo) -> str:
 
 
 def notes(report: Report) -> list[str]:
-    """What a reader of the tables has to know, one sentence or two each."""
+    """What a reader of the tables has to know, one or two sentences each."""
     num_failed = sum(row.num_failed for row in report.results)
     num_samples = sum(row.num_samples for row in report.results)
     seeds = sorted({run.seed for run in report.runs if run.seed is not None})
     seed_words = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-    told = [
+    found = [
         f"{num_samples:,} answers, {num_failed:,} of them failed "
         f"({100 * num_failed / num_samples:.1f} %). Failed items count as wrong: they score 0 and "
         "stay in n.",
@@ -425,21 +426,21 @@ def notes(report: Report) -> list[str]:
     ]
     for run in report.runs:
         if run.state == "UNFINISHED":
-            told.append(
+            found.append(
                 f"UNFINISHED: {run.name} has {run.num_done:,} of {run.num_planned:,} items; its "
                 "rows are marked with * and may change."
             )
     by_grader: dict[str, list[str]] = {}
     for task in report.tasks:
         by_grader.setdefault(_graders(report, task), []).append(task)
-    told += [f"Graded by {grader}: {', '.join(tasks)}." for grader, tasks in by_grader.items()]
-    return told
+    found += [f"Graded by {grader}: {', '.join(tasks)}." for grader, tasks in by_grader.items()]
+    return found
 
 
 def credits_of(report: Report) -> list[str]:
-    """Whose the published lines are, and how they differ from ours."""
+    """Where the published lines come from, and how they differ from measured ones."""
     cited = {(anchor.citation, anchor.note): None for anchor in report.anchors}
-    return [f"Lines called published are those of {who}. {note}".strip() for who, note in cited]
+    return [f"Published lines are from {who}. {note}".strip() for who, note in cited]
 
 
 def _graders(report: Report, task: str) -> str:
@@ -476,13 +477,15 @@ def write_report(
     check_library()
     plots = report_plots(report)
     if with_paper:
-        made = paper_figures(report.results, report.averages, report.anchors, series=report.series)
-        plots = [*made, *plots]
+        figures = paper_figures(
+            report.results, report.averages, report.anchors, series=report.series
+        )
+        plots = [*figures, *plots]
     tables, beside = report_sheets(report), published_sheets(report)
-    told = [*notes(report), *credits_of(report)]
+    remarks = [*notes(report), *credits_of(report)]
     contents: dict[str, bytes] = {
-        "report.html": page(title, told, tables, beside, plots).encode(),
-        "report.md": markdown_report(title, told, [*tables, *beside], plots).encode(),
+        "report.html": page(title, remarks, tables, beside, plots).encode(),
+        "report.md": markdown_report(title, remarks, [*tables, *beside], plots).encode(),
     }
     csv_sheets = [*tables, *([sheets.published_sheet(report.anchors)] if report.anchors else [])]
     contents |= {f"{sheet.name}.csv": sheets.csv_text(sheet).encode() for sheet in csv_sheets}
@@ -493,10 +496,10 @@ def write_report(
 
 
 def markdown_report(
-    title: str, told: Sequence[str], tables: Sequence[Sheet], plots: Sequence[Plot]
+    title: str, remarks: Sequence[str], tables: Sequence[Sheet], plots: Sequence[Plot]
 ) -> str:
     """The report as Markdown, with the plots by name."""
-    points = "\n".join(f"- {line}" for line in told)
+    points = "\n".join(f"- {line}" for line in remarks)
     parts = [f"# {title}\n\n{points}\n", *(sheets.markdown(sheet) for sheet in tables)]
     parts += [f"![{plot.title}](plots/{plot.name}.png)\n" for plot in plots]
     return "\n".join(parts)
@@ -508,6 +511,5 @@ def _written(folder: Path, contents: dict[str, bytes]) -> list[Path]:
         for name, data in contents.items():
             (folder / name).write_bytes(data)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"cannot write the report to {folder}: {reason}") from None
+        raise ConfigError(f"cannot write the report to {folder}: {reason_of(error)}") from None
     return [folder / name for name in contents]

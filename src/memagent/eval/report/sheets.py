@@ -1,10 +1,10 @@
-"""Sheets: the tables of a report, written once and shown everywhere.
+"""Sheets: the tables of a report, defined once for every output.
 
     Report ─▶ Sheet* ─┬─▶ markdown(sheet)     for people, in a file
                       ├─▶ csv_text(sheet)     for programs, numbers in full
                       └─▶ terminal, page      for people
 
-A column has a title and a way to show a value, for people; a key, for programs; or both.
+A column has a title and a format, for people; a key, for programs; or both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from memagent.eval.stats import Interval
 Show = Callable[[Any], str]
 
 NONE = "–"  # noqa: RUF001
-"""Stands where there is no value."""
+"""Shown where there is no value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def _cell(text: str) -> str:
 
 
 def csv_text(sheet: Sheet) -> str:
-    """The sheet for programs: plain names, numbers in full, nothing where there is no value."""
+    """The sheet as CSV: keys as headings, numbers in full, empty cells where there is no value."""
     text = io.StringIO()
     names = [column.key for column in sheet.columns if column.key is not None]
     writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -120,12 +120,12 @@ def signed(score: Interval) -> str:
 
 
 def amount(value: float) -> str:
-    """Three digits that matter, and thousands apart."""
+    """Three significant digits, with thousands separators."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def p_value(value: float) -> str:
-    """Small ones as a bound."""
+    """Four decimals; smaller values as a bound."""
     return "<0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
@@ -281,7 +281,7 @@ def _score_and_num(score: Interval) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BesideRow:
-    """A line, ours or published, with a cell for each length of a table."""
+    """A measured or published line, with a cell for each length."""
 
     who: str
     label: str
@@ -290,15 +290,15 @@ class BesideRow:
 
 
 def beside_sheet(
-    task: str, ours: Sequence[ResultRow] | Sequence[AverageRow], anchors: Sequence[Anchor]
+    task: str, measured: Sequence[ResultRow] | Sequence[AverageRow], anchors: Sequence[Anchor]
 ) -> Sheet:
-    """Published scores beside ours, a column for each length."""
-    lengths = _shared_lengths(ours, anchors)
+    """Published scores next to measured ones, a column for each length."""
+    lengths = _shared_lengths(measured, anchors)
     rows = []
-    for series in {row.series: None for row in ours}:
+    for series in {row.series: None for row in measured}:
         cells = []
         for tokens in lengths:
-            scores = [row.score for row in ours if row.series == series and row.x == tokens]
+            scores = [row.score for row in measured if row.series == series and row.x == tokens]
             cells.append(interval(scores[0]) if scores else None)
         rows.append(BesideRow(who="here", label=series, where="", cells=tuple(cells)))
     for anchor in anchors:
@@ -318,7 +318,7 @@ def beside_sheet(
     cited = ", ".join(sorted({anchor.citation for anchor in anchors}))
     return Sheet(
         name=f"published-{task}",
-        caption=f"{task}: score in %, ours with 95 % intervals, and as published ({cited}).",
+        caption=f"{task}: score in %, measured here with 95 % intervals, and as published ({cited}).",
         columns=tuple(columns),
         rows=tuple(rows),
     )
@@ -329,17 +329,17 @@ def _beside_cell(number: int) -> Callable[[BesideRow], str | None]:
 
 
 def _shared_lengths(
-    ours: Sequence[ResultRow] | Sequence[AverageRow], anchors: Sequence[Anchor]
+    measured: Sequence[ResultRow] | Sequence[AverageRow], anchors: Sequence[Anchor]
 ) -> list[float]:
-    """Our lengths, and those of theirs at which we have nothing."""
-    own = {row.x for row in ours if row.x}
-    theirs = {
+    """All measured lengths, and the published ones that none of them matches."""
+    own = {row.x for row in measured if row.x}
+    published = {
         length
         for anchor in anchors
         for length, _ in anchor.points
         if all(abs(x - length) > SAME_LENGTH * length for x in own)
     }
-    return sorted(own | theirs)
+    return sorted(own | published)
 
 
 def published_sheet(anchors: Sequence[Anchor]) -> Sheet:

@@ -5,8 +5,8 @@
                              ├─▶ compare_rows     two series on the same items, with p-values
                              └─▶ depth_rows       does it matter where the evidence stands?
 
-A series is what becomes one line of a plot: a model with a method. Failed items are in every row with
-a score of 0. Where an item was sampled several times, its scores are averaged first.
+A series is one line of a plot: a model with a method. Failed items are in every row with a score of 0.
+Scores of an item that was sampled several times are averaged first.
 
     rows = result_rows(entries)
     print(rows[0].series, rows[0].task, rows[0].length.label, rows[0].score)
@@ -35,11 +35,11 @@ RULER_TEN = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Length:
-    """How long the texts of a row were asked to be. Example: Length(tokens=8192).label == "8K" """
+class TextLength:
+    """Requested length of the texts of a row. Example: TextLength(tokens=8192).label == "8K" """
 
     tokens: int | None = None
-    """None where no length was asked for."""
+    """None without a request."""
 
     @property
     def label(self) -> str:
@@ -48,23 +48,23 @@ class Length:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """For sorting: those without a length come last."""
+        """Sort key: rows without a length come last."""
         return (self.tokens is None, self.tokens or 0)
 
 
 class Entry(NamedTuple):
-    """A record, and the series it counts towards."""
+    """A record, and the series it belongs to."""
 
     series: str
     record: ItemRecord
 
 
 class Cell(NamedTuple):
-    """What one row is about."""
+    """What identifies a row."""
 
     series: str
     task: str
-    length: Length
+    length: TextLength
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,19 +73,19 @@ class ResultRow:
 
     series: str
     task: str
-    length: Length
+    length: TextLength
     mean_tokens: float | None
     """Mean length of the texts; None when it is not known."""
     score: Interval
     """Failed items count as 0; `score.num` is the number of items."""
     num_samples: int
-    """Answers that were asked for: more than items where items were sampled several times."""
+    """Answers requested: more than items where items were sampled several times."""
     num_failed: int
     num_cut: int
     """Answers whose method did not read the whole text."""
     graders: tuple[str, ...]
     prompt_tokens: float
-    """Per answer, as are the rows below."""
+    """Mean per answer, as are the fields below."""
     completion_tokens: float
     cached_tokens: float
     num_calls: float
@@ -105,7 +105,7 @@ class ResultRow:
 
     @property
     def x(self) -> float | None:
-        """Where the row stands on an axis of lengths."""
+        """Position of the row on an axis of lengths."""
         return float(self.length.tokens) if self.length.tokens is not None else self.mean_tokens
 
 
@@ -115,14 +115,14 @@ class AverageRow:
 
     series: str
     group: str
-    length: Length
+    length: TextLength
     tasks: tuple[str, ...]
     score: Interval
     x: float | None
 
     @property
     def anchor_task(self) -> str | None:
-        """Under which name published averages compare; None where they are over other tasks."""
+        """Name of comparable published averages; None where those are over other tasks."""
         is_other = self.group == "ruler" and set(self.tasks) != set(RULER_TEN)
         return None if is_other else f"{self.group}/average"
 
@@ -132,7 +132,7 @@ class CompareRow:
     """Two series on the items that both have."""
 
     task: str
-    length: Length | None
+    length: TextLength | None
     """None for all lengths together, each item averaged over its lengths."""
     first: str
     second: str
@@ -147,7 +147,7 @@ class DepthRow:
 
     series: str
     task: str
-    length: Length
+    length: TextLength
     buckets: tuple[DepthBucket, ...]
     num_without: int
     """Items without evidence, which are in no bucket."""
@@ -165,7 +165,7 @@ def format_tokens(num: int) -> str:
 
 
 def item_of(record: ItemRecord) -> str:
-    """What makes two records records of the same question: its id, else its place in the task."""
+    """Identifies the question of a record: its id, else its index in the task."""
     return record.id or f"#{record.index}"
 
 
@@ -173,7 +173,7 @@ def item_of(record: ItemRecord) -> str:
 
 
 def result_rows(entries: Iterable[Entry]) -> list[ResultRow]:
-    """One row per series, task and length, in this order: task, length, series as they came."""
+    """One row per series, task and length, sorted by task, length and first occurrence of the series."""
     cells = _cells(entries)
     order = {series: number for number, series in enumerate({cell.series: None for cell in cells})}
     ranked = sorted(cells, key=lambda cell: (cell.task, cell.length.rank, order[cell.series]))
@@ -205,12 +205,12 @@ def _result_row(cell: Cell, records: Sequence[ItemRecord]) -> ResultRow:
 def _cells(entries: Iterable[Entry]) -> dict[Cell, list[ItemRecord]]:
     cells: dict[Cell, list[ItemRecord]] = defaultdict(list)
     for series, record in entries:
-        cells[Cell(series, record.task, Length(tokens=record.target_tokens))].append(record)
+        cells[Cell(series, record.task, TextLength(tokens=record.target_tokens))].append(record)
     return dict(cells)
 
 
 def _by_item(records: Iterable[ItemRecord]) -> dict[str, float]:
-    """The score of each item; samples of one item are not independent, so they are averaged."""
+    """The score of each item: samples of one item are not independent, so they are averaged."""
     scores: dict[str, list[float]] = defaultdict(list)
     for record in records:
         scores[item_of(record)].append(_score(record))
@@ -254,7 +254,7 @@ def _groups(rows: Sequence[ResultRow]) -> dict[str, tuple[str, ...]]:
 
 
 def _average_row(
-    series: str, group: str, length: Length, tasks: tuple[str, ...], parts: Sequence[ResultRow]
+    series: str, group: str, length: TextLength, tasks: tuple[str, ...], parts: Sequence[ResultRow]
 ) -> AverageRow:
     xs = [row.x for row in parts if row.x is not None]
     return AverageRow(
@@ -268,7 +268,7 @@ def _average_row(
 
 
 def average_interval(parts: Sequence[Interval]) -> Interval:
-    """The interval of a mean of independent estimates, from theirs.
+    """The interval of a mean of independent estimates, from their intervals.
 
     Distances to the limits add as variances do (Zou and Donner's method), so limits stay in range
     and those of all-right tasks keep their width.
@@ -316,10 +316,10 @@ class _Pair(NamedTuple):
 def _shared(
     cells: Mapping[Cell, list[ItemRecord]],
     task: str,
-    lengths: Iterable[Length],
+    lengths: Iterable[TextLength],
     first: str,
     second: str,
-) -> dict[Length, list[_Pair]]:
+) -> dict[TextLength, list[_Pair]]:
     """For each length, the items that both series have."""
     shared = {}
     for length in lengths:
@@ -344,7 +344,7 @@ def _over_lengths(shared: Iterable[Sequence[_Pair]]) -> list[_Pair]:
 
 
 def _compare_row(
-    task: str, length: Length | None, first: str, second: str, pairs: Sequence[_Pair]
+    task: str, length: TextLength | None, first: str, second: str, pairs: Sequence[_Pair]
 ) -> CompareRow:
     comparison = compare([pair.first for pair in pairs], [pair.second for pair in pairs])
     return CompareRow(
@@ -358,7 +358,7 @@ def _compare_row(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for how many there are: the chance of any false alarm stays as asked for."""
+    """p-values after Holm's correction, which bounds the chance of any false positive."""
     adjusted = [0.0] * len(p_values)
     highest = 0.0
     ranked = sorted(range(len(p_values)), key=lambda number: p_values[number])

@@ -47,7 +47,7 @@ def drawn(plot: Plot | None) -> Plot:
     return plot
 
 
-def test_published_lines_stand_under_a_heading_of_their_own() -> None:
+def test_published_lines_have_their_own_heading() -> None:
     plot = drawn(accuracy_plot("hotpotqa", result_rows(entries("hotpotqa")), PAPER, series=SERIES))
     shown = texts(plot)
     ours, theirs = shown.index("measured here"), shown.index("published by others")
@@ -59,7 +59,7 @@ def test_published_lines_stand_under_a_heading_of_their_own() -> None:
         "QwenLong-L1-32B",
     ]
     assert "MemAgent-32B without RL (off a plot)" in shown
-    assert plot.description.endswith("Beside them 16 published lines, dashed.")
+    assert plot.description.endswith("Also 16 published lines, dashed.")
     # theirs are dashed: 16 lines, and each once more in the legend
     assert len(re.findall("stroke-dasharray: [1-9]", plot.svg.decode())) == 32
 
@@ -118,7 +118,7 @@ def test_answers_that_cost_nothing_are_not_on_a_plot_of_costs() -> None:
     assert cost_plot("vt", result_rows([Entry("reader", gone)]), series=["reader"]) is None
 
 
-def test_published_averages_stand_only_beside_averages_over_the_same_tasks() -> None:
+def test_published_averages_are_shown_only_for_the_same_tasks() -> None:
     ten = result_rows(entries(*RULER_TEN, num=2))
     averages = average_rows(ten)
     plot = drawn(average_plot("ruler", averages, PAPER, series=SERIES))

@@ -155,14 +155,14 @@ def test_lengths_by_other_tokenizers_are_refused(tmp_path: Path) -> None:
     other = make_run(tmp_path / "b", [item(TASK, "bm25", 7000, 0)], length_tokenizer="gpt2")
     message = message_of([str(one), str(other)])
     assert "with the tokenizer bytes" in message
-    assert "with gpt2, so their lengths do not compare; report them apart" in message
+    assert "with gpt2, so their lengths are not comparable; report them separately" in message
 
 
 def test_other_graders_and_other_sources_are_refused(tmp_path: Path) -> None:
     one = reader_run(tmp_path / "a", sources={"hotpotqa": "11"})
     strict = make_run(tmp_path / "b", [item(TASK, "bm25", 7000, 0, grader="strict")])
     assert (
-        f"hotpotqa is graded by lenient in {one}, by strict in {strict}; report them apart"
+        f"hotpotqa is graded by lenient in {one}, by strict in {strict}; report them separately"
         == message_of([str(one), str(strict)])
     )
     moved = make_run(tmp_path / "c", [item(TASK, "bm25", 7000, 0)], sources={"hotpotqa": "22"})

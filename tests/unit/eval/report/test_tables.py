@@ -10,7 +10,7 @@ from memagent.eval.records import ItemRecord
 from memagent.eval.report.tables import (
     RULER_TEN,
     Entry,
-    Length,
+    TextLength,
     average_interval,
     average_rows,
     compare_rows,
@@ -69,7 +69,7 @@ def test_costs_are_means_per_answer() -> None:
     assert (row.mean_tokens, row.x) == (8095, 8192)
 
 
-def test_a_cost_that_is_not_known_of_every_answer_is_not_told() -> None:
+def test_a_cost_that_is_not_known_for_every_answer_is_left_out() -> None:
     [row] = result_rows(entries(item(TASK, "a", 64, 0, cost=1.0), item(TASK, "a", 64, 1)))
     assert row.cost is None
 
@@ -116,7 +116,7 @@ def test_rows_are_by_task_then_length_then_series_as_they_came() -> None:
         (0, "0"),
     ],
 )
-def test_lengths_are_told_in_k(num: int, label: str) -> None:
+def test_lengths_are_labelled_in_k(num: int, label: str) -> None:
     assert format_tokens(num) == label
 
 
@@ -156,7 +156,7 @@ def test_averages_need_every_task_of_the_group_at_that_length() -> None:
     assert (average.series, average.group, average.length) == (
         "reader",
         "beyond",
-        Length(tokens=8192),
+        TextLength(tokens=8192),
     )
     assert (average.score.value, average.anchor_task) == (0.75, "beyond/average")
 

@@ -1,16 +1,16 @@
-"""Anchors: published results that stand beside ours in reports, always marked as theirs.
+"""Anchors: published results that reports show next to measured ones, always marked as published.
 
     lines = read_anchors("paper")                     # the figures of arXiv 2507.02259
-    lines = read_anchors("my_lab.json")               # yours: a file like those in this folder
+    lines = read_anchors("my_lab.json")               # a file like those in this folder
     [line.label for line in lines if line.task == "hotpotqa"]
 
-A file holds the figures and where they stand, nothing else:
+A file holds the figures and where they were published:
 
     {"about": "...", "citation": "arXiv 2507.02259", "unit": "percent", "num": 128, "note": "...",
      "lines": [{"task": "hotpotqa", "label": "RL-MemAgent-14B (v1)", "where": "v1, Table 2",
                 "lengths": [7168, 14336], "values": [83.59, 82.03]}]}
 
-A `task` is one of ours, or `GROUP/average` for the average of a group of tasks.
+A `task` is the name of a task here, or `GROUP/average` for the average of a group of tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from memagent.config import Settings
 from memagent.errors import ConfigError
 
 SHIPPED: dict[str, tuple[str, ...]] = {"paper": ("paper_hqa.json", "paper_ruler.json")}
-"""Anchors that come with the package, by name, and the files of this folder that hold them."""
+"""Anchors that come with the package: name to files of this folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +45,11 @@ class Anchor:
     where: str
     """Table or figure of the publication."""
     num: int | None
-    """Items per point; None when it is not told."""
+    """Items per point; None when unknown."""
     note: str
-    """How the figures were come by, where that differs from ours."""
+    """How the figures were obtained, where that differs from a report's own."""
     is_read_off_a_plot: bool
-    """True for figures that were published only as a drawing."""
+    """True for figures that were published only as a plot."""
 
     def at(self, tokens: float) -> float | None:
         """The score at a length, or at one that differs by a few percent; None without such."""
@@ -58,14 +58,14 @@ class Anchor:
 
 
 SAME_LENGTH = 0.05
-"""Lengths that differ by at most this share are called the same: tokenizers differ by more."""
+"""Lengths that differ by at most this share count as equal: tokenizers differ by more."""
 
 
 class AnchorLine(Settings):
     """A line of an anchor file."""
 
     task: str
-    """The task as it is called here."""
+    """Name of the task in memagent."""
     label: str = Field(min_length=1)
     """What was measured."""
     where: str = ""
@@ -75,7 +75,7 @@ class AnchorLine(Settings):
     values: list[float]
     """One figure for each length."""
     is_read_off_a_plot: bool = False
-    """True for figures that were published only as a drawing."""
+    """True for figures that were published only as a plot."""
 
     @model_validator(mode="after")
     def _one_value_each(self) -> Self:
@@ -99,7 +99,7 @@ class AnchorFile(Settings):
     num: int | None = Field(default=None, gt=0)
     """Items per point."""
     note: str = ""
-    """How the figures were come by, where that differs from ours."""
+    """How the figures were obtained, where that differs from a report's own."""
     lines: list[AnchorLine]
     """One for each thing that was measured."""
 

@@ -1,0 +1,131 @@
+"""The options of `memagent eval`, and the evaluation they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from memagent.cli.shared.engine import EngineOptions
+from memagent.cli.shared.run_options import LimitOptions, RunOptions
+from memagent.config import AgentConfig
+from memagent.data.choices import named_sources
+from memagent.errors import ConfigError
+from memagent.eval.setup import EvalRequest, make_request, stored_request
+from memagent.eval.suites import Suite, parse_suite, read_suite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteOptions:
+    """What is asked, and how."""
+
+    suite: Path | None
+    tasks: tuple[str, ...]
+    files: tuple[Path, ...]
+    lengths: str | None
+    docs: str | None
+    num: int | None
+    seed: int | None
+    sources: tuple[str, ...]
+    length_tokenizer: str | None
+    methods: tuple[str, ...]
+    grader: str | None
+    changes: tuple[str, ...]
+    tokenizer: str | None
+    agent: Annotated[dict[str, Any], AgentConfig]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalOptions:
+    """All options of the command."""
+
+    asked: SuiteOptions
+    engine: EngineOptions
+    run: RunOptions
+    limits: LimitOptions
+    processes: int | None
+    dry_run: bool
+    as_json: bool
+    quiet: bool
+
+
+def request_of(options: EvalOptions) -> EvalRequest:
+    """The evaluation that is asked for; options that are not given are those of a resumed run."""
+    resumed = stored_request(options.run.resume) if options.run.resume else None
+    path = options.asked.suite
+    return make_request(
+        _suite(options.asked, resumed),
+        options.engine.engine,
+        engine_settings=options.engine.settings.all,
+        resumed=resumed,
+        suite_name=path.stem if path else None,
+        max_calls=options.limits.max_calls,
+        max_cost=options.limits.max_cost,
+        price_in=options.limits.prices.price_in,
+        price_out=options.limits.prices.price_out,
+    )
+
+
+def _suite(options: SuiteOptions, resumed: EvalRequest | None) -> Suite:
+    if resumed is not None:
+        if options.suite is not None:
+            raise ConfigError("a run that is resumed has its suite; leave the file out")
+        stored = resumed.suite.model_dump(mode="json")
+        return _with_options(parse_suite(stored, changes=options.changes), options)
+    if options.suite is not None:
+        return _with_options(read_suite(options.suite, changes=options.changes), options)
+    if not options.tasks and not options.files:
+        raise ConfigError(
+            "name what to evaluate: a suite such as smoke.toml, --task NAME, or --file FILE"
+        )
+    suite = parse_suite({"tasks": _task_values(options)}, changes=options.changes)
+    return _with_options(suite, options, has_tasks=True)
+
+
+def _with_options(suite: Suite, options: SuiteOptions, *, has_tasks: bool = False) -> Suite:
+    """The suite, overridden by the options."""
+    values = suite.model_dump()
+    if (options.tasks or options.files) and not has_tasks:
+        values["tasks"] = _task_values(options)
+    elif options.lengths or options.docs:
+        values["tasks"] = [_with_lengths(task, options) for task in values["tasks"]]
+    if options.methods:
+        values["methods"] = [{"name": name} for name in options.methods]
+    if options.num is not None:
+        values["num"] = options.num
+        for task in values["tasks"]:
+            task["num"] = options.num
+    for name in ("seed", "grader", "tokenizer", "length_tokenizer"):
+        value = getattr(options, name)
+        if value is not None:
+            values[name] = value
+    values["agent"] |= {name: value for name, value in options.agent.items() if name != "seed"}
+    values["sources"] |= named_sources(options.sources)
+    return Suite.parse(values)
+
+
+def _task_values(options: SuiteOptions) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    if options.tasks:
+        found.append(_with_lengths({"tasks": list(options.tasks)}, options))
+    if options.files:
+        found.append({"files": [str(file) for file in options.files]})
+    return found
+
+
+def _with_lengths(task: dict[str, Any], options: SuiteOptions) -> dict[str, Any]:
+    """A task with the lengths of the options, if there are any; files keep theirs."""
+    if task.get("files"):
+        return task
+    lengths = {
+        "tokens": options.lengths and options.lengths.split(","),
+        "docs": options.docs and [_number(part) for part in options.docs.split(",")],
+    }
+    chosen = {name: value for name, value in lengths.items() if value}
+    return {**task, **({"tokens": None, "docs": None} if chosen else {}), **chosen}
+
+
+def _number(text: str) -> int:
+    if not text.strip().isdigit():
+        raise ConfigError(f"--docs {text}: numbers of documents, separated by commas")
+    return int(text)

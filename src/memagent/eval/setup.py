@@ -1,0 +1,524 @@
+"""Open an evaluation: engines, tokenizers, items, methods and the run directory.
+
+    suite, engine ──▶ EvalRequest ──▶ open_evaluation ──▶ Evaluation ──▶ ItemRecord*
+                                        one engine for each set of settings that methods need
+                                        the run is created, or resumed if it asks the same
+
+    records = await evaluate(suite, "openai:my-model", run_dir="runs/first")
+
+`memagent eval` and `evaluate` both open an evaluation here, so that they give the same records. For
+progress or a dry run, take the steps one by one:
+
+    request = make_request(suite, "scripted", max_calls=1000)
+    async with open_evaluation(request, run_dir=Path("runs/first")) as evaluation:
+        print(len(evaluation.records), "of", evaluation.num_items)
+        records = await evaluation.evaluate(on_record=print)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memagent.agent.limits import Limits
+from memagent.config import AgentConfig, EngineConfig
+from memagent.data.tasks.lengths import length_tokenizer
+from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
+from memagent.engines import store
+from memagent.engines.base import SETTINGS, BaseEngine, EngineChoice, choose_engine, split_spec
+from memagent.engines.openai import EndpointEngine
+from memagent.errors import ConfigError, MemagentError, RunError, UserError
+from memagent.eval.calls import EngineGate
+from memagent.eval.items import EvalPlan, ExamplePool, Item, plan_items
+from memagent.eval.methods import MethodSettings, method_sha256, open_method, settings_for
+from memagent.eval.records import KIND, ItemRecord
+from memagent.eval.runner import Evaluation, OnRecord, OpenMethod
+from memagent.eval.suites import MethodChoice, Suite, parse_suite, with_absolute_paths
+from memagent.plugins import is_file_spec
+from memagent.runs import MANIFEST, Run, read_manifest
+from memagent.types import Engine, Prices
+
+OnNote = Callable[[str], None]
+"""Called with remarks for the user, one line each."""
+
+LIMITS = ("max_calls", "max_cost", "price_in", "price_out")
+STRETCHED = ("local", "vllm")
+"""Kinds of engines that are opened with YaRN settings for the method yarn."""
+ONE_CALL = ("direct", "yarn", "bm25")
+PROBE = (
+    "The 3 clerks didn't mention Bergström's ledger; 12,480 barrels of salt were sold in 1871.\n\n"
+)
+"""Tokenizers that count the same number of tokens in this text are taken to be the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRequest:
+    """What an evaluation asks, of which engine, within which limits. Create it with `make_request`."""
+
+    suite: Suite
+    """With absolute paths, so that the run can be resumed from any folder."""
+    suite_name: str | None = None
+    engine: EngineChoice | Engine
+    """How to open the engine, or one that is open already and stays so."""
+    concurrency: int | None = None
+    """Concurrent calls; None leaves it to the engine."""
+    max_calls: int | None = None
+    """The run stops before more calls than this are made."""
+    max_cost: float | None = None
+    """The run stops before it can cost more than this."""
+    price_in: float | None = None
+    """Price of a million prompt tokens."""
+    price_out: float | None = None
+    """Price of a million completion tokens."""
+
+    @property
+    def prices(self) -> Prices | None:
+        """What the endpoint charges; None if neither price is set."""
+        if self.price_in is None and self.price_out is None:
+            return None
+        return Prices(prompt=self.price_in or 0.0, completion=self.price_out or 0.0)
+
+    def limits(self) -> Limits:
+        """Fresh limits, with nothing used."""
+        return Limits(max_calls=self.max_calls, max_cost=self.max_cost, prices=self.prices)
+
+    def engine_of(self, method: MethodChoice) -> EngineChoice | Engine:
+        """The engine that answers a method: the request's, with the method's own settings."""
+        own = dict(method.engine_settings)
+        if not isinstance(self.engine, EngineChoice):
+            if own:
+                raise ConfigError(
+                    f"{method.title} has `engine_settings`; name the engine instead of passing an open "
+                    "one"
+                )
+            return self.engine
+        if method.name == "yarn" and self.engine.kind in STRETCHED and "yarn_window" not in own:
+            factor = method.settings.get("yarn_factor") or self.suite.agent.get("yarn_factor")
+            own.setdefault("yarn_factor", factor or MethodSettings().yarn_factor)
+        return replace(self.engine, settings={**self.engine.settings, **own})
+
+    def concurrency_of(self, engine: Engine) -> int:
+        """Concurrent calls to an engine."""
+        if isinstance(engine, EndpointEngine):
+            return engine.config.concurrency
+        return self.concurrency or EngineConfig().concurrency
+
+    def to_dict(self, stored: EngineChoice) -> dict[str, Any]:
+        """The request as a manifest stores it, with the engine as it may be stored."""
+        limits = {name: getattr(self, name) for name in LIMITS}
+        return {
+            "suite": self.suite.model_dump(mode="json"),
+            "suite_name": self.suite_name,
+            "engine": stored.spec,
+            "engine_settings": dict(stored.settings),
+            "concurrency": self.concurrency,
+            "limits": {name: value for name, value in limits.items() if value is not None},
+        }
+
+
+def make_request(
+    suite: Suite,
+    engine: Engine | str | None = None,
+    *,
+    engine_settings: Mapping[str, Any] | None = None,
+    resumed: EvalRequest | None = None,
+    suite_name: str | None = None,
+    concurrency: int | None = None,
+    max_calls: int | None = None,
+    max_cost: float | None = None,
+    price_in: float | None = None,
+    price_out: float | None = None,
+) -> EvalRequest:
+    """A request, checked. What is not given is as in the request that is `resumed`, if there is one.
+
+    The engine is the one that is given here, else that of the resumed request, else the suite's, else the
+    endpoint in the settings or the environment, else the embedded model.
+    """
+    suite = with_absolute_paths(suite)
+    for method in suite.methods:
+        open_method(method.name)
+    settings = dict(engine_settings or {})
+    concurrency = settings.pop("concurrency", None) or concurrency
+    if resumed is not None:
+        concurrency = concurrency or resumed.concurrency
+    elif concurrency is None:
+        concurrency = suite.engine_settings.get("concurrency")
+    chosen: EngineChoice | Engine
+    if engine is None or isinstance(engine, str):
+        chosen = _choose_engine(suite, engine, settings, resumed)
+        if concurrency is not None and EngineConfig in SETTINGS[chosen.kind]:
+            chosen = replace(chosen, settings={**chosen.settings, "concurrency": concurrency})
+    elif settings:
+        raise ConfigError("the engine is open already; leave out `engine_settings`")
+    else:
+        chosen = engine
+    limits = (max_calls, max_cost, price_in, price_out)
+    given = {name: value for name, value in zip(LIMITS, limits, strict=True) if value is not None}
+    before = {name: getattr(resumed, name) for name in LIMITS} if resumed else {}
+    request = EvalRequest(
+        suite=suite,
+        suite_name=suite_name or (resumed.suite_name if resumed else None),
+        engine=chosen,
+        concurrency=concurrency,
+        **{**before, **given},
+    )
+    _check_engines(request)
+    return request
+
+
+def stored_request(run: Path) -> EvalRequest:
+    """The request that a run was started with."""
+    manifest = read_manifest(run)
+    if manifest.get("kind") != KIND:
+        raise RunError(f"{run} is a run of kind {manifest.get('kind')!r}, not an evaluation")
+    if "command" not in manifest:
+        raise ConfigError(
+            f"{run} was started from Python with an open engine; resume it there, with `run_dir`"
+        )
+    stored = manifest["command"]
+    return EvalRequest(
+        suite=parse_suite(stored["suite"]),
+        suite_name=stored.get("suite_name"),
+        engine=EngineChoice(spec=stored["engine"], settings=stored["engine_settings"]),
+        concurrency=stored.get("concurrency"),
+        **stored.get("limits", {}),
+    )
+
+
+def _choose_engine(
+    suite: Suite, spec: str | None, settings: Mapping[str, Any], resumed: EvalRequest | None
+) -> EngineChoice:
+    """The engine with all its settings; those of the suite are for its own kind of engine."""
+    if resumed is not None:
+        assert isinstance(resumed.engine, EngineChoice), "stored requests name their engine"
+        choice = choose_engine(spec, settings, stored=resumed.engine)
+    else:
+        if spec is None and settings.get("model") is None and settings.get("base_url") is None:
+            spec = suite.engine
+        choice = choose_engine(spec, settings)
+        own = {name: v for name, v in suite.engine_settings.items() if name != "concurrency"}
+        if own and (suite.engine is None or split_spec(suite.engine)[0] == choice.kind):
+            both = {**own, **settings, "model": None}
+            choice = replace(choose_engine(choice.spec, both), is_embedded=choice.is_embedded)
+    if choice.kind == "vllm":  # only training needs token ids, and they make replies long
+        choice = replace(choice, settings={"token_ids": False, **choice.settings})
+    return choice
+
+
+def _check_engines(request: EvalRequest) -> None:
+    """Two vLLM servers do not fit the same GPUs; local models and endpoints may be opened twice."""
+    engines = [request.engine_of(method) for method in request.suite.methods]
+    for method, engine in zip(request.suite.methods, engines, strict=True):
+        if isinstance(engine, EngineChoice) and engine.kind == "vllm" and engine != engines[0]:
+            raise ConfigError(
+                f"{request.suite.methods[0].title} and {method.title} need vLLM with different "
+                "settings; evaluate them in separate runs"
+            )
+
+
+# --- opening --------------------------------------------------------------------------------------
+
+
+async def evaluate(
+    suite: Suite,
+    engine: Engine | str | None = None,
+    *,
+    engine_settings: Mapping[str, Any] | None = None,
+    run_dir: str | Path | None = None,
+    concurrency: int | None = None,
+    max_calls: int | None = None,
+    max_cost: float | None = None,
+    price_in: float | None = None,
+    price_out: float | None = None,
+    processes: int | None = None,
+    on_record: OnRecord | None = None,
+    on_note: OnNote | None = None,
+) -> list[ItemRecord]:
+    """The records of a suite, without traces.
+
+    The engine is a name such as `local:smollm2-135m`, which is opened with `engine_settings` and closed,
+    or an open engine, which stays open. With a run directory every record is on disk when it is
+    finished; a directory that holds this evaluation already is resumed.
+    """
+    request = make_request(
+        suite,
+        engine,
+        engine_settings=engine_settings,
+        concurrency=concurrency,
+        max_calls=max_calls,
+        max_cost=max_cost,
+        price_in=price_in,
+        price_out=price_out,
+    )
+    path = Path(run_dir) if run_dir is not None else None
+    is_there = path is not None and (path / MANIFEST).exists()
+    async with open_evaluation(
+        request, run_dir=path, resume=is_there, processes=processes, on_note=on_note
+    ) as evaluation:
+        return await evaluation.evaluate(on_record=on_record)
+
+
+@asynccontextmanager
+async def open_evaluation(
+    request: EvalRequest,
+    *,
+    run_dir: Path | None = None,
+    resume: bool = False,
+    processes: int | None = None,
+    on_note: OnNote | None = None,
+    on_pull: store.OnPull | None = None,
+) -> AsyncIterator[Evaluation]:
+    """An evaluation, ready for its first call; mistakes that need no call to be found are raised here.
+
+    Without `run_dir` nothing is written; with `resume` it must hold a run that asks the same. `processes`
+    generate examples; 0 uses a thread of this one, None decides by the amount of text.
+    """
+    suite = request.suite
+    async with AsyncExitStack() as stack:
+        gates = _Gates(request, on_pull)
+        stack.push_async_callback(gates.aclose)
+        first = (await gates.open(suite.methods[0])).engine
+        tokenizer = _open_tokenizer(suite, first, on_note)
+        plan = plan_items(suite, length_tokenizer=_length_name(suite, first, tokenizer))
+        _compare_tokenizers(plan, tokenizer, on_note)
+        methods = [
+            await _open_method(request, gates, choice, tokenizer, on_note)
+            for choice in suite.methods
+        ]
+        pool = stack.enter_context(ExamplePool(plan, processes=processes))
+        sources = await pool.check(plan)
+        run = None
+        if run_dir is not None:
+            identity = _identity(suite, first, tokenizer, plan, methods, sources)
+            if resume:
+                run = open_run(run_dir, identity)
+            else:
+                run = Run.create(
+                    run_dir, _manifest(request, first, identity, len(plan.items) * len(methods))
+                )
+            stack.enter_context(run)
+        evaluation = Evaluation(
+            plan,
+            pool,
+            methods,
+            seed=suite.seed,
+            run=run,
+            limits=request.limits(),
+            prices=request.prices,
+            concurrency=max(request.concurrency_of(gate.engine) for gate in gates),
+        )
+        try:
+            yield evaluation
+        except UserError:
+            if run is not None:
+                run.discard_if_empty()  # nothing was finished: there is nothing to resume
+            raise
+
+
+async def open_plan(
+    request: EvalRequest, *, on_note: OnNote | None = None, on_pull: store.OnPull | None = None
+) -> EvalPlan:
+    """What an evaluation would ask. Opens the engine only where its tokenizer counts lengths."""
+    suite = request.suite
+    if suite.length_tokenizer is not None:
+        return plan_items(suite)
+    gates = _Gates(request, on_pull)
+    try:
+        engine = (await gates.open(suite.methods[0])).engine
+        tokenizer = _open_tokenizer(suite, engine, on_note)
+        return plan_items(suite, length_tokenizer=_length_name(suite, engine, tokenizer))
+    finally:
+        await gates.aclose()
+
+
+def estimate_calls(plan: EvalPlan, suite: Suite, method: MethodChoice) -> int:
+    """About how many calls a method makes; your own methods count one call for each item."""
+    return sum(_num_calls(item, suite, method) for item in plan.items)
+
+
+def _num_calls(item: Item, suite: Suite, method: MethodChoice) -> int:
+    kind = method.name.partition(":")[0]
+    if kind in ONE_CALL or is_file_spec(method.name):
+        return 1
+    values = {**suite.agent, **method.settings}
+    chunk_tokens = int(values.get("chunk_tokens") or AgentConfig().chunk_tokens)
+    sections = max(1, math.ceil(item.num_tokens / chunk_tokens))
+    return sections if kind == "refine" else sections + 1
+
+
+# --- engines and tokenizers -----------------------------------------------------------------------
+
+
+class _Gates:
+    """The engines of an evaluation, each behind its gate; methods with the same settings share one."""
+
+    def __init__(self, request: EvalRequest, on_pull: store.OnPull | None) -> None:
+        self._request = request
+        self._on_pull = on_pull
+        self._gates: dict[str, EngineGate] = {}
+        self._opened: list[BaseEngine] = []
+
+    def __iter__(self) -> Iterator[EngineGate]:
+        return iter(self._gates.values())
+
+    async def open(self, method: MethodChoice) -> EngineGate:
+        """The gate of the engine that answers a method."""
+        engine = self._request.engine_of(method)
+        settings = dict(engine.settings) if isinstance(engine, EngineChoice) else {}
+        key = json.dumps(settings, sort_keys=True, default=str)
+        if key not in self._gates:
+            if isinstance(engine, EngineChoice):
+                engine = engine.open(on_pull=self._on_pull)
+                self._opened.append(engine)
+            if isinstance(engine, EndpointEngine):
+                await engine.inspect()
+            concurrency = self._request.concurrency_of(engine)
+            self._gates[key] = EngineGate(engine, concurrency=concurrency)
+        return self._gates[key]
+
+    async def aclose(self) -> None:
+        """Close the engines that were opened here."""
+        for engine in self._opened:
+            await engine.aclose()
+
+
+def _open_tokenizer(suite: Suite, engine: Engine, on_note: OnNote | None) -> Tokenizer:
+    if suite.tokenizer is not None:
+        return open_tokenizer(suite.tokenizer)
+    tokenizer, reason = tokenizer_for_model(engine.tokenizer)
+    if reason and on_note:
+        on_note(f"token counts are estimated with a margin: {reason}; `tokenizer` names one")
+    return tokenizer
+
+
+def _length_name(suite: Suite, engine: Engine, tokenizer: Tokenizer) -> str | None:
+    """The tokenizer of lengths where the suite names none: the model's own, if it is known."""
+    if engine.model in store.KNOWN and not isinstance(engine, EndpointEngine):
+        return engine.model  # the same on every machine, unlike the path of its tokenizer
+    if not tokenizer.is_exact:
+        return None
+    return suite.tokenizer or engine.tokenizer
+
+
+def _compare_tokenizers(plan: EvalPlan, tokenizer: Tokenizer, on_note: OnNote | None) -> None:
+    if on_note is None or not tokenizer.is_exact:
+        return
+    for name in plan.tokenizers:
+        with suppress(MemagentError):  # a file generated elsewhere may name one that is not here
+            if length_tokenizer(name).count(PROBE) != tokenizer.count(PROBE):
+                on_note(
+                    f"lengths are counted by the tokenizer {name}; the model's own "
+                    f"({tokenizer.name}) counts differently"
+                )
+
+
+async def _open_method(
+    request: EvalRequest,
+    gates: _Gates,
+    choice: MethodChoice,
+    tokenizer: Tokenizer,
+    on_note: OnNote | None,
+) -> OpenMethod:
+    gate = await gates.open(choice)
+    is_ours = isinstance(request.engine, EngineChoice) and request.engine.kind in STRETCHED
+    if choice.name == "yarn" and not is_ours and on_note:
+        on_note(
+            f"{choice.title}: the endpoint must serve {gate.engine.model} with YaRN settings; "
+            "`engine=vllm:MODEL` starts it so"
+        )
+    return OpenMethod(
+        title=choice.title,
+        function=open_method(choice.name),
+        settings=settings_for(choice.name, gate.engine, request.suite.agent, choice.settings),
+        gate=gate,
+        tokenizer=tokenizer,
+    )
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
+def _identity(
+    suite: Suite,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    plan: EvalPlan,
+    methods: Sequence[OpenMethod],
+    sources: dict[str, str],
+) -> dict[str, Any]:
+    """Everything that decides the records of a run."""
+    return {
+        "model": engine.model,
+        "tokenizer": tokenizer.name,
+        "length_tokenizer": ", ".join(plan.tokenizers) or None,
+        "seed": suite.seed,
+        "grader": suite.grader,
+        "num": suite.num,
+        "tasks": [task.model_dump(mode="json", exclude={"files"}) for task in suite.tasks],
+        "methods": {
+            method.title: {
+                "name": choice.name,
+                "settings": method.settings.model_dump(mode="json", exclude={"seed"}),
+                "sha256": method_sha256(choice.name),
+            }
+            for method, choice in zip(methods, suite.methods, strict=True)
+        },
+        "files": {Path(name).name: digest for name, digest in plan.files.items()},
+        "sources": sources,
+    }
+
+
+def _manifest(
+    request: EvalRequest, engine: Engine, identity: dict[str, Any], num_items: int
+) -> dict[str, Any]:
+    manifest: dict[str, Any] = {
+        "kind": KIND,
+        "suite": request.suite_name,
+        **identity,
+        "num_items": num_items,
+        "engine": {"spec": engine.model, "settings": {}},
+        "identity": identity,
+    }
+    if not isinstance(request.engine, EngineChoice):
+        return manifest
+    assert isinstance(engine, BaseEngine), "engines that are opened by name are ours"
+    stored = request.engine.kept(engine)
+    return {
+        **manifest,
+        "engine": {"spec": request.engine.spec, "settings": dict(stored.settings)},
+        "command": request.to_dict(stored),
+    }
+
+
+def open_run(path: Path, identity: Mapping[str, Any]) -> Run:
+    """A run to resume. Raises RunError when it asks something else."""
+    run = Run.open(path, shrink=lambda record: {**record, "trace": {}})
+    try:
+        check_same(run.manifest, identity, path)
+    except RunError:
+        run.close()
+        raise
+    return run
+
+
+def check_same(stored: Mapping[str, Any], identity: Mapping[str, Any], path: Path) -> None:
+    """Raise RunError with the first difference between a run's identity and another."""
+    if stored.get("kind") != KIND:
+        raise RunError(f"{path} is a run of kind {stored.get('kind')!r}, not an evaluation")
+    then, now = stored.get("identity", {}), json.loads(json.dumps(identity))
+    for name in dict.fromkeys([*then, *now]):
+        if then.get(name) != now.get(name):
+            raise RunError(
+                f"cannot resume {path}: {name} was {_short(then.get(name))}, now "
+                f"{_short(now.get(name))}; start a new run for it"
+            )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 120 else f"{text[:117]}..."
