@@ -1,17 +1,17 @@
-"""Every bash and python block of the documentation runs, and does what the page says it does.
+"""Every bash and python block of the documentation runs, and prints what the page shows.
 
-Blocks of a page run in order, in one folder that holds the files the pages speak of. Python blocks
-stand alone; what a bash block exports holds for the bash blocks after it. How a page says more:
+Blocks of a page run in order, in one folder that holds the files the pages mention. Python blocks are
+self-contained; what a bash block exports is visible to the bash blocks after it. Notes in a page:
 
-    <!-- exit code 4 -->     before a bash block: it is meant to end so
+    <!-- exit code 4 -->     before a bash block: it is expected to end with this code
     <!-- prints -->          before a text block: what the block before printed, numbers aside;
                              `...` stands for anything
     # name.toml              as the first line of a toml block: the block is also that file
 
-Training is done with what SHORTER sets, after what a page sets: a step of one task, not hours.
+Training commands get the settings in SHORTER on top: one step with one task.
 
-A page names `http://localhost:8000/v1` and a model; a loopback endpoint stands in for them. A random
-model of a few thousand weights stands in the store for the embedded one; nothing can be fetched.
+A loopback endpoint replaces `http://localhost:8000/v1` and its model. A random model of a few thousand
+parameters replaces the embedded one; nothing can be downloaded.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def logical_lines(script: str) -> list[str]:
 
 
 def shorter(line: str, folder: Path) -> str:
-    """A training command that takes seconds. A run that goes on gets another step."""
+    """A training command that takes seconds. A resumed run gets another step."""
     changes: tuple[str, ...] = ("steps=2",)
     if config := re.search(r"\S+\.toml", line):
         values = tomllib.loads((folder / config[0]).read_text())
@@ -141,7 +141,7 @@ def shorter(line: str, folder: Path) -> str:
 
 
 def check_requirements(line: str) -> None:
-    """A `pip install` of ours must name extras that exist."""
+    """A `pip install memagent[...]` must name extras that exist."""
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     found = _requirement.search(line.replace('".[', "memagent["))
     named = found["extras"].split(",") if found and found["extras"] else []
@@ -167,7 +167,7 @@ def _bare(text: str) -> str:
     return "\n".join(" ".join(line.split()) for line in numbers_aside.strip().splitlines())
 
 
-# --- the folder the pages speak of ----------------------------------------------------------------
+# --- the folder the pages use ----------------------------------------------------------------
 
 
 def make_samples(folder: Path) -> None:
@@ -260,14 +260,21 @@ def test_every_block_of_a_page_runs(path: Path, shell: Shell, endpoint: Endpoint
         elif block.language == "json":
             json.loads(block.text)
         elif block.note == "prints":
-            assert matches(block.text, last.output), f"{where} shows not this:\n{last.output}"
+            assert matches(block.text, last.output), (
+                f"{where} shows something else than:\n{last.output}"
+            )
 
 
 @pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
-def test_links_between_pages_lead_somewhere(path: Path) -> None:
+def test_links_between_pages_exist(path: Path) -> None:
     text = _fence.sub("", path.read_text())
     dead = [link for link in _link.findall(text) if not (path.parent / link).exists()]
     assert dead == []
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 200
+    assert len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) < 220
 
 
 def test_the_page_of_the_command_line_is_what_the_help_says() -> None:
@@ -283,7 +290,7 @@ def test_the_settings_of_the_embedded_model_are_those_on_its_page() -> None:
         assert f"| `{name}` | {value} |" in page
 
 
-# --- the checks themselves can fail ---------------------------------------------------------------
+# --- the checks themselves ---------------------------------------------------------------
 
 
 def test_blocks_are_found_with_their_notes_and_lines() -> None:
