@@ -43,7 +43,7 @@ def iterate(items: AsyncIterator[T]) -> Iterator[T]:
 def when_loop_ends(
     loop: asyncio.AbstractEventLoop, close: Callable[[], Coroutine[Any, Any, None]]
 ) -> None:
-    """If this is our own loop, which nobody else can end, call `close` before the process exits."""
+    """If this is our own loop, call `close` before the process exits."""
     if loop is _loop:
         _closers.append(close)
 
@@ -68,7 +68,7 @@ def _background_loop() -> asyncio.AbstractEventLoop:
 
 
 def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Close iterators, connections and the loop itself. What hangs is left as it is."""
+    """Close iterators, connections and the loop itself. What hangs is not waited for."""
     for close in (loop.shutdown_asyncgens, *_closers):
         asyncio.run_coroutine_threadsafe(close(), loop).result(timeout=5)
     loop.call_soon_threadsafe(loop.stop)

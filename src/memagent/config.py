@@ -49,7 +49,7 @@ class AgentConfig(Settings):
     answer_tokens: int = Field(default=1024, ge=1)
     """Upper limit of tokens in the answer."""
     reasoning_tokens: int = Field(default=0, ge=0)
-    """Tokens added to the limit of every reply for models that think before they write."""
+    """Tokens added to the limit of every reply, for models that reason before they answer."""
     prompts: str = "default"
     """Prompt set: default, boxed, paper, small, or the path of a TOML file with your own templates."""
     temperature: float | None = Field(default=None, ge=0)
@@ -87,15 +87,15 @@ class EngineConfig(Settings):
     api_version: str | None = None
     """API version, for Azure deployments only."""
     timeout: float = Field(default=300.0, gt=0)
-    """Seconds to wait for one reply before the request is tried again."""
+    """Seconds to wait for one reply before the request is retried."""
     patience: float = Field(default=600.0, ge=0)
-    """Seconds to keep trying a call that fails before giving up; 0 tries once."""
+    """Seconds to retry a call that fails; 0 tries once."""
     concurrency: int = Field(default=16, ge=1)
-    """Requests under way at once, at most."""
+    """Requests in flight at once, at most."""
     extra_body: dict[str, Any] | None = None
     """Further fields for every request, as JSON, such as {"top_k": 20}."""
     prefix_affinity: bool = True
-    """Of several endpoints, send prompts that begin alike to the same one while it is not much busier
+    """Of several endpoints, send prompts with a common prefix to the same one while it is not much busier
     than the others, so that its prefix cache helps."""
 
 
@@ -118,7 +118,7 @@ class LocalConfig(Settings):
     native: bool = True
     """On a CPU, generate with a kernel that is compiled once; needs a C compiler, else torch is used."""
     yarn_window: int | None = Field(default=None, ge=1)
-    """Window to stretch the model's own one to with YaRN, in tokens; also for vllm:MODEL."""
+    """Window to extend the model to with YaRN, in tokens; also for vllm:MODEL."""
     yarn_factor: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     """As yarn_window, as a multiple of the model's own window."""
 
@@ -129,11 +129,11 @@ class VllmConfig(Settings):
     tensor_parallel_size: int = Field(default=1, ge=1)
     """GPUs that share one copy of the model in vLLM."""
     data_parallel_size: int | None = Field(default=None, ge=1)
-    """Copies of the model, each with a server of its own; as many as there are GPUs for when not given."""
+    """Copies of the model, each with its own server; as many as there are GPUs for when not given."""
     vllm_python: str | None = None
     """Python that vLLM is installed for, such as ~/vllm/bin/python; this one when not given."""
     vllm_args: str | None = None
-    """Further arguments of vLLM's server, in one text, such as '--max-model-len 32768 --dtype half'."""
+    """Further arguments of vLLM's server, in one string, such as '--max-model-len 32768 --dtype half'."""
     vllm_log_dir: str | None = None
     """Folder for the logs of vLLM; one in your state folder when not given."""
     start_seconds: float = Field(default=1200.0, gt=0, allow_inf_nan=False)
@@ -164,7 +164,7 @@ class ServeConfig(Settings):
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The table of a TOML file; `what` it is stands in errors."""
+    """The table of a TOML file; errors call it `what`."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

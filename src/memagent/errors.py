@@ -8,9 +8,9 @@ Anything else that escapes is a bug in memagent and keeps its traceback.
     │   ├── BudgetError      the parts of a prompt do not fit the window
     │   ├── DocumentError    a text cannot be read
     │   ├── RunError         a run directory cannot be used
-    │   └── DataError        a dataset or a source of one is not as it should be
+    │   └── DataError        a dataset or one of its sources is invalid
     ├── EngineError          the endpoint failed after retries: exit code 3
-    │   └── EmptyAnswer      the model said nothing where its answer was due
+    │   └── EmptyAnswer      the model gave an empty answer
     └── LimitReached         a limit on calls or cost stopped the run: exit code 4
 """
 
@@ -38,7 +38,7 @@ class BudgetError(ConfigError):
 
 
 class DocumentError(UserError):
-    """A text cannot be read as asked."""
+    """A text cannot be read."""
 
 
 class RunError(UserError):
@@ -46,7 +46,7 @@ class RunError(UserError):
 
 
 class DataError(UserError):
-    """A dataset or a source of one cannot be read, or does not hold what was asked of it."""
+    """A dataset or one of its sources cannot be read, or lacks what was requested."""
 
 
 class EngineRefused(UserError):
@@ -54,13 +54,13 @@ class EngineRefused(UserError):
 
 
 class EngineError(MemagentError):
-    """The endpoint failed for longer than our patience. What was read so far is kept."""
+    """The endpoint failed for longer than `patience`. What was read so far is kept."""
 
     exit_code = 3
 
 
 class EmptyAnswer(EngineError):
-    """The model said nothing, or only thought aloud, where its answer was due."""
+    """The model gave an empty answer, or reasoning only."""
 
 
 class LimitReached(MemagentError):

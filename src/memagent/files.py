@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PART = ".part"
-"""Suffix of files that are being written. They are hidden, and may be deleted when nobody writes."""
+"""Suffix of files that are being written. They are hidden, and may be deleted when no process writes them."""
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:

@@ -1,4 +1,4 @@
-"""Functions in files of the user, named as `path.py:function`. What is wrong is said in one line.
+"""Functions in files of the user, named as `path.py:function`. Errors are one line.
 
     score = load_function("my_reward.py:score", what="reward", parameters=("task", "outcome"))
 
@@ -48,7 +48,7 @@ def is_file_spec(spec: str) -> bool:
 def load_function(spec: str, *, what: str, parameters: Sequence[str]) -> Callable[..., Any]:
     """The function that `path.py:function` names, taking these parameters by position.
 
-    `what` is what messages call it. Parameters of its own are fine if they have defaults.
+    Messages call it `what`. Further parameters are fine if they have defaults.
     """
     path, colon, name = spec.partition(":")
     if not colon or not path.endswith(".py") or not name:
@@ -100,7 +100,7 @@ def load_file(path: Path, what: str) -> ModuleType:
 
 
 def portable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, in a form that another process can find."""
+    """The function, in a form that can be sent to another process."""
     module = sys.modules.get(getattr(function, "__module__", ""))
     name = getattr(function, "__qualname__", "")
     if module is None or not module.__name__.startswith(PREFIX) or not name.isidentifier():

@@ -72,7 +72,7 @@ class Completion:
     num_attempts: int = 1
     """Requests it took, the successful one included."""
     prompt_ids: tuple[int, ...] | None = None
-    """The tokens the model was given; None when the engine does not tell, as for the three below."""
+    """The prompt in tokens; None when the engine does not report it, as for the three below."""
     completion_ids: tuple[int, ...] | None = None
     """The tokens the model sampled, the one that ended the reply included."""
     logprobs: tuple[float, ...] | None = None

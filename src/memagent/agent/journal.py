@@ -1,4 +1,4 @@
-"""A reading on disk: what makes two readings the same, and how one is continued.
+"""A reading on disk: what makes two readings the same, and how one is resumed.
 
 A run's identity is everything that decides its trace: the text, the questions, the model, the
 tokenizer, the prompts, the settings. The address of the endpoint is not part of it.
@@ -6,7 +6,7 @@ tokenizer, the prompts, the settings. The address of the endpoint is not part of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +65,13 @@ class Journal:
     @classmethod
     def open(
         cls,
-        path: Path | None,
-        wanted: dict[str, Any],
-        *,
-        extra: Mapping[str, Any] | None = None,
+        path: Path,
+        reading: dict[str, Any],
     ) -> Journal:
-        """Begin a run at `path`, or go on with the one that is there if it is the same reading."""
-        if path is None or not (path / MANIFEST).exists():
-            return cls(Run.create(path, {**wanted, **(extra or {})}))
-        check_same(read_manifest(path), wanted, path)
+        """Begin a run at `path`, or resume the one that is there if it is the same reading."""
+        if not (path / MANIFEST).exists():
+            return cls(Run.create(path, reading))
+        check_same(read_manifest(path), reading, path)
         return cls(Run.open(path))
 
     @property
@@ -95,31 +93,31 @@ class Journal:
         return self._run is not None and self._run.discard_if_empty()
 
     def close(self) -> None:
-        """Let go of the run directory."""
+        """Release the run directory."""
         if self._run:
             self._run.close()
 
 
-def check_same(stored: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
-    """Raise RunError with the reason when a run is not the reading that is asked for."""
-    reason = _difference(stored, wanted)
+def check_same(stored: dict[str, Any], reading: dict[str, Any], path: Path) -> None:
+    """Raise RunError when a run is another reading than `reading`."""
+    reason = _difference(stored, reading)
     if reason:
-        raise RunError(f"cannot go on with {path}: {reason}; start a new run for it")
+        raise RunError(f"cannot resume {path}: {reason}; start a new run for it")
 
 
-def _difference(stored: dict[str, Any], wanted: dict[str, Any]) -> str | None:
-    if stored.get("kind") != wanted["kind"]:
-        return f"it is a run of kind {stored.get('kind')!r}, not {wanted['kind']!r}"
-    if stored["document"]["sha256"] != wanted["document"]["sha256"]:
-        was, now = stored["document"]["num_chars"], wanted["document"]["num_chars"]
+def _difference(stored: dict[str, Any], reading: dict[str, Any]) -> str | None:
+    if stored.get("kind") != reading["kind"]:
+        return f"it is a run of kind {stored.get('kind')!r}, not {reading['kind']!r}"
+    if stored["document"]["sha256"] != reading["document"]["sha256"]:
+        was, now = stored["document"]["num_chars"], reading["document"]["num_chars"]
         return f"the text has changed since (then {was:,} characters, now {now:,})"
     for name in ("questions", "model", "tokenizer"):
-        if stored[name] != wanted[name]:
-            return f"{name} was {_short(stored[name])}, now {_short(wanted[name])}"
-    if stored["prompts"]["sha256"] != wanted["prompts"]["sha256"]:
-        then, now = stored["prompts"]["name"], wanted["prompts"]["name"]
+        if stored[name] != reading[name]:
+            return f"{name} was {_short(stored[name])}, now {_short(reading[name])}"
+    if stored["prompts"]["sha256"] != reading["prompts"]["sha256"]:
+        then, now = stored["prompts"]["name"], reading["prompts"]["name"]
         return f"the wording of the prompts has changed (then {then!r}, now {now!r})"
-    for name, value in wanted["agent"].items():
+    for name, value in reading["agent"].items():
         if name not in FREE_SETTINGS and stored["agent"].get(name) != value:
             return f"{name} was {stored['agent'].get(name)}, now {value}"
     return None

@@ -1,4 +1,4 @@
-"""Limits on calls and cost: a call that would pass one does not leave."""
+"""Limits on calls and cost: a call that would exceed one is not sent."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from memagent.types import Prices, Usage
 
 
 class Reservation(NamedTuple):
-    """What a call under way may cost at most."""
+    """The highest cost of a call in flight."""
 
     cost: float
 
 
 class Limits:
-    """Counts what a run has used, calls under way included at their highest possible cost."""
+    """Counts what a run has used, calls in flight included at their highest possible cost."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Limits:
         self.cost += self._cost(usage.prompt_tokens, usage.completion_tokens)
 
     def reserve(self, *, prompt_tokens: int, completion_tokens: int) -> Reservation:
-        """Make room for a call. Raises LimitReached when it could pass a limit."""
+        """Make room for a call. Raises LimitReached when it could exceed a limit."""
         cost = self._cost(prompt_tokens, completion_tokens)
         if self.max_calls is not None and self.num_calls + 1 > self.max_calls:
             raise LimitReached(
@@ -47,7 +47,7 @@ class Limits:
             )
         if self.max_cost is not None and self.cost + cost > self.max_cost:
             raise LimitReached(
-                f"stopped at a cost of {self.cost:.4f}: the next call could cost {cost:.4f} and pass "
+                f"stopped at a cost of {self.cost:.4f}: the next call could cost {cost:.4f} and exceed "
                 f"`max_cost={self.max_cost}`"
             )
         self.num_calls += 1

@@ -17,9 +17,9 @@ class Reply(NamedTuple):
     """A model's reply, taken apart."""
 
     text: str
-    """What the model said."""
+    """The reply itself."""
     reasoning: str | None
-    """What it thought before; None when it did not think aloud."""
+    """The reasoning before it; None without reasoning."""
 
 
 class Rewritten(NamedTuple):
@@ -30,11 +30,11 @@ class Rewritten(NamedTuple):
     was_cut: bool
     """True when the reply was longer than the memory may be."""
     was_kept: bool
-    """True when the reply said nothing, so the old memory stays."""
+    """True when the reply was empty, so the old memory stays."""
 
 
 def split_reasoning(text: str) -> Reply:
-    """Tell a reply from the reasoning block before it.
+    """Separate a reply from its reasoning block.
 
     A closing tag without an opening one ends the reasoning too (some chat templates write the opening
     tag themselves), and an opening tag without a closing one means that all the rest is reasoning.

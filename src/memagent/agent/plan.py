@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memagent.agent.reader import Reader
@@ -11,7 +11,7 @@ from memagent.types import Prices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ReadingPlan:
     """The calls and tokens of a reading."""
 
     num_questions: int
@@ -41,8 +41,7 @@ def plan_reading(
     reader: Reader,
     questions: Sequence[str],
     chunks: Chunks,
-    on_section: Callable[[int], None] | None = None,
-) -> Plan:
+) -> ReadingPlan:
     """Count a reading's calls and tokens by rendering every prompt it will send."""
     num_chunks = prompt_tokens = 0
     budgets = [reader.check(question) for question in questions]
@@ -57,8 +56,6 @@ def plan_reading(
                 memory_tokens=reader.config.memory_tokens,
             )
             prompt_tokens += reader.tokenizer.count_messages(messages)
-        if on_section:
-            on_section(num_chunks)
     for question in questions:
         messages = reader.prompts.answer_messages(
             question=question,
@@ -67,7 +64,7 @@ def plan_reading(
             answer_tokens=reader.config.answer_tokens,
         )
         prompt_tokens += reader.tokenizer.count_messages(messages)
-    return Plan(
+    return ReadingPlan(
         num_questions=len(questions),
         num_chunks=num_chunks,
         num_calls=len(questions) * (num_chunks + 1),

@@ -9,7 +9,7 @@ over one text then share everything up to the section's end at every step, whate
 hold, and an engine computes that long prefix once. The `paper` order puts the memory before the
 section, as the published checkpoints were trained. `small` is for models of some hundred million
 parameters. The memory stands first, as if it were the text's first sentence: next to the question such a
-model copies it for ever, also when it is wrong and the section tells the truth.
+model copies it forever, even when it is wrong and the section corrects it.
 """
 
 from __future__ import annotations

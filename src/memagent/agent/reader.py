@@ -7,7 +7,7 @@
               memory          memory               memory
 
 `Reader.steps` is the one loop that the command line, evaluation and training drive. It yields each
-step as soon as it is made, and the next call leaves only when the caller asks for the next step: a
+step as soon as it is done, and the next call is sent only when the caller asks for the next step: a
 caller that writes the step to disk first loses nothing when it is killed.
 
     reader = Reader(open_engine("openai:my-model", base_url="http://localhost:8000/v1"))
@@ -56,7 +56,7 @@ class Reader:
         What is not given is as the engine's model reads best, where the engine knows. Raises
         ConfigError when the engine serves a smaller window.
 
-        Without a tokenizer the model's own is opened; where that cannot be had, sizes are estimated
+        Without a tokenizer the model's own is opened; where it is not available, sizes are estimated
         with a margin and `reader.tokenizer_note` says why.
         """
         if config is not None and settings:
@@ -83,7 +83,7 @@ class Reader:
         """Read the document and answer.
 
         With a run directory every step is on disk before the next call; asking the same again with
-        the same directory goes on where it stopped.
+        the same directory resumes where it stopped.
         """
         return (await self.aask_many([question], document, run_dir=run_dir))[0]
 
@@ -106,8 +106,8 @@ class Reader:
     ) -> list[Trace]:
         """Answer several questions about one text, concurrently."""
         chunks = self.chunks(document)
-        wanted = self.identity(questions, chunks.document)
-        journal = Journal(None) if run_dir is None else Journal.open(Path(run_dir), wanted)
+        identity = self.identity(questions, chunks.document)
+        journal = Journal(None) if run_dir is None else Journal.open(Path(run_dir), identity)
         try:
             return await self.read(questions, chunks, journal)
         finally:
@@ -120,10 +120,10 @@ class Reader:
         journal: Journal,
         on_step: Callable[[int, Step], None] | None = None,
     ) -> list[Trace]:
-        """Answer questions concurrently, journalling each step before the next call leaves.
+        """Answer questions concurrently, journalling each step before the next call is sent.
 
         When one question fails the others are still read as far as they get, then the first error
-        is raised. `on_step` is told each new step and the number of its question. What the journal
+        is raised. `on_step` gets the number of a question and its new step. What the journal
         holds already counts towards the limits.
         """
         for number in range(len(questions)):
@@ -179,13 +179,13 @@ class Reader:
         *,
         finished: Sequence[Step] = (),
     ) -> AsyncGenerator[Step, None]:
-        """The steps as they happen; those in `finished` are taken as done and not made again."""
+        """The steps as they happen; those in `finished` are not repeated."""
         question = checked_question(question)
         budget = self.check(question)
         chunks = self.chunks(document)
         if not chunks.document.text:
             raise DocumentError("the text is empty; there is nothing to read")
-        chunks.learn(_spans(finished))
+        chunks.restore(_spans(finished))
         state = _State.after(finished, self.tokenizer)
         if finished and finished[-1].kind == "answer":
             return
@@ -194,7 +194,7 @@ class Reader:
         while chunk is not None:
             reading = asyncio.ensure_future(self._read(question, chunk, state, budget))
             try:
-                await asyncio.sleep(0)  # the request leaves; the next section is cut meanwhile
+                await asyncio.sleep(0)  # the request is sent; the next section is cut meanwhile
                 upcoming = await _cut(chunks, index + 1)
                 step, state = await reading
             finally:
@@ -238,11 +238,11 @@ class Reader:
         )
         prompt_tokens = budget.read_template + budget.question + chunk.num_tokens + state.num_tokens
         call = await self._call(messages, prompt_tokens, max_tokens=budget.read_reply)
-        said, reasoning = split_reasoning(call.completion.text)
+        reply, reasoning = split_reasoning(call.completion.text)
         new = rewrite(
             state.memory,
             state.num_tokens,
-            said,
+            reply,
             self.tokenizer,
             memory_tokens=self.config.memory_tokens,
         )
@@ -252,7 +252,7 @@ class Reader:
         step = Step(
             kind="read",
             index=chunk.index,
-            reply=said,
+            reply=reply,
             memory=new.text,
             section=Section(
                 start=chunk.start,
@@ -275,13 +275,13 @@ class Reader:
         )
         prompt_tokens = budget.answer_template + budget.question + state.num_tokens
         call = await self._call(messages, prompt_tokens, max_tokens=budget.answer_reply)
-        said, reasoning = split_reasoning(call.completion.text)
-        if not said:
+        reply, reasoning = split_reasoning(call.completion.text)
+        if not reply:
             raise EmptyAnswer(_no_answer(call.was_cut))
         return Step(
             kind="answer",
             index=index,
-            reply=said,
+            reply=reply,
             memory=state.memory,
             reasoning=call.completion.reasoning or reasoning,
             flags=("reply_cut",) if call.was_cut else (),
@@ -354,7 +354,7 @@ async def _cut(chunks: Chunks, index: int) -> Chunk | None:
 
 
 def checked_question(question: str) -> str:
-    """The question without outer white space. Raises ConfigError when nothing can be asked with it."""
+    """The question without outer white space. Raises ConfigError when it is empty or not Unicode."""
     question = question.strip()
     if not question:
         raise ConfigError("the question is empty; say what you want to know of the text")

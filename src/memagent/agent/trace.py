@@ -19,7 +19,7 @@ from memagent.types import Usage
 StepKind = Literal["read", "answer"]
 StepFlag = Literal["reply_cut", "memory_cut", "memory_kept"]
 """reply_cut: the limit ended the reply. memory_cut: the reply was longer than the memory may be.
-memory_kept: the reply said nothing, so the memory before it stays."""
+memory_kept: the reply was empty, so the memory before it stays."""
 Status = Literal["answered", "unfinished"]
 
 
@@ -42,19 +42,19 @@ class Step:
     index: int
     """Position in the trace, from 0; for reads also the section's index."""
     reply: str
-    """What the model said, without its reasoning."""
+    """The reply, without reasoning."""
     memory: str
     """The memory after this step."""
     section: Section | None = None
     """None for the answer."""
     reasoning: str | None = None
-    """What the model thought aloud before the reply, as it wrote it."""
+    """The reasoning before the reply, as the model wrote it."""
     flags: tuple[StepFlag, ...] = ()
     usage: Usage = field(default_factory=Usage)
     num_attempts: int = 1
     """Requests the call took, failed ones included."""
     started: float = 0.0
-    """Unix time at which the call left."""
+    """Unix time when the call was sent."""
     seconds: float = 0.0
     """How long the call took, retries included."""
 
@@ -177,7 +177,9 @@ def steps_by_question(records: Iterable[dict[str, Any]], path: Path) -> dict[int
         except (KeyError, TypeError, ValueError):
             step, done = None, []
         if step is None or step.index != len(done):
-            raise RunError(f"{path / JOURNAL}, line {number}, is damaged; the run cannot go on")
+            raise RunError(
+                f"{path / JOURNAL}, line {number}, is damaged; the run cannot be resumed"
+            )
         done.append(step)
     return steps
 

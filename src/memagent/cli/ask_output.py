@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from memagent.agent.plan import Plan
+from memagent.agent.plan import ReadingPlan
 from memagent.agent.trace import Trace
 from memagent.types import Prices
 
@@ -24,7 +24,7 @@ def print_answers(traces: Sequence[Trace], *, as_json: bool) -> None:
         print("\n\n".join(f"{trace.question}\n{trace.answer}" for trace in traces))
 
 
-def print_plan(plan: Plan, prices: Prices | None, *, as_json: bool) -> None:
+def print_plan(plan: ReadingPlan, prices: Prices | None, *, as_json: bool) -> None:
     """What a reading will cost."""
     if as_json:
         values = asdict(plan)

@@ -1,4 +1,4 @@
-"""What `memagent ask` is asked: from the command line and, on resuming, from the run's manifest."""
+"""The request of `memagent ask`: from the command line and, on resuming, from the run's manifest."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class AskRequest:
 
 
 def make_request(options: AskOptions) -> AskRequest:
-    """What is asked with these options, checked."""
+    """The request that these options mean, checked."""
     resume = options.run.resume
     manifest = None if resume is None else read_manifest(resume)
     request = _new_request(options) if manifest is None else _resumed_request(options, manifest)

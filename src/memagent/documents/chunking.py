@@ -1,6 +1,6 @@
 """Split a document into token-bounded chunks that join back to the original text.
 
-Cutting is lazy: a chunk is located when it is asked for, so the first call can leave while most of
+Cutting is lazy: a chunk is located when it is needed, so the first call can be sent while most of
 a long text has not been tokenised. Where a chunk ends depends only on the text, the tokenizer, the
 limit and the chunk before it, so a resumed run cuts the rest as the first run would have.
 
@@ -88,7 +88,7 @@ class Chunks:
             return None
         return self._chunk(index, self._spans[index])
 
-    def learn(self, spans: Iterable[Span]) -> None:
+    def restore(self, spans: Iterable[Span]) -> None:
         """Take over spans that were located before, if they reach further than what is known."""
         spans = list(spans)
         with self._lock:
@@ -103,7 +103,7 @@ class Chunks:
         return len(self._spans)
 
     def estimated_total(self) -> tuple[int, bool]:
-        """How many chunks there are, as far as one can tell now, and whether that is exact."""
+        """How many chunks there are, and whether that is exact or an estimate."""
         with self._lock:
             if self._is_complete:
                 return len(self._spans), True

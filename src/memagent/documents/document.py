@@ -78,7 +78,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Document:
-    """A text to read, and the sources it was made from."""
+    """A text to read, and the sources in it."""
 
     text: str
     parts: tuple[Part, ...]
@@ -99,12 +99,12 @@ class Document:
 
     @classmethod
     def from_text(cls, text: str, source: str = "text") -> Document:
-        """A document made from a string."""
+        """A document from a string."""
         return cls(text=text, parts=(Part(source=source, start=0, end=len(text)),))
 
     @classmethod
     def from_pages(cls, pages: Sequence[str], source: str) -> Document:
-        """A document made from pages; each page is followed by a blank line."""
+        """A document from pages; each page is followed by a blank line."""
         starts, texts, position = [], [], 0
         for page in pages:
             starts.append(position)
@@ -122,7 +122,7 @@ class Document:
 
     @classmethod
     def join(cls, documents: Sequence[Document]) -> Document:
-        """Several documents as one text, each source headed by its name. One document stays as it is."""
+        """Several documents as one text, each source headed by its name. A single document is returned unchanged."""
         if not documents:
             raise DocumentError("there is no document to read")
         if len(documents) == 1:

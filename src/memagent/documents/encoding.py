@@ -2,7 +2,7 @@
 
 The order is from certain to likely, and whatever is chosen decodes the whole text strictly:
 
-    asked for ─▶ byte order mark ─▶ utf-8 ─▶ declared (HTML) ─▶ guessed from a sample
+    named ─▶ byte order mark ─▶ utf-8 ─▶ declared (HTML) ─▶ guessed from a sample
                                     binary data is refused before anything is guessed
 """
 
@@ -61,11 +61,11 @@ def decode(
 ) -> str:
     r"""Text of `data`, strictly decoded. `\r\n` and `\r` become `\n`, a byte order mark is dropped.
 
-    `encoding` is what the user asked for and nothing else is tried; `declared` is what the text says
+    `encoding` is what the user named, and nothing else is tried; `declared` is what the text says
     of itself, which is believed only where utf-8 does not fit. `source` names the data in errors.
     """
     if encoding is not None:
-        text = _decode_as_asked(data, source, encoding)
+        text = _decode_as_named(data, source, encoding)
     else:
         text = _decode_detected(data, source, declared)
     return normalize_newlines(text)
@@ -99,7 +99,7 @@ def bom_encoding(data: bytes) -> str | None:
     return next((name for bom, name in BOMS.items() if data.startswith(bom)), None)
 
 
-def _decode_as_asked(data: bytes, source: str, encoding: str) -> str:
+def _decode_as_named(data: bytes, source: str, encoding: str) -> str:
     check_encoding(encoding)
     try:
         text = data.decode(encoding)
@@ -143,7 +143,7 @@ def _decode_detected(data: bytes, source: str, declared: str | None) -> str:
         except (UnicodeError, LookupError, ValueError):
             continue  # it fits the sample only, or the declared name is wrong
     raise DocumentError(
-        f"the encoding of {source} cannot be told; name it, for example cp1252 or shift_jis"
+        f"the encoding of {source} cannot be detected; name it, for example cp1252 or shift_jis"
     )
 
 
@@ -164,7 +164,7 @@ def _decode_marked(data: bytes, source: str, encoding: str) -> str:
 
 
 def _sample(data: bytes, bad: int) -> bytes:
-    """Lines beyond ASCII from around the first byte that is not utf-8: only they tell encodings apart.
+    """Lines beyond ASCII from around the first byte that is not utf-8: only they distinguish encodings.
 
     Cuts fall where no multi-byte character can be broken, since guesses are tried strictly.
     """

@@ -7,10 +7,10 @@
 
 Each file becomes a `Part` under the name the user wrote; files of a folder are named by the folder
 and the path inside it (`src/a.py`). Of several files each is headed by its name. A single file gets
-no heading, not even as the only file of a folder: there is nothing to tell it apart from.
+no heading, not even as the only file of a folder.
 
 A file named by the user that cannot be read is an error. A file met in a folder that cannot be read
-is left out and reported by `load_with_report`.
+is skipped and reported by `load_with_report`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def load_with_report(
     encoding: str | None = None,
     stdin: BinaryIO | None = None,
 ) -> Loaded:
-    """As `load`, and tell which files of folders and pages of files had to be left out, and why.
+    """As `load`, with a report of the files of folders and pages of files that were skipped.
 
     Empty files and what `tree` leaves out on purpose are not reported. `stdin` is what `-` stands
     for; None: the standard input of this process.
@@ -85,7 +85,7 @@ def load_with_report(
 
 
 def _blank_pages(document: Document) -> Iterator[Skipped]:
-    """Pages without text, which are usually scans, told before anyone takes them for read."""
+    """Reports of pages without text, which are usually scans."""
     for part in document.parts:
         ends = [*part.page_starts[1:], part.end]
         pages = enumerate(zip(part.page_starts, ends, strict=False), start=1)
@@ -100,7 +100,7 @@ def _blank_pages(document: Document) -> Iterator[Skipped]:
 
 
 def load_stdin(stream: BinaryIO, *, encoding: str | None = None) -> Document:
-    """A document from a binary stream such as `sys.stdin.buffer`; its format is told by its content."""
+    """A document from a binary stream such as `sys.stdin.buffer`; its format is detected."""
     try:
         if stream.isatty():
             raise DocumentError(
@@ -191,7 +191,7 @@ def _stdin() -> BinaryIO:
 
 
 def _is_folder(path: str | Path) -> bool:
-    """Whether a path is a folder. What cannot be told is left to opening it, which says why."""
+    """Whether a path is a folder. If that cannot be found out, opening it says why."""
     if str(path) == "":
         raise DocumentError(
             "one of the paths is empty; name a file, a folder, or - for standard input"

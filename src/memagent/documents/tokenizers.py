@@ -7,7 +7,7 @@
     open_tokenizer("estimate")                   no tokenizer: a cautious estimate, marked as such
 
 `open_tokenizer` fails with a clear error; `tokenizer_for_model` never does: where the model's own
-tokenizer cannot be had it gives the estimate, with the reason.
+tokenizer is not available it gives the estimate, with the reason.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Tokenizer(Protocol):
 
 
 def open_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer that `name` means. Raises ConfigError when it cannot be had."""
+    """The tokenizer that `name` means. Raises ConfigError when it is not available."""
     if name == "bytes":
         return ByteTokenizer()
     if name == "estimate":
@@ -238,7 +238,7 @@ class ByteTokenizer:
 
 
 class EstimatingTokenizer:
-    """A cautious guess for models whose tokenizer cannot be had.
+    """A cautious estimate for models whose tokenizer is not available.
 
     Words, digits, marks and scripts are priced a little above what common tokenizers need, then a
     margin is added: sections come out somewhat short, never too long.
@@ -381,9 +381,7 @@ def _download_tokenizer(repository: str) -> Path:
         ) from None
     except EntryNotFoundError:
         raise ConfigError(f"{repository} on the hub has no tokenizer.json") from None
-    except (
-        Exception
-    ) as error:  # network, proxy, certificate, access: many types, all mean "not to be had"
+    except Exception as error:  # network, proxy, certificate, access: many types
         raise ConfigError(
             f"the tokenizer of {repository!r} cannot be fetched from the hub ({type(error).__name__})"
         ) from None

@@ -29,9 +29,9 @@ KEPT_HIDDEN = frozenset(
     {".circleci", ".github", ".gitlab", ".gitlab-ci.yml", ".pre-commit-config.yaml"}
 )
 SKIPPED_FOLDERS = frozenset({"CVS", "_darcs", "__pycache__", "node_modules"})
-"""Not hidden, and yet version control or machine-made."""
+"""Version control or generated files, though not hidden."""
 CACHE_MARKS = ("CACHEDIR.TAG", "pyvenv.cfg")
-"""A folder with such a file says itself that it can be made again."""
+"""A folder with such a file can be rebuilt."""
 
 
 class Skipped(NamedTuple):
@@ -42,17 +42,17 @@ class Skipped(NamedTuple):
     """One line that says what to change, to go behind the name: `is binary, not text; …`."""
 
 
-class Found(NamedTuple):
+class FoundFiles(NamedTuple):
     """The files of a folder, relative to it, and the subfolders that cannot be listed."""
 
     files: list[Path]
     unreadable: list[Path]
 
 
-def find_files(folder: Path) -> Found:
+def find_files(folder: Path) -> FoundFiles:
     """Files to read below `folder`. An error if the folder itself cannot be listed."""
     root = folder.resolve()
-    found = Found([], [])
+    found = FoundFiles([], [])
     stack = [(root, _rules_above(root))]  # not recursion: trees may be deeper than Python's stack
     while stack:
         current, outer_rules = stack.pop()
@@ -117,7 +117,7 @@ class _Rules:
     rules: tuple[_Rule, ...]
 
     def verdict(self, path: str) -> bool | None:
-        """True: ignored; False: taken back by `!`; None: nothing is said of this path."""
+        """True: ignored; False: taken back by `!`; None: no rule for this path."""
         relative = path[len(self.folder) :]
         last = next((rule for rule in reversed(self.rules) if rule.applies(relative)), None)
         return None if last is None else last.pattern.include

@@ -1,13 +1,13 @@
-"""Several endpoints as one engine: the least busy is asked, a failing one is set aside for a while.
+"""Several endpoints as one engine: the least busy gets a call, a failing one is set aside for a while.
 
-    complete ──▶ choose ──▶ endpoint 1   2 calls under way
-                   │    ──▶ endpoint 2   1 call under way     <- the least busy of those in use
+    complete ──▶ choose ──▶ endpoint 1   2 calls in flight
+                   │    ──▶ endpoint 2   1 call in flight     <- the least busy of those in use
                    │    ──▶ endpoint 3   set aside until 12:00:30, then tried with one call
-                   └─ prompts that begin alike go where the last one went, if it is not much busier
+                   └─ prompts with a common prefix go where the last one went, if it is not much busier
 
 A call that fails at one endpoint goes to the next at once. Only when all of them have failed it, it
 waits and is tried again as with a single endpoint: same patience, same refusals, same limit of requests
-under way, which holds for all endpoints together.
+in flight, which holds for all endpoints together.
 
     open_engine("openai:MODEL", base_url="http://one:8000/v1,http://two:8000/v1")
 """
@@ -68,8 +68,8 @@ class Balancer:
     def choose(self, prefixes: Sequence[bytes] = (), *, tried: Collection[int] = ()) -> int | None:
         """The endpoint for a call, by number; None when all that are in use have failed it.
 
-        When all are set aside and none was tried, it is the one whose time is up first: somebody has
-        to find out whether it is back.
+        When all are set aside and none was tried, it is the one whose time is up first, to find
+        out whether it is back.
         """
         in_use = [n for n in range(len(self._states)) if n not in tried and self._is_in_use(n)]
         if not in_use:
@@ -108,7 +108,7 @@ class Balancer:
         if state.num_failures < FAILURES_BEFORE_ASIDE[failure.kind]:
             return
         now = self._clock()
-        if state.aside_until > now:  # of calls that left together, the first failure counts
+        if state.aside_until > now:  # of calls sent together, the first failure counts
             return
         seconds = min(FIRST_ASIDE_SECONDS * 2.0**state.num_asides, LONGEST_ASIDE_SECONDS)
         state.num_asides += 1
@@ -151,15 +151,15 @@ class BalancedEngine(EndpointEngine):
     async def inspect(self) -> None:
         """Ask all endpoints what they serve. Those that are silent now may still answer later."""
         listed = await asyncio.gather(*(endpoint.list_models() for endpoint in self.endpoints))
-        told = [
+        listing = [
             (endpoint, models)
             for endpoint, models in zip(self.endpoints, listed, strict=True)
             if models
         ]
-        for endpoint, models in told or [(self.endpoints[0], [])]:
+        for endpoint, models in listing or [(self.endpoints[0], [])]:
             endpoint.model = endpoint.model or self.model
             endpoint._learn(models)
-        known = [endpoint for endpoint, _ in told] or [self.endpoints[0]]
+        known = [endpoint for endpoint, _ in listing] or [self.endpoints[0]]
         self._check_alike(known)
         self.model, self.tokenizer = known[0].model, known[0].tokenizer
         windows = [engine.served_window for engine in known if engine.served_window is not None]
@@ -189,7 +189,7 @@ class BalancedEngine(EndpointEngine):
                 number = self._balancer.choose(prefixes, tried=failures)
                 if number is not None and self.on_retry:
                     self.on_retry(result, 0.0)
-        # the shortest wait that was asked for: the call may then go to whoever asked for it
+        # the shortest wait of all endpoints: the call may then go to that one
         soonest = min(failures.values(), key=lambda failure: failure.retry_after or 0.0)
         return replace(soonest, num_attempts=len(failures))
 

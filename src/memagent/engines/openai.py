@@ -1,7 +1,7 @@
 """The endpoint engine: any server that speaks OpenAI's chat completions, Azure included.
 
-Failures that may pass (no connection, stalls, 429, 5xx, broken or empty replies) are tried again
-until patience runs out; refusals (key, model, size) are reported at once. The key appears in no
+Transient failures (no connection, stalls, 429, 5xx, broken or empty replies) are retried until
+`patience` runs out; refusals (key, model, size) are reported at once. The key appears in no
 message, trace or log. Several addresses, separated by commas, are one engine: see `balance.py`.
 """
 
@@ -38,8 +38,8 @@ AZURE_API_VERSION = "2024-10-21"
 CONNECT_SECONDS = 10.0
 MODELS_SECONDS = 5.0
 NUM_EMPTY_TRIES = 4
-"""How often an empty reply is asked for again before it is believed."""
-PASSING_STATUSES = frozenset({408, 409, 425, 429})
+"""How often an empty reply is requested before it is accepted."""
+TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 NO_KEY = "none"
 """Sent where no key is set: local servers take anything, and the header must not be empty."""
 
@@ -58,7 +58,7 @@ def open_endpoint(model: str, **settings: Any) -> EndpointEngine:
     base_url = ",".join(addresses(address.base_url)) or address.base_url
     given = {**settings, "model": model, "base_url": base_url, "api_key": address.api_key}
     config = EngineConfig.parse(given)
-    from memagent.engines.balance import BalancedEngine  # here, because it is made of these engines
+    from memagent.engines.balance import BalancedEngine  # here, because it is built on this module
 
     engine = EndpointEngine(config) if len(addresses(base_url)) < 2 else BalancedEngine(config)
     blocking.run(_inspect(engine))
@@ -74,10 +74,10 @@ async def _inspect(engine: EndpointEngine) -> None:
 
 
 class Answer(NamedTuple):
-    """What an endpoint says to a request that is not for a reply."""
+    """The response to a request that is not for a completion."""
 
     status: int
-    """HTTP's; 200 where all is well."""
+    """HTTP status; 200 for success."""
     text: str
 
 
@@ -91,15 +91,15 @@ class EndpointEngine(BaseEngine):
         self.config = config
         self.model = config.model or _azure_deployment(config)
         self.tokenizer = self.model
-        self.served_window: int | None = None  # until `inspect` has asked
+        self.served_window: int | None = None  # until `inspect` is called
         self.endpoints: tuple[EndpointEngine, ...] = (self,)
         """One for each address."""
         self.on_retry = on_retry
         self._has_answered = False
         self._why_unlisted = ""
-        """Why the endpoint did not say what it serves."""
+        """Why the endpoint did not list its models."""
         self._limit_name = "max_tokens"
-        # connections belong to the event loop they were made in
+        # connections belong to the event loop they were opened in
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Client] = WeakKeyDictionary()
 
     @property
@@ -142,12 +142,12 @@ class EndpointEngine(BaseEngine):
     async def inspect(self) -> None:
         """Ask the endpoint what it serves: the model if only one, its tokenizer, its window.
 
-        vLLM tells all of this; others tell less, and what they do not tell stays as it is.
+        vLLM reports all of this; others report less, and what they do not report stays as it is.
         """
         self._learn(await self.list_models())
 
     def _learn(self, models: list[dict[str, Any]]) -> None:
-        """Take over what the endpoint says of its models."""
+        """Take over what the endpoint reports about its models."""
         if not self.model:
             self.model = self._only_model(models)
         card = next((entry for entry in models if entry["id"] == self.model), {})
@@ -159,7 +159,7 @@ class EndpointEngine(BaseEngine):
             self.served_window = window
 
     async def list_models(self) -> list[dict[str, Any]]:
-        """What the endpoint says of its models; empty when it does not say. Never raises."""
+        """What the endpoint reports about its models; empty when it reports nothing. Never raises."""
         client = self._client()
         timeout = min(MODELS_SECONDS, self.config.timeout)
         try:
@@ -176,12 +176,12 @@ class EndpointEngine(BaseEngine):
         return [entry for entry in entries if isinstance(entry, dict) and "id" in entry]
 
     def switch_model(self, name: str) -> None:
-        """Ask for another model from now on, such as an adapter that the server has loaded."""
+        """Request another model from now on, such as an adapter that the server has loaded."""
         for engine in (self, *self.endpoints):
             engine.model = name
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """What the endpoint says to a request that asks for no reply; patient while it is not there."""
+        """The response to a request that is not for a completion; retried while there is no connection."""
         patience = Patience(self.config.patience, has_answered_before=self._has_answered)
         while True:
             try:
@@ -214,7 +214,7 @@ class EndpointEngine(BaseEngine):
     async def _attempt(
         self, messages: Sequence[Message], sampling: Sampling
     ) -> Completion | Failure:
-        """One request: its completion, or a failure that may pass. Raises EngineRefused."""
+        """One request: its completion, or a failure that can be retried. Raises EngineRefused."""
         client = self._client()
         try:
             async with client.slots:
@@ -250,12 +250,12 @@ class EndpointEngine(BaseEngine):
         return {name: value for name, value in fields.items() if value is not None}
 
     async def _classify(self, error: openai.APIStatusError) -> Failure:
-        """A status that may pass, as a Failure. Raises EngineRefused for the others."""
+        """A status that can be retried, as a Failure. Raises EngineRefused for the others."""
         status, code = error.status_code, _error_code(error)
         reason = self._clean(f"HTTP {status}: {_error_message(error)}")
         if status == 429 and code == "insufficient_quota":
             raise EngineRefused(f"the endpoint says the quota of this key is spent ({reason})")
-        if status in PASSING_STATUSES or status >= 500:
+        if status in TRANSIENT_STATUSES or status >= 500:
             kind: FailureKind = "busy" if status in (429, 503) else "failed"
             wait = retry_after(error.response.headers)
             return Failure(kind=kind, reason=reason, retry_after=wait)
@@ -425,7 +425,7 @@ def _error_message(error: openai.APIStatusError) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost reason of a failed connection, which is the one that tells."""
+    """The innermost reason of a failed connection, which is the most specific one."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__ or error
     return str(error) or type(error).__name__

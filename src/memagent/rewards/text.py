@@ -84,8 +84,8 @@ def last_boxed(text: str) -> str | None:
 
     `\fbox` counts as well, and `\boxed 42` without braces up to a `$` or the end of its line.
     """
-    boxes = list(_box.finditer(text))
-    return _content(text, boxes[-1].end()) if boxes else None
+    box = _last_match(_box, text)
+    return _content(text, box.end()) if box else None
 
 
 def answer_candidates(reply: str) -> tuple[str, ...]:
@@ -98,14 +98,21 @@ def answer_candidates(reply: str) -> tuple[str, ...]:
     boxed = last_boxed(text)
     if boxed is not None:
         return (boxed.strip(),) if boxed.strip() else ()
-    phrases = list(_said.finditer(text))
-    if phrases and (said := text[phrases[-1].end() :].strip()):
-        line = said.splitlines()[0].strip()
+    phrase = _last_match(_said, text)
+    if phrase and (answer := text[phrase.end() :].strip()):
+        line = answer.splitlines()[0].strip()
         sentence = _sentence_end.split(line, maxsplit=1)[0].strip()
         return _distinct(line, sentence)
     if not text:
         return ()
     return _distinct(text, text.splitlines()[-1].strip())
+
+
+def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    last = None
+    for last in pattern.finditer(text):  # noqa: B007 - one at a time: there may be very many
+        pass
+    return last
 
 
 def _distinct(first: str, second: str) -> tuple[str, ...]:

@@ -177,7 +177,7 @@ def original_sub_em(reply: str, answers: Sequence[str], match: Match) -> Score:
 
 
 def original_sub_em_boxed(reply: str, answers: Sequence[str], match: Match) -> Score:
-    r"""As `original_sub_em`, for replies that were asked for `\boxed{}`."""
+    r"""As `original_sub_em`, for prompts that request `\boxed{}`."""
     boxed = last_boxed(reply.rpartition("</think>")[2])
     return _nothing("no \\boxed{}") if boxed is None else _original(boxed, answers[0])
 
@@ -186,7 +186,7 @@ def unanswerable(reply: str, answers: Sequence[str], match: Match) -> Score:
     """For questions without an answer: the reply says that it is not known. Golds do not count."""
     candidates = answer_candidates(reply)
     if not candidates:
-        return _nothing("an empty answer says nothing")
+        return _nothing("an empty answer")
     if metrics.says_unknown(candidates[0]):
         return Score(value=1.0, extracted=candidates[0], reason="says it is unknown")
     return Score(value=0.0, extracted=candidates[0], reason="gives an answer")

@@ -119,7 +119,7 @@ def test_a_resumed_cut_continues_as_the_first_one_would_have(tokenizer: Tokenize
     whole = [(c.start, c.end, c.num_tokens) for c in Chunks(document, tokenizer, 300)]
     known = [Span(*span) for span in whole[:7]]
     resumed = Chunks(document, tokenizer, 300)
-    resumed.learn(known)
+    resumed.restore(known)
     assert [(c.start, c.end, c.num_tokens) for c in resumed] == whole
 
 

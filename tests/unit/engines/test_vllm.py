@@ -24,8 +24,8 @@ from memagent.engines.vllm import (
     find_python,
     free_ports,
     gpu_groups,
+    informative_lines,
     server_arguments,
-    telling_lines,
     visible_gpus,
 )
 from memagent.engines.watchdog import end_group
@@ -108,8 +108,9 @@ async def test_it_starts_answers_with_exact_tokens_and_ends(fake: Fake) -> None:
     assert all(is_alive(pid) for pid in pids)
     await engine.aclose()
     assert not any(is_alive(pid) for pid in pids)
-    assert engine.logs[0].parent == fake.logs
-    assert engine.logs[0].exists()
+    log = engine.servers[0].launch.log
+    assert log.parent == fake.logs
+    assert log.exists()
 
 
 async def test_without_token_ids_none_are_asked_for(fake: Fake) -> None:
@@ -296,7 +297,7 @@ def test_the_command_reads_through_it_and_keeps_no_address(fake: Fake, tmp_path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"base_url": "http://localhost:8000/v1"}, "for one that runs use openai:some/model"),
+        ({"base_url": "http://localhost:8000/v1"}, "for one that runs already use openai:some/model"),
         ({"vllm_args": "--port 8000"}, "leave --port out of `vllm_args`: it is chosen here"),
         ({"vllm_args": "--served_model_name=x"}, "leave --served-model-name out of `vllm_args`"),
         ({"vllm_args": "--a 'b"}, "`vllm_args` cannot be parsed"),
@@ -373,9 +374,9 @@ def test_ports_are_free_and_different() -> None:
 
 def test_of_a_log_the_causes_are_told_before_what_follows_from_them() -> None:
     log = "\n".join(f"(W pid=1) ERROR 1-1 1:1 [a.py:1] Error{n}: e{n}" for n in range(9))
-    assert telling_lines(log) == "Error0: e0 | Error1: e1 | Error8: e8"
-    assert telling_lines("loading\n\nstill loading\n") == "loading | still loading"
-    assert telling_lines("") == ""
+    assert informative_lines(log) == "Error0: e0 | Error1: e1 | Error8: e8"
+    assert informative_lines("loading\n\nstill loading\n") == "loading | still loading"
+    assert informative_lines("") == ""
 
 
 @pytest.mark.parametrize(

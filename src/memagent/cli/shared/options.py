@@ -1,4 +1,4 @@
-"""Command-line options made from settings classes, so that no option is declared twice."""
+"""Command-line options from settings classes, so that no option is declared twice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TYPES: dict[type, Any] = {
 
 
 class Panel(click.Option):
-    """An option that is listed under a heading of its own in the help."""
+    """An option that is listed under its own heading in the help."""
 
     def __init__(self, *args: Any, panel: str = "Options", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,6 +1,6 @@
 """From bytes to a Document: choose the format and read it.
 
-To add a format, write a reader `RawFile -> Document` in a file of its own and name its endings in
+To add a format, write a reader `RawFile -> Document` in a new file and name its endings in
 `FORMATS`. A file of no known format is plain text.
 """
 
@@ -17,7 +17,7 @@ from memagent.documents.formats.html import read_html
 from memagent.documents.formats.notebook import read_notebook
 from memagent.documents.formats.packed import is_gzip, unpack_gzip
 from memagent.documents.formats.pdf import read_pdf
-from memagent.documents.formats.raw import EmptyText, RawFile, Reader
+from memagent.documents.formats.raw import EmptyText, FormatReader, RawFile
 from memagent.documents.formats.word import read_word
 from memagent.errors import DocumentError
 
@@ -27,7 +27,7 @@ def read_text(raw: RawFile) -> Document:
     return Document.from_text(raw.text(), raw.source)
 
 
-FORMATS: dict[str, Reader] = {
+FORMATS: dict[str, FormatReader] = {
     ".docx": read_word,
     ".epub": read_epub,
     ".htm": read_html,
@@ -39,15 +39,15 @@ FORMATS: dict[str, Reader] = {
     ".xhtml": read_html,
 }
 
-MAGIC: dict[bytes, Reader] = {b"%PDF-": read_pdf}
+MAGIC: dict[bytes, FormatReader] = {b"%PDF-": read_pdf}
 """First bytes that decide the format whatever the name is."""
 
-OPENINGS: dict[re.Pattern[bytes], Reader] = {
+OPENINGS: dict[re.Pattern[bytes], FormatReader] = {
     re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype\s+html|html)\b", re.I): read_html,
     re.compile(rb'\s*\{\s*"cells"\s*:'): read_notebook,
     re.compile(rb"\s*\{"): read_chat,
 }
-"""How formats begin that are text; asked only where there is no ending, as for standard input."""
+"""How text formats begin; used only where there is no ending, as for standard input."""
 
 REFUSED: dict[bytes, str] = {
     b"\xd0\xcf\x11\xe0": "an old or password-protected Office file; save it as .docx without password",
@@ -108,7 +108,7 @@ def check_head(raw: RawFile) -> None:
         raise binary_error(raw.source, ADVICE.get(_ending(raw.name)))
 
 
-def reader_for(name: str, head: bytes) -> Reader:
+def reader_for(name: str, head: bytes) -> FormatReader:
     """The reader of a file by its first bytes, its name, or how its text begins."""
     for magic, reader in MAGIC.items():
         if head.startswith(magic):

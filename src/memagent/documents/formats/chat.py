@@ -23,7 +23,7 @@ BETWEEN_CONVERSATIONS = "\n\n---\n\n"
 
 
 def read_chat(raw: RawFile) -> Document:
-    """A chat log as `role: text` turns, or the text as it is where it is no chat log."""
+    """A chat log as `role: text` turns, or the text unchanged where it is no chat log."""
     text = raw.text()
     turns = chat_text(text)
     return Document.from_text(text if turns is None else tidy(turns), raw.source)

@@ -44,7 +44,7 @@ DROPPED = frozenset(
         "annotation",
     ]
 )
-"""Not text, not meant to be read, or said again elsewhere (`rt`, `annotation`)."""
+"""Not text, not meant to be read, or repeated elsewhere (`rt`, `annotation`)."""
 HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 PARAGRAPHS = frozenset(
     [
@@ -206,7 +206,7 @@ class _Layout:
             self._num_pre -= 1
             self._flow.trim()
         elif tag.name == "li" or tag.name in HEADINGS:
-            self._flow.mark = None  # it had no text to go before
+            self._flow.mark = None  # there was no text before it
         self._break(tag)
 
     def finish(self) -> str:

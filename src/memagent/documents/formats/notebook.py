@@ -20,7 +20,7 @@ _OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")  # states of a progress bar before 
 
 
 def read_notebook(raw: RawFile) -> Document:
-    """Markdown as it is, code and outputs fenced by ``` so that they can be told apart."""
+    """Markdown unchanged, code and outputs fenced by ``` to keep them apart."""
     try:
         notebook = json.loads(decode(raw.data, raw.source))
         cells = _cells(notebook)

@@ -26,14 +26,14 @@ class RawFile:
     """Its ending decides the format; for a gzip file the name of what is inside."""
     data: bytes
     encoding: str | None = None
-    """Encoding the user asked for; None: find out. Formats that fix their own ignore it."""
+    """Encoding that the user named; None: detect it. Formats with a fixed encoding ignore it."""
 
     def text(self, *, declared: str | None = None) -> str:
         """The bytes as text; `declared` is the encoding the text names itself."""
         return decode(self.data, self.source, encoding=self.encoding, declared=declared)
 
 
-Reader = Callable[[RawFile], Document]
+FormatReader = Callable[[RawFile], Document]
 
 
 class EmptyText(DocumentError):
@@ -53,12 +53,12 @@ def missing_library(library: str, source: str) -> DocumentError:
 
 
 def reason(error: Exception | str) -> str:
-    """What a library said, as one short line."""
+    """The message of a library, as one short line."""
     words = " ".join(str(error).split())
     return words[:120] or type(error).__name__
 
 
 def tidy(text: str) -> str:
-    r"""Text out of a container made safe to send: `\n` newlines, no NUL, no half surrogate pairs."""
+    r"""Text of a container, cleaned: `\n` newlines, no NUL, no half surrogate pairs."""
     whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return normalize_newlines(whole.replace("\0", ""))

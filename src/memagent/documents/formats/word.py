@@ -26,7 +26,7 @@ DROPPED = frozenset(
     {
         *(f"{_W}pPr", f"{_W}rPr", f"{_W}sdtPr", f"{_W}sectPr"),  # settings
         *(f"{_W}del", f"{_W}moveFrom"),  # text that was taken out
-        "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback",  # said already
+        "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback",  # a repetition
     }
 )
 CHARACTERS = {f"{_W}tab": "\t", f"{_W}br": "\n", f"{_W}cr": "\n", f"{_W}noBreakHyphen": "-"}
