@@ -297,7 +297,10 @@ def test_the_command_reads_through_it_and_keeps_no_address(fake: Fake, tmp_path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"base_url": "http://localhost:8000/v1"}, "for one that runs already use openai:some/model"),
+        (
+            {"base_url": "http://localhost:8000/v1"},
+            "for one that runs already use openai:some/model",
+        ),
         ({"vllm_args": "--port 8000"}, "leave --port out of `vllm_args`: it is chosen here"),
         ({"vllm_args": "--served_model_name=x"}, "leave --served-model-name out of `vllm_args`"),
         ({"vllm_args": "--a 'b"}, "`vllm_args` cannot be parsed"),
