@@ -1,13 +1,13 @@
-"""Example: a question, the text that answers it, and where in the text the answer stands.
+"""Example: a question, the text that answers it, and where in the text the evidence is.
 
     Example ── documents ── text()  ──▶ the one text that is read
        │           ▲
        ├─ evidence ┘  (document number, character offsets)
        ├─ answers     (any of them, or all of them)
-       └─ origin      (task, settings, index: enough to make the documents again)
+       └─ origin      (task, settings, index: enough to rebuild the documents)
 
-Texts of millions of tokens are not kept in files: such an example has an `origin` instead of
-documents, and `memagent.data.tasks.registry.rebuild` makes them again, byte for byte.
+Texts of millions of tokens are not stored: such an example has an `origin` instead of documents, and
+`memagent.data.tasks.registry.rebuild` rebuilds them, byte for byte.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """How an example was made; the same origin makes the same example.
+    """How an example was generated; the same origin gives the same example.
 
     Example: Origin(task="ruler/niah_single_1", settings={"tokens": 8192, "seed": 7, ...}, index=12)
     """
@@ -83,25 +83,25 @@ class Example:
     __pydantic_config__: ClassVar[ConfigDict] = FROM_FILES
 
     id: str
-    """Unique within a dataset, and the same whenever it is made again."""
+    """Unique within a dataset, and the same whenever it is rebuilt."""
     task: str
     question: str
     answers: tuple[str, ...]
     match: Match = "any"
-    """Whether one of the answers is enough, or all are asked for."""
+    """Whether one of the answers is enough, or all are required."""
     grader: str = "lenient"
-    """Name of the grader in `memagent.rewards` that evaluation uses unless told otherwise."""
+    """Name of the grader in `memagent.rewards` that evaluation uses by default."""
     documents: tuple[Passage, ...] | None
-    """The text, in reading order; None when it must be made again from `origin`."""
+    """The text, in reading order; None when it must be rebuilt from `origin`."""
     evidence: tuple[Evidence, ...] = ()
     origin: Origin | None = None
     target_tokens: int | None = None
-    """How long the text was asked to be, in tokens; None when it was not."""
+    """Requested length of the text in tokens; None when none was requested."""
     num_tokens: int | None = None
-    """How long it is, by the tokenizer it was made with."""
+    """Actual length, by the tokenizer of its task."""
     seed: int = 0
     text_sha256: str = ""
-    """Fingerprint of `text()`, checked when the text is made again; empty when not known."""
+    """Fingerprint of `text()`, checked when the text is rebuilt; empty when not known."""
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
@@ -110,7 +110,7 @@ class Example:
 
     @property
     def passages(self) -> tuple[Passage, ...]:
-        """The documents; an error if they have to be made again first."""
+        """The documents; an error if they have to be rebuilt first."""
         if self.documents is None:
             raise DataError(f"the text of {self.id} is not in the file; rebuild it from its origin")
         return self.documents

@@ -125,7 +125,7 @@ def inspect_dataset(
 def _passing(
     file: Path, wanted: set[int], shown: dict[int, Example], rebuilt: Collection[int] | None
 ) -> Iterator[Example]:
-    """The examples of a file; the wanted ones are kept on the way.
+    """The examples of a file; those of `wanted` are kept in `shown`.
 
     Missing texts of `rebuilt` are rebuilt; of all examples when it is None.
     """

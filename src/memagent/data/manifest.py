@@ -1,11 +1,10 @@
-"""The manifest of a dataset: what it was made from and what is in it, beside the file.
+"""The manifest of a dataset: what it was built from and what is in it, beside the file.
 
     dev.jsonl                       the examples
     dev.jsonl.manifest.json         settings, fingerprints, counts, lengths, depth of evidence
     dev.jsonl.depth.svg             the depths as a figure
 
-Nothing in it depends on when or how fast the dataset was made: the same command on the same sources
-gives the same manifest.
+Nothing in it depends on time: the same command on the same sources gives the same manifest.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ FIGURE_INCHES = (6.0, 2.6)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestRow:
-    """What the manifest has to know of one example."""
+    """What the manifest needs of one example."""
 
     num_tokens: int | None
     has_text: bool
@@ -51,13 +50,13 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depths:
-    """How deep in their texts the evidence stands."""
+    """Depths of the evidence in the texts."""
 
     num: int
-    """Depths that were measured: one for each document with evidence, or each piece of evidence
-    where there is but one document."""
+    """Number of depths: one for each document with evidence, or for each piece of evidence
+    where there is only one document."""
     histogram: list[int]
-    """How many stand in each tenth of the text."""
+    """How many lie in each tenth of the text."""
     p_value: float | None
     """Chance of a histogram this uneven if all depths are equally likely; None when too few."""
 
@@ -77,22 +76,22 @@ class Manifest:
     """SHA-256 of each source, by its name."""
     num_examples: int
     num_with_text: int
-    """Examples whose documents are in the file; the others are made again from their origin."""
+    """Examples whose documents are in the file; the others are rebuilt from their origin."""
     num_answers: dict[str, int]
-    """How many examples have so many accepted answers."""
+    """Number of examples by their number of accepted answers."""
     tokens: Lengths | None
     """None where lengths were not counted."""
     depth: Depths | None
     """None where no example has evidence."""
     about: dict[str, Any] = field(default_factory=dict)
-    """What the task itself has to say, such as what it left out."""
+    """What the task itself reports, such as what it skipped."""
     memagent: str
-    """Version that made it."""
+    """Version that built it."""
     format: int = FORMAT
 
 
 def row_of(example: Example, *, has_text: bool) -> ManifestRow:
-    """What the manifest has to know of an example, which has its documents."""
+    """What the manifest needs of an example, which has its documents."""
     return ManifestRow(
         num_tokens=example.num_tokens,
         has_text=has_text,
@@ -102,10 +101,10 @@ def row_of(example: Example, *, has_text: bool) -> ManifestRow:
 
 
 def evidence_depths(example: Example) -> list[float]:
-    """Where in its text the evidence stands, from 0 to 1.
+    """The depth of the evidence in the text, from 0 to 1.
 
-    Sentences of one document are one piece: they always stand together, so counting them apart would
-    make chance look like a pattern.
+    Sentences of one document count once: they always stand together, and counting each of them would
+    exaggerate chance fluctuations.
     """
     if not example.evidence:
         return []
@@ -128,7 +127,7 @@ def lengths_of(rows: Iterable[ManifestRow]) -> Lengths | None:
 
 
 def depths_of(rows: Iterable[ManifestRow]) -> Depths | None:
-    """The histogram of depths, and whether it is even."""
+    """The histogram of depths, and a test of its evenness."""
     depths = [depth for row in rows for depth in row.depths]
     if not depths:
         return None
@@ -138,7 +137,7 @@ def depths_of(rows: Iterable[ManifestRow]) -> Depths | None:
 
 
 def answer_counts(rows: Iterable[ManifestRow]) -> dict[str, int]:
-    """How many examples have so many accepted answers."""
+    """Number of examples by their number of accepted answers."""
     return {str(num): times for num, times in sorted(Counter(r.num_answers for r in rows).items())}
 
 
@@ -169,7 +168,7 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path}: {error}") from None
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
-        raise DataError(f"{path} is no manifest that this version of memagent knows")
+        raise DataError(f"{path} is not a manifest of this version of memagent")
     return contents
 
 

@@ -14,7 +14,7 @@ import pytest
 from memagent.agent.prompts import closed_book_messages
 from memagent.data.example import Example, Passage
 from memagent.data.filtering.report import FilterReport, report_on
-from memagent.data.filtering.run import check_same, identity, write_kept
+from memagent.data.filtering.run import check_same, filter_dataset, identity, write_kept
 from memagent.data.filtering.screening import (
     STOP_AFTER,
     BareQuestion,
@@ -27,7 +27,7 @@ from memagent.data.filtering.screening import (
 )
 from memagent.data.formats.files import read_examples, write_examples
 from memagent.engines.base import BaseEngine
-from memagent.errors import ConfigError, EngineError, EngineRefused, RunError
+from memagent.errors import ConfigError, DataError, EngineError, EngineRefused, RunError
 from memagent.runs import Run
 from memagent.types import Completion, Message, Prices, Sampling, Usage
 
@@ -44,7 +44,7 @@ Think in a few words if it helps. End with the final answer, and nothing else, i
 
 
 class Model(BaseEngine):
-    """Answers the questions it knows, fails on some, and takes a moment of its own for each call."""
+    """Answers the questions it knows, fails on some, and takes a random time for each call."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ def questions(num: int) -> list[BareQuestion]:
 def screened(
     asked: Sequence[BareQuestion],
     *engines: BaseEngine,
-    journal: ReplyLog | None = None,
+    log: ReplyLog | None = None,
     concurrency: int = 4,
     num: int | None = None,
     **settings: Any,
@@ -110,7 +110,7 @@ def screened(
             asked,
             engines,
             FilterSettings.parse(settings),
-            journal or ReplyLog(),
+            log or ReplyLog(),
             concurrency=concurrency,
             num=num,
         )
@@ -231,7 +231,7 @@ def test_no_question_is_asked_in_vain_when_enough_are_kept(concurrency: int) -> 
 
 
 @pytest.mark.parametrize("error", [EngineError, EngineRefused])
-def test_a_failed_question_is_told_and_kept_or_dropped_as_asked(error: type[Exception]) -> None:
+def test_a_failed_question_is_reported_and_kept_or_dropped_as_set(error: type[Exception]) -> None:
     model = Model({"question 2": "answer 2"}, fails=["question 1"], error=error)
     verdicts = screened(questions(4), model, concurrency=1)
     assert outcomes(verdicts) == "kfdk"
@@ -261,19 +261,19 @@ def test_a_run_in_which_nothing_succeeds_is_an_error() -> None:
         screened(asked, model, samples=1)
 
 
-# --- the journal ----------------------------------------------------------------------------------
+# --- the log of replies ---------------------------------------------------------------------------
 
 
-def test_what_is_journalled_is_not_asked_again_and_decides_the_same(tmp_path: Path) -> None:
+def test_logged_replies_are_not_requested_again_and_decide_the_same(tmp_path: Path) -> None:
     asked = questions(12)
     known = {"question 3": r"\boxed{answer 3}", "question 8": "answer 8"}
     settings = FilterSettings()
     whole = screened(asked, Model(known))
     with Run.create(tmp_path / "run", identity(asked, ["model"], settings)) as run:
-        screened(asked[:7], Model(known), journal=ReplyLog(run))
+        screened(asked[:7], Model(known), log=ReplyLog(run))
     again = Model(known)
     with Run.open(tmp_path / "run") as run:
-        resumed = screened(asked, again, journal=ReplyLog(run))
+        resumed = screened(asked, again, log=ReplyLog(run))
     assert resumed == whole
     assert {question for question, _ in again.asked} == {f"question {n}" for n in range(7, 12)}
 
@@ -282,16 +282,16 @@ def test_the_rule_and_the_number_of_samples_may_change_on_resuming(tmp_path: Pat
     asked = questions(3)
     model = Model({"question 1": "It is answer 1."})
     with Run.create(tmp_path / "run", {}) as run:
-        first = screened(asked, model, journal=ReplyLog(run), rule="contains", samples=1)
+        first = screened(asked, model, log=ReplyLog(run), rule="contains", samples=1)
     with Run.open(tmp_path / "run") as run:
-        second = screened(asked, model, journal=ReplyLog(run), rule="boxed", samples=1)
+        second = screened(asked, model, log=ReplyLog(run), rule="boxed", samples=1)
         num_asked = len(model.asked)
-        screened(asked, model, journal=ReplyLog(run), rule="boxed", samples=2)
+        screened(asked, model, log=ReplyLog(run), rule="boxed", samples=2)
     assert (outcomes(first), outcomes(second)) == ("kdk", "kkk")
     assert (num_asked, len(model.asked)) == (3, 6)
 
 
-def test_a_damaged_journal_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run", {}) as run:
         run.append(b'{"question": 0}')
     with (
@@ -310,7 +310,7 @@ def test_a_damaged_journal_is_refused(tmp_path: Path) -> None:
         ({"seed": None}, "seed was 0, now None"),
     ],
 )
-def test_a_run_is_not_continued_with_other_questions(change: dict[str, Any], reason: str) -> None:
+def test_a_run_is_not_resumed_with_other_questions(change: dict[str, Any], reason: str) -> None:
     stored = json.loads(json.dumps(identity(questions(3), ["a"], FilterSettings())))
     settings = {name: change[name] for name in change.keys() & {"temperature", "seed"}}
     wanted = identity(
@@ -323,7 +323,7 @@ def test_a_run_is_not_continued_with_other_questions(change: dict[str, Any], rea
     check_same(stored, identity(questions(3), ["a"], FilterSettings(samples=9)), Path("run"))
 
 
-def test_settings_that_make_no_sense_are_refused_in_one_line() -> None:
+def test_invalid_settings_are_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match="samples"):
         FilterSettings.parse({"samples": 0})
     with pytest.raises(ConfigError, match="rule"):
@@ -360,14 +360,14 @@ def test_the_report_counts_by_rule_engine_and_task() -> None:
     asked = questions(6)
     one = Model({"question 0": r"\boxed{answer 0}", "question 1": "answer 1"}, name="one")
     other = Model({"question 2": "answer 2"}, name="other", fails=["question 5"])
-    journal, settings = ReplyLog(), FilterSettings(samples=1, on_failure="keep")
-    verdicts = screened(asked, one, other, journal=journal, **settings.model_dump())
+    log, settings = ReplyLog(), FilterSettings(samples=1, on_failure="keep")
+    verdicts = screened(asked, one, other, log=log, **settings.model_dump())
     report = report_on(
         asked,
         verdicts,
         ["one", "other"],
         settings,
-        journal,
+        log,
         prices=Prices(prompt=1e6, completion=1e6),
     )
     assert isinstance(report, FilterReport)
@@ -385,3 +385,36 @@ def test_the_report_counts_by_rule_engine_and_task() -> None:
     assert report.usage == Usage(calls=9, prompt_tokens=90, completion_tokens=18)
     assert report.cost == 108.0
     assert json.loads(report.to_json())["by_engine"][1]["model"] == "other"
+
+
+# --- from a file to a filtered file ---------------------------------------------------------------
+
+
+def test_a_dataset_is_filtered_and_resumed_without_asking_again(tmp_path: Path) -> None:
+    examples = [
+        Example(
+            id=f"e{number}",
+            task="t",
+            question=f"question {number}",
+            answers=(f"answer {number}",),
+            documents=(Passage(text=f"text {number}"),),
+        )
+        for number in range(6)
+    ]
+    file, out, run = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "run"
+    write_examples(file, examples)
+    known = {"question 1": "answer 1", "question 4": "answer 4"}
+    reports = [
+        asyncio.run(filter_dataset(file, out, [Model(known)], FilterSettings(), **where))
+        for where in ({"run_dir": run}, {"resume": run})
+    ]
+    assert [example.id for example in read_examples(out)] == ["e0", "e2", "e3", "e5"]
+    assert reports[0] == reports[1]
+    assert (reports[0].num_kept, reports[0].num_dropped, reports[0].usage.calls) == (4, 2, 10)
+    assert json.loads((tmp_path / "out.jsonl.filter.json").read_text()) == json.loads(
+        reports[0].to_json()
+    )
+    with pytest.raises(DataError, match="exists"):
+        asyncio.run(filter_dataset(file, out, [Model(known)]))
+    with pytest.raises(ConfigError, match="`out` is the file that is read"):
+        asyncio.run(filter_dataset(file, file, [Model(known)], force=True))

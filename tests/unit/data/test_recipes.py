@@ -9,7 +9,7 @@ import pytest
 
 from memagent.config import with_override
 from memagent.data.choices import SOURCES_OF, named_sources, source_settings
-from memagent.data.recipes import read_recipe
+from memagent.data.recipes import BuildRequest, build_datasets, read_recipe
 from memagent.data.sources.catalogue import SOURCES
 from memagent.data.tasks.registry import TASKS, open_task
 from memagent.errors import ConfigError, DataError, MemagentError
@@ -226,3 +226,56 @@ def test_a_task_takes_the_sources_it_is_said_to_take(task: str, tmp_path: Path) 
     assert len(settings) == 2 + len(gone)
     with pytest.raises(MemagentError, match=r"gone does not exist"):
         open_task(task, settings)
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def test_a_recipe_is_built_and_skips_what_is_complete(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'tokenizer = "bytes"\n[[datasets]]\ntasks = ["beyond/two_hop"]\nnum = 5\n'
+        'tokens = ["2k", 3000]\n'
+    )
+    request = BuildRequest(what=str(recipe), out=tmp_path, num=2, seed=3)
+    built = list(build_datasets(request, processes=1, figure=False))
+    assert [job.out.name for job, _ in built] == [
+        "beyond-two_hop-2048.jsonl",
+        "beyond-two_hop-3000.jsonl",
+    ]
+    assert [manifest and manifest.num_examples for _, manifest in built] == [2, 2]
+    again = list(build_datasets(request, processes=1, figure=False))
+    assert [manifest for _, manifest in again] == [None, None]
+
+
+def test_a_task_is_built_once(tmp_path: Path) -> None:
+    out = tmp_path / "one.jsonl"
+    request = BuildRequest(
+        what="beyond/two_hop", tokens=2000, tokenizer="bytes", num=2, out=out, changes=["seed=9"]
+    )
+    seen: list[tuple[str, int]] = []
+    ((job, manifest),) = build_datasets(
+        request,
+        processes=1,
+        figure=False,
+        on_progress=lambda job, progress: seen.append((job.out.name, progress.num_done)),
+    )
+    assert job.settings == {"tokens": 2000, "tokenizer": "bytes", "seed": 9}
+    assert manifest is not None
+    assert manifest.settings["seed"] == 9
+    assert seen == [("one.jsonl", 0), ("one.jsonl", 1), ("one.jsonl", 2)]
+    with pytest.raises(MemagentError, match="exists; name another `out`, or replace it"):
+        list(build_datasets(request, processes=1))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"what": "hotpotqa", "num": 3}, "give `out`: the file to write"),
+        ({"what": "hotpotqa", "out": Path("x.jsonl")}, "give `num`: how many examples"),
+        ({"what": "r.toml", "docs": 5}, "`docs` is for a single task; change a recipe with"),
+    ],
+)
+def test_an_incomplete_request_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        BuildRequest(**values).jobs()

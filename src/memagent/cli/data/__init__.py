@@ -1,4 +1,4 @@
-"""`memagent data`: make, look at and convert datasets. Each command is in `memagent.cli.data.NAME`."""
+"""`memagent data`: build, inspect, filter and convert datasets. Each command is in `memagent.cli.data.NAME`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import click
 from memagent.cli.shared.lazy import LazyGroup
 
 COMMANDS: dict[str, str] = {
-    "build": "Make a dataset from a recipe.",
+    "build": "Build datasets from a recipe, or from one task.",
     "filter": "Drop questions that a model answers without the text.",
     "traces": "Write warm-start traces by rule from examples with evidence.",
     "inspect": "Show examples and statistics of a dataset.",
-    "convert": "Turn datasets into other formats.",
-    "sources": "List, fetch and check the files that datasets are made from.",
+    "convert": "Convert datasets to other formats.",
+    "sources": "List, fetch and check the files that datasets are built from.",
 }
 """Name to one-line help; `NAME` lives in `memagent.cli.data.NAME` as `command`."""
 

@@ -20,39 +20,12 @@ from memagent.data.recipes import BuildRequest, build_datasets
 class BuildOptions:
     """The options of the command."""
 
-    what: str
-    out: Path | None
-    num: int | None
-    tokens: int | None
-    docs: int | None
-    split: str | None
-    seed: int | None
-    tokenizer: str | None
-    sources: tuple[str, ...]
-    changes: tuple[str, ...]
-    store: Storing | None
+    request: BuildRequest
     processes: int | None
     force: bool
     figure: bool
     dry_run: bool
     quiet: bool
-
-    @property
-    def request(self) -> BuildRequest:
-        """What is to be built."""
-        return BuildRequest(
-            what=self.what,
-            out=self.out,
-            num=self.num,
-            tokens=self.tokens,
-            docs=self.docs,
-            split=self.split,
-            seed=self.seed,
-            tokenizer=self.tokenizer,
-            store=self.store,
-            sources=self.sources,
-            changes=self.changes,
-        )
 
 
 @click.command()
@@ -108,23 +81,23 @@ def command(options: BuildOptions) -> int:
             click.echo(f"{job.out}: {job.num} x {job.task}, {settings}")
         return 0
     console = CommandConsole(is_quiet=options.quiet)
-    with BuildBar(console) as bar:
+    with ProgressFrame(console, is_transient=True) as frame:
         built = build_datasets(
             options.request,
             processes=options.processes,
             force=options.force,
             figure=options.figure,
-            on_progress=bar,
+            on_progress=BuildBar(frame),
         )
         for job, manifest in built:
-            bar.frame.hide()
+            frame.hide()
             if manifest is None:
                 console.print(f"{job.out} exists and is complete")
                 continue
             click.echo(job.out)
-            bar.frame.print(_summary(manifest))
+            frame.print(_summary(manifest))
             if options.figure and manifest.depth and not figure_path(job.out).exists():
-                bar.frame.print(
+                frame.print(
                     'no figure of depths: it needs matplotlib, pip install "memagent[eval]"'
                 )
     return 0
@@ -144,29 +117,22 @@ def _summary(manifest: Manifest) -> str:
 class BuildBar:
     """Shows how far the dataset that is being built has come."""
 
-    def __init__(self, console: CommandConsole) -> None:
-        self.frame = ProgressFrame(console, is_transient=True)
+    def __init__(self, frame: ProgressFrame) -> None:
+        self._frame = frame
         self._job: BuildJob | None = None
         self._started = 0.0
 
-    def __enter__(self) -> BuildBar:
-        self.frame.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.frame.__exit__(*exception)
-
     def __call__(self, job: BuildJob, progress: BuildProgress) -> None:
         if job is not self._job:
-            self._job, self._started = job, self.frame.seconds
+            self._job, self._started = job, self._frame.seconds
             if progress.num_resumed:
-                self.frame.print(f"{job.out.name}: resuming after {progress.num_resumed} examples")
+                self._frame.print(f"{job.out.name}: resuming after {progress.num_resumed} examples")
         num_new = progress.num_done - progress.num_resumed
         detail = ""
         if num_new:
-            seconds = (self.frame.seconds - self._started) / num_new
+            seconds = (self._frame.seconds - self._started) / num_new
             detail = f"{duration((progress.num_total - progress.num_done) * seconds)} left"
-        self.frame.show(
+        self._frame.show(
             f"{job.out.name}: {progress.num_done} of {progress.num_total}",
             completed=progress.num_done,
             total=progress.num_total,

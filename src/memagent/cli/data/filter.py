@@ -162,16 +162,16 @@ async def _filter(
         )
         with (
             resumable(run, console, kept="all replies are kept"),
-            FilterProgress(run.num_questions, request, console) as progress,
+            ProgressFrame(console) as frame,
         ):
             for engine in engines:
                 if isinstance(engine, EndpointEngine):
-                    engine.on_retry = progress.frame.retry
+                    engine.on_retry = frame.retry
             report = await run.screen(
                 num=request.num,
                 concurrency=request.concurrency,
                 prices=prices_of(request.prices),
-                on_verdict=progress.verdict,
+                on_verdict=FilterProgress(run.num_questions, request, frame),
             )
         print(report.to_json() if options.as_json else report.to_text(), end="")
         console.report(f"kept examples: {request.out}; run: {run.path}")
@@ -278,24 +278,16 @@ def _concurrency(choice: EngineChoice) -> int:
 class FilterProgress:
     """Shows how many questions were asked and kept."""
 
-    def __init__(self, num_questions: int, request: FilterRequest, console: CommandConsole) -> None:
-        self.frame = ProgressFrame(console)
+    def __init__(self, num_questions: int, request: FilterRequest, frame: ProgressFrame) -> None:
         self._num_questions = num_questions
         self._request = request
+        self._frame = frame
         self._num_kept = self._num_done = 0
 
-    def __enter__(self) -> FilterProgress:
-        self.frame.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.frame.__exit__(*exception)
-
-    def verdict(self, question: BareQuestion, verdict: Verdict) -> None:
-        """Count a question."""
+    def __call__(self, question: BareQuestion, verdict: Verdict) -> None:
         self._num_done += 1
         self._num_kept += verdict.is_kept(self._request.settings.on_failure)
-        self.frame.show(
+        self._frame.show(
             f"{self._num_done:,} of {self._num_questions:,} asked, {self._num_kept:,} kept",
             completed=self._num_kept if self._request.num else self._num_done,
             total=self._request.num or self._num_questions,

@@ -110,12 +110,12 @@ class FilterRun:
         if resume is None and not force:
             refuse_to_overwrite(out)
         questions = read_questions(file) if questions is None else questions
-        wanted = identity(questions, [engine.model for engine in engines], settings)
+        expected = identity(questions, [engine.model for engine in engines], settings)
         if resume is None:
-            manifest = wanted if command is None else {**wanted, "command": command}
+            manifest = expected if command is None else {**expected, "command": command}
             run = Run.create(run_dir, manifest)
         else:
-            check_same(read_manifest(resume), wanted, resume)
+            check_same(read_manifest(resume), expected, resume)
             run = Run.open(resume)
         return cls(file, out, engines, settings, questions, run)
 
@@ -194,20 +194,22 @@ def identity(
     }
 
 
-def check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
-    """Raise RunError with the first difference when a run does not ask what is wanted."""
+def check_same(stored: Mapping[str, Any], expected: Mapping[str, Any], path: Path) -> None:
+    """Raise RunError with the first difference when a run differs from what is asked now."""
     if stored.get("kind") != KIND:
         reason = f"it is a run of kind {stored.get('kind')!r}, not {KIND!r}"
-    elif stored["questions"] != wanted["questions"]:
-        then, now = stored["questions"]["num"], wanted["questions"]["num"]
+    elif stored["questions"] != expected["questions"]:
+        then, now = stored["questions"]["num"], expected["questions"]["num"]
         reason = f"the questions have changed since (then {then:,}, now {now:,})"
-    elif stored["models"] != wanted["models"]:
-        reason = f"models were {', '.join(stored['models'])}, now {', '.join(wanted['models'])}"
-    elif stored["prompt"] != wanted["prompt"]:
+    elif stored["models"] != expected["models"]:
+        reason = f"models were {', '.join(stored['models'])}, now {', '.join(expected['models'])}"
+    elif stored["prompt"] != expected["prompt"]:
         reason = "the wording of the prompt has changed"
-    elif stored["sampling"] != wanted["sampling"]:
-        name = next(n for n in stored["sampling"] if stored["sampling"][n] != wanted["sampling"][n])
-        reason = f"{name} was {stored['sampling'][name]}, now {wanted['sampling'][name]}"
+    elif stored["sampling"] != expected["sampling"]:
+        name = next(
+            n for n in stored["sampling"] if stored["sampling"][n] != expected["sampling"][n]
+        )
+        reason = f"{name} was {stored['sampling'][name]}, now {expected['sampling'][name]}"
     else:
         return
     raise RunError(f"cannot resume {path}: {reason}; start a new run for it")

@@ -6,10 +6,10 @@
     for example in read_original("eval_200.json", "original-eval"): ...
     write_original("eval_200.json", "original-eval", examples)
 
-Its files do not say where the evidence stands, so imported examples have none. What an Example has
-no place for is kept in its `metadata` under the name of the format; importing and then exporting
-gives the same content. Above 10,000 documents its evaluation files hold numbers of documents instead of text: then `pool`
-names the file with the documents.
+Its files do not say where the evidence is, so imported examples have none. Fields without a place in an
+Example are kept in its `metadata` under the name of the format; importing and then exporting
+gives the same content. Above 10,000 documents its evaluation files hold numbers of documents instead of
+text: then `pool` names the file with the documents.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 DatasetKind = Literal["memagent", "original-train", "original-eval"]
 
 SAMPLE_ROWS = 64
-"""Rows from which the types of columns that we do not know are told."""
+"""Rows that decide the types of columns without a published type."""
 
 _HEADING = re.compile(r"(?:\A|\n\n)Document (\d+):\n")
 
@@ -78,7 +78,7 @@ def read_original(
 
 
 def write_original(path: str | Path, kind: DatasetKind, examples: Iterable[Example]) -> int:
-    """Write examples as the original project does; how many. Texts are made again where needed."""
+    """Write examples as the original project does; how many. Texts are rebuilt where needed."""
     path = Path(path)
     endings = {"original-train": (".parquet",), "original-eval": (".json", ".json.gz")}[kind]
     if not path.name.endswith(endings):
@@ -314,15 +314,15 @@ class _Pool:
         """A document by its number."""
         if self._path is None:
             raise DataError(
-                f"{where}: context holds numbers of documents; give the file that has them with "
-                "--pool (the HotpotQA file it was made from)"
+                f"{where}: context holds numbers of documents; give the file that has them as "
+                "`pool` (the HotpotQA file it was built from)"
             )
         if self._documents is None:
             self._documents = _pool_documents(self._path)
         if not 0 <= index < len(self._documents):
             raise DataError(
                 f"{where}: there is no document {index} in {self._path}, which has "
-                f"{len(self._documents):,}; name the file that it was made from"
+                f"{len(self._documents):,}; name the file that it was built from"
             )
         return self._documents[index]
 
@@ -362,6 +362,6 @@ def _stem(path: Path) -> str:
 
 def _unknown(path: Path) -> DataError:
     return DataError(
-        f"{path} is neither a dataset of memagent nor of the original project; say with --from what "
-        "it is"
+        f"{path} is neither a dataset of memagent nor of the original project; name its format with "
+        "`source_kind`"
     )

@@ -60,9 +60,7 @@ def open_source(
     if path is not None:
         return _own(name, source, Path(path).expanduser())
     if source.kind == "texts":
-        raise ConfigError(
-            f"{name} are texts of your own; name a folder of .txt files as the source"
-        )
+        raise ConfigError(f"{name} are texts of yours; name a folder of .txt files as the source")
     if not fetch and not is_here(name):
         raise ConfigError(f"{name} is not on this machine; run `memagent data sources pull {name}`")
     target = cached_path(name)
@@ -149,7 +147,7 @@ def _fetch(
 
 
 def _derive_paragraphs(target: Path, on_progress: OnFetched | None) -> None:
-    """Write the distinct paragraphs of the official files as a file of its own."""
+    """Write the distinct paragraphs of the official files."""
     files = [
         open_source(name, on_progress=on_progress) for name in ("hotpotqa-train", "hotpotqa-dev")
     ]

@@ -24,19 +24,19 @@ SourceKind = Literal["hotpotqa", "paragraphs", "squad", "texts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A published file, or a kind of folder, that datasets are made from."""
+    """A published file, or a kind of folder, that datasets are built from."""
 
     kind: SourceKind
     what: str
-    """One line for people."""
+    """One line that describes it."""
     licence: str | None
-    """None when it is that of your own texts."""
+    """None for texts of yours."""
     url: str | None = None
-    """Where it is published; None when it is derived from other sources, or your own."""
+    """Where it is published; None when it is derived from other sources, or yours."""
     num_bytes: int | None = None
     """Size as published; None when not known."""
     sha256: str | None = None
-    """Checksum as published; None when not known, then the first download's is kept."""
+    """Checksum as published; None when unknown; then that of the first download is kept."""
     names: tuple[str, ...] = ()
     """What the file is called in a folder of yours; the first that is there is taken."""
 

@@ -20,7 +20,7 @@ CONTAINERS = ("bags", "boxes", "packs", "jars")
 
 
 def problem(index: int, *, seed: int, num_steps: int = 3, max_number: int = 20) -> Example:
-    """The word problem of an index: the same for the same index and settings, wherever it is made.
+    """The word problem of an index: the same for the same index and settings.
 
     Every value on the way is a whole number, and none is negative.
     """

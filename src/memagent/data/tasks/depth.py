@@ -1,10 +1,10 @@
-"""How deep in a text evidence stands, and whether depths are spread evenly.
+"""Depths of evidence in a text, and a test of how evenly they are spread.
 
     depth    0.0 ............ 0.5 ............ 1.0
     bucket   |  0  |  1  |  2  |  3  |  4  |  5  |     bucket_of(0.5, num_buckets=6) == 3
 
-A dataset whose evidence always stands in the same places teaches a model where to look.
-`uniformity_p` says how likely counts as uneven as these are when every bucket is equally likely:
+A model trained on evidence at the same places learns where to look. `uniformity_p` is the probability of
+counts at least this uneven when every bucket is equally likely:
 
     >>> round(uniformity_p([24, 31, 28, 17]), 2)  # nothing unusual
     0.22

@@ -1,4 +1,4 @@
-"""Texts of a wanted length: how many units to put in, found with few counts.
+"""Texts of a requested length: how many units to put in, found with few counts.
 
     fitted = fit(lambda n: "tick tock " * n, 4096, tokenizer)
     fitted.num_units, fitted.num_tokens, fitted.text          # at most 4096 tokens, at least 98 %
@@ -30,7 +30,7 @@ from memagent.engines import store
 from memagent.errors import ConfigError
 
 LEAST_SHARE = 0.98
-"""A text of a wanted length has at least this share of it."""
+"""A text of a requested length has at least this share of it."""
 AIMED_SHARE = 0.995
 PROBE_TOKENS = 512
 PROBE_SHARE = 0.03
@@ -45,7 +45,7 @@ def parse_length(value: Any) -> int:
     """A length in tokens: 8192, or 8k for 8 * 1,024; m is 1,024 * 1,024."""
     match = _length.fullmatch(str(value).strip())
     if match is None:
-        raise ValueError(f"{value!r} is no length; write it as 8192 or 8k")
+        raise ValueError(f"{value!r} is not a length; write it as 8192 or 8k")
     return round(float(match[1]) * _FACTORS[match[2].lower()])
 
 
@@ -54,7 +54,7 @@ Length = Annotated[int, BeforeValidator(parse_length), Field(ge=64)]
 
 
 class Fitted(NamedTuple):
-    """A text of the wanted length."""
+    """A text of the requested length."""
 
     num_units: int
     text: str
@@ -77,15 +77,15 @@ def fit(
 ) -> Fitted:
     """The text `make(num_units)` that has at most `target_tokens` and at least 98 % of them.
 
-    `make` has to grow with its number, evenly or not. A ConfigError says so where `least_units`
-    are too long already, or where one unit more is too much and one less too little; with
-    `is_coarse` the lesser is given then. `what` names the text in errors.
+    `make` has to grow with its number, evenly or not. Raises ConfigError where `least_units` are too long, or
+    where one unit more is too much and one less too little; with `is_coarse` the shorter text is returned
+    then. `what` names the text in errors.
     """
     floor = target_tokens * LEAST_SHARE
     least, text = _count(make, least_units, tokenizer)
     if least.num_tokens > target_tokens:
         raise ConfigError(
-            f"tokens={target_tokens} is too short: {what} has {least.num_tokens} at least; raise tokens"
+            f"tokens={target_tokens} is too short: {what} has {least.num_tokens} at least; raise `tokens`"
         )
     low, high, num_tries = least, None, 0
     cost = _cost_of_a_unit(make, least, target_tokens, tokenizer)
@@ -102,7 +102,7 @@ def fit(
         assert high is not None
         raise ConfigError(
             f"tokens={target_tokens} is too short to be met within 2 %: {what} has "
-            f"{low.num_tokens} or {high.num_tokens}; raise tokens"
+            f"{low.num_tokens} or {high.num_tokens}; raise `tokens`"
         )
     return Fitted(low.num_units, text, low.num_tokens)
 
@@ -115,7 +115,7 @@ def length_tokenizer(name: str) -> Tokenizer:
         if name in store.KNOWN:
             raise ConfigError(
                 f"the tokenizer {name} is not on this machine; run `memagent models pull {name}` "
-                "or name another with tokenizer"
+                "or name another `tokenizer`"
             )
         return open_tokenizer(name)
     folder = path if path.is_dir() else _gguf_tokenizer(path)

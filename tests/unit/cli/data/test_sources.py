@@ -98,8 +98,8 @@ def test_check_tells_the_published_file_from_another(
     [
         (["pull", "tiny", "squad"], "there is no source 'squad'; did you mean squad-dev?"),
         (["path", "nothing"], "there is no source 'nothing'; known: hotpotqa-train"),
-        (["pull", "essays"], "essays are texts of your own"),
-        (["path", "essays"], "essays are texts of your own"),
+        (["pull", "essays"], "essays are texts of yours"),
+        (["path", "essays"], "essays are texts of yours"),
         (["check", "tiny", "nowhere.json"], "nowhere.json does not exist"),
         (["pull"], "Missing argument 'NAME...'"),
     ],

@@ -235,7 +235,7 @@ def test_numbers_without_a_pool_or_outside_of_it_are_named(tmp_path: Path) -> No
     found = read_original(path, "original-eval")
     next(found)
     with pytest.raises(
-        DataError, match=r"record 2: context holds numbers of documents; give .*--pool"
+        DataError, match=r"record 2: context holds numbers of documents; give .*`pool`"
     ):
         next(found)
     pool = tmp_path / "pool.json"

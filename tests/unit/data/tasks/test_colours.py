@@ -50,8 +50,8 @@ def test_examples_depend_on_seed_and_index_alone() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"tokens": 100}, "is given in sentences; leave out tokens"),
-        ({"sentences": 2, "others": 2}, "raise sentences"),
+        ({"tokens": 100}, "is given in sentences; leave out `tokens`"),
+        ({"sentences": 2, "others": 2}, "raise `sentences`"),
         ({"others": len(THINGS)}, "others"),
         ({"sentence": 3}, "did you mean sentences"),
     ],

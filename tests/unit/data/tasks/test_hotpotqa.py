@@ -283,9 +283,12 @@ def test_questions_that_cannot_be_used_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"docs": 305}, r"docs=305 needs 301 paragraphs .* the pool has 300; lower docs"),
+        ({"docs": 305}, r"docs=305 needs 301 paragraphs .* the pool has 300; lower `docs`"),
         ({"docs": 3}, r"docs=3 is below the 4 paragraphs of question id-"),
-        ({"tokens": 250}, r"tokens=250 is below the \d+ tokens of question id-.*lower distractors"),
+        (
+            {"tokens": 250},
+            r"tokens=250 is below the \d+ tokens of question id-.*lower `distractors`",
+        ),
         ({"tokens": 500_000}, r"too few paragraphs for tokens=500000: all 300 leave \d+ tokens"),
         ({}, r"give the length of the text as docs=200 or as tokens=28000"),
         ({"docs": 9, "tokens": 900}, r"one of them"),

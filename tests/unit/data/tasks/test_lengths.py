@@ -76,13 +76,13 @@ def test_a_text_that_changes_its_character_takes_two() -> None:
 
 
 def test_too_short_a_target_names_what_is_needed() -> None:
-    message = "tokens=100 is too short: the list has 120 at least; raise tokens"
+    message = "tokens=100 is too short: the list has 120 at least; raise `tokens`"
     with pytest.raises(ConfigError, match=message):
         fit(lambda n: "x" * (100 + n), 100, ByteTokenizer(), least_units=20, what="the list")
 
 
 def test_units_that_are_too_coarse_are_refused_or_given_as_they_are() -> None:
-    with pytest.raises(ConfigError, match=r"within 2 %: the text has 900 or 1200; raise tokens"):
+    with pytest.raises(ConfigError, match=r"within 2 %: the text has 900 or 1200; raise `tokens`"):
         fit(repeated("x" * 300), 1000, ByteTokenizer())
     assert fit(repeated("x" * 300), 1000, ByteTokenizer(), is_coarse=True) == Fitted(
         3, "x" * 900, 900

@@ -128,7 +128,7 @@ def test_another_seed_gives_another_text(task: str, folder: Path) -> None:
 @pytest.mark.parametrize("task", [task for task in ALL if task != "ruler/niah_single_2"])
 def test_too_short_a_length_is_refused(task: str, folder: Path) -> None:
     # a single needle is 50 bytes long, and an essay can be cut anywhere: that one fits
-    with pytest.raises(ConfigError, match=r"^tokens=64 is too short.*; raise tokens$"):
+    with pytest.raises(ConfigError, match=r"^tokens=64 is too short.*; raise `tokens`$"):
         make(folder, task, 0, tokens=64)
 
 
@@ -145,7 +145,7 @@ def test_an_unknown_setting_is_named(task: str, folder: Path) -> None:
 
 
 def test_essays_have_to_be_given_and_to_be_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the haystack essay needs essays; give a folder"):
+    with pytest.raises(ConfigError, match="the haystack essay needs `essays`; give a folder"):
         open_task("ruler/niah_single_2", {"tokens": 4096, "tokenizer": "bytes"})
     given = {"tokens": 4096, "tokenizer": "bytes", "essays": str(tmp_path / "none")}
     with pytest.raises(DataError, match="none does not exist"):

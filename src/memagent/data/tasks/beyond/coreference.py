@@ -79,7 +79,7 @@ REMARKS = ("Thanks.\n\n", "Go on.\n\n", "Very nice.\n\n", "A pause.\n\n", "Next.
 
 
 class CoreferenceSettings(BeyondSettings):
-    """How many items are alike."""
+    """How many items answer the same request."""
 
     max_similar: int = Field(default=6, ge=2, le=len(ORDINALS))
     """Items of the asked kind and topic, at most; at least two are there."""
@@ -140,7 +140,7 @@ def item(rng: random.Random, kind: str, topic: str) -> str:
 
 
 def _log(kind: str, topic: str) -> Callable[[random.Random], Iterator[str]]:
-    """Requests and items without end, none of them of this kind and topic."""
+    """Requests and items without limit, none of them of this kind and topic."""
 
     def units(rng: random.Random) -> Iterator[str]:
         pairs = [(one, about) for one in KINDS for about in TOPICS if (one, about) != (kind, topic)]
@@ -151,9 +151,9 @@ def _log(kind: str, topic: str) -> Callable[[random.Random], Iterator[str]]:
     return units
 
 
-def _different(make: Callable[[], str], num: int) -> list[str]:
-    made: list[str] = []
-    while len(made) < num:
-        if (one := make()) not in made:
-            made.append(one)
-    return made
+def _different(draw: Callable[[], str], num: int) -> list[str]:
+    drawn: list[str] = []
+    while len(drawn) < num:
+        if (one := draw()) not in drawn:
+            drawn.append(one)
+    return drawn

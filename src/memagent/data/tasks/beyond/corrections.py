@@ -62,11 +62,11 @@ class CorrectionsSettings(BeyondSettings):
     max_corrections: int = Field(default=4, ge=0, le=20)
     """Changes of the day that is asked for, at most."""
     num_near_misses: int = Field(default=3, ge=0, le=20)
-    """Other events, or the same event in other towns, with changes of their own."""
+    """Other events, or the same event in other towns, with their own changes."""
 
 
 def plan(rng: random.Random, settings: CorrectionsSettings) -> TextPlan:
-    """An event whose day is told and then changed, beside others like it."""
+    """An event whose day is stated and then changed, beside others like it."""
     event, *other_events = rng.sample(EVENTS, len(EVENTS))
     town, *other_towns = towns(rng, settings.num_near_misses + 40)
     num_changes = rng.randint(0, settings.max_corrections)
@@ -96,7 +96,7 @@ def plan(rng: random.Random, settings: CorrectionsSettings) -> TextPlan:
 def _history(
     rng: random.Random, event: str, town: str, days: list[str], *, is_asked: bool
 ) -> list[Fact]:
-    """The days of an event, one after the other; the first is told, the others are changes."""
+    """The days of an event, one after the other; the first is stated, the others are changes."""
     facts: list[Fact] = []
     old = ""
     for place, new in zip(places(rng, len(days)), days, strict=True):

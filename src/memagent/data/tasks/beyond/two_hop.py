@@ -5,8 +5,8 @@
 
     asked: Who is the harbour master of the town where Ada Holm was born?       Otto Lund
 
-Who reads the text once cannot know which harbour master will matter, and has to keep all of them
-until the town is named. There are `num_candidates` of them, so they fit into a memory.
+On a single pass, it is not known which harbour master will matter, so all of them have to be kept until
+the town is named. There are `num_candidates` of them, so they fit into a memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TwoHopSettings(BeyondSettings):
     """How many second hops there are to keep."""
 
     num_candidates: int = Field(default=6, ge=2, le=40)
-    """Towns whose office is told; one of them is asked for."""
+    """Towns whose office holder is stated; one of them is asked for."""
 
 
 def plan(rng: random.Random, settings: TwoHopSettings) -> TextPlan:
@@ -65,14 +65,14 @@ def plan(rng: random.Random, settings: TwoHopSettings) -> TextPlan:
         text = linked.format(person=one, town=town)
         facts.append(Fact(text=text, place=rng.random(), role="near_miss"))
     other_offices = [other for other in OFFICES if other != office]
-    told = towns(rng, 40)
+    stated = towns(rng, 40)
 
     def noise(draw: random.Random) -> str:
         if draw.random() < 0.5:
-            values = {"office": draw.choice(other_offices), "town": draw.choice([home, *told])}
+            values = {"office": draw.choice(other_offices), "town": draw.choice([home, *stated])}
             return draw.choice(HOLDS).format(person=person(draw), **values)
         name = other_person(draw, frozenset({asked}))
-        return draw.choice(LINKS)[1].format(person=name, town=draw.choice(told))
+        return draw.choice(LINKS)[1].format(person=name, town=draw.choice(stated))
 
     return TextPlan(
         question=f"Who is the {office} of {described.format(person=asked)}?",

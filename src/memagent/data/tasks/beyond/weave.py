@@ -1,4 +1,4 @@
-"""Facts among filler: a text of the wanted length, and exactly where each fact stands in it.
+"""Facts among filler: a text of the requested length, and the exact position of each fact in it.
 
     plan      facts with a place between 0 (start) and 1 (end)
     filler    u0 u1 u2 u3 u4 ...            as many as the length takes
@@ -44,7 +44,7 @@ Role = Literal["evidence", "near_miss", "candidate", "similar", "injection"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """Something that stands in the text at a place of its own.
+    """A sentence or more at a given place in the text.
 
     Example: Fact(text="Ada Holm was born in Farnley.", place=0.31)
     """
@@ -70,7 +70,7 @@ class TextPlan:
     grader: str = "lenient"
     metadata: dict[str, Any] = field(default_factory=dict)
     units: Callable[[random.Random], Iterator[str]]
-    """The filler: pieces of text without end, each with the white space after it."""
+    """The filler: any number of pieces of text, each with the white space after it."""
     fact_end: str = " "
     """White space after a fact."""
     short_units: tuple[str, ...] = tuple(f"{sentence} " for sentence in SHORT_SENTENCES)
@@ -108,14 +108,14 @@ def prose(
 def weave(
     plan: TextPlan, rng: random.Random, *, tokens: int, tokenizer: Tokenizer, what: str
 ) -> Woven:
-    """The plan's facts in as much filler as makes at most `tokens` and at least 98 % of them."""
+    """The plan's facts in filler: at most `tokens`, and at least 98 % of them."""
     source, units = plan.units(rng), list[str]()
 
-    def make(num_units: int) -> str:
+    def text_of(num_units: int) -> str:
         units.extend(islice(source, max(0, num_units - len(units))))
         return _joined(plan, units[:num_units])[0]
 
-    fitted = fit(make, tokens, tokenizer, is_coarse=True, what=what)
+    fitted = fit(text_of, tokens, tokenizer, is_coarse=True, what=what)
     del units[fitted.num_units :]
     num_tokens = fitted.num_tokens
     for short in plan.short_units * 4:
@@ -129,7 +129,7 @@ def weave(
             num_tokens = longer
     if num_tokens < tokens * LEAST_SHARE:
         raise ConfigError(
-            f"tokens={tokens} is too short to be met within 2 %: {what} has {num_tokens}; raise tokens"
+            f"tokens={tokens} is too short to be met within 2 %: {what} has {num_tokens}; raise `tokens`"
         )
     text, spans = _joined(plan, units)
     return Woven(text, spans, num_tokens)

@@ -1,4 +1,4 @@
 """HotpotQA-long: questions over two paragraphs, spread over a text of any length.
 
-`task.py` makes examples; `store.py` holds questions and paragraphs in files that processes map.
+`task.py` generates examples; `store.py` keeps questions and paragraphs in memory-mapped files.
 """

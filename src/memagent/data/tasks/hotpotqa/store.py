@@ -1,4 +1,4 @@
-"""HotpotQA made ready for drawing: questions and paragraphs in files that processes map, not load.
+"""HotpotQA as a store: questions and paragraphs by number, in files that processes map into memory.
 
     train file ─┐                  ┌─▶ paragraphs.txt    title, line end, text; one after the other
     dev file   ─┼─▶ open_store ────┼─▶ items.jsonl       questions; paragraphs by their number
@@ -8,8 +8,8 @@
                        may fill a text      of questions only
 
 They lie in the user's cache folder under the fingerprints of the sources, so another process, or
-another length, starts at once. What must never stand in a text is decided here: a pool for training
-has no paragraph that a development question rests on, and no question may be in both files.
+another length, starts at once. This module keeps training and development apart: a pool for training has
+no gold paragraph of a development question, and no question may be in both files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FORMAT = 1
 CACHED_CHARS = 1 << 26
 """Text of paragraphs that a store keeps in memory."""
 NUM_TRIED = 32
-"""Paragraphs by whose counts a tokenizer is told from another of the same name."""
+"""Paragraphs whose counts distinguish tokenizers of the same name."""
 YES_NO = ("yes", "no")
 
 Split = Literal["train", "dev"]
@@ -50,11 +50,11 @@ Overlap = Literal["refuse", "drop"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gold:
-    """A paragraph that a question rests on."""
+    """A gold paragraph: one that the answer rests on."""
 
     paragraph: int
     spans: tuple[tuple[int, int], ...]
-    """Where the marked sentences stand; the whole text where they cannot be told apart."""
+    """Where the marked sentences stand; the whole text where sentences are not split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class StoredQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HotpotFiles:
-    """The files a store is made from."""
+    """The files a store is built from."""
 
     split: Split
     items: Path
@@ -133,7 +133,7 @@ class Store:
         )
 
     def passage(self, number: int) -> Passage:
-        """A paragraph; kept in memory while there is room, because fillers come again and again."""
+        """A paragraph; cached up to a limit, because fillers are used repeatedly."""
         passage = self._passages.get(number)
         if passage is None:
             title, _, text = self._paragraphs[number].decode().partition("\n")
@@ -157,7 +157,7 @@ class Store:
 
 
 def open_store(files: HotpotFiles) -> Store:
-    """The store of these files, made the first time."""
+    """The store of these files, built on first use."""
     fingerprints = files.fingerprints()
     key = json.dumps([FORMAT, files.split, files.overlap, fingerprints])
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
@@ -166,10 +166,10 @@ def open_store(files: HotpotFiles) -> Store:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             if not (folder / "about.json").exists():
-                _make(files, folder)
+                _build(files, folder)
     except OSError as error:
         raise DataError(
-            f"cannot write to {folder} ({error.strerror or error}); make room there, or set "
+            f"cannot write to {folder} ({error.strerror or error}); free some space there, or set "
             "XDG_CACHE_HOME to a folder of yours"
         ) from None
     return _opened(folder, tuple(fingerprints.items()))
@@ -180,12 +180,12 @@ def _opened(folder: Path, fingerprints: tuple[tuple[str, str], ...]) -> Store:
     return Store(folder, dict(fingerprints))
 
 
-# --- making ---------------------------------------------------------------------------------------
+# --- building -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _HeldOut:
-    """What training must not see: development questions, and the paragraphs they rest on."""
+    """What training must not see: development questions and their gold paragraphs."""
 
     ids: set[str] = field(default_factory=set)
     questions: set[bytes] = field(default_factory=set)
@@ -216,7 +216,7 @@ class _Paragraphs:
         self._by_text: dict[bytes, int] = {}
 
     def add_to_pool(self, paragraph: Paragraph) -> bool:
-        """Whether it is new: neither its title nor its text has been there."""
+        """Whether it is new: neither its title nor its text was added before."""
         title, text = _key(paragraph.title), _key(paragraph.text)
         if title in self._by_title or text in self._by_text:
             return False
@@ -224,21 +224,21 @@ class _Paragraphs:
         return True
 
     def add(self, paragraph: Paragraph) -> int:
-        """Its number; written if exactly this one has not been."""
+        """Its number; it is written once."""
         written = f"{_one_line(paragraph.title)}\n{paragraph.text}".encode()
         key = hashlib.blake2b(written, digest_size=16).digest()
         if key not in self._numbers:
             self._numbers[key] = self._writer.write(written)
         return self._numbers[key]
 
-    def alike(self, paragraph: Paragraph) -> Iterator[int]:
+    def duplicates(self, paragraph: Paragraph) -> Iterator[int]:
         """Paragraphs of the pool with its title, or with its text."""
         for known, key in ((self._by_title, paragraph.title), (self._by_text, paragraph.text)):
             if (number := known.get(_key(key))) is not None:
                 yield number
 
 
-def _make(files: HotpotFiles, folder: Path) -> None:
+def _build(files: HotpotFiles, folder: Path) -> None:
     held_out = _HeldOut()
     for item in hotpot_items(files.dev) if files.dev else ():
         held_out.add(item)
@@ -251,7 +251,9 @@ def _make(files: HotpotFiles, folder: Path) -> None:
         for item in _usable(files, held_out, left_out):
             lines.write(json.dumps(_record(item, paragraphs, held_out)).encode())
         if lines.num_written == 0:
-            raise DataError(f"{files.items} holds no question that can be used: {_told(left_out)}")
+            raise DataError(
+                f"{files.items} holds no question that can be used: {_listed(left_out)}"
+            )
     about = {"num_pool": num_pool, "left_out": dict(sorted(left_out.items()))}
     # the last: its presence means that the store is complete
     write_atomically(folder / "about.json", json.dumps(about).encode())
@@ -260,7 +262,7 @@ def _make(files: HotpotFiles, folder: Path) -> None:
 def _reasons_against(
     paragraph: Paragraph, paragraphs: _Paragraphs, held_out: _HeldOut
 ) -> Iterator[str]:
-    """Put a paragraph into the pool, or say why not."""
+    """Put a paragraph into the pool, or yield the reason why not."""
     if not paragraph.text.strip():
         yield "paragraphs without text"
     elif held_out.has(paragraph):
@@ -270,14 +272,14 @@ def _reasons_against(
 
 
 def _usable(files: HotpotFiles, held_out: _HeldOut, left_out: Counter[str]) -> Iterator[HotpotItem]:
-    """The questions that can be asked; those of both splits are refused."""
+    """The questions that can be used; questions of both splits are refused or dropped."""
     asked: set[bytes] = set()
     for item in hotpot_items(files.items):
         if held_out.asks(item):
             if files.overlap == "refuse":
                 raise DataError(
                     f"question {item.id} of {files.items} is a development question too (in "
-                    f"{files.dev}); remove it, or leave such questions out with overlap=drop"
+                    f"{files.dev}); remove it, or drop such questions with `overlap=drop`"
                 )
             left_out["questions that are development questions too"] += 1
         elif reason := _reason_against(item, asked):
@@ -318,13 +320,13 @@ def _record(item: HotpotItem, paragraphs: _Paragraphs, held_out: _HeldOut) -> di
         "level": item.level,
         "gold": [[paragraphs.add(one), _spans(item, one)] for one in gold],
         "distractors": [paragraphs.add(one) for one in distractors],
-        "taken": sorted({number for one in own for number in paragraphs.alike(one)}),
+        "taken": sorted({number for one in own for number in paragraphs.duplicates(one)}),
         "is_gold_in_dev": any(held_out.has(one) for one in gold),
     }
 
 
 def _gold_of(item: HotpotItem) -> list[Paragraph]:
-    """The paragraphs a question rests on, each title once."""
+    """The gold paragraphs of a question, each title once."""
     by_title: dict[str, Paragraph] = {}
     for paragraph in item.context:
         by_title.setdefault(paragraph.title, paragraph)
@@ -355,7 +357,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _told(left_out: Counter[str]) -> str:
+def _listed(left_out: Counter[str]) -> str:
     return ", ".join(f"{number} {reason}" for reason, number in left_out.items()) or "it has none"
 
 

@@ -1,17 +1,17 @@
 """HotpotQA-long: a question whose two paragraphs are spread over a text of any length.
 
     question ── two gold paragraphs ─────────┐
-             └─ its own distractors ─────────┼─▶ each at a place drawn anew for every example
-    pool ────── other paragraphs, drawn ─────┘
+             └─ its own distractors ─────────┼─▶ each at a random place, for every example
+    pool ────── other paragraphs, sampled ───┘
                          ▲
-                         └─ as many as make `docs` documents, or `tokens` tokens
+                         └─ up to `docs` documents, or `tokens` tokens
 
     task = open_task("hotpotqa", {"split": "dev", "docs": 200, "seed": 7, "dev": "dev.jsonl.gz"})
     task.example(0)
 
 The question of an index depends on seed and index alone, so datasets of several lengths ask the same
-questions. Where gold paragraphs stand is drawn uniformly over the whole text. A paragraph of the
-question's own, by title or by text, never comes again as filler.
+questions. The places of gold paragraphs are drawn uniformly over the whole text. A paragraph of the
+question's own, by title or by text, is never used as filler.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class HotpotSettings(TaskSettings):
     """Which questions, how long a text, and from which files."""
 
     split: Split = "dev"
-    """Questions to train on (train) or to measure with (dev)."""
+    """Questions to train on (train) or to evaluate with (dev)."""
     docs: int | None = Field(default=None, ge=2)
     """Length of the text in documents; give this or tokens."""
     distractors: int = Field(default=8, ge=0)
-    """How many of a question's own misleading paragraphs are put in, at most."""
+    """How many of a question's own distractors are included, at most."""
     overlap: Overlap = "refuse"
     """What to do with training questions that are development questions too: refuse or drop."""
     train: str | None = None
@@ -65,7 +65,7 @@ class HotpotSettings(TaskSettings):
     dev: str | None = None
     """File of development questions, in place of the published one."""
     paragraphs: str | None = None
-    """File of paragraphs to fill texts with; those of the split's own questions when not given."""
+    """File of paragraphs to fill texts with; by default those of the split's own questions."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -92,7 +92,7 @@ def open_hotpotqa(name: str, settings: dict[str, Any]) -> HotpotTask:
     return HotpotTask(name, parsed, open_store(files))
 
 
-class _Made(NamedTuple):
+class _MixedText(NamedTuple):
     """A text, before it is labelled."""
 
     passages: tuple[Passage, ...]
@@ -103,7 +103,7 @@ class _Made(NamedTuple):
 
 
 class HotpotTask:
-    """Makes examples from a store."""
+    """Generates examples from a store."""
 
     def __init__(self, name: str, settings: HotpotSettings, store: Store) -> None:
         self.name = name
@@ -120,12 +120,12 @@ class HotpotTask:
         if not 0 <= index < self.store.num_items:
             raise DataError(
                 f"there is no question {index}: {self.settings.split} has {self.store.num_items}; "
-                "ask for fewer examples"
+                "lower `num`"
             )
         item = self.store.item(self._order[index])
         own = [*(gold.paragraph for gold in item.gold), *item.distractors]
         own = own[: len(item.gold) + self.settings.distractors]
-        made = self._made(index, item, own)
+        mixed = self._text(index, item, own)
         settings = self.settings
         length = f"{settings.docs}-docs" if settings.docs else f"{settings.tokens}-tokens"
         return Example(
@@ -133,8 +133,8 @@ class HotpotTask:
             task=self.name,
             question=item.question,
             answers=(item.answer,),
-            documents=made.passages,
-            evidence=_evidence(item.gold, made.places, made.passages),
+            documents=mixed.passages,
+            evidence=_evidence(item.gold, mixed.places, mixed.passages),
             origin=Origin(
                 task=self.name,
                 settings=settings.model_dump(mode="json"),
@@ -142,20 +142,20 @@ class HotpotTask:
                 sources=self.store.fingerprints,
             ),
             target_tokens=settings.tokens,
-            num_tokens=made.num_tokens,
+            num_tokens=mixed.num_tokens,
             seed=settings.seed,
-            text_sha256=fingerprint(made.text),
+            text_sha256=fingerprint(mixed.text),
             metadata={
                 "hotpotqa_id": item.id,
                 "type": item.type,
                 "level": item.level,
                 "is_yes_no": item.answer in YES_NO,
                 "is_gold_in_dev": item.is_gold_in_dev,
-                "num_documents": len(made.passages),
+                "num_documents": len(mixed.passages),
             },
         )
 
-    def _made(self, index: int, item: StoredQuestion, own: list[int]) -> _Made:
+    def _text(self, index: int, item: StoredQuestion, own: list[int]) -> _MixedText:
         if self.settings.docs is not None:
             return self._mixed(index, own, self._fillers_by_number(index, item, len(own)))
         target = self.settings.tokens
@@ -164,15 +164,15 @@ class HotpotTask:
         for _ in range(MAX_TRIES):
             fillers = self._fillers_by_tokens(index, item, own, aim, int(slack))
             expected = self._cost_of(own) + self._cost_of(fillers, first=len(own) + 1)
-            made = self._mixed(index, own, fillers)
-            if target * LEAST_SHARE <= made.num_tokens <= target:
-                return made
-            # only where tokens of parts do not add up: aim so as to make up for it, and closer
-            aim, slack = int(target * expected / made.num_tokens) - 1, slack * 0.8
+            mixed = self._mixed(index, own, fillers)
+            if target * LEAST_SHARE <= mixed.num_tokens <= target:
+                return mixed
+            # tokens of parts do not add up here: compensate, and aim closer
+            aim, slack = int(target * expected / mixed.num_tokens) - 1, slack * 0.8
         raise self._out_of_reach(item)
 
-    def _mixed(self, index: int, own: list[int], fillers: list[int]) -> _Made:
-        """The paragraphs in an order of their own for every example."""
+    def _mixed(self, index: int, own: list[int], fillers: list[int]) -> _MixedText:
+        """The paragraphs in random order."""
         num_documents = len(own) + len(fillers)
         places = self._rng(index, "places").sample(range(num_documents), len(own))
         order = fillers
@@ -180,7 +180,7 @@ class HotpotTask:
             order.insert(place, paragraph)
         passages = paragraphs_of(self.store, order)
         text = join(passages)
-        return _Made(passages, text, self._tokenizer.count(text), places)
+        return _MixedText(passages, text, self._tokenizer.count(text), places)
 
     # --- fillers ----------------------------------------------------------------------------------
 
@@ -189,14 +189,14 @@ class HotpotTask:
         if num_documents < num_own:
             raise DataError(
                 f"docs={num_documents} is below the {num_own} paragraphs of question {item.id}; "
-                "raise docs, or lower distractors"
+                "raise `docs`, or lower `distractors`"
             )
         fillers = self._drawn(index, item, num_documents - num_own)
         if len(fillers) < num_documents - num_own:
             raise DataError(
                 f"docs={num_documents} needs {num_documents - num_own} paragraphs beside those of "
-                f"question {item.id}, and the pool has {len(fillers)}; lower docs, or name a larger "
-                "file as paragraphs"
+                f"question {item.id}, and the pool has {len(fillers)}; lower `docs`, or name a larger "
+                "file as `paragraphs`"
             )
         return fillers
 
@@ -209,22 +209,22 @@ class HotpotTask:
         if left < 0:
             raise DataError(
                 f"tokens={target} is below the {aim - left} tokens of question {item.id}'s own "
-                "paragraphs; raise tokens, or lower distractors"
+                "paragraphs; raise `tokens`, or lower `distractors`"
             )
-        num_wanted = int(left / self._mean_cost * 1.1) + 64
+        num_requested = int(left / self._mean_cost * 1.1) + 64
         while True:
-            drawn = self._drawn(index, item, num_wanted)
+            drawn = self._drawn(index, item, num_requested)
             fillers, left_now = self._taken_while_they_fit(drawn, left, first=len(own) + 1)
             if len(fillers) < len(drawn):
                 break
             if left_now <= slack:
                 return fillers
-            if len(drawn) < num_wanted:
+            if len(drawn) < num_requested:
                 raise DataError(
                     f"the pool has too few paragraphs for tokens={target}: all {len(drawn)} leave "
-                    f"{left_now} tokens free; lower tokens, or name a larger file as paragraphs"
+                    f"{left_now} tokens free; lower `tokens`, or name a larger file as `paragraphs`"
                 )
-            num_wanted *= 2
+            num_requested *= 2
         return self._closed(index, item, own, fillers, left_now, slack)
 
     def _taken_while_they_fit(
@@ -250,7 +250,7 @@ class HotpotTask:
         left: int,
         slack: int,
     ) -> list[int]:
-        """The fillers, and such as fit into the tokens that are left; some make room for others."""
+        """The fillers, and others that fit the tokens that are left; some are replaced."""
         generator = self._rng(index, "last")
         for _ in range(MAX_TRIES * 8):
             if left <= slack:
@@ -282,16 +282,16 @@ class HotpotTask:
     def _out_of_reach(self, item: StoredQuestion) -> DataError:
         return DataError(
             f"tokens={self.settings.tokens} cannot be met within 2 % for question {item.id}; raise "
-            "tokens, or name a larger file as paragraphs"
+            "`tokens`, or name a larger file as `paragraphs`"
         )
 
-    def _drawn(self, index: int, item: StoredQuestion, num_wanted: int) -> list[int]:
+    def _drawn(self, index: int, item: StoredQuestion, num_requested: int) -> list[int]:
         """So many paragraphs of the pool in random order, or all of them; none of the question's own."""
         num_pool = self.store.num_pool
-        num_drawn = min(num_wanted + len(item.taken), num_pool)
+        num_drawn = min(num_requested + len(item.taken), num_pool)
         drawn = self._rng(index, "fillers").sample(range(num_pool), num_drawn)
         taken = item.taken
-        return [number for number in drawn if number not in taken][:num_wanted]
+        return [number for number in drawn if number not in taken][:num_requested]
 
     def _rng(self, index: int, purpose: str) -> Any:
         return rng(self.settings.seed, self.name, index, purpose)

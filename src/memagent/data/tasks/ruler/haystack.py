@@ -1,4 +1,4 @@
-"""What sentences are hidden in, and the hiding.
+"""What needles are hidden in, and how.
 
 haystack.text(size)                               grows with its size: sentences, characters or needles
 hide(text, [(depth, sentence)], separator=" ")    the text with the sentences in it, and where they stand
@@ -23,7 +23,7 @@ NOISE = (
     "Somebody closes a door.",
     "It is quiet again.",
 )
-"""The sentences of the haystack `repeat`, over and over."""
+"""The sentences that the haystack `repeat` repeats."""
 
 # A mark that ends a sentence, closing quotes, and space, then no small letter and no digit; not after
 # a title or an initial. Or an empty line.
@@ -54,7 +54,7 @@ class Haystack(Protocol):
 
 
 class NoiseHaystack:
-    """The same few sentences again and again. Size is their number."""
+    """The same few sentences, repeated. Size is their number."""
 
     separator = " "
 
@@ -143,12 +143,12 @@ def nearest_gap(text: str, depth: float) -> int:
 
     Where there is none near, as in a text without full stops, of a line, or else of a word.
     """
-    wanted = round(depth * len(text))
-    first, last = max(0, wanted - WINDOW_CHARS), min(len(text), wanted + WINDOW_CHARS)
+    target = round(depth * len(text))
+    first, last = max(0, target - WINDOW_CHARS), min(len(text), target + WINDOW_CHARS)
     for boundary in (SENTENCE_END, _LINE, _SPACE):
         if gaps := _gaps(text, first, last, boundary):
-            return min(gaps, key=lambda gap: abs(gap - wanted))
-    return 0 if wanted < len(text) / 2 else len(text)
+            return min(gaps, key=lambda gap: abs(gap - target))
+    return 0 if target < len(text) / 2 else len(text)
 
 
 def depths_of(source: random.Random, count: int, depth: float | str) -> list[float]:

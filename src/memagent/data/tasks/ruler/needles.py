@@ -6,7 +6,7 @@
 
 A needle gives a value for a key. `num_keys` keys have `num_values` values each, one needle per value,
 and the question asks for all values of `num_queries` of the keys. Needles stand at depths drawn
-evenly, one draw per needle.
+uniformly and independently.
 
     open_task("ruler/niah_multikey_1", {"tokens": 65536, "essays": "books/", "seed": 1})
 """
@@ -65,10 +65,10 @@ class NeedleSettings(TaskSettings):
         if self.num_queries > self.num_keys:
             raise ValueError(
                 f"num_queries={self.num_queries} asks for more than num_keys={self.num_keys}; "
-                "raise num_keys"
+                "raise `num_keys`"
             )
         if self.haystack == "essay" and self.essays is None:
-            raise ValueError("the haystack essay needs essays; give a folder of texts")
+            raise ValueError("the haystack essay needs `essays`; give a folder of texts")
         return self
 
 
@@ -82,7 +82,7 @@ NEEDLES: dict[str, dict[str, Any]] = {
     "ruler/niah_multivalue": {"haystack": "essay", "num_values": 4},
     "ruler/niah_multiquery": {"haystack": "essay", "num_keys": 4, "num_queries": 4},
 }
-"""What sets the tasks apart; everything in it can be set otherwise."""
+"""The settings that distinguish the tasks; each can be overridden."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ def open_needles(name: str, settings: dict[str, Any]) -> NeedleTask:
 
 
 class NeedleTask(GeneratedTask[NeedleSettings]):
-    """Makes needles in a haystack."""
+    """Generates needles in a haystack."""
 
     def __init__(self, name: str, settings: NeedleSettings, essays: Essays | None) -> None:
         super().__init__(name, settings, essays.sources if essays else {})
@@ -118,30 +118,30 @@ class NeedleTask(GeneratedTask[NeedleSettings]):
         def hidden(text: str) -> Hidden:
             return hide(text, placed, separator=haystack.separator)
 
-        def made(size: int) -> str:
+        def text_of(size: int) -> str:
             return hidden(haystack.text(size)).text
 
         what = f"{self.name} with {len(needles)} needles"
-        fitted = fit(made, self.tokens, self.tokenizer, is_coarse=True, what=what)
+        fitted = fit(text_of, self.tokens, self.tokenizer, is_coarse=True, what=what)
         bare, num_tokens = haystack.text(fitted.num_units), fitted.num_tokens
         if num_tokens < self.tokens * LEAST_SHARE:
             bare, num_tokens = self._filled(bare, hidden, what, haystack.separator)
         text, spans = hidden(bare)
         asked = list(dict.fromkeys(needle.key for needle in needles))[: settings.num_queries]
-        wanted = [number for number, needle in enumerate(needles) if needle.key in asked]
+        evidence = [number for number, needle in enumerate(needles) if needle.key in asked]
         return Draft(
             question=self._question(asked),
-            answers=tuple(needles[number].value for number in wanted),
+            answers=tuple(needles[number].value for number in evidence),
             documents=(Passage(text=text),),
             num_tokens=num_tokens,
             evidence=tuple(
                 Evidence(document=0, start=start, end=end, text=text[start:end])
-                for start, end in sorted(spans[number] for number in wanted)
+                for start, end in sorted(spans[number] for number in evidence)
             ),
             metadata={
                 "keys": asked,
                 "num_needles": len(needles),
-                "depths": [round(needles[number].depth, 4) for number in wanted],
+                "depths": [round(needles[number].depth, 4) for number in evidence],
                 **haystack.notes(fitted.num_units),
             },
         )
@@ -201,7 +201,7 @@ class NeedleTask(GeneratedTask[NeedleSettings]):
 
 
 class _Distractors:
-    """Draws needles whose keys nobody asks for and whose values are none of the answers."""
+    """Draws needles with other keys and values than those of the answers."""
 
     def __init__(self, task: NeedleTask, source: random.Random, taken: set[str]) -> None:
         self._task = task

@@ -5,9 +5,9 @@
     Document 3:            the gold one  ◀── evidence
     ...
 
-Paragraphs nearest to the question come first in the choice, the order in the text is drawn. The last
-one chosen is shortened by words where that is needed to meet the length. A pool that is too small
-goes round again, without the gold paragraphs, and the metadata say so.
+Paragraphs nearest to the question are chosen first; their order in the text is random. The last one is
+shortened by words where the length requires it. A pool that is too small is used repeatedly, without the
+gold paragraphs; the metadata say how often.
 
     open_task("ruler/qa_1", {"tokens": 8192})                                  # fetches SQuAD
     open_task("ruler/qa_2", {"tokens": 8192, "questions": "dev.jsonl.gz"})     # a file of yours
@@ -45,14 +45,14 @@ class QuestionSettings(TaskSettings):
     """Where the questions come from."""
 
     questions: str | None = None
-    """File of the questions, as published; fetched when not given."""
+    """File of the questions, as published; by default the published one."""
 
 
 class ParagraphSettings(QuestionSettings):
     """Where the questions and the paragraphs around them come from."""
 
     paragraphs: str | None = None
-    """File of further paragraphs; those of all questions in the file when not given."""
+    """File of further paragraphs; by default those of all questions in the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def open_hotpot(name: str, settings: dict[str, Any]) -> QuestionTask:
 
 
 class QuestionTask(GeneratedTask[QuestionSettings]):
-    """Makes questions among paragraphs."""
+    """Generates questions among paragraphs."""
 
     def __init__(self, name: str, settings: QuestionSettings, data: QuestionSet) -> None:
         super().__init__(name, settings, data.sources)
@@ -142,7 +142,7 @@ class QuestionTask(GeneratedTask[QuestionSettings]):
         )
 
     def _arranged(self, question: ParagraphQuestion, around: _Around) -> tuple[_Arranged, bool]:
-        """Paragraphs of the wanted length, and whether one of them had to be shortened."""
+        """Paragraphs of the requested length, and whether one of them was shortened."""
         what = f"the gold text of question {question.id}"
 
         def fitted(arrange: Callable[[int], list[_Placed]], *, is_coarse: bool) -> _Arranged:
@@ -176,7 +176,7 @@ class _Arranged(NamedTuple):
 
 
 class _Around:
-    """Gold paragraphs with any number of others around them, each at a drawn place."""
+    """Gold paragraphs with any number of others around them, each at a random place."""
 
     def __init__(
         self, question: ParagraphQuestion, pool: tuple[Passage, ...], source: random.Random

@@ -50,7 +50,7 @@ def open_variables(name: str, settings: dict[str, Any]) -> VariableTask:
 
 
 class VariableTask(GeneratedTask[VariableSettings]):
-    """Makes chains of assignments in noise."""
+    """Generates chains of assignments in noise."""
 
     def draft(self, index: int) -> Draft:
         settings, source = self.settings, self.rng(index, "variables")

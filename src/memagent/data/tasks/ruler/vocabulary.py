@@ -1,4 +1,4 @@
-"""Words, numbers and codes to make keys and values of.
+"""Words, numbers and codes for keys and values.
 
     "words"     gentle-harbour        an adjective and a noun, 6 million of them
     "numbers"   4837261               seven digits

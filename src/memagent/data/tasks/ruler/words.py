@@ -62,7 +62,7 @@ def open_common(name: str, settings: dict[str, Any]) -> CommonTask:
 
 
 class CommonTask(GeneratedTask[CommonSettings]):
-    """Makes numbered lists in which some words occur more often than others."""
+    """Generates numbered lists in which some words occur more often than others."""
 
     def __init__(self, name: str, settings: CommonSettings) -> None:
         super().__init__(name, settings)
@@ -99,7 +99,7 @@ class CommonTask(GeneratedTask[CommonSettings]):
 
 
 class _Words:
-    """The common words of an example, and as many others as are asked for."""
+    """The common words of an example, and as many others as requested."""
 
     def __init__(self, source: random.Random, num_common: int) -> None:
         self._source = source
@@ -125,7 +125,7 @@ def _apart(words: list[str], count: int) -> list[str]:
             chosen.append(word)
         if len(chosen) == count:
             return chosen
-    raise ConfigError(f"num_common={count} is more than there are words; lower it")
+    raise ConfigError(f"num_common={count} is more than there are words; lower `num_common`")
 
 
 # --- frequent words in code -----------------------------------------------------------------------
@@ -144,7 +144,7 @@ def open_frequent(name: str, settings: dict[str, Any]) -> FrequentTask:
 
 
 class FrequentTask(GeneratedTask[FrequentSettings]):
-    """Makes texts of coded words whose frequencies follow Zipf's law."""
+    """Generates texts of coded words whose frequencies follow Zipf's law."""
 
     def draft(self, index: int) -> Draft:
         alpha = self.settings.alpha
