@@ -58,7 +58,7 @@ docs: venv ## write the generated pages and build the documentation site into si
 	$(BIN)/python docs/generate_config.py
 	$(BIN)/python docs/record_run.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "open site/index.html"
+	@echo "open site/index.html (its search needs a server: python -m http.server --directory site)"
 
 bench: venv ## measure what the reader adds to a model's own time
 	$(BIN)/python -m benchmarks.reader
