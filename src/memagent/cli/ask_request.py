@@ -11,18 +11,15 @@ from typing import Annotated, Any
 from memagent.agent.limits import Limits
 from memagent.agent.reader import checked_question
 from memagent.cli.shared.engine import EngineOptions
-from memagent.cli.shared.options import given
 from memagent.cli.shared.run_options import LimitOptions, RunOptions, limits_of, prices_of
-from memagent.config import AgentConfig, EngineConfig, LocalConfig, VllmConfig
+from memagent.config import AgentConfig
 from memagent.engines.base import ANY_ENDPOINT as ANY_ENDPOINT
 from memagent.engines.base import EMBEDDED as EMBEDDED
 from memagent.engines.base import SECRET_SETTINGS as SECRET_SETTINGS
-from memagent.engines.base import SETTINGS, BaseEngine, EngineChoice
+from memagent.engines.base import BaseEngine, EngineChoice
 from memagent.errors import ConfigError
 from memagent.runs import read_manifest
 from memagent.types import Prices
-
-SETTINGS_OF = SETTINGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,14 +149,3 @@ def _current_folder() -> str:
         return os.getcwd()
     except FileNotFoundError:
         raise ConfigError("the current folder no longer exists; change to another one") from None
-
-
-def settings_of(kind: str, options: dict[str, Any], engine: str) -> dict[str, Any]:
-    """The options that are settings of a kind of engine; those of other kinds are refused."""
-    values = {**options, "model": None}  # part of the engine's name by now
-    own = {name: v for settings in SETTINGS_OF[kind] for name, v in given(settings, values).items()}
-    for settings in (EngineConfig, LocalConfig, VllmConfig):
-        if foreign := [name for name in given(settings, values) if name not in own]:
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
-            raise ConfigError(f"{names} does not go with the engine {engine!r}")
-    return own

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from memagent.cli.shared.engine import pull_known
 from memagent.cli.shared.progress import PullProgress, megabytes
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.engines import store
@@ -70,11 +69,6 @@ def remove_model(name: str, yes: bool) -> None:
             f"delete {name} ({megabytes(model.num_bytes)}, {model.path})?", abort=True, err=True
         )
     store.remove(name)
-
-
-def pull_if_known(name: str, *, is_quiet: bool = False) -> None:
-    """Fetch a model that has a short name, if it is not here yet."""
-    pull_known(name, CommandConsole(is_quiet=is_quiet))
 
 
 def _row(name: str, here: store.InstalledModel | None) -> tuple[str, str, str, str, str]:

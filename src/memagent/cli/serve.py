@@ -11,8 +11,9 @@ from typing import Any, Self
 import click
 from pydantic import SecretStr
 
-from memagent.cli.models import pull_if_known
+from memagent.cli.shared.engine import pull_known
 from memagent.cli.shared.options import PanelCommand, given, panel_option, settings_options
+from memagent.cli.shared.run_command import CommandConsole
 from memagent.config import LocalConfig, ServeConfig
 from memagent.engines.base import check_engine, open_engine, split_spec
 from memagent.errors import ConfigError
@@ -75,7 +76,7 @@ def command(**options: Any) -> None:
     model = chosen.model
     _require_libraries()
     check_engine("local")
-    pull_if_known(model)
+    pull_known(model, CommandConsole())
     with open_engine(chosen.engine, **chosen.local.model_dump(exclude_unset=True)) as engine:
         # imported here: both import torch, and `check_engine` names the extra if it is missing
         from memagent.engines.local.engine import LocalEngine

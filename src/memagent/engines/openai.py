@@ -21,8 +21,7 @@ from pydantic import SecretStr
 
 from memagent import blocking
 from memagent.config import EngineConfig
-from memagent.engines.addresses import addresses, check_address, public_url
-from memagent.engines.addresses import endpoint_from as endpoint_from
+from memagent.engines.addresses import addresses, check_address, endpoint_from, public_url
 from memagent.engines.base import BaseEngine
 from memagent.engines.retry import (
     Failure,

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from memagent.agent.limits import Limits
-from memagent.cli.shared.options import all_options as all_options
-from memagent.cli.shared.options import panel_option
+from memagent.cli.shared.options import all_options, panel_option
 from memagent.errors import ConfigError
 from memagent.types import Prices
 
