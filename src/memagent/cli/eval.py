@@ -128,7 +128,7 @@ def command(options: EvalOptions) -> int:
     Each finished item is a record in the run directory, with its full trace. A failed item counts as
     wrong and is reported. At the end a table is printed, with 95 % intervals.
 
-    Exit codes: 0 done, 2 something to correct in the input, 3 the engine failed again and again, 4 a
+    Exit codes: 0 done, 2 something to correct in the input, 3 the engine failed repeatedly, 4 a
     limit was reached, 130 interrupted. After 3, 4 and 130 all answers are kept and the command that
     resumes the run is printed.
     """

@@ -15,12 +15,12 @@ from memagent.errors import MemagentError
 
 COMMANDS: dict[str, str] = {
     "ask": "Ask questions of texts of any length.",
-    "data": "Make, look at and convert datasets with known answers and evidence.",
-    "eval": "Ask many questions by several methods, and score the answers.",
-    "models": "List, fetch and delete models for the local engine.",
+    "data": "Build, inspect and convert datasets with known answers and evidence.",
+    "eval": "Ask many questions with several methods and score the answers.",
+    "models": "List, download and delete models for the local engine.",
     "report": "Report evaluations: tables, a page and plots.",
-    "serve": "Serve a local model over HTTP, as OpenAI does it.",
-    "train": "Train a model for an agent by reinforcement learning.",
+    "serve": "Serve a local model over an OpenAI-compatible HTTP API.",
+    "train": "Train a model for an agent with reinforcement learning.",
 }
 """Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`."""
 

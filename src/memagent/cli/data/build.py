@@ -60,7 +60,7 @@ class BuildOptions:
 )
 @click.option("--processes", type=int, help="Worker processes (default: one for each core).")
 @click.option("--force", is_flag=True, help="Replace files that exist.")
-@click.option("--figure/--no-figure", default=True, help="Draw how deep the evidence stands.")
+@click.option("--figure/--no-figure", default=True, help="Plot the depth of the evidence.")
 @click.option("--dry-run", is_flag=True, help="Print what would be built, and stop.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @taking(BuildOptions)
@@ -72,7 +72,7 @@ def command(options: BuildOptions) -> int:
     memagent data build hotpotqa --docs 200 --num 128 --split dev --seed 7 --out dev.jsonl
 
     The same settings give the same bytes, whatever the number of processes. Beside each file there is
-    a manifest: settings, fingerprints, lengths, and how deep in the text the evidence stands. A build
+    a manifest: settings, fingerprints, lengths, and the depth of the evidence. A build
     that was stopped is resumed by the same command.
     """
     if options.dry_run:

@@ -60,7 +60,7 @@ UNEVEN_P = 0.001
 def command(
     file: Path, indices: tuple[int, ...], samples: int, around: int, with_text: bool, as_json: bool
 ) -> None:
-    """Show what a dataset holds: tasks, lengths, answers, how deep the evidence stands, examples.
+    """Show what a dataset holds: tasks, lengths, answers, depth of the evidence, examples.
 
     \b
       memagent data inspect dev.jsonl
