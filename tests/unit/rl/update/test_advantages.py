@@ -206,7 +206,7 @@ def test_a_sample_whose_parts_differ_in_length_is_refused() -> None:
 
 
 def test_a_first_token_cannot_be_sampled() -> None:
-    with pytest.raises(ValueError, match="nothing before it"):
+    with pytest.raises(ValueError, match="no prompt to be sampled from"):
         Sample(ids=(1,), is_sampled=(True,), logprobs=(-1.0,))
 
 
