@@ -1,11 +1,11 @@
-"""What making long examples costs: HotpotQA-long as a stream, against the tokenizer alone.
+"""Throughput of generating long examples: HotpotQA-long as a stream, against the tokenizer alone.
 
 python -m benchmarks.data [--num 128] [--tokens 3500000] [--source FOLDER] [--tokenizer NAME]
 
-Each example is made (question, fillers, order, text, fingerprint), its length counted by the tokenizer,
-and its line written to disk with its origin in place of its text. Then the same tokenizer counts
-the same text once more; that time is kept apart. One process, one pass. The pool's own counts are
-on disk after the first example, which is made before the clock starts and told apart.
+Each example is generated (question, fillers, order, text, fingerprint), its length counted by the
+tokenizer, and its line written to disk with its origin in place of its text. Then the same tokenizer counts
+the same text once more; that time is measured separately. One process, one pass. Token counts of the pool
+are on disk after the first example, which is generated before the clock starts and reported separately.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_MEGABYTES = 1000
 
 
 def peak_megabytes() -> float:
-    """The most memory this process has had at once."""
+    """Peak memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 
@@ -53,7 +53,7 @@ def main() -> None:
 
     count = length_tokenizer(arguments.tokenizer).count
     num_tokens = num_bytes = 0
-    seconds_making = seconds_counting = 0.0
+    seconds_generating = seconds_counting = 0.0
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "x.jsonl").open("wb") as file:
         for index in range(arguments.num):
             started = time.perf_counter()
@@ -61,7 +61,7 @@ def main() -> None:
             line = stored_example(example, "auto").line + b"\n"
             file.write(line)
             file.flush()
-            seconds_making += time.perf_counter() - started
+            seconds_generating += time.perf_counter() - started
             text = example.text()
             started = time.perf_counter()
             counted = count(text)
@@ -71,16 +71,16 @@ def main() -> None:
             num_tokens += counted
             num_bytes += len(line)
 
-    making, counting = num_tokens / seconds_making, num_tokens / seconds_counting
+    generating, counting = num_tokens / seconds_generating, num_tokens / seconds_counting
     print(
-        f"{arguments.num} examples of {num_tokens / arguments.num:,.0f} tokens: {seconds_making:.1f} s"
+        f"{arguments.num} examples of {num_tokens / arguments.num:,.0f} tokens: {seconds_generating:.1f} s"
     )
-    print(f"making, lengths counted:  {making / 1e6:6.1f} million tokens/s")
+    print(f"generating, with lengths:  {generating / 1e6:6.1f} million tokens/s")
     print(f"tokenizer alone:          {counting / 1e6:6.1f} million tokens/s")
-    print(f"ratio:                    {making / counting:6.2f}  (at least {LEAST_RATIO})")
+    print(f"ratio:                    {generating / counting:6.2f}  (at least {LEAST_RATIO})")
     print(f"peak memory:              {peak_megabytes():6.0f} MB (below {MOST_MEGABYTES})")
     print(f"on disk:                  {num_bytes / arguments.num / 1e3:6.1f} kB an example")
-    is_good = making / counting >= LEAST_RATIO and peak_megabytes() < MOST_MEGABYTES
+    is_good = generating / counting >= LEAST_RATIO and peak_megabytes() < MOST_MEGABYTES
     sys.exit(os.EX_OK if is_good else 1)
 
 

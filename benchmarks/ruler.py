@@ -1,9 +1,9 @@
-"""What making one long example of each RULER task costs.
+"""Time to generate one long example of each RULER task.
 
 python -m benchmarks.ruler [--tokens 4000000] [--sources FOLDER] [--tokenizer NAME]
 
-One process. A line per task: seconds to open it (sources are read and kept), seconds to make the
-first example, its length, and the share of the wanted length. Fails when a task takes more than
+One process. A line per task: seconds to open it (sources are read and cached), seconds to generate the
+first example, its length, and the share of the requested length. Fails when a task takes more than
 `MOST_SECONDS` or misses its length by more than 2 %.
 """
 
@@ -40,7 +40,7 @@ def main() -> None:
 
     length_tokenizer(arguments.tokenizer)
     is_good = True
-    print(f"{'task':24}{'open s':>8}{'make s':>8}{'tokens':>12}{'share':>8}")
+    print(f"{'task':24}{'open s':>8}{'gen s':>8}{'tokens':>12}{'share':>8}")
     for name in TASKS:
         if not name.startswith("ruler/"):
             continue

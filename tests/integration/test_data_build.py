@@ -71,7 +71,7 @@ def test_a_killed_build_resumes_and_ends_with_the_same_bytes(
     assert not part.exists()
 
 
-def test_a_full_disk_is_told_and_the_build_goes_on_later(
+def test_a_full_disk_is_reported_and_the_build_resumes_later(
     cli: Cli, files: HotpotFiles, tmp_path: Path
 ) -> None:
     out = tmp_path / "full.jsonl"

@@ -115,7 +115,7 @@ def test_kills_leave_the_same_file_and_nothing_journalled_is_asked_again(
             )
             before = num_lines(journal)
             with cli.started(*command) as process:
-                wait_until(lambda wanted=before + 7: num_lines(journal) >= wanted)
+                wait_until(lambda least=before + 7: num_lines(journal) >= least)
                 process.send_signal(signal.SIGKILL)
                 process.wait()
             assert not out.exists()
@@ -129,14 +129,14 @@ def test_kills_leave_the_same_file_and_nothing_journalled_is_asked_again(
     assert report["by_engine"][0]["usage"]["calls"] == 50 == num_lines(journal)
     answered = Counter(call["sha"] for call in calls if call["outcome"] == "ok")
     # two samples of a hidden question, one of a known one; at most three were under way at a kill
-    wanted = Counter(
+    expected = Counter(
         {
             messages_sha(closed_book_messages(example.question)): 1 + (example.task == "hidden")
             for example in examples
         }
     )
-    assert wanted <= answered
-    assert (answered - wanted).total() <= 3 * 3
+    assert expected <= answered
+    assert (answered - expected).total() <= 3 * 3
     assert journalled == sorted(set(journalled))
 
 

@@ -48,7 +48,7 @@ SOURCES_OF: dict[str, dict[str, str]] = {
 """The sources that a task reads, and the setting that names the file of each."""
 
 
-class TaskChoice(Settings):
+class TaskSelection(Settings):
     """Tasks at some lengths."""
 
     known: ClassVar[tuple[str, ...]] = tuple(TASKS)
@@ -72,7 +72,7 @@ class TaskChoice(Settings):
         return self
 
 
-class ExampleChoice(TaskChoice):
+class ExampleChoice(TaskSelection):
     """Tasks, or files of examples. Examples of tasks are generated when they are needed."""
 
     files: list[str] = Field(default_factory=list)

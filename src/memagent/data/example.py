@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import ConfigDict
 
 from memagent.errors import DataError
-
-Match = Literal["any", "all"]
+from memagent.rewards.verifiers import Match
 
 FROM_FILES = ConfigDict(extra="forbid", strict=True)
 """How strictly records are checked where they come from a file (`memagent.data.formats.files`)."""

@@ -38,14 +38,14 @@ from memagent.data.build import (
     build,
     is_built,
 )
-from memagent.data.choices import TaskChoice, named_sources, source_settings
+from memagent.data.choices import TaskSelection, named_sources, source_settings
 from memagent.data.formats.files import FORMATS
 from memagent.data.manifest import Manifest
 from memagent.data.tasks.registry import TASKS
 from memagent.errors import ConfigError
 
 
-class DatasetRecipe(TaskChoice):
+class DatasetRecipe(TaskSelection):
     """Datasets that differ in task and length only; there is a file for each."""
 
     tasks: list[str] = Field(min_length=1)

@@ -313,13 +313,13 @@ def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
 def test_a_run_is_not_resumed_with_other_questions(change: dict[str, Any], reason: str) -> None:
     stored = json.loads(json.dumps(identity(questions(3), ["a"], FilterSettings())))
     settings = {name: change[name] for name in change.keys() & {"temperature", "seed"}}
-    wanted = identity(
+    expected = identity(
         questions(change.get("num", 3)),
         change.get("models", ["a"]),
         FilterSettings.parse(settings),
     )
     with pytest.raises(RunError, match=reason):
-        check_same(stored, wanted, Path("run"))
+        check_same(stored, expected, Path("run"))
     check_same(stored, identity(questions(3), ["a"], FilterSettings(samples=9)), Path("run"))
 
 

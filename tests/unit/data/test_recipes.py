@@ -141,7 +141,7 @@ def test_changes_are_put_into_a_recipe(tmp_path: Path) -> None:
     assert [job.store for job in jobs] == ["text", "text", "origin"]
 
 
-def test_a_change_leaves_what_it_was_made_from() -> None:
+def test_an_override_leaves_the_values_it_was_applied_to() -> None:
     values: dict[str, Any] = {"a": [{"b": 1}, {"b": 2}]}
     assert with_override(values, "a.1.b=true") == {"a": [{"b": 1}, {"b": True}]}
     assert with_override(values, "a.1.c=two words") == {"a": [{"b": 1}, {"b": 2, "c": "two words"}]}

@@ -21,10 +21,10 @@ from pydantic import Field
 
 from memagent.agent.prompts import closed_book_messages
 from memagent.config import Settings
-from memagent.data.example import Example, Match
+from memagent.data.example import Example
 from memagent.data.formats.files import read_examples
 from memagent.errors import EngineError, EngineRefused, RunError
-from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, grade
+from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Match, grade
 from memagent.runs import Run
 from memagent.types import Completion, Engine, Message, Sampling, Usage
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 
 from memagent.data.sources.catalogue import Source, find_source
-from memagent.data.sources.download import Fetched, download
+from memagent.data.sources.download import Fetched, OnFetched, download
 from memagent.data.sources.readers import (
     distinct,
     hotpot_paragraphs,
@@ -31,8 +31,6 @@ from memagent.data.sources.readers import (
 )
 from memagent.errors import ConfigError, DataError
 from memagent.files import replacing, write_atomically
-
-OnFetched = Callable[[Fetched], None]
 
 
 class Checksum(NamedTuple):

@@ -10,11 +10,12 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from memagent.data.example import Evidence, Example, Match, Origin, Passage, fingerprint, join
+from memagent.data.example import Evidence, Example, Origin, Passage, fingerprint, join
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.data.tasks.registry import TaskSettings, rng
 from memagent.documents.tokenizers import Tokenizer
 from memagent.errors import ConfigError
+from memagent.rewards.verifiers import Match
 
 S = TypeVar("S", bound=TaskSettings)
 

@@ -54,7 +54,7 @@ def test_a_json_file_is_an_evaluation_file_of_the_original_project() -> None:
     ]
 
 
-def test_training_files_are_made_when_asked(capsys: Capture) -> None:
+def test_training_files_are_written_on_request(capsys: Capture) -> None:
     assert run(["data", "convert", "ours.jsonl", "train.parquet", "--to", "original-train"]) == 0
     assert kind_of("train.parquet") == "original-train"
     assert (

@@ -115,7 +115,7 @@ def test_json_has_the_same(dataset: Path, capsys: Capture) -> None:
     assert entry["evidence"][0]["text"] == "The fox is 512."
 
 
-def test_texts_are_made_again_when_asked(tmp_path: Path, capsys: Capture) -> None:
+def test_texts_are_rebuilt_on_request(tmp_path: Path, capsys: Capture) -> None:
     task = open_task("ruler/niah_single_1", {"tokens": 3000, "tokenizer": "bytes", "seed": 5})
     path = tmp_path / "needles.jsonl"
     made = [task.example(index) for index in range(2)]

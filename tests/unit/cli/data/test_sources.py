@@ -54,7 +54,7 @@ def test_the_list_shows_licences_and_what_is_here(
     ]
 
 
-def test_pull_prints_the_path_and_goes_on_after_a_cut(
+def test_pull_prints_the_path_and_resumes_a_broken_download(
     server: FileServer, tmp_path: Path, capsys: Capture
 ) -> None:
     server.cut_after = [500]
@@ -77,7 +77,7 @@ def test_path_does_not_fetch(server: FileServer, capsys: Capture) -> None:
     assert capsys.readouterr().out == pulled
 
 
-def test_check_tells_the_published_file_from_another(
+def test_check_distinguishes_the_published_file_from_another(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     mine = tmp_path / "mine.json"

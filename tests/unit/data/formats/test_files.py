@@ -235,7 +235,7 @@ def test_a_bad_line_is_named(line: str, message: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_evidence_of_texts_that_are_made_again_is_not_checked_here() -> None:
+def test_evidence_of_texts_that_are_rebuilt_is_not_checked_here() -> None:
     without = replace(FOX, documents=None)
     assert from_json(to_json(without), "here") == without
 
@@ -287,7 +287,7 @@ def test_half_a_character_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_file_appears_only_when_it_is_whole(ending: str, tmp_path: Path) -> None:
+def test_a_file_appears_only_when_it_is_complete(ending: str, tmp_path: Path) -> None:
     def failing() -> Iterator[Example]:
         yield FOX
         raise KeyError("something else")
@@ -302,7 +302,7 @@ def test_a_file_appears_only_when_it_is_whole(ending: str, tmp_path: Path) -> No
     assert list(read_examples(path)) == [FOX], "what was there before is kept"
 
 
-def test_folders_are_made(tmp_path: Path) -> None:
+def test_folders_are_created(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "fox.jsonl"
     with ExampleWriter(path) as writer:
         writer.write(FOX)

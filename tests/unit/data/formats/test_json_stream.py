@@ -60,20 +60,18 @@ def test_lines_are_counted_with_the_empty_ones(tmp_path: Path) -> None:
     [
         ("a.json", "", "a.json is empty"),
         ("a.json", " \n ", "a.json is empty"),
-        ("a.json", '[{"a": 1}, {"a": 2', "record 2: it is cut short, or not JSON"),
-        ("a.json", '[{"a": 1}', "record 2: it is cut short"),
+        ("a.json", '[{"a": 1}, {"a": 2', "record 2: it is truncated, or not JSON"),
+        ("a.json", '[{"a": 1}', "record 2: it is truncated"),
         ("a.json", '[{"a": 1} {"a": 2}]', "record 2: expected ',', found '{'"),
         ("a.json", '[{"a": 1}, {a: 2}' + " " * 50, "record 2: not JSON (Expecting property"),
         ("a.json", '[{"a": 1}, 5]', "record 2: a record must be an object"),
-        ("a.json", '[{"a": NaN}' + " " * 50 + "]", "record 1: not JSON (NaN is no number"),
+        ("a.json", '[{"a": NaN}' + " " * 50 + "]", "record 1: not JSON (NaN is not a number"),
         ("a.json", '[{"a": 1}] more', "something follows the end of the array"),
         ("a.jsonl", '{"a": 1}\n{"a": 2', "line 2: not JSON (Expecting ',' delimiter"),
-        ("a.jsonl", '{"a": 1}\n{"a": Infinity}', "line 2: not JSON (Infinity is no number"),
+        ("a.jsonl", '{"a": 1}\n{"a": Infinity}', "line 2: not JSON (Infinity is not a number"),
     ],
 )
-def test_mistakes_are_named_with_their_place(
-    name: str, text: str, message: str, tmp_path: Path
-) -> None:
+def test_errors_name_their_place(name: str, text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(DataError) as caught:
@@ -83,7 +81,7 @@ def test_mistakes_are_named_with_their_place(
 
 
 @pytest.mark.parametrize("name", ["a.json.gz", "a.jsonl.gz"])
-def test_gzip_that_is_cut_short_is_named_with_its_place(name: str, tmp_path: Path) -> None:
+def test_truncated_gzip_is_named_with_its_place(name: str, tmp_path: Path) -> None:
     lines = [json.dumps({"number": number, "text": str(number**99)}) for number in range(2000)]
     text = "\n".join(lines) if "jsonl" in name else f"[{','.join(lines)}]"
     packed = gzip.compress(text.encode())
@@ -92,7 +90,7 @@ def test_gzip_that_is_cut_short_is_named_with_its_place(name: str, tmp_path: Pat
     with pytest.raises(DataError, match=r"(line|record) \d+.*gzip data ends early"):
         list(read_records(path))
     path.write_bytes(packed[:200] + b"????" + packed[204:])
-    with pytest.raises(DataError, match=r"is damaged|not JSON|not UTF-8|cut short"):
+    with pytest.raises(DataError, match=r"is damaged|not JSON|not UTF-8|truncated"):
         list(read_records(path))
 
 

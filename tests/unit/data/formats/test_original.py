@@ -306,7 +306,7 @@ def test_only_documents_numbered_in_order_are_split(context: str, num_documents:
     assert len(split_documents(context)) == num_documents
 
 
-def test_kinds_are_told_from_the_contents(tmp_path: Path) -> None:
+def test_formats_are_detected_from_the_contents(tmp_path: Path) -> None:
     train = write_rows(tmp_path / "train.parquet", [TRAIN])
     hotpot = write_array(tmp_path / "eval.json", [HOTPOT])
     ours = list(read_original(hotpot, "original-eval"))

@@ -351,7 +351,7 @@ def test_what_is_published_has_an_address_a_licence_a_size_and_a_checksum() -> N
 # --- real files -----------------------------------------------------------------------------------
 
 
-def test_published_hotpotqa_is_read_whole(published: Published) -> None:
+def test_published_hotpotqa_is_read_completely(published: Published) -> None:
     folder = published.folder / "hotpotqa"
     train = list(hotpot_items(open_source("hotpotqa-train", folder)))
     dev = list(hotpot_items(open_source("hotpotqa-dev", folder)))
@@ -367,7 +367,7 @@ def test_published_hotpotqa_is_read_whole(published: Published) -> None:
     assert sum(1 for _ in hotpot_paragraphs(pool)) == published.num_paragraphs
 
 
-def test_published_squad_and_books_are_read_whole(published: Published) -> None:
+def test_published_squad_and_books_are_read_completely(published: Published) -> None:
     items = list(squad_items(open_source("squad-dev", published.folder / "squad")))
     assert len(items) == published.num_squad
     assert sum(item.is_impossible for item in items) == published.num_impossible

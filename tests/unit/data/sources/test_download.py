@@ -38,7 +38,7 @@ def fetch(server: FileServer, target: Path, sha256: str | None = SHA256) -> None
     download(server.url, target, num_bytes=len(DATA), sha256=sha256, first_delay_seconds=0.001)
 
 
-def test_a_file_arrives_whole_and_reports_its_progress(server: FileServer, target: Path) -> None:
+def test_a_file_arrives_complete_and_reports_its_progress(server: FileServer, target: Path) -> None:
     seen: list[Fetched] = []
     download(server.url, target, num_bytes=len(DATA), sha256=SHA256, on_progress=seen.append)
     assert target.read_bytes() == DATA
@@ -47,14 +47,14 @@ def test_a_file_arrives_whole_and_reports_its_progress(server: FileServer, targe
     assert [one.num_bytes for one in seen] == sorted({one.num_bytes for one in seen})
 
 
-def test_a_cut_connection_goes_on_where_it_stopped(server: FileServer, target: Path) -> None:
+def test_a_broken_download_resumes_where_it_stopped(server: FileServer, target: Path) -> None:
     server.cut_after = [1000, 0, 99_000]
     fetch(server, target)
     assert target.read_bytes() == DATA
     assert server.asked == [None, "bytes=1000-", "bytes=1000-", "bytes=100000-"]
 
 
-def test_a_later_call_goes_on_from_the_part_that_is_there(server: FileServer, target: Path) -> None:
+def test_a_later_call_resumes_from_the_part_that_is_there(server: FileServer, target: Path) -> None:
     target.parent.mkdir()
     target.with_name("file.json.part").write_bytes(DATA[:250_000])
     fetch(server, target)
@@ -62,7 +62,7 @@ def test_a_later_call_goes_on_from_the_part_that_is_there(server: FileServer, ta
     assert server.asked == ["bytes=250000-"]
 
 
-def test_a_part_that_is_whole_is_only_renamed(server: FileServer, target: Path) -> None:
+def test_a_complete_part_is_only_renamed(server: FileServer, target: Path) -> None:
     target.parent.mkdir()
     target.with_name("file.json.part").write_bytes(DATA)
     fetch(server, target)
@@ -138,7 +138,7 @@ def test_nobody_there_is_one_line(target: Path) -> None:
         download(url, target, first_delay_seconds=0.001)
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(server: FileServer, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_one_line(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="set XDG_CACHE_HOME to a folder of yours"):
         fetch(server, tmp_path / "file" / "file.json")

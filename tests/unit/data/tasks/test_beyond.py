@@ -98,7 +98,7 @@ def test_a_question_keeps_its_facts_at_every_length(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVIDENT)
-def test_evidence_stands_at_any_depth_alike(name: str) -> None:
+def test_evidence_is_equally_likely_at_any_depth(name: str) -> None:
     depths = []
     for example in examples(name, 500, tokens=16_384):
         last = len(example.text())
@@ -106,7 +106,7 @@ def test_evidence_stands_at_any_depth_alike(name: str) -> None:
     assert uniformity_p(bucket_counts(depths, num_buckets=10)) > 0.01
 
 
-def test_near_misses_stand_at_any_depth_alike() -> None:
+def test_near_misses_are_equally_likely_at_any_depth() -> None:
     depths = []
     for example in examples("beyond/unanswerable", 500, tokens=16_384):
         last = len(example.text())
@@ -127,7 +127,7 @@ def test_an_index_gives_the_same_example_in_any_order(name: str) -> None:
     assert other.example(1).text() != task.example(1).text()
 
 
-def test_another_process_makes_the_same_texts() -> None:
+def test_another_process_generates_the_same_texts() -> None:
     code = (
         "import json\nfrom memagent.data.tasks.registry import open_task\n"
         f"tasks = [open_task(name, {{'tokens': 4000, 'tokenizer': 'bytes', 'seed': 5}}) for name in {TASKS}]\n"
@@ -140,7 +140,7 @@ def test_another_process_makes_the_same_texts() -> None:
     assert json.loads(output) == here
 
 
-def test_a_text_is_made_again_from_its_origin() -> None:
+def test_a_text_is_rebuilt_from_its_origin() -> None:
     from dataclasses import replace
 
     for name in TASKS:

@@ -19,18 +19,18 @@ def task(**settings: Any) -> Any:
 
 
 @pytest.mark.parametrize(("sentences", "others"), [(1, 0), (24, 0), (24, 3), (10, 9)])
-def test_the_text_tells_the_colour_once(sentences: int, others: int) -> None:
+def test_the_text_states_the_colour_once(sentences: int, others: int) -> None:
     made = task(sentences=sentences, others=others)
     for index in range(50):
         example = made.example(index)
         text = example.text()
         assert len(re.findall(r"[^.]+\.", text)) == sentences
-        told = dict(re.findall(r"The (\w+) is (\w+)\.", text))
+        stated = dict(re.findall(r"The (\w+) is (\w+)\.", text))
         (asked,) = re.findall(r"What colour is the (\w+)\?", example.question)
-        assert len(told) == 1 + others
-        assert example.answers == (told[asked],)
+        assert len(stated) == 1 + others
+        assert example.answers == (stated[asked],)
         [(start, end)] = example.evidence_offsets()
-        assert text[start:end] == example.evidence[0].text == f"The {asked} is {told[asked]}."
+        assert text[start:end] == example.evidence[0].text == f"The {asked} is {stated[asked]}."
 
 
 def test_things_colours_and_places_are_all_drawn() -> None:
@@ -56,6 +56,6 @@ def test_examples_depend_on_seed_and_index_alone() -> None:
         ({"sentence": 3}, "did you mean sentences"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], reason: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         task(**settings)

@@ -128,7 +128,7 @@ def test_every_length_asks_the_same_questions(files: HotpotFiles) -> None:
     assert [opened(files, docs=5, seed=1).example(n).question for n in range(12)] != asked[0]
 
 
-def test_an_example_is_the_same_whatever_was_made_before(files: HotpotFiles) -> None:
+def test_an_example_does_not_depend_on_earlier_ones(files: HotpotFiles) -> None:
     forwards, backwards = opened(files, tokens=1500), opened(files, tokens=1500)
     made = [forwards.example(index) for index in range(12)]
     assert [backwards.example(index) for index in reversed(range(12))] == made[::-1]
@@ -149,14 +149,14 @@ def test_gold_paragraphs_are_not_in_the_same_slots_every_time(files: HotpotFiles
     assert len(slots) == 12
 
 
-def test_yes_and_no_are_kept_and_told(tmp_path: Path) -> None:
+def test_yes_and_no_are_kept_and_marked(tmp_path: Path) -> None:
     files = write_hotpot(tmp_path, dev=[item("a", answer="yes"), item("b")])
     made = [opened(files, docs=5).example(n) for n in range(2)]
     flags = {example.answers: example.metadata["is_yes_no"] for example in made}
     assert flags == {("yes",): True, ("Town b",): False}
 
 
-def test_a_text_is_made_again_from_its_origin(files: HotpotFiles) -> None:
+def test_a_text_is_rebuilt_from_its_origin(files: HotpotFiles) -> None:
     example = opened(files, tokens=3000).example(3)
     bare = replace(example, documents=None)
     assert rebuild(bare).text() == example.text()
@@ -231,14 +231,14 @@ def test_distractors_for_training_are_no_gold_of_development_questions(tmp_path:
     assert task.example(0).metadata["is_gold_in_dev"] is False
 
 
-def test_gold_of_both_splits_is_told(tmp_path: Path) -> None:
+def test_gold_of_both_splits_is_marked(tmp_path: Path) -> None:
     shared = item("d0", question="Who made Object d0?", answer="Person d0")
     files = write_hotpot(tmp_path, train=[{**shared, "_id": "another"}, item("t1")])
     task = opened(files, split="train", docs=10)
-    told = {
+    marked = {
         e.metadata["hotpotqa_id"]: e.metadata["is_gold_in_dev"] for e in map(task.example, (0, 1))
     }
-    assert told == {"another": True, "id-t1": False}
+    assert marked == {"another": True, "id-t1": False}
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_questions_that_cannot_be_used_are_counted(tmp_path: Path) -> None:
         ({"docs": 9, "dev": "nowhere.json"}, r"nowhere.json does not exist"),
     ],
 )
-def test_what_cannot_be_made_is_refused(
+def test_a_text_that_cannot_be_built_is_refused(
     files: HotpotFiles, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((DataError, ConfigError), match=message):

@@ -1,4 +1,4 @@
-"""Texts of a wanted length: at most the target, at least 98 % of it, with few counts."""
+"""Texts of a requested length: at most the target, at least 98 % of it, with few counts."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_another_process_gives_the_same_examples(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ALL)
-def test_an_example_is_made_again_from_its_origin(task: str, folder: Path) -> None:
+def test_an_example_is_rebuilt_from_its_origin(task: str, folder: Path) -> None:
     example = make(folder, task, 1)
     assert example.origin is not None
     kept = json.loads(json.dumps(example.origin.settings))
