@@ -7,6 +7,7 @@ command line, so a setting is described in one place only.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,12 +23,26 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     @classmethod
-    def parse(cls, values: dict[str, Any]) -> Self:
-        """Check values; raise a one-line ConfigError that names the setting and the remedy."""
+    def parse(cls, values: dict[str, Any], *, changes: Sequence[str] = ()) -> Self:
+        """Check values, with `changes` such as `optim.lr=2e-6` applied.
+
+        Raises a one-line ConfigError that names the setting and the remedy.
+        """
+        for change in changes:
+            values = with_override(values, change)
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError(_explain(error, cls)) from None
+
+    @classmethod
+    def read(cls, path: Path, what: str, *, changes: Sequence[str] = ()) -> Self:
+        """The settings in a TOML file, with `changes` applied; errors call the file `what`."""
+        values = read_toml(path, what)
+        try:
+            return cls.parse(values, changes=changes)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
 
     @classmethod
     def help(cls, name: str) -> str:

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from memagent.config import Settings, read_toml, with_override
+from memagent.config import Settings, with_override
 from memagent.data.build import (
     BuildJob,
     BuildProgress,
@@ -208,13 +208,7 @@ def build_datasets(
 
 def read_recipe(path: Path, *, changes: Sequence[str] = ()) -> Recipe:
     """A recipe from a TOML file; `changes` such as `datasets.0.num=16` are applied to it."""
-    values = read_toml(path, "recipe")
-    for change in changes:
-        values = with_override(values, change)
-    try:
-        return Recipe.parse(values)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    return Recipe.read(path, "recipe", changes=changes)
 
 
 def _file_name(dataset: DatasetRecipe, task: str, length: str, seed: int) -> str:

@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from memagent.config import Settings, read_toml, with_override
+from memagent.config import Settings
 from memagent.data.choices import ExampleChoice
 from memagent.errors import ConfigError
 from memagent.plugins import is_file_spec
@@ -106,18 +106,12 @@ class Suite(Settings):
 
 def read_suite(path: Path, *, changes: Sequence[str] = ()) -> Suite:
     """A suite from a TOML file, with `changes` such as `tasks.0.num=16` applied."""
-    values = read_toml(path, "suite")
-    try:
-        return parse_suite(values, changes=changes)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    return Suite.read(path, "suite", changes=changes)
 
 
 def parse_suite(values: dict[str, Any], *, changes: Sequence[str] = ()) -> Suite:
     """A suite from a table, validated."""
-    for change in changes:
-        values = with_override(values, change)
-    return Suite.parse(values)
+    return Suite.parse(values, changes=changes)
 
 
 def with_absolute_paths(suite: Suite) -> Suite:

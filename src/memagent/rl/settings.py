@@ -357,6 +357,16 @@ class TrainConfig(Settings):
     logging: LogSettings = LogSettings()
     """Where metrics go."""
 
+    @classmethod
+    def parse(cls, values: dict[str, Any], *, changes: Sequence[str] = ()) -> Self:
+        """Check values, with `changes` applied and the preset filled in."""
+        for change in changes:
+            values = with_override(values, change)
+        preset = values.get("preset")
+        if preset is not None:
+            values = _filled(values, _without_settings_of_others(_preset(preset), values))
+        return super().parse(values)
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.update.updates > self.rollout.prompts:
@@ -428,11 +438,7 @@ MAY_CHANGE = ("steps", "sources", "checkpoint", "logging", "validation", "update
 
 def read_config(path: Path, *, changes: Sequence[str] = ()) -> TrainConfig:
     """The config in a TOML file; `changes` such as `optim.lr=2e-6` take precedence."""
-    values = read_toml(path, "config")
-    try:
-        return parse_config(values, changes=changes)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    return TrainConfig.read(path, "config", changes=changes)
 
 
 def read_warm_start(
@@ -453,13 +459,7 @@ def read_warm_start(
 
 def parse_config(values: Mapping[str, Any], *, changes: Sequence[str] = ()) -> TrainConfig:
     """A config from a table, checked, with its preset filled in."""
-    given = dict(values)
-    for change in changes:
-        given = with_override(given, change)
-    preset = given.get("preset")
-    if preset is not None:
-        given = _filled(given, _without_settings_of_others(_preset(preset), given))
-    return TrainConfig.parse(given)
+    return TrainConfig.parse(dict(values), changes=changes)
 
 
 def resumed_config(values: Mapping[str, Any], *, changes: Sequence[str] = ()) -> TrainConfig:

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from memagent.engines.base import check_engine
-from memagent.errors import ConfigError, RunError
 
 
 @click.command("export")
@@ -28,18 +27,9 @@ def command(run: Path, out: Path, step: int | None, merge: bool) -> int:
       memagent ask report.pdf -q "..." --engine local:smollm2-135m --adapter my-adapter
     """
     check_engine("local")
-    from memagent.rl.weights.checkpoint import export, list_checkpoints
+    from memagent.rl.weights.checkpoint import export, find_checkpoint
 
-    if not run.is_dir():
-        raise RunError(f"{run} is not a run folder")
-    found = list_checkpoints(run)
-    if not found:
-        raise RunError(f"{run} has no checkpoint yet")
-    if step is not None and step not in found:
-        raise ConfigError(
-            f"there is no checkpoint of step {step}; there are {', '.join(map(str, found))}"
-        )
-    checkpoint = found[step if step is not None else max(found)]
+    checkpoint = find_checkpoint(run, step)
     export(checkpoint, out, merge=merge)
     click.echo(f"{out}: from {checkpoint.name}")
     return 0

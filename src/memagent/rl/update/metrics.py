@@ -15,8 +15,7 @@ from statistics import fmean, pstdev
 
 from memagent.rl.types import Group
 from memagent.rl.update.advantages import has_signal
-
-TIME = "time/"
+from memagent.tracking import TIMING_PREFIXES
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -32,7 +31,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     own: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         for name, value in rollout.metrics.items():
-            if not name.startswith(TIME):
+            if not name.startswith(TIMING_PREFIXES):
                 own[name].append(value)
     rows = [sample for rollout in rollouts for sample in rollout.samples]
     return {

@@ -13,7 +13,7 @@
     checkpoint = latest_checkpoint(run)
     load_weights(model, checkpoint)
     optimizer.load_state_dict(read_optimizer(checkpoint))
-    export(checkpoint, Path("my-model"), merge=True)
+    export(find_checkpoint(run), Path("my-model"), merge=True)
 
 A folder gets its name when all of it is on disk; only then are older checkpoints removed. Weights are
 written in their own precision and restored bit for bit.
@@ -100,6 +100,20 @@ def list_checkpoints(run: Path) -> dict[int, Path]:
 def latest_checkpoint(run: Path) -> Path | None:
     """The newest checkpoint, if there is one."""
     return next(reversed(list_checkpoints(run).values()), None)
+
+
+def find_checkpoint(run: Path, step: int | None = None) -> Path:
+    """The checkpoint of a step, by default the newest; refused in one line if there is none."""
+    if not run.is_dir():
+        raise RunError(f"{run} is not a run folder")
+    found = list_checkpoints(run)
+    if not found:
+        raise RunError(f"{run} has no checkpoint yet")
+    if step is not None and step not in found:
+        raise ConfigError(
+            f"there is no checkpoint of step {step}; there are {', '.join(map(str, found))}"
+        )
+    return found[max(found) if step is None else step]
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 ROLES = ("system", "user", "assistant")
 END = "<|end|>"
 MARKS = (*(f"<|{role}|>" for role in ROLES), END)
-NUM_BYTES = 256
 MIN_FREQUENCY = 2
 """Byte pairs must occur this often to become a token."""
 

@@ -9,7 +9,7 @@ import pytest
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
 from memagent.rl.settings import ScratchSettings
-from memagent.rl.weights.scratch import END, MARKS, NUM_BYTES, build_scratch
+from memagent.rl.weights.scratch import END, MARKS, build_scratch
 from tests.conftest import prose
 
 SMALL = ScratchSettings(vocab_size=320, hidden_size=32, num_layers=1, num_heads=2, window=128)
@@ -81,7 +81,7 @@ def test_a_text_cannot_contain_a_role_mark(loaded: LoadedModel) -> None:
 
 
 def test_a_vocabulary_without_room_for_bytes_is_refused() -> None:
-    assert NUM_BYTES + len(MARKS) == 260
+    assert 256 + len(MARKS) == 260
     with pytest.raises(ConfigError, match="vocab_size"):
         ScratchSettings.parse({"vocab_size": 259})
     ScratchSettings.parse({"vocab_size": 260})
