@@ -18,7 +18,6 @@ caller that writes the step to disk first loses nothing when it is killed.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -29,6 +28,7 @@ from memagent.agent.budget import Budget, check_budget
 from memagent.agent.journal import Journal, identity
 from memagent.agent.limits import Limits
 from memagent.agent.memory import rewrite, split_reasoning
+from memagent.agent.model_call import ModelCall, call_model
 from memagent.agent.prompts import PromptSet, open_prompts
 from memagent.agent.trace import Section, Step, StepFlag, Trace, total_usage
 from memagent.config import AgentConfig
@@ -37,7 +37,7 @@ from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, DocumentError, EmptyAnswer
-from memagent.types import Completion, Engine, Message, Sampling, Usage
+from memagent.types import Engine, Message, Sampling
 
 
 class Reader:
@@ -190,12 +190,12 @@ class Reader:
         if finished and finished[-1].kind == "answer":
             return
         index = len(finished)
-        chunk = await _cut(chunks, index)
+        chunk = await cut_chunk(chunks, index)
         while chunk is not None:
             reading = asyncio.ensure_future(self._read(question, chunk, state, budget))
             try:
                 await asyncio.sleep(0)  # the request is sent; the next section is cut meanwhile
-                upcoming = await _cut(chunks, index + 1)
+                upcoming = await cut_chunk(chunks, index + 1)
                 step, state = await reading
             finally:
                 reading.cancel()
@@ -254,12 +254,7 @@ class Reader:
             index=chunk.index,
             reply=reply,
             memory=new.text,
-            section=Section(
-                start=chunk.start,
-                end=chunk.end,
-                num_tokens=chunk.num_tokens,
-                places=chunk.places,
-            ),
+            section=Section.of(chunk),
             reasoning=call.completion.reasoning or reasoning,
             flags=tuple(flags),
             **call.measures(),
@@ -288,30 +283,22 @@ class Reader:
             **call.measures(),
         )
 
-    async def _call(self, messages: list[Message], prompt_tokens: int, *, max_tokens: int) -> _Call:
+    async def _call(
+        self, messages: list[Message], prompt_tokens: int, *, max_tokens: int
+    ) -> ModelCall:
         sampling = Sampling(
             max_tokens=max_tokens,
             temperature=self.config.temperature,
             top_p=self.config.top_p,
             seed=self.config.seed,
         )
-        reservation = self.limits.reserve(prompt_tokens=prompt_tokens, completion_tokens=max_tokens)
-        started, clock = time.time(), time.perf_counter()
-        try:
-            completion = await self.engine.complete(messages, sampling)
-        except BaseException:
-            self.limits.release(reservation)
-            raise
-        usage = completion.usage or self._estimated_usage(completion, prompt_tokens)
-        self.limits.settle(reservation, usage)
-        return _Call(completion, usage, started, time.perf_counter() - clock)
-
-    def _estimated_usage(self, completion: Completion, prompt_tokens: int) -> Usage:
-        return Usage(
-            calls=1,
+        return await call_model(
+            self.engine,
+            self.tokenizer,
+            self.limits,
+            messages,
+            sampling,
             prompt_tokens=prompt_tokens,
-            completion_tokens=self.tokenizer.count(completion.text),
-            is_estimated=True,
         )
 
 
@@ -327,28 +314,7 @@ class _State(NamedTuple):
         return cls(memory, tokenizer.count(memory))
 
 
-class _Call(NamedTuple):
-    """A completion and what it took."""
-
-    completion: Completion
-    usage: Usage
-    started: float
-    seconds: float
-
-    @property
-    def was_cut(self) -> bool:
-        return self.completion.finish_reason == "length"
-
-    def measures(self) -> dict[str, Any]:
-        return {
-            "usage": self.usage,
-            "num_attempts": self.completion.num_attempts,
-            "started": round(self.started, 6),
-            "seconds": round(self.seconds, 6),
-        }
-
-
-async def _cut(chunks: Chunks, index: int) -> Chunk | None:
+async def cut_chunk(chunks: Chunks, index: int) -> Chunk | None:
     """The chunk at an index; in a thread where tokenising takes long enough to hold others up."""
     return chunks.get(index) if chunks.is_quick else await asyncio.to_thread(chunks.get, index)
 

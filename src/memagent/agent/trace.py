@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from memagent.documents.document import Place
+from memagent.documents.document import Chunk, Place
 from memagent.errors import RunError
 from memagent.runs import JOURNAL, read_manifest, read_records
 from memagent.types import Usage
@@ -32,6 +32,13 @@ class Section:
     end: int
     num_tokens: int
     places: tuple[Place, ...]
+
+    @classmethod
+    def of(cls, chunk: Chunk) -> Section:
+        """The section that a chunk is."""
+        return cls(
+            start=chunk.start, end=chunk.end, num_tokens=chunk.num_tokens, places=chunk.places
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

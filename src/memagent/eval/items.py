@@ -32,7 +32,7 @@ from memagent.data.example import Example
 from memagent.data.formats.files import read_examples
 from memagent.data.tasks.registry import Task, open_task, rebuild
 from memagent.errors import ConfigError, DataError, MemagentError
-from memagent.eval.suites import Suite, TaskChoice
+from memagent.eval.suites import Suite, SuiteTasks
 from memagent.files import reason_of
 from memagent.processes import worker_pool
 
@@ -141,7 +141,7 @@ def _longest_first(items: list[Item]) -> list[Item]:
 def _task_items(
     task: str,
     base: dict[str, Any],
-    choice: TaskChoice,
+    choice: SuiteTasks,
     suite: Suite,
     numbers: dict[tuple[str, int | None], int],
 ) -> Iterator[Item]:
@@ -162,7 +162,7 @@ def _task_items(
             )
 
 
-def _lengths(choice: TaskChoice, base: dict[str, Any]) -> list[tuple[int | None, dict[str, int]]]:
+def _lengths(choice: SuiteTasks, base: dict[str, Any]) -> list[tuple[int | None, dict[str, int]]]:
     """Each length as reported, and the task setting for it."""
     if choice.docs is not None:
         return [(round(num * NOMINAL_TOKENS_PER_DOCUMENT), {"docs": num}) for num in choice.docs]
@@ -173,7 +173,7 @@ def _lengths(choice: TaskChoice, base: dict[str, Any]) -> list[tuple[int | None,
 
 def _file_items(
     path: Path,
-    choice: TaskChoice,
+    choice: SuiteTasks,
     suite: Suite,
     numbers: dict[tuple[str, int | None], int],
     tokenizers: dict[str, str],

@@ -23,20 +23,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field
 
 from memagent.agent.budget import JOINT_TOKENS
 from memagent.agent.limits import Limits
 from memagent.agent.memory import rewrite, shortened, split_reasoning
+from memagent.agent.model_call import all_or_none, call_model
 from memagent.agent.prompts import PROMPT_SETS
-from memagent.agent.reader import Reader
+from memagent.agent.reader import Reader, cut_chunk
 from memagent.agent.trace import Section, Step, StepKind, Trace
 from memagent.config import AgentConfig
 from memagent.data.example import Example
@@ -48,15 +48,13 @@ from memagent.errors import BudgetError, ConfigError, EngineError
 from memagent.eval import prompts
 from memagent.names import hint
 from memagent.plugins import is_file_spec, load_function
-from memagent.types import Engine, Message, Sampling, Usage
+from memagent.types import Engine, Message, Sampling
 
 LEFT_OUT = "\n\n[...]\n\n"
 """Stands where the middle of a text was cut out."""
 MAX_CHARS_PER_TOKEN = 12
 """Head and tail of a long text are searched within this many characters per token."""
 LEAST_TEXT_TOKENS = 32
-
-T = TypeVar("T")
 
 
 class MethodSettings(AgentConfig):
@@ -114,40 +112,19 @@ class Context:
             top_p=settings.top_p,
             seed=settings.seed,
         )
-        counts = self.limits.max_cost is not None  # counting a long prompt takes longer than asking
-        num_prompt = self.tokenizer.count_messages(messages) if counts else 0
-        reservation = self.limits.reserve(
-            prompt_tokens=num_prompt, completion_tokens=sampling.max_tokens
-        )
-        started, clock = time.time(), time.perf_counter()
-        try:
-            completion = await self.engine.complete(messages, sampling)
-        except BaseException:
-            self.limits.release(reservation)
-            raise
-        seconds = time.perf_counter() - clock
-        usage = completion.usage or Usage(
-            calls=1,
-            prompt_tokens=num_prompt or self.tokenizer.count_messages(messages),
-            completion_tokens=self.tokenizer.count(completion.text),
-            is_estimated=True,
-        )
-        self.limits.settle(reservation, usage)
-        said, reasoning = split_reasoning(completion.text)
-        if kind == "answer" and not said:
+        call = await call_model(self.engine, self.tokenizer, self.limits, messages, sampling)
+        reply, reasoning = split_reasoning(call.completion.text)
+        if kind == "answer" and not reply:
             raise EngineError("the model returned an empty answer")
         step = Step(
             kind=kind,
             index=len(self.steps) if index is None else index,
-            reply=said,
-            memory=said or memory,
-            section=None if chunk is None else _section(chunk),
-            reasoning=completion.reasoning or reasoning,
-            flags=("reply_cut",) if completion.finish_reason == "length" else (),
-            usage=usage,
-            num_attempts=completion.num_attempts,
-            started=round(started, 6),
-            seconds=round(seconds, 6),
+            reply=reply,
+            memory=reply or memory,
+            section=None if chunk is None else Section.of(chunk),
+            reasoning=call.completion.reasoning or reasoning,
+            flags=("reply_cut",) if call.was_cut else (),
+            **call.measures(),
         )
         self.steps.append(step)
         return step
@@ -230,9 +207,9 @@ async def refine(example: Example, context: Context) -> Trace:
     empty = prompts.messages(prompts.REFINE, text="", draft="", **values)
     _check_sections(context, empty, reply_tokens=2 * settings.memory_tokens)
     chunks = Chunks(context.document, context.tokenizer, settings.chunk_tokens)
-    draft, chunk = "", await _cut(chunks, 0)
+    draft, chunk = "", await cut_chunk(chunks, 0)
     while chunk is not None:
-        upcoming = await _cut(chunks, chunk.index + 1)
+        upcoming = await cut_chunk(chunks, chunk.index + 1)
         values |= {"number": str(chunk.index + 1)}
         step = await context.call(
             prompts.messages(
@@ -274,7 +251,7 @@ async def map_reduce(example: Example, context: Context) -> Trace:
         )
         return step.reply
 
-    notes = _worth_keeping(await _all([take_notes(chunk) for chunk in chunks]))
+    notes = _worth_keeping(await all_or_none([take_notes(chunk) for chunk in chunks]))
     notes = await _merged(notes, example, context, next_index=len(chunks))
     text = "\n\n".join(notes) or prompts.NO_DRAFT
     await context.call(prompts.messages(prompts.REDUCE, text=text, question=question))
@@ -473,7 +450,7 @@ async def _merged(
 
         merged = [merge(group, next_index + number) for number, group in enumerate(groups)]
         next_index += len(groups)
-        notes = _worth_keeping(await _all(merged))
+        notes = _worth_keeping(await all_or_none(merged))
     return notes
 
 
@@ -492,23 +469,3 @@ def _grouped(notes: Iterable[str], tokenizer: Tokenizer, room: int) -> list[list
 
 def _worth_keeping(notes: Iterable[str]) -> list[str]:
     return [note for note in notes if note and note.strip(" .*").upper() != prompts.NOTHING]
-
-
-async def _all(calls: list[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all calls; when one fails, the others are cancelled."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _cut(chunks: Chunks, index: int) -> Chunk | None:
-    return chunks.get(index) if chunks.is_quick else await asyncio.to_thread(chunks.get, index)
-
-
-def _section(chunk: Chunk) -> Section:
-    return Section(
-        start=chunk.start, end=chunk.end, num_tokens=chunk.num_tokens, places=chunk.places
-    )

@@ -53,7 +53,7 @@ class MethodChoice(Settings):
         return self.label or self.name
 
 
-class TaskChoice(ExampleChoice):
+class SuiteTasks(ExampleChoice):
     """Tasks, or files of examples, with the same settings."""
 
     num: int | None = Field(default=None, ge=1)
@@ -84,7 +84,7 @@ class Suite(Settings):
     agent: dict[str, Any] = Field(default_factory=dict)
     """Settings of every method: window, chunk_tokens, temperature, and so on."""
     methods: list[MethodChoice] = Field(default_factory=lambda: [MethodChoice(name="reader")])
-    tasks: list[TaskChoice] = Field(min_length=1)
+    tasks: list[SuiteTasks] = Field(min_length=1)
     sources: dict[str, str] = Field(default_factory=dict)
     """Path of each source, by its name; published sources that are not named are downloaded."""
 
@@ -127,7 +127,7 @@ def with_absolute_paths(suite: Suite) -> Suite:
     )
 
 
-def _absolute_task(task: TaskChoice) -> TaskChoice:
+def _absolute_task(task: SuiteTasks) -> SuiteTasks:
     files = [str(Path(file).expanduser().resolve()) for file in task.files]
     return task.model_copy(update={"files": files})
 

@@ -9,14 +9,14 @@ as `Reader`, takes `client.session`.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memagent.agent.model_call import all_or_none
 from memagent.errors import ConfigError
 from memagent.rl.agents.session import Session
-from memagent.types import Completion, Message, Sampling, Usage
+from memagent.types import Message, Sampling, Usage
 
 TEXT_KEYS = frozenset({"role", "content"})
 
@@ -128,16 +128,6 @@ class Completions:
 @dataclass(frozen=True, slots=True)
 class _Chat:
     completions: Completions
-
-
-async def all_or_none(calls: Sequence[Awaitable[Completion]]) -> list[Completion]:
-    """All results. When one call fails or the caller is cancelled, the others are cancelled too."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def plain_message(message: Mapping[str, Any] | ChatMessage) -> Message:

@@ -1,0 +1,93 @@
+"""Calls to a model: one within limits and with its usage, or several of which all succeed or none counts.
+
+call = await call_model(engine, tokenizer, limits, messages, sampling)
+step = Step(kind="answer", index=0, reply=call.completion.text, memory="", **call.measures())
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from memagent.agent.limits import Limits
+from memagent.documents.tokenizers import Tokenizer
+from memagent.types import Completion, Engine, Message, Sampling, Usage
+
+T = TypeVar("T")
+
+
+class ModelCall(NamedTuple):
+    """A completion and what it took."""
+
+    completion: Completion
+    usage: Usage
+    """As reported, else estimated."""
+    started: float
+    """Unix time."""
+    seconds: float
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the limit ended the reply."""
+        return self.completion.finish_reason == "length"
+
+    def measures(self) -> dict[str, Any]:
+        """The fields of a Step that every call has."""
+        return {
+            "usage": self.usage,
+            "num_attempts": self.completion.num_attempts,
+            "started": round(self.started, 6),
+            "seconds": round(self.seconds, 6),
+        }
+
+
+async def call_model(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    limits: Limits,
+    messages: Sequence[Message],
+    sampling: Sampling,
+    *,
+    prompt_tokens: int | None = None,
+) -> ModelCall:
+    """One reply. Raises LimitReached before a call that could exceed a limit.
+
+    Without `prompt_tokens` the prompt is counted only if a limit on cost or a missing usage needs it:
+    counting a long prompt can take longer than the call.
+    """
+    if prompt_tokens is None and limits.max_cost is not None:
+        prompt_tokens = tokenizer.count_messages(messages)
+    reservation = limits.reserve(
+        prompt_tokens=prompt_tokens or 0, completion_tokens=sampling.max_tokens
+    )
+    started, clock = time.time(), time.perf_counter()
+    try:
+        completion = await engine.complete(messages, sampling)
+    except BaseException:
+        limits.release(reservation)
+        raise
+    seconds = time.perf_counter() - clock
+    usage = completion.usage
+    if usage is None:
+        if prompt_tokens is None:
+            prompt_tokens = tokenizer.count_messages(messages)
+        usage = Usage(
+            calls=1,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=tokenizer.count(completion.text),
+            is_estimated=True,
+        )
+    limits.settle(reservation, usage)
+    return ModelCall(completion, usage, started, seconds)
+
+
+async def all_or_none(calls: Sequence[Awaitable[T]]) -> list[T]:
+    """All results. When one call fails or the caller is cancelled, the others are cancelled too."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
