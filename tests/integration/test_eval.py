@@ -146,11 +146,13 @@ def test_a_run_killed_ten_times_equals_one_that_was_not(
         assert endpoint.num_calls() == num_before
     assert records_of(broken) == records_of(whole)
     assert len(records_of(broken)) == 2 * NUM_ITEMS
-    assert answered.total() - len(answered) <= 10 * 4  # only calls under way at a kill come again
+    assert answered.total() - len(answered) <= 10 * 4  # only calls in flight at a kill are repeated
     assert len(answered) == num_calls
 
 
-def test_calls_that_fail_for_good_count_as_wrong_and_are_told(cli: Cli, tmp_path: Path) -> None:
+def test_items_whose_calls_fail_for_good_count_as_wrong_and_are_reported(
+    cli: Cli, tmp_path: Path
+) -> None:
     dataset, run = tmp_path / "many.jsonl", tmp_path / "run"
     write_examples(dataset, [make_example(number) for number in range(40)])
     with running(log=tmp_path / "calls.jsonl", faults="400=0.2", seed=5) as endpoint:
@@ -184,7 +186,7 @@ def test_calls_that_fail_for_a_while_change_nothing(
     assert {record.score for record in items(faulty)} == {1.0}
 
 
-def test_an_outage_stops_the_run_without_blaming_items_and_it_goes_on_later(
+def test_an_outage_stops_the_run_without_blaming_items_and_it_can_be_resumed(
     cli: Cli, dataset: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -206,7 +208,7 @@ def test_an_outage_stops_the_run_without_blaming_items_and_it_goes_on_later(
     assert len(calls) == NUM_ITEMS * (NUM_SECTIONS + 1)  # also those before the limit: none twice
 
 
-def test_an_interrupted_run_says_how_to_go_on(cli: Cli, dataset: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_prints_how_to_resume(cli: Cli, dataset: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with running(log=tmp_path / "calls.jsonl", latency_ms=12) as endpoint:
         command = asked(dataset, endpoint, run, "--concurrency", "2")
@@ -219,7 +221,7 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, dataset: Path, tmp_path:
     assert len(items(run)) == NUM_ITEMS
 
 
-# --- methods of one's own, and mistakes -----------------------------------------------------------
+# --- methods of the user, and mistakes ---------------------------------------------------------
 
 OWN_METHOD = """
 async def guess(example, context):
@@ -246,7 +248,7 @@ def method_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_method_of_ones_own_may_fail_on_one_item_and_the_others_go_on(
+def test_a_users_method_may_fail_on_one_item_and_the_others_continue(
     here: Call, dataset: Path, method_file: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -263,7 +265,7 @@ def test_a_method_of_ones_own_may_fail_on_one_item_and_the_others_go_on(
     assert {record.answer for record in by_id.values()} == {r"\boxed{unknown}", ""}
 
 
-def test_a_method_that_gives_no_trace_is_told_so(
+def test_a_method_that_returns_no_trace_is_an_error(
     here: Call, dataset: Path, method_file: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -278,7 +280,7 @@ def test_a_method_that_gives_no_trace_is_told_so(
     [
         (("--task", "ruler/niah_sngle_1"), "did you mean ruler/niah_single_1?"),
         (("--file", "gone.jsonl"), "gone.jsonl: No such file"),
-        (("--task", "beyond/two_hop", "--lengths", "4x"), "'4x' is no length"),
+        (("--task", "beyond/two_hop", "--lengths", "4x"), "'4x' is not a length"),
         (("--task", "beyond/two_hop", "--method", "redaer"), "did you mean reader?"),
         (("--task", "beyond/two_hop", "--method", "gone.py:f"), "no file gone.py"),
         (("--task", "beyond/two_hop", "--method", "reader:gone"), "no prompt set or file 'gone'"),
@@ -361,7 +363,7 @@ def test_a_key_is_refused_at_once_and_no_run_is_left(
     assert not run.exists()
 
 
-def test_a_run_refuses_to_go_on_with_other_settings(
+def test_a_run_refuses_to_resume_with_other_settings(
     here: Call, dataset: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

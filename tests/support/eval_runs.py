@@ -1,4 +1,4 @@
-"""Run directories of evaluations with known scores, as the runner writes them, made in no time.
+"""Run directories of evaluations with known scores, as the runner writes them, without a model.
 
 make_run(folder, [item("hotpotqa", "reader", 7000, index, score=1.0) for index in range(8)])
 """

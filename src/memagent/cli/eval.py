@@ -144,7 +144,9 @@ async def _run(options: EvalOptions) -> int:
     async with AsyncExitStack() as stack:
         with PullProgress(request.engine.model, console) as on_pull:
             if options.dry_run:
-                _print_plan(request, await open_plan(request, on_pull=on_pull))
+                _print_plan(
+                    request, await open_plan(request, on_note=console.report, on_pull=on_pull)
+                )
                 return 0
             evaluation = await stack.enter_async_context(
                 open_evaluation(

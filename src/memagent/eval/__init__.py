@@ -1,1 +1,4 @@
-"""Evaluation: how well texts are read, with intervals, and with failures counted."""
+"""Evaluation: methods asked many questions, scored answers, reports with intervals; failures count as wrong.
+
+Not here: graders (`rewards`), tasks and datasets (`data`), the reader itself (`agent`).
+"""

@@ -90,7 +90,7 @@ def test_direct_shows_the_whole_text_where_it_fits() -> None:
     assert not context.is_cut
 
 
-def test_direct_cuts_the_middle_out_and_says_so() -> None:
+def test_direct_cuts_the_middle_out_and_reports_it() -> None:
     text = with_fact(30)
     engine = ScriptedEngine(answer_if_seen)
     trace, context = run("direct", text, engine, window=1800)

@@ -1,4 +1,4 @@
-"""Suites: what their files mean, that all shipped ones can be read, and which items they stand for."""
+"""Suites: what their files mean, which items they have, and that all shipped ones load."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_lengths_are_read_as_people_write_them() -> None:
     assert [parse_length(text) for text in ("8k", "3.5M", "7000", 64, " 16K ")] == [
         *(8192, 3670016, 7000, 64, 16384),
     ]
-    with pytest.raises(ValueError, match="no length"):
+    with pytest.raises(ValueError, match="is not a length"):
         parse_length("8kb")
 
 
@@ -75,7 +75,7 @@ def two_lengths(num: int = 3) -> dict[str, object]:
     return {"tasks": [tasks], "length_tokenizer": "bytes", "seed": 4}
 
 
-def test_long_items_come_first_and_each_is_made_as_its_task_makes_it() -> None:
+def test_long_items_come_first_and_each_is_the_example_of_its_task() -> None:
     plan = plan_items(parse_suite(two_lengths()), length_tokenizer="bytes")
     assert [(item.target_tokens, item.index) for item in plan.items] == [
         *((2000, 0), (2000, 1), (2000, 2), (1000, 0), (1000, 1), (1000, 2)),
@@ -139,7 +139,7 @@ def test_a_file_without_examples_and_one_that_is_broken_are_refused(tmp_path: Pa
             plan_items(parse_suite({"tasks": [{"files": [str(tmp_path / f"{name}.jsonl")]}]}))
 
 
-def test_examples_are_made_in_other_processes_too() -> None:
+def test_worker_processes_generate_the_same_examples() -> None:
     plan = plan_items(parse_suite(two_lengths()), length_tokenizer="bytes")
 
     async def made() -> list[Example]:

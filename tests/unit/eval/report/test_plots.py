@@ -1,4 +1,4 @@
-"""Plots and the page they stand in: what is drawn, by the texts and shapes of the SVG."""
+"""Plots and the page: what is drawn, by the texts and shapes of the SVG."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_published_averages_are_shown_only_for_the_same_tasks() -> None:
     assert "RL-MemAgent-7B" not in texts(drawn(average_plot("ruler", some, PAPER, series=SERIES)))
 
 
-def test_the_papers_figures_are_made_again() -> None:
+def test_the_papers_figures_are_redrawn() -> None:
     rows = result_rows(entries("hotpotqa", *RULER_TEN, num=2))
     figures = paper_figures(rows, average_rows(rows), PAPER, series=SERIES)
     assert [figure.name for figure in figures] == [
@@ -162,7 +162,7 @@ def test_a_published_score_of_0_is_a_cell_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["_hidden", "$a_{b}$", "阅读者", "50% \\frac"])
-def test_any_name_can_stand_in_a_legend(name: str) -> None:
+def test_a_legend_can_hold_any_name(name: str) -> None:
     rows = result_rows([Entry(name, item("vt", "reader", 8192, 0))])
     assert name in [
         text.strip() for text in texts(drawn(accuracy_plot("vt", rows, [], series=[name])))

@@ -123,7 +123,7 @@ def test_lengths_are_labelled_in_k(num: int, label: str) -> None:
 # --- averages -------------------------------------------------------------------------------------
 
 
-def test_an_average_weighs_tasks_alike_and_adds_distances_as_variances() -> None:
+def test_an_average_weighs_tasks_equally_and_adds_distances_as_variances() -> None:
     parts = [
         Interval(value=0.8, low=0.5, high=0.9, num=10),
         Interval(value=0.4, low=0.0, high=0.4, num=90),

@@ -1,0 +1,53 @@
+"""Calls within limits, and calls of which all succeed or none counts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from memagent.agent.limits import Limits
+from memagent.agent.model_call import all_or_none, call_model
+from memagent.documents.tokenizers import ByteTokenizer
+from memagent.engines.scripted import ScriptedEngine
+from memagent.errors import LimitReached
+from memagent.types import Message, Prices, Sampling
+
+MESSAGES: list[Message] = [{"role": "user", "content": "Who?"}]
+SAMPLING = Sampling(max_tokens=5)
+
+
+async def test_a_usage_that_is_not_reported_is_estimated_and_counted() -> None:
+    limits = Limits(prices=Prices(prompt=1e6, completion=2e6))
+    engine = ScriptedEngine(["Hedda"])
+    call = await call_model(engine, ByteTokenizer(), limits, MESSAGES, SAMPLING, prompt_tokens=9)
+    usage = call.usage
+    assert call.completion.text == "Hedda"
+    assert (usage.calls, limits.num_calls) == (1, 1)
+    assert limits.cost == usage.prompt_tokens + 2 * usage.completion_tokens
+    assert call.measures()["usage"] is usage
+
+
+async def test_a_call_that_could_exceed_the_cost_is_not_made_and_its_prompt_is_counted() -> None:
+    num_prompt = ByteTokenizer().count_messages(MESSAGES)
+    limits = Limits(max_cost=num_prompt + 4, prices=Prices(prompt=1e6, completion=1e6))
+    with pytest.raises(LimitReached):
+        await call_model(ScriptedEngine(["x"]), ByteTokenizer(), limits, MESSAGES, SAMPLING)
+    assert (limits.num_calls, limits.cost) == (0, 0.0)
+
+
+async def test_when_one_call_fails_the_others_are_cancelled() -> None:
+    cancelled: list[int] = []
+
+    async def wait(number: int) -> int:
+        try:
+            await asyncio.sleep(60 if number else 0)
+        except asyncio.CancelledError:
+            cancelled.append(number)
+            raise
+        raise ValueError("the first fails")
+
+    with pytest.raises(ValueError, match="the first fails"):
+        await all_or_none([wait(number) for number in range(3)])
+    await asyncio.sleep(0)
+    assert cancelled == [1, 2]
