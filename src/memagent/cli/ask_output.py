@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from memagent.agent.plan import ReadingPlan
 from memagent.agent.trace import Trace
+from memagent.cli.shared.run_command import print_json
 from memagent.types import Prices
 
 
@@ -17,7 +16,7 @@ def print_answers(traces: Sequence[Trace], *, as_json: bool) -> None:
     """The answers; with their questions if there are several."""
     if as_json:
         results = [_result(trace) for trace in traces]
-        _print_json(results[0] if len(results) == 1 else results)
+        print_json(results[0] if len(results) == 1 else results)
     elif len(traces) == 1:
         print(traces[0].answer)
     else:
@@ -30,7 +29,7 @@ def print_plan(plan: ReadingPlan, prices: Prices | None, *, as_json: bool) -> No
         values = asdict(plan)
         if prices:
             values["min_cost"], values["max_cost"] = plan.cost(prices)
-        _print_json(values)
+        print_json(values)
         return
     about = "" if plan.is_exact else " (estimated)"
     print(f"sections            {plan.num_chunks:>14,}")
@@ -51,9 +50,3 @@ def _result(trace: Trace) -> dict[str, Any]:
         "usage": asdict(trace.usage),
         "trace": trace.to_dict(),
     }
-
-
-def _print_json(value: Any) -> None:
-    """JSON that any terminal can take: plain ASCII where it does not speak UTF-8."""
-    speaks_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    print(json.dumps(value, ensure_ascii=not speaks_utf8))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from memagent.cli.shared.run_command import print_json
 from memagent.errors import ConfigError
 from memagent.eval.report.anchors import read_anchors
 from memagent.eval.report.report import (
@@ -106,7 +106,5 @@ def _table(sheet: Sheet) -> Table:
 
 def _print_json(report: Report) -> None:
     """Every table by name, each row by column, numbers in full."""
-    speaks_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     tables = {sheet.name: sheet.records() for sheet in report_sheets(report)}
-    values = {"notes": notes(report), **tables}
-    print(json.dumps(values, ensure_ascii=not speaks_utf8))
+    print_json({"notes": notes(report), **tables})

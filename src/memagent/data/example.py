@@ -115,7 +115,7 @@ class Example:
         return self.documents
 
     def evidence_offsets(self) -> list[tuple[int, int]]:
-        """Where the evidence stands in `text()`, in the order of `evidence`."""
+        """Spans of the evidence in `text()`, in the order of `evidence`."""
         starts = body_starts(self.passages)
         return [
             (starts[item.document] + item.start, starts[item.document] + item.end)
@@ -133,7 +133,7 @@ def join(passages: tuple[Passage, ...]) -> str:
 
 
 def heading(number: int, passage: Passage) -> str:
-    """What stands above a passage, counted from 1."""
+    """The heading of a passage, counted from 1."""
     return f"Document {number}:\n{passage.title}\n" if passage.title else f"Document {number}:\n"
 
 

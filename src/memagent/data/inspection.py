@@ -1,4 +1,4 @@
-"""What a dataset holds: counts, lengths, and where in the texts the evidence stands.
+"""What a dataset holds: counts, lengths, and the depth of the evidence.
 
 inspection = inspect_dataset("dev.jsonl", samples=3)
 inspection.summary.depths                          # [12, 9, 11, ...]: evidence by tenths of the text

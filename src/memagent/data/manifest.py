@@ -103,7 +103,7 @@ def row_of(example: Example, *, has_text: bool) -> ManifestRow:
 def evidence_depths(example: Example) -> list[float]:
     """The depth of the evidence in the text, from 0 to 1.
 
-    Sentences of one document count once: they always stand together, and counting each of them would
+    Sentences of one document count once: they are always adjacent, and counting each of them would
     exaggerate chance fluctuations.
     """
     if not example.evidence:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.text import Text
 
+from memagent.cli.shared.run_command import print_json
 from memagent.data.example import Example
 from memagent.data.inspection import (
     AROUND_CHARS,
@@ -68,7 +66,7 @@ def command(
     """
     inspection = inspect_dataset(file, indices=indices, samples=samples, with_text=with_text)
     if as_json:
-        _print_json(inspection.to_dict(around_chars=around))
+        print_json(inspection.to_dict(around_chars=around))
         return
     console = Console(highlight=False, markup=False, soft_wrap=True)
     _print_summary(console, file, inspection.summary)
@@ -152,9 +150,3 @@ def _marked(excerpt: Excerpt, *, is_styled: bool) -> Text:
 def _flat(text: str) -> str:
     """On one line; spaces at the ends stay."""
     return text.replace("\n", " ")
-
-
-def _print_json(report: dict[str, Any]) -> None:
-    """JSON that any terminal can show: plain ASCII where it does not use UTF-8."""
-    is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    print(json.dumps(report, ensure_ascii=not is_utf8))

@@ -14,7 +14,9 @@ stopped, and what was kept with the command that resumes it. The command then en
 from __future__ import annotations
 
 import asyncio
+import json
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +31,12 @@ from memagent.errors import LimitReached, MemagentError, UserError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+
+
+def print_json(value: object) -> None:
+    """A JSON result on standard output: plain ASCII where the terminal does not use UTF-8."""
+    is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(value, ensure_ascii=not is_utf8))
 
 
 class CommandConsole:

@@ -1,4 +1,4 @@
-"""Filter a dataset: what a model answers without the text is dropped, and a report says what and why.
+"""Filter a dataset: drop what a model answers without the text, and report what and why.
 
     with open_engine("local:smollm2-135m") as engine:
         report = asyncio.run(filter_dataset("train.jsonl", "hard.jsonl", [engine]))

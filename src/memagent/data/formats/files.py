@@ -106,7 +106,7 @@ def from_json(line: str | bytes, where: str) -> Example:
 
 
 def check_evidence(example: Example, where: str) -> Example:
-    """The example; an error if its evidence is not what stands in its documents."""
+    """The example; an error if its evidence does not match its documents."""
     if example.documents is None:
         return example
     for number, item in enumerate(example.evidence):
@@ -120,8 +120,8 @@ def check_evidence(example: Example, where: str) -> Example:
             or example.documents[item.document].text[item.start : item.end] != item.text
         ):
             raise DataError(
-                f"{where}: evidence.{number} is not what stands at characters {item.start} to "
-                f"{item.end} of document {item.document}"
+                f"{where}: evidence.{number} differs from characters {item.start} to {item.end} of "
+                f"document {item.document}"
             )
     return example
 
@@ -192,7 +192,7 @@ def _read_parquet(path: Path) -> Iterator[Example]:
     names = _FIELDS[Example]
     if missing := [name for name in names if name not in columns_of(path)]:
         raise DataError(
-            f"{path} is no dataset of memagent: it has no column {missing[0]}; "
+            f"{path} is not a dataset of memagent: it has no column {missing[0]}; "
             "`memagent data convert` reads other formats"
         )
     for number, row in read_rows(path, names):
@@ -285,7 +285,7 @@ def _write_utf8(file: IO[bytes], text: str) -> None:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(
-            f"an example has half a character ({text[error.start]!r}), which UTF-8 cannot hold; "
+            f"an example has a lone surrogate ({text[error.start]!r}), which UTF-8 cannot hold; "
             "repair its source"
         ) from None
     file.write(data)

@@ -124,7 +124,7 @@ def _has_lines(path: Path) -> bool:
 
 
 def _first_char(stream: IO[bytes]) -> bytes:
-    """The first byte that is not space; the stream stands before it afterwards, or at its end."""
+    """The first byte that is not space, without consuming it; empty at the end."""
     while char := stream.read(1):
         if char.strip():
             stream.seek(-1, 1)

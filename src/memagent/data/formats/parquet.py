@@ -67,14 +67,14 @@ class RowWriter:
         self._num_chars = 0
 
     def write(self, row: dict[str, Any], *, num_chars: int) -> None:
-        """Add a row; `num_chars` says about how long it is."""
+        """Add a row; `num_chars` is its approximate size."""
         self._rows.append(row)
         self._num_chars += num_chars
         if self._num_chars >= GROUP_CHARS or len(self._rows) >= GROUP_ROWS:
             self._flush()
 
     def close(self) -> None:
-        """Write what is left and the file's foot."""
+        """Write the remaining rows and the footer."""
         self._flush()
         self._writer.close()
 
@@ -107,7 +107,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
     except pyarrow.ArrowException as error:
-        raise DataError(f"{path} is damaged or no parquet file: {_one_line(error)}") from None
+        raise DataError(f"{path} is damaged or not a parquet file: {_one_line(error)}") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {_one_line(error)}") from None
 

@@ -73,7 +73,7 @@ def open_source(
 
 
 def check_source(name: str, path: str | Path) -> Checksum:
-    """The checksum of a file or folder that stands in for a source, beside the published one."""
+    """The checksum of a file or folder of yours, and the published one."""
     return Checksum(sha256_of(open_source(name, path)), find_source(name).sha256)
 
 

@@ -44,7 +44,7 @@ class Paragraph:
         return "".join(self.sentences)
 
     def sentence_span(self, index: int) -> tuple[int, int]:
-        """Where a sentence stands in the text, without the space around it."""
+        """The span of a sentence in the text, without the space around it."""
         sentence = self.sentences[index]
         start = sum(len(earlier) for earlier in self.sentences[:index])
         start += len(sentence) - len(sentence.lstrip())
@@ -69,9 +69,9 @@ class HotpotItem:
     question: str
     answer: str
     type: str
-    """bridge or comparison; empty where the file does not say."""
+    """bridge or comparison; empty where the file has none."""
     level: str
-    """easy, medium or hard; empty where the file does not say."""
+    """easy, medium or hard; empty where the file has none."""
     context: tuple[Paragraph, ...]
     gold_titles: tuple[str, ...]
     """Titles of the paragraphs that are needed, distinct, as far as they are in the context."""
@@ -93,7 +93,7 @@ class SquadItem:
     answers: tuple[str, ...]
     """Distinct accepted answers in the order given; none where the paragraph has no answer."""
     answer_starts: tuple[int, ...]
-    """Where each answer stands in the context."""
+    """Offset of each answer in the context."""
     is_impossible: bool
 
 

@@ -216,11 +216,11 @@ def _changed(**values: Any) -> str:
         ),
         (
             _changed(evidence=[{"document": 0, "start": 8, "end": 37, "text": "The number"}]),
-            "line 2: evidence.0 is not what stands at characters 8 to 37 of document 0",
+            "line 2: evidence.0 differs from characters 8 to 37 of document 0",
         ),
         (
             _changed(evidence=[{"document": 0, "start": -4, "end": -1, "text": "cow"}]),
-            "line 2: evidence.0 is not what stands at characters -4 to -1 of document 0",
+            "line 2: evidence.0 differs from characters -4 to -1 of document 0",
         ),
     ],
 )
@@ -243,7 +243,7 @@ def test_evidence_of_texts_that_are_rebuilt_is_not_checked_here() -> None:
 def test_a_bad_row_is_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.parquet"
     write_examples(path, [FOX, replace(FOX, evidence=(replace(FOX.evidence[0], start=0),))])
-    with pytest.raises(DataError, match=r"bad\.parquet, row 2: evidence\.0 is not what stands"):
+    with pytest.raises(DataError, match=r"bad\.parquet, row 2: evidence\.0 differs from"):
         list(read_examples(path))
 
 
@@ -278,7 +278,7 @@ def test_an_ending_we_do_not_write_is_refused(tmp_path: Path) -> None:
 
 
 def test_half_a_character_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="half a character"):
+    with pytest.raises(DataError, match="lone surrogate"):
         write_examples(tmp_path / "fox.jsonl", [replace(FOX, question="\ud800")])
     assert list(tmp_path.iterdir()) == []
 

@@ -3,7 +3,7 @@
     coreference    return the i-th of several similar items, word for word
     counting       how often something happened in the whole text
     aggregation    sums, largest values and leaders over the whole text
-    two_hop        the fact that is needed second stands first
+    two_hop        the fact that is needed second comes first
     corrections    facts that are changed later; the last valid value counts
     unanswerable   the text has no answer, only near misses
     injection      the text gives orders to its reader

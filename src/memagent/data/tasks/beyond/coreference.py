@@ -10,7 +10,7 @@
 
     asked: Give the second poem about the harbour, word for word.
 
-The evidence is the item that is asked for. Where the others of the same kind and topic stand is in
+The evidence is the item that is asked for. The positions of the others of the same kind and topic are in
 metadata: `spans["similar"]`.
 """
 
@@ -74,7 +74,7 @@ KINDS: dict[str, tuple[tuple[tuple[str, Slots], ...], str]] = {
     "tale": (_TALE, " "),
     "toast": (_TOAST, " "),
 }
-"""Kind of item: its lines, and what stands between them."""
+"""Kind of item: its lines, and what separates them."""
 REMARKS = ("Thanks.\n\n", "Go on.\n\n", "Very nice.\n\n", "A pause.\n\n", "Next.\n\n")
 
 
@@ -125,7 +125,7 @@ def plan(rng: random.Random, settings: CoreferenceSettings) -> TextPlan:
 
 
 def request(kind: str, topic: str) -> str:
-    """What stands before an item."""
+    """The request before an item."""
     return f"User: Please write a {kind} about {topic}.\nWriter: "
 
 

@@ -43,7 +43,7 @@ class Relation:
     question: str
     """Asks for the value of {subject}."""
     statements: tuple[str, ...]
-    """Ways to say it, with {subject} and {value}."""
+    """Wordings, with {subject} and {value}."""
     subject: Callable[[random.Random], str]
     """Draws a subject."""
     value: Callable[[random.Random], str]
@@ -52,7 +52,7 @@ class Relation:
     """Draws a subject that is easily confused with another."""
 
     def state(self, rng: random.Random, subject: str, value: str) -> str:
-        """The fact as a sentence, in one of the ways to say it."""
+        """The fact as a sentence, in one of its wordings."""
         said = rng.choice(self.statements).format(subject=subject, value=value)
         return said[0].upper() + said[1:]
 

@@ -3,8 +3,8 @@
     task = open_beyond("beyond/counting", {"tokens": 8192, "seed": 7, "tokenizer": "bytes"})
     task.example(0).question      # "How many times did Oscar Northcote visit the archive? ..."
 
-What is asked and the facts depend on seed and index, not on the length. Metadata has `spans`: where
-everything stands that is planned but no evidence, as [start, end, note] by role.
+What is asked and the facts depend on seed and index, not on the length. Metadata has `spans`: the
+positions of planned facts other than evidence, as [start, end, note] by role.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two facts in the order that hurts: the one that is needed second stands first.
+"""Two facts in reverse order: the one that is needed second comes first.
 
     ... The harbour master of Farnley is Otto Lund. ... Ada Holm was born in Farnley. ...
         (second hop: it comes first)                    (first hop: it comes last)

@@ -4,7 +4,7 @@
     filler    u0 u1 u2 u3 u4 ...            as many as the length takes
     text      u0 FACT u1 u2 FACT u3 u4      a fact at 0.25, another at 0.6
 
-Facts stand between whole sentences, never in one. A fact's place is drawn evenly between 0 and 1 and
+Facts are placed between sentences. A fact's place is drawn evenly between 0 and 1 and
 does not depend on the length, so the same question can be asked at every length.
 """
 
@@ -82,7 +82,7 @@ class TextPlan:
 
 
 class Woven(NamedTuple):
-    """A text and where the facts of its plan stand in it, in the plan's order."""
+    """A text, and the spans of its facts in the order of the plan."""
 
     text: str
     spans: list[tuple[int, int]]
@@ -166,7 +166,7 @@ def stated(
 
 
 def places(rng: random.Random, num: int) -> list[float]:
-    """Places for facts that have to stand in an order; together they are spread evenly."""
+    """Places for facts in a fixed order; together they are spread evenly."""
     return sorted(rng.random() for _ in range(num))
 
 

@@ -54,7 +54,7 @@ class Gold:
 
     paragraph: int
     spans: tuple[tuple[int, int], ...]
-    """Where the marked sentences stand; the whole text where sentences are not split."""
+    """Spans of the marked sentences; the whole text where sentences are not split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +334,7 @@ def _gold_of(item: HotpotItem) -> list[Paragraph]:
 
 
 def _spans(item: HotpotItem, paragraph: Paragraph) -> list[tuple[int, int]]:
-    """Where its marked sentences stand; all of it where none is marked or sentences are not split."""
+    """Spans of its marked sentences; the whole text where none is marked or sentences are not split."""
     marked = sorted(
         {fact.sentence for fact in item.supporting_facts if fact.title == paragraph.title}
     )

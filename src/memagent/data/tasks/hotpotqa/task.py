@@ -43,7 +43,7 @@ from memagent.errors import DataError
 
 NAME = "hotpotqa"
 NEXT_HEADING = "\n\nDocument 1:\n"
-"""What follows a paragraph: a line end may be merged with what stands before it."""
+"""What follows a paragraph: a line end may form one token with the text before it."""
 SEPARATOR_TOKENS = 4
 """At most so many tokens separate paragraphs; they are counted after the last one too."""
 MAX_TRIES = 8
@@ -99,7 +99,7 @@ class _MixedText(NamedTuple):
     text: str
     num_tokens: int
     places: list[int]
-    """Where each of the question's own paragraphs stands, gold first."""
+    """Positions of the question's own paragraphs, gold first."""
 
 
 class HotpotTask:

@@ -8,7 +8,7 @@
     ruler/qa_1, ruler/qa_2                    questions among paragraphs      questions.py
 
 The parameters are those of RULER (Hsieh et al. 2024, arXiv 2404.06654); the wording is ours, and the
-question stands apart from the text. `docs/data.md` has both side by side.
+question is separate from the text. `docs/data.md` compares them.
 
     task = open_task("ruler/vt", {"tokens": 8192, "seed": 7, "tokenizer": "smollm2-135m"})
     task.example(0).question

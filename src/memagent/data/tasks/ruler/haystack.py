@@ -1,7 +1,7 @@
 """What needles are hidden in, and how.
 
 haystack.text(size)                               grows with its size: sentences, characters or needles
-hide(text, [(depth, sentence)], separator=" ")    the text with the sentences in it, and where they stand
+hide(text, [(depth, sentence)], separator=" ")    the text with the sentences in it, and their spans
 
     depth 0.0 ............. 0.37 ............................. 1.0
     It rains. The road  ▲  is long. Nobody is on it. ...
@@ -42,7 +42,7 @@ class Haystack(Protocol):
     """A text to hide sentences in."""
 
     separator: str
-    """What stands between its sentences."""
+    """What separates its sentences."""
 
     def text(self, size: int) -> str:
         """The text of a size; a larger one begins with a smaller one."""
@@ -118,7 +118,7 @@ class Hidden(NamedTuple):
 def hide(text: str, placed: Sequence[tuple[float, str]], *, separator: str) -> Hidden:
     """Put each sentence near its depth, from 0 to 1, between two sentences of the text.
 
-    Sentences that meet at one place stand in the order of their depths.
+    Sentences at the same place are ordered by depth.
     """
     order = sorted(range(len(placed)), key=lambda number: placed[number][0])
     pieces: list[str] = []

@@ -5,7 +5,7 @@
     answers       4837261
 
 A needle gives a value for a key. `num_keys` keys have `num_values` values each, one needle per value,
-and the question asks for all values of `num_queries` of the keys. Needles stand at depths drawn
+and the question asks for all values of `num_queries` of the keys. Needles are at depths drawn
 uniformly and independently.
 
     open_task("ruler/niah_multikey_1", {"tokens": 65536, "essays": "books/", "seed": 1})
@@ -42,7 +42,7 @@ class NeedleSettings(TaskSettings):
     """What is hidden, how much of it, and in what."""
 
     haystack: Literal["repeat", "essay", "needle"]
-    """In what needles are hidden: a few sentences again and again, essays, or other needles."""
+    """What needles are hidden in: a few repeated sentences (repeat), essays, or other needles."""
     essays: str | None = None
     """Folder or file of texts for the haystack `essay`; any text will do."""
     shift: bool = False
@@ -58,7 +58,7 @@ class NeedleSettings(TaskSettings):
     num_queries: int = Field(default=1, ge=1)
     """Keys that are asked for."""
     depth: Literal["uniform", "ruler"] | Annotated[float, Field(ge=0, le=1)] = "uniform"
-    """Where needles stand: anywhere, at RULER's 40 fixed depths, or all at one depth from 0 to 1."""
+    """Depth of needles: uniform, RULER's 40 fixed depths, or all at one depth from 0 to 1."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -57,7 +57,7 @@ class ParagraphSettings(QuestionSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParagraphQuestion:
-    """A question with its gold paragraphs and those that stand near it."""
+    """A question with its gold paragraphs and related ones."""
 
     id: str
     text: str
@@ -164,7 +164,7 @@ class QuestionTask(GeneratedTask[QuestionSettings]):
 
 class _Placed(NamedTuple):
     place: float
-    """Paragraphs stand in the order of this."""
+    """Paragraphs are ordered by this."""
     passage: Passage
     gold: int | None
 

@@ -5,8 +5,8 @@
     question   Which variables end up with the value 48213?
     answers    QWXZA, LMNOP, BRTYU       all of them, directly set or copied
 
-A chain of four hops has five variables; it stands in the text in its order. Further chains have other
-values and are only there to confuse.
+A chain of four hops has five variables; they appear in the text in that order. Further chains have other
+values and are distractors.
 
     open_task("ruler/vt", {"tokens": 8192, "num_chains": 2})
 """
@@ -129,7 +129,7 @@ def draw_chains(
 def placed_chains(
     chains: list[tuple[str, list[str]]], source: random.Random
 ) -> list[tuple[float, str]]:
-    """The assignments of all chains with their depths; each chain stands in its order."""
+    """The assignments of all chains with their depths; each chain in its order."""
     placed = []
     for value, names in chains:
         depths = sorted(source.random() for _ in names)
