@@ -297,7 +297,7 @@ CASES = {**TEXTS, **QUESTIONS, **SIZES, **ENDPOINTS, **OPTIONS, **RUNS}
 
 
 @pytest.mark.parametrize(("typed", "remedy"), CASES.values(), ids=CASES.keys())
-def test_bad_input_gives_code_2_and_one_line_that_tells_what_to_change(
+def test_bad_input_gives_code_2_and_one_line_with_the_remedy(
     here: Call, cli: Cli, inputs: Path, words: dict[str, str], typed: list[str], remedy: str
 ) -> None:
     defaults = () if "--resume" in typed else SMALL_SECTIONS
@@ -313,7 +313,7 @@ def test_bad_input_gives_code_2_and_one_line_that_tells_what_to_change(
 
 
 @pytest.mark.parametrize(("typed", "remedy"), STDIN_CASES.values(), ids=STDIN_CASES.keys())
-def test_bad_standard_input_gives_code_2_and_one_line_that_tells_what_to_change(
+def test_bad_standard_input_gives_code_2_and_one_line_with_the_remedy(
     cli: Cli, inputs: Path, words: dict[str, str], typed: list[str], remedy: str
 ) -> None:
     assert_one_line(cli("ask", *typed, "--base-url", words["LIVE"], cwd=inputs), remedy)

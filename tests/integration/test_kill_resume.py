@@ -1,4 +1,4 @@
-"""A reading that is killed goes on where it stopped: same trace, and no finished call again.
+"""A killed reading resumes where it stopped: same trace, and no finished call is repeated.
 
 Replies are digests of their whole prompts (`echo`), so a difference in any step changes all that follow.
 """
@@ -85,7 +85,7 @@ def test_twenty_kills_cost_at_most_a_call_each_and_leave_the_trace_as_it_was(
     assert answered.total() <= len(whole.steps) + NUM_KILLS
 
 
-def test_several_questions_go_on_each_where_it_was_killed(cli: Cli, tmp_path: Path) -> None:
+def test_several_questions_resume_each_where_it_was_killed(cli: Cli, tmp_path: Path) -> None:
     text = tmp_path / "book.txt"
     text.write_text(story(5000, seed=6))
     questions = (QUESTION, *OTHER_QUESTIONS)
@@ -115,7 +115,7 @@ def test_several_questions_go_on_each_where_it_was_killed(cli: Cli, tmp_path: Pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_reading_tells_how_to_go_on_and_does(
+def test_an_interrupted_reading_prints_the_command_that_resumes_it(
     cli: Cli, tmp_path: Path, base: Base, number: signal.Signals
 ) -> None:
     run = tmp_path / "my run"
@@ -185,7 +185,7 @@ def test_a_damaged_line_in_the_middle_is_refused(here: Call, partial: Path, dama
     assert journal.read_bytes() == b"\n".join(lines)
 
 
-def test_a_full_disk_stops_the_reading_and_it_goes_on_when_there_is_room(
+def test_a_full_disk_stops_the_reading_and_it_resumes_when_there_is_room(
     cli: Cli, base: Base, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -210,7 +210,7 @@ def test_a_full_disk_stops_the_reading_and_it_goes_on_when_there_is_room(
 # --- one process, and the same reading ------------------------------------------------------------
 
 
-def test_two_processes_cannot_go_on_with_a_run_at_once(cli: Cli, base: Base, partial: Path) -> None:
+def test_two_processes_cannot_resume_a_run_at_once(cli: Cli, base: Base, partial: Path) -> None:
     with Run.open(partial):  # this process has it
         refused = cli("ask", "--resume", partial)
     going_on = cli("ask", "--resume", partial)
@@ -264,7 +264,7 @@ def test_a_run_is_not_continued_as_another_reading(
     assert base.endpoint.num_calls() == num_calls
 
 
-def test_a_run_goes_on_at_another_address_and_from_another_folder(
+def test_a_run_resumes_at_another_address_and_from_another_folder(
     cli: Cli, base: Base, partial: Path, tmp_path: Path
 ) -> None:
     with running(log=tmp_path / "calls.jsonl", reply="echo") as endpoint:
@@ -324,7 +324,7 @@ def test_a_run_whose_text_is_lost_is_refused_in_one_line(
 
     remedy = {
         "stdin": f"{run / 'stdin'}, the text that came in on standard input, cannot be read",
-        "folder": f"the folder {folder}, where the run was begun, is gone; name its files anew",
+        "folder": f"the folder {folder}, where the run was begun, is gone; name its files again",
     }
     assert_refused(outcome, remedy[lost])
 

@@ -68,7 +68,7 @@ async def test_an_outage_costs_no_more_than_its_length_and_a_moment(
     assert answered.total() == len(answered) == len(whole.steps)
 
 
-def test_without_patience_the_reading_stops_with_code_3_and_goes_on_later(
+def test_without_patience_the_reading_stops_with_code_3_and_resumes_later(
     cli: Cli, tmp_path: Path
 ) -> None:
     text, run = tmp_path / "book.txt", tmp_path / "run"
@@ -112,7 +112,7 @@ def test_an_address_where_nothing_listens_ends_with_code_3(cli: Cli, tmp_path: P
 
 
 @pytest.mark.parametrize("listens", [False, True], ids=["nobody listens", "nobody answers"])
-async def test_an_address_that_never_answered_is_given_up_before_patience_ends(
+async def test_an_address_that_never_answered_fails_before_patience_ends(
     monkeypatch: pytest.MonkeyPatch, listens: bool
 ) -> None:
     assert retry.FIRST_CONTACT_PATIENCE == 20.0

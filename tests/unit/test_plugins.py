@@ -61,7 +61,7 @@ def test_a_file_is_run_once(file: Path) -> None:
         ("Number", r"is no function"),
     ],
 )
-def test_what_is_not_there_is_said_in_one_line(file: Path, function: str, message: str) -> None:
+def test_a_missing_function_is_a_one_line_error(file: Path, function: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         loaded(f"{file}:{function}")
 

@@ -18,7 +18,7 @@ from memagent.documents.tokenizers import ByteTokenizer
         ("a <b> c", "a <b> c", False),
     ],
 )
-def test_reasoning_is_told_from_the_reply(text: str, said: str, has_reasoning: bool) -> None:
+def test_reasoning_is_separated_from_the_reply(text: str, said: str, has_reasoning: bool) -> None:
     reply = split_reasoning(text)
     assert reply.text == said
     assert (reply.reasoning is not None) == has_reasoning

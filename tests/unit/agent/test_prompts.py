@@ -47,7 +47,7 @@ def test_the_small_prompts_are_memory_section_question_and_few_words() -> None:
     assert answer["content"] == "What is known: MM\n\nAnswer from what is known: QQ"
 
 
-def test_the_model_is_told_the_section_number_and_its_budget() -> None:
+def test_the_prompt_has_the_section_number_and_the_budget() -> None:
     text = read_prompt("default")
     assert 'number="7"' in text
     assert "1024 tokens" in text

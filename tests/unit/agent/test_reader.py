@@ -205,7 +205,7 @@ def test_several_questions_share_the_cut_and_keep_their_order() -> None:
 
 
 class TestRunDirectory:
-    def test_a_reading_goes_on_where_it_stopped(self, tmp_path: Path) -> None:
+    def test_a_reading_resumes_where_it_stopped(self, tmp_path: Path) -> None:
         with pytest.raises(EngineError, match="only 2 replies"):
             reader_of(["m1", "m2"]).ask("what?", TEXT, run_dir=tmp_path / "run")
         trace = reader_of(["m3", "a"]).ask("what?", TEXT, run_dir=tmp_path / "run")

@@ -71,7 +71,7 @@ def test_rm_asks_first(
     assert (store.find("tiny") is not None) == is_kept
 
 
-def test_rm_does_not_ask_where_yes_is_said(own_store: Path, capsys: Capture) -> None:
+def test_rm_with_yes_asks_no_confirmation(own_store: Path, capsys: Capture) -> None:
     run(["models", "pull", "tiny"])
     assert run(["models", "rm", "tiny", "--yes"]) == 0
     assert not (own_store / "tiny").exists()

@@ -105,7 +105,7 @@ def test_a_missing_file_is_answered_by_names_near_it(tmp_path: Path) -> None:
     assert "did you mean moby-dick.txt?" in refusal(tmp_path / "moby-dik.txt")
 
 
-def test_a_missing_file_without_near_names_is_told_to_be_checked(tmp_path: Path) -> None:
+def test_a_missing_file_without_similar_names_gets_no_suggestion(tmp_path: Path) -> None:
     assert f"does not exist in {tmp_path}; check the name" in refusal(tmp_path / "zzz")
 
 
@@ -117,7 +117,7 @@ def test_a_web_address_is_not_a_file() -> None:
     assert "download it" in refusal("https://example.org/book.txt")
 
 
-def test_a_link_to_nothing_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_broken_link_is_reported_as_one(tmp_path: Path) -> None:
     (tmp_path / "link.txt").symlink_to(tmp_path / "gone.txt")
     assert "is a link to a file that does not exist" in refusal(tmp_path / "link.txt")
 
@@ -249,7 +249,7 @@ def test_a_dash_may_stand_for_a_stream_of_the_caller() -> None:
     assert load_with_report(["-"], stdin=io.BytesIO(b"kept")).document.text == "kept"
 
 
-def test_standard_input_tells_its_format_by_its_content() -> None:
+def test_the_format_of_standard_input_is_detected() -> None:
     assert load_stdin(io.BytesIO(b"<!DOCTYPE html><p>Hello<p>you")).text == "Hello\n\nyou"
     assert load_stdin(io.BytesIO(b'{"role": "user", "content": "Hi"}\n')).text == "user: Hi"
     assert load_stdin(io.BytesIO(b'{"cells": [{"cell_type": "raw", "source": "x"}]}')).text == "x"

@@ -68,7 +68,7 @@ def test_a_page_becomes_its_readable_text() -> None:
     )
 
 
-def test_the_title_is_not_said_twice() -> None:
+def test_the_title_is_not_repeated() -> None:
     assert html("<title>Whales | Site</title><h1>Whales</h1><p>Big.") == "# Whales\n\nBig."
 
 

@@ -34,7 +34,7 @@ BAD = Failure(kind="failed", reason="HTTP 500")
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that is set by hand."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -144,14 +144,14 @@ def test_when_all_are_aside_the_one_that_is_due_first_is_asked_and_no_other() ->
     assert balancer.choose(tried={1}) is None
 
 
-# --- prompts that begin alike ---------------------------------------------------------------------
+# --- prompts with a common prefix -----------------------------------------------------------------
 
 
 def long_prompt(start: str, end: str) -> list[Message]:
     return [{"role": "user", "content": start * 2 * PREFIX_CHARS + end}]
 
 
-def test_prompts_that_begin_alike_go_to_the_same_endpoint_while_load_allows() -> None:
+def test_prompts_with_a_common_prefix_go_to_the_same_endpoint_while_load_allows() -> None:
     balancer = Balancer(2)
     first, second = (prefix_keys(long_prompt("a", end)) for end in ("x", "y"))
     other = prefix_keys(long_prompt("b", "x"))
@@ -225,7 +225,7 @@ async def test_calls_are_spread_evenly(endpoints: list[Endpoint]) -> None:
 
 
 @pytest.mark.parametrize(("affinity", "shares"), [(True, [0, 8]), (False, [4, 4])])
-async def test_prompts_that_begin_alike_stay_together_if_that_is_wanted(
+async def test_prompts_with_a_common_prefix_stay_together_with_prefix_affinity(
     affinity: bool, shares: list[int], endpoints: list[Endpoint]
 ) -> None:
     async with balanced(endpoints[:2], prefix_affinity=affinity) as engine:
@@ -248,9 +248,9 @@ async def test_the_limit_of_calls_under_way_holds_for_all_together(tmp_path: Pat
 
 
 async def test_when_one_dies_on_the_way_nothing_is_lost(endpoints: list[Endpoint]) -> None:
-    told: list[str] = []
+    retries: list[str] = []
     async with balanced(endpoints, concurrency=12) as engine:
-        engine.on_retry = lambda failure, delay: told.append(f"{failure.kind} {delay:.0f}")
+        engine.on_retry = lambda failure, delay: retries.append(f"{failure.kind} {delay:.0f}")
         calls = [asyncio.ensure_future(engine.complete(asked(n), SAMPLING)) for n in range(150)]
         await calls[20]
         endpoints[1].kill()
@@ -267,7 +267,7 @@ async def test_when_one_dies_on_the_way_nothing_is_lost(endpoints: list[Endpoint
     async with balanced(endpoints[:1] + endpoints[2:]) as healthy:
         again = await asyncio.gather(*(healthy.complete(asked(n), SAMPLING) for n in range(150)))
     assert [reply.text for reply in replies] == [reply.text for reply in again]
-    assert "unreachable 0" in told
+    assert "unreachable 0" in retries
     assert max(reply.num_attempts for reply in replies) == 2
 
 

@@ -40,7 +40,7 @@ def test_an_endpoint_that_is_down_is_tried_again_every_two_seconds_at_least(
     assert 55 <= sum(found) <= 60
 
 
-def test_an_address_that_never_answered_is_given_up_sooner(clock: list[float]) -> None:
+def test_an_address_that_never_answered_is_retried_for_a_shorter_time(clock: list[float]) -> None:
     assert sum(delays("unreachable", 600, clock, answered=False)) <= 20
     assert sum(delays("failed", 600, clock, answered=False)) > 500
 

@@ -137,7 +137,7 @@ async def test_a_server_for_each_group_of_gpus_shares_the_calls(
         assert len(replies) == 2
         assert sorted(note["gpus"] for note in fake.notes()) == ["0,1", "2,3"]
         assert all(note["argv"][4:6] == ["--tensor-parallel-size", "2"] for note in fake.notes())
-        # one of them dies: the other goes on
+        # one of them dies: the other keeps running
         os.kill(fake.notes()[0]["pids"][0], signal.SIGKILL)
         assert await_true(lambda: sum(server.is_running for server in engine.servers) == 1)
         survivors = {(await engine.complete(MESSAGES, SAMPLING)).text for _ in range(4)}
@@ -177,7 +177,7 @@ def test_log_probabilities_that_do_not_match_the_tokens_are_not_believed() -> No
 # --- when it does not start -----------------------------------------------------------------------
 
 
-def test_a_crash_at_the_start_is_told_with_its_cause(fake: Fake) -> None:
+def test_a_crash_at_the_start_is_reported_with_its_cause(fake: Fake) -> None:
     with pytest.raises(EngineError) as caught:
         fake.open("--fake-crash")
     message = str(caught.value)
@@ -186,12 +186,12 @@ def test_a_crash_at_the_start_is_told_with_its_cause(fake: Fake) -> None:
     assert "\n" not in message
 
 
-def test_an_argument_that_vllm_does_not_know_is_told(fake: Fake) -> None:
+def test_an_argument_that_vllm_does_not_know_is_reported(fake: Fake) -> None:
     with pytest.raises(EngineError, match=r"status 2: .*unrecognized arguments: --no-such-thing"):
         fake.open("--no-such-thing")
 
 
-def test_a_server_that_is_never_ready_is_given_up_and_ended(fake: Fake) -> None:
+def test_a_server_that_is_never_ready_is_shut_down(fake: Fake) -> None:
     with pytest.raises(EngineError, match=r"not ready within 1 s; raise `start_seconds`"):
         fake.open("--fake-delay 600", start_seconds=1)
     pids = fake.pids()
@@ -254,7 +254,7 @@ def test_an_interrupt_while_it_starts_ends_it(program: str, fake: Fake) -> None:
     assert not any(is_alive(pid) for pid in fake.pids())
 
 
-def test_an_engine_that_nobody_closes_ends_with_the_program(fake: Fake) -> None:
+def test_an_engine_that_is_not_closed_ends_with_the_program(fake: Fake) -> None:
     program = PARENT.replace("time.sleep(600)", "")
     subprocess.run([sys.executable, "-c", program, json.dumps(fake.settings())], check=True)
     assert len(fake.pids()) == 2
@@ -316,7 +316,9 @@ def test_a_wrong_setting_is_one_line(settings: dict[str, Any], message: str, fak
         open_engine("vllm:some/model", **given)
 
 
-def test_a_python_without_vllm_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_vllm_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with pytest.raises(ConfigError, match=r"memagent\[vllm\].*`vllm_python`"):
         find_python(None)
@@ -375,7 +377,7 @@ def test_ports_are_free_and_different() -> None:
     assert len(set(ports)) == 5
 
 
-def test_of_a_log_the_causes_are_told_before_what_follows_from_them() -> None:
+def test_the_causes_in_a_log_come_before_later_errors() -> None:
     log = "\n".join(f"(W pid=1) ERROR 1-1 1:1 [a.py:1] Error{n}: e{n}" for n in range(9))
     assert informative_lines(log) == "Error0: e0 | Error1: e1 | Error8: e8"
     assert informative_lines("loading\n\nstill loading\n") == "loading | still loading"

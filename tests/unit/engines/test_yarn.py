@@ -36,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
 # --- settings -------------------------------------------------------------------------------------
 
 
-def test_the_factor_is_the_wanted_window_over_the_original_one() -> None:
+def test_the_factor_is_the_new_window_over_the_original_one() -> None:
     settings = yarn_settings(QWEN, window=131072)
     assert settings is not None
     assert settings.overrides == {

@@ -40,7 +40,7 @@ def test_every_longer_answer_is_stated_in_a_sentence_and_lost_in_its_denial(
     assert denied == []
 
 
-def test_neighbouring_answers_are_told_apart(answers: list[str]) -> None:
+def test_neighbouring_answers_are_distinguished(answers: list[str]) -> None:
     for one, other in pairwise(answers):
         if squad_key(one) != squad_key(other):
             assert not equal(one, other), (one, other)

@@ -94,7 +94,7 @@ def test_a_mistake_of_the_user_after_some_work_keeps_the_run(tmp_path: Path) -> 
     assert (tmp_path / "run" / "run.json").exists()
 
 
-def test_quiet_leaves_out_reports_but_not_what_must_be_said(capsys: Capture) -> None:
+def test_quiet_leaves_out_reports_but_not_errors(capsys: Capture) -> None:
     quiet = CommandConsole(is_quiet=True)
     quiet.report("reading")
     quiet.print("memagent: interrupted")
