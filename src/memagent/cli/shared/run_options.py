@@ -42,13 +42,13 @@ def limit_options(function: F) -> F:
             "--max-calls",
             type=click.IntRange(min=1),
             panel="Run",
-            help="Stop before more calls than this are made, over all resumptions.",
+            help="Stop before more calls than this are sent, resumed runs included.",
         ),
         panel_option(
             "--max-cost",
             type=click.FloatRange(min=0),
             panel="Run",
-            help="Stop before the run can cost more than this, over all resumptions.",
+            help="Stop before the run can cost more than this, resumed runs included.",
         ),
     )(function)
 
