@@ -1,7 +1,7 @@
 """Attention over trees on a GPU, in bfloat16: parts and blocks give what a CPU computes in float64.
 
 Skipped without a GPU. What parts compute on a CPU is held against masks in
-tests/unit/rl/test_part_attention.py.
+tests/unit/rl/update/test_part_attention.py.
 """
 
 from __future__ import annotations

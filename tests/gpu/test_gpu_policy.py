@@ -1,6 +1,6 @@
 """Packed trees on a GPU: every attention, compiled or not, has the gradient of plain rows.
 
-Skipped without a GPU. On the CPU the same laws hold in tests/unit/rl/test_policy.py.
+Skipped without a GPU. On the CPU the same laws hold in tests/unit/rl/update/test_policy.py.
 """
 
 from __future__ import annotations
