@@ -320,7 +320,7 @@ class Trainer:
                 "another difficulty or larger groups help"
             )
 
-    # --- optimizer, reference, validation --------------------------------------------------------------------------
+    # --- optimizer, reference, validation ------------------------------------------------------
 
     def _optimizer(self, settings: OptimSettings, num_steps: int) -> Optimizer:
         optimizer = Optimizer(self.setup.trained.parameters, settings, num_steps=num_steps)

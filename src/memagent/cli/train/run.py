@@ -115,7 +115,7 @@ async def _train(opened: AbstractAsyncContextManager[Trainer], console: CommandC
     async with opened as trainer:
         console.report(_plan(trainer.setup))
         run = _TrainingRun(trainer.run_dir)
-        kept = "all finished steps are saved"
+        kept = "checkpoints and finished rollouts are kept"
         with resumable(run, console, kept=kept, command="memagent train"):
             final = await trainer.train()
     console.report(f"trained: {final}")
