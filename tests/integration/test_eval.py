@@ -374,9 +374,9 @@ def test_a_run_refuses_to_resume_with_other_settings(
         dataset.write_text(changed)
         other = here("eval", "--resume", run)
     assert outcome.code == 2
-    assert "cannot resume" in outcome.stderr
+    assert "methods.reader.settings.chunk_tokens was 400, now 300" in outcome.stderr
     assert "start a new run" in outcome.stderr
-    assert "files was" in other.stderr
+    assert "files.codes.jsonl was" in other.stderr
 
 
 # --- the smoke suite ------------------------------------------------------------------------------

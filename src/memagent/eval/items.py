@@ -269,6 +269,7 @@ class ExamplePool:
     def close(self) -> None:
         """End the workers; what they have not delivered is discarded."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        _cursor.cache_clear()  # closes the files that this process reads
 
     def __enter__(self) -> Self:
         return self

@@ -511,12 +511,18 @@ def check_same(stored: Mapping[str, Any], identity: Mapping[str, Any], path: Pat
     if stored.get("kind") != KIND:
         raise RunError(f"{path} is a run of kind {stored.get('kind')!r}, not an evaluation")
     then, now = stored.get("identity", {}), json.loads(json.dumps(identity))
-    for name in dict.fromkeys([*then, *now]):
-        if then.get(name) != now.get(name):
-            raise RunError(
-                f"cannot resume {path}: {name} was {_short(then.get(name))}, now "
-                f"{_short(now.get(name))}; start a new run for it"
-            )
+    if difference := _difference(then, now):
+        raise RunError(f"cannot resume {path}: {difference}; start a new run for it")
+
+
+def _difference(then: Any, now: Any, name: str = "") -> str | None:
+    """The first difference between two JSON values, as deep as it can be named."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        parts = ((f"{name}.{key}", then.get(key), now.get(key)) for key in {**then, **now})
+        return next(filter(None, (_difference(a, b, part) for part, a, b in parts)), None)
+    if then == now:
+        return None
+    return f"{name.removeprefix('.')} was {_short(then)}, now {_short(now)}"
 
 
 def _short(value: Any) -> str:

@@ -152,6 +152,9 @@ def test_another_identity_is_refused_and_named(tmp_path: Path) -> None:
     check_same(stored, {"model": "a", "seed": 1}, tmp_path)
     with pytest.raises(RunError, match='model was "a", now "b"; start a new run'):
         check_same(stored, {"model": "b", "seed": 1}, tmp_path)
+    nested = {"kind": KIND, "identity": {"methods": {"reader": {"window": 5}}}}
+    with pytest.raises(RunError, match=r"methods.reader.window was 5, now 6; start"):
+        check_same(nested, {"methods": {"reader": {"window": 6}}}, tmp_path)
     with pytest.raises(RunError, match="kind 'ask'"):
         check_same({"kind": "ask"}, {}, tmp_path)
 
