@@ -119,7 +119,7 @@ def byte_tokenizer() -> ByteTokenizer:
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Published datasets: the real files if they lie beside the checkout, else stand-ins."""
+    """Published datasets: the real files if they are beside the checkout, else stand-ins."""
     from tests.support.published import published_data
 
     return published_data(tmp_path_factory.mktemp("published") / "data")

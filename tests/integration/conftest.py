@@ -1,4 +1,4 @@
-"""The command as a process of its own, and texts with something to find in them."""
+"""The command in its own process, and texts that contain a fact."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 class Cli:
-    """Calls `memagent` with its runs in a folder of its own and no settings from outside."""
+    """Calls `memagent` with its own folder of runs and without settings of the environment."""
 
     def __init__(self, state: Path) -> None:
         self.state = state

@@ -2,8 +2,8 @@
 
     wrong_examples(module)      # ["Reader.ask: ask() got an unexpected keyword argument 'paths'", ...]
 
-A paragraph of a docstring is an example if it is Python and calls something, also where notes stand beside
-the calls. Names come from the module, from memagent and from the example itself; types follow annotations
+A paragraph of a docstring is an example if it is Python and calls something, also with notes beside the
+calls. Names come from the module, from memagent and from the example itself; types follow annotations
 as far as they are known. An unknown name that is only used is a placeholder; one that is called is wrong.
 """
 
@@ -219,7 +219,7 @@ class _Checker(ast.NodeVisitor):
             self._known(node.slice)
             return _element(self._known(node.value))
         if isinstance(node, (ast.Lambda, ast.comprehension, ast.ListComp, ast.GeneratorExp)):
-            return UNKNOWN  # names of its own
+            return UNKNOWN  # it has its own names
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
                 self._known(child)
@@ -302,9 +302,9 @@ class _Checker(ast.NodeVisitor):
         hints = _hints(function.__init__ if isinstance(function, type) else function)
         for name, known in bound.arguments.items():
             if isinstance(known, Known) and _conflicts(known.hint, hints.get(name)):
-                found, wanted = _shown(known.hint), _shown(hints[name])
+                found, expected = _shown(known.hint), _shown(hints[name])
                 self._problems.append(
-                    f"{ast.unparse(node.func)}(): {name} is {wanted}, not {found}"
+                    f"{ast.unparse(node.func)}(): {name} is {expected}, not {found}"
                 )
 
     def _imported(self, name: str) -> ModuleType | None:
@@ -390,19 +390,19 @@ def _class_of(hint: Any) -> type | None:
     return hint if is_ours and not getattr(hint, "_is_protocol", False) else None
 
 
-def _conflicts(found: Any, wanted: Any) -> bool:
-    """Whether a value of one annotation cannot be one of another, as far as classes tell."""
-    if typing.get_origin(found) in CONTAINERS and typing.get_origin(wanted) in CONTAINERS:
-        one, other = typing.get_args(found)[:1], typing.get_args(wanted)[:1]
+def _conflicts(found: Any, expected: Any) -> bool:
+    """Whether a value of one annotation cannot be one of another, judged by their classes."""
+    if typing.get_origin(found) in CONTAINERS and typing.get_origin(expected) in CONTAINERS:
+        one, other = typing.get_args(found)[:1], typing.get_args(expected)[:1]
         return bool(one and other) and _conflicts(one[0], other[0])
-    found, wanted = typing.get_origin(found) or found, typing.get_origin(wanted) or wanted
-    if not isinstance(found, type) or not isinstance(wanted, type):
+    found, expected = typing.get_origin(found) or found, typing.get_origin(expected) or expected
+    if not isinstance(found, type) or not isinstance(expected, type):
         return False
-    if types.UnionType in (found, wanted):
+    if types.UnionType in (found, expected):
         return False
-    if {found, wanted} & {object, type(None)} or getattr(wanted, "_is_protocol", False):
+    if {found, expected} & {object, type(None)} or getattr(expected, "_is_protocol", False):
         return False
-    return not issubclass(found, wanted) and (found, wanted) != (int, float)
+    return not issubclass(found, expected) and (found, expected) != (int, float)
 
 
 def _shown(hint: Any) -> str:

@@ -2,7 +2,7 @@
 
     install(folder, monkeypatch)     from then on `python -m vllm.entrypoints.openai.api_server` is this
 
-It has vLLM's paths, key and reply fields, and a worker process of its own, as vLLM has. With
+It has vLLM's paths, key and reply fields, and its own worker process, as vLLM has. With
 `--fake-notes FOLDER` it writes down what it was started with. An adapter answers with the `note` that
 its adapter_config.json had when it was loaded.
 """
@@ -52,7 +52,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--fake-delay", type=float, default=0.0)
     parser.add_argument("--fake-crash", action="store_true")
     parser.add_argument("--fake-crash-on", metavar="GPUS", help="crash only there")
-    parser.add_argument("--fake-stubborn", action="store_true", help="do not end when asked to")
+    parser.add_argument("--fake-stubborn", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--fake-notes", type=Path)
     return parser.parse_args(argv)
 

@@ -29,22 +29,22 @@ class FileServer:
         """Range header of each request."""
 
     def reply(self, handler: BaseHTTPRequestHandler) -> None:
-        wanted = handler.headers.get("Range")
-        self.asked.append(wanted)
+        requested = handler.headers.get("Range")
+        self.asked.append(requested)
         if self.statuses:
             handler.send_error(self.statuses.pop(0))
             return
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+        start = int(requested.removeprefix("bytes=").rstrip("-")) if requested else 0
         if not self.knows_ranges:
-            wanted, start = None, 0
-        if start >= len(self.data) and wanted:
+            requested, start = None, 0
+        if start >= len(self.data) and requested:
             handler.send_response(416)
             handler.send_header("Content-Range", f"bytes */{len(self.data)}")
             handler.send_header("Content-Length", "0")
             handler.end_headers()
             return
-        handler.send_response(206 if wanted else 200)
-        if wanted:
+        handler.send_response(206 if requested else 200)
+        if requested:
             last = len(self.data) - 1
             handler.send_header("Content-Range", f"bytes {start}-{last}/{len(self.data)}")
         body = self.data[start:]

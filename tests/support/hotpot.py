@@ -22,7 +22,7 @@ WORDS = (
 
 
 class HotpotFiles(NamedTuple):
-    """Where the files lie."""
+    """Paths of the files."""
 
     train: Path
     dev: Path

@@ -719,7 +719,7 @@ def main(argv: list[str] | None = None) -> None:
         asyncio.run(serve(make_server(arguments), port=arguments.port))
 
 
-# --- for tests: the server as a process of one's own ----------------------------------------------
+# --- for tests: the server in its own process -----------------------------------------------------
 
 
 class Endpoint:

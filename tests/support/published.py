@@ -1,4 +1,4 @@
-"""Published datasets for tests: the real files where they lie beside the checkout, else small stand-ins.
+"""Published datasets for tests: the real files if they are beside the checkout, else small stand-ins.
 
     published/hotpotqa/{train,dev,paragraphs}.jsonl.gz    published/squad/dev-v2.0.json.gz
     published/books/*.txt.gz

@@ -255,7 +255,7 @@ class LocalEngine(BaseEngine):
             )
         if prompt_ids and not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
             raise EngineRefused(
-                f"token ids of {self.model} lie between 0 and {self.vocab_size - 1}"
+                f"token ids of {self.model} are between 0 and {self.vocab_size - 1}"
             )
 
     async def _stream(

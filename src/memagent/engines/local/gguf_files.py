@@ -71,7 +71,7 @@ QWEN_PATTERN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor:
-    """Where a weight lies in the file."""
+    """Location of a weight in the file."""
 
     name: str
     """GGUF's name, such as "blk.0.attn_q.weight"."""

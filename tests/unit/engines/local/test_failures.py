@@ -78,8 +78,8 @@ async def main():
     async with LocalEngine(loaded, LocalConfig(cache_gb=0.01)) as engine:
         first = await engine.generate(short, Sampling(max_tokens=4))
         limit(50_000_000)
-        asked = [engine.generate([n, *long], Sampling(max_tokens=4)) for n in (1, 2)]
-        for result in await asyncio.gather(*asked, return_exceptions=True):
+        calls = [engine.generate([n, *long], Sampling(max_tokens=4)) for n in (1, 2)]
+        for result in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(result, EngineError), result
             print("step:", result)
         again = await engine.generate(short, Sampling(max_tokens=4))
@@ -172,5 +172,5 @@ def test_a_missing_extra_names_both_remedies(library: str, monkeypatch: pytest.M
         check_engine("local")
     assert str(caught.value) == (
         f'the local engine needs {library}; install it with pip install "memagent[local]", or name '
-        "an endpoint with --base-url"
+        "an endpoint with `base_url`"
     )
