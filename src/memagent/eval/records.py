@@ -15,17 +15,16 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from memagent.errors import RunError
 from memagent.jsonl import read_lines
 from memagent.runs import JOURNAL, read_manifest
+from memagent.types import AttemptStatus
 
 KIND = "eval"
-
-ItemStatus = Literal["ok", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class ItemRecord:
     """Sampling seed of the item."""
     depth: float | None = None
     """Mean position of the evidence, from 0, the start of the text, to 1; None without evidence."""
-    status: ItemStatus
+    status: AttemptStatus
     error: str | None = None
     """Why the item failed."""
     answer: str = ""

@@ -32,14 +32,13 @@ from typing import Any
 from memagent.agent.trace import Trace
 from memagent.data.example import Example
 from memagent.errors import ConfigError
-from memagent.eval.runner import Context, ItemRecord, OnRecord, evaluate_examples, score_interval
+from memagent.eval.runner import Context, ItemRecord, evaluate_examples, score_interval
 from memagent.rl.agents.api import Agent
 from memagent.rl.agents.rewards import Reward, open_reward
 from memagent.rl.agents.session import RunSampling, Session
 from memagent.rl.rollouts.collect import reward_of, run_agent
 from memagent.rl.rollouts.drivers import Driver, DriverName, RolloutKey, open_driver
 from memagent.rl.settings import ValidationSettings
-from memagent.runs import Run
 from memagent.types import Engine
 
 TITLE = "agent"
@@ -88,22 +87,11 @@ class Validation:
             temperature=settings.temperature, max_tokens=max_tokens, is_forced=True
         )
 
-    async def run(
-        self,
-        engine: Engine,
-        *,
-        run: Run | None = None,
-        on_record: OnRecord | None = None,
-    ) -> ValidationResult:
-        """Ask all examples. With a run, each record is written as it finishes."""
+    async def run(self, engine: Engine) -> ValidationResult:
+        """Ask all examples."""
         driver = open_driver(self._driver, engine)
         numbers = count()
-        finished: dict[Any, ItemRecord] = {}
-
-        def keep(record: ItemRecord) -> None:
-            finished[record.key] = record  # with its trace
-            if on_record is not None:
-                on_record(record)
+        finished: list[ItemRecord] = []
 
         async def attempt(example: Example, context: Context) -> Trace:
             return await self._attempt(example, context, driver, (next(numbers), 0))
@@ -115,14 +103,14 @@ class Validation:
             title=TITLE,
             seed=self._seed,
             grader=GRADER,
-            run=run,
             concurrency=self._settings.concurrency,
             in_waves=self._driver == "lockstep",
-            on_record=keep,
+            on_record=finished.append,
         )
+        with_traces = {record.key: record for record in finished}
         return ValidationResult(
             metrics=self._metrics(records),
-            records=tuple(finished.get(record.key, record).to_dict() for record in records),
+            records=tuple(with_traces[record.key].to_dict() for record in records),
         )
 
     async def _attempt(

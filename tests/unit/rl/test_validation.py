@@ -14,7 +14,7 @@ import pytest
 from memagent.data.example import Example, Passage
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, EngineError
-from memagent.eval.records import KIND, ItemRecord, read_items
+from memagent.eval.records import ItemRecord
 from memagent.rl.agents.api import Agent, open_agent
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.offload import WorkerPool
@@ -22,7 +22,6 @@ from memagent.rl.agents.rewards import Reward, open_reward
 from memagent.rl.settings import ValidationSettings
 from memagent.rl.types import Outcome
 from memagent.rl.validation import Validation
-from memagent.runs import Run
 from memagent.types import Completion, Message, Sampling, Usage
 from tests.conftest import prose
 
@@ -125,6 +124,7 @@ async def test_records_come_in_one_order_and_can_be_written() -> None:
     assert record["grader"] == "reward"
     assert record["metadata"]["method"]["record"] == {"said": r"It is \boxed{3}."}
     assert ItemRecord.from_dict(record).task == "test/ask"
+    assert [step["kind"] for step in record["trace"]["steps"]] == ["answer"]
 
 
 def without_times(record: dict[str, Any]) -> dict[str, Any]:
@@ -216,17 +216,6 @@ async def test_a_users_reward_runs_in_the_pool_that_is_in_use(tmp_path: Path) ->
         pool.use()
         result = await validation([example(1)], reward=open_reward(f"{file}:score")).run(Knowing())
     assert result.metrics["reward"] == 1.0
-
-
-async def test_with_a_run_records_are_on_disk_with_their_traces(tmp_path: Path) -> None:
-    seen: list[str] = []
-    with Run.create(tmp_path / "run", {"kind": KIND, "identity": {}}) as run:
-        await validation([example(1), example(2)]).run(
-            Knowing(), run=run, on_record=lambda record: seen.append(record.id)
-        )
-    found = list(read_items(tmp_path / "run"))
-    assert sorted(record.id for record in found) == sorted(seen) == ["e1", "e2"]
-    assert [step["kind"] for step in found[0].trace["steps"]] == ["answer"]
 
 
 def test_missing_examples_and_unknown_graders_are_errors() -> None:
