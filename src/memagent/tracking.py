@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from memagent.errors import ConfigError, RunError
+from memagent.extras import require
 from memagent.files import reason_of, write_atomically
 from memagent.jsonl import LineFile, read_lines, truncate
 
@@ -281,14 +282,10 @@ def _has_tensorboard() -> bool:
 
 
 def _require(library: str) -> None:
-    try:
-        import_module(library)
-    except ModuleNotFoundError as error:
-        if error.name != library:
-            raise
-        raise ConfigError(
-            f"{library} is not installed; pip install {library}, or set `logging.{library}=false`"
-        ) from None
+    require(
+        library,
+        f"{library} is not installed; pip install {library}, or set `logging.{library}=false`",
+    )
 
 
 def _wandb_id(path: Path) -> str:

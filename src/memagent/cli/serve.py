@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Self
 
 import click
@@ -17,6 +16,7 @@ from memagent.cli.shared.run_command import CommandConsole
 from memagent.config import LocalConfig, ServeConfig
 from memagent.engines.base import check_engine, open_engine, split_spec
 from memagent.errors import ConfigError
+from memagent.extras import require
 
 API_KEY_VARIABLE = "MEMAGENT_API_KEY"
 LOOPBACK = ("127.", "::1", "localhost")
@@ -74,7 +74,8 @@ def command(**options: Any) -> None:
     """
     chosen = ServeOptions.parse(options)
     model = chosen.model
-    _require_libraries()
+    for library in LIBRARIES:
+        require(library, f'memagent serve needs {library}; pip install "memagent[local,serve]"')
     check_engine("local")
     pull_known(model, CommandConsole())
     with open_engine(chosen.engine, **chosen.local.model_dump(exclude_unset=True)) as engine:
@@ -84,18 +85,6 @@ def command(**options: Any) -> None:
 
         assert isinstance(engine, LocalEngine)
         serve(engine, chosen.server, on_ready=lambda url: _report(url, engine.model, chosen.server))
-
-
-def _require_libraries() -> None:
-    for library in LIBRARIES:
-        try:
-            import_module(library)
-        except ModuleNotFoundError as error:
-            if error.name != library:
-                raise
-            raise ConfigError(
-                f'memagent serve needs {library}; pip install "memagent[local,serve]"'
-            ) from None
 
 
 def _report(url: str, model: str, config: ServeConfig) -> None:

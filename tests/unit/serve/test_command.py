@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from pydantic import SecretStr
 
 from memagent.cli import serve
@@ -36,7 +37,9 @@ def test_a_missing_library_is_named_with_its_extra(
     with pytest.raises(
         ConfigError, match=rf'needs {library}; pip install "memagent\[local,serve\]"'
     ):
-        serve._require_libraries()
+        CliRunner().invoke(
+            serve.command, ["--engine", "local:tiny"], catch_exceptions=False, standalone_mode=False
+        )
 
 
 def test_an_open_address_without_a_key_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,13 +17,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent.engines import store
 from memagent.engines.yarn import yarn_settings
 from memagent.errors import ConfigError, EngineRefused
+from memagent.extras import require
 from memagent.types import Message
 
 if TYPE_CHECKING:
@@ -137,14 +137,7 @@ def _locate(source: str) -> Path:
 
 def _require(*libraries: str) -> None:
     for library in libraries:
-        try:
-            import_module(library)
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] != library:
-                raise
-            raise ConfigError(
-                f'the local engine needs {library}; pip install "memagent[local]"'
-            ) from None
+        require(library, f'the local engine needs {library}; pip install "memagent[local]"')
 
 
 def _device(name: str) -> torch.device:
