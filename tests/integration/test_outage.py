@@ -89,7 +89,7 @@ def test_without_patience_the_reading_stops_with_code_3_and_resumes_later(
     assert (stopped.code, stopped.stdout) == (3, "")
     assert f"memagent: {endpoint.base_url} failed for " in stopped.stderr
     assert command == f"memagent ask --resume {run}"
-    assert 1 <= seconds_failed(stopped.stderr) <= 3  # of the patience of 2
+    assert 1 <= seconds_failed(stopped.stderr) <= 10  # patience is 2, by default 600
     trace = Trace.load(run)[0]
     assert 5 <= num_done < len(trace.steps)
     assert (going_on.code, going_on.stdout) == (0, f"{trace.answer}\n")
@@ -108,7 +108,7 @@ def test_an_address_where_nothing_listens_ends_with_code_3(cli: Cli, tmp_path: P
     assert (outcome.code, outcome.stdout) == (3, "")
     assert f"memagent: http://127.0.0.1:{port}/v1 failed for " in outcome.stderr
     assert "Connect call failed" in outcome.stderr
-    assert seconds_failed(outcome.stderr) <= 2
+    assert seconds_failed(outcome.stderr) <= 10
 
 
 @pytest.mark.parametrize("listens", [False, True], ids=["nobody listens", "nobody answers"])

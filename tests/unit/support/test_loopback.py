@@ -36,7 +36,7 @@ def connect() -> Iterator[Connect]:
     with ExitStack() as stack:
 
         def open_connection(endpoint: Endpoint) -> http.client.HTTPConnection:
-            connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=5)
+            connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=60)
             stack.callback(connection.close)
             return connection
 
