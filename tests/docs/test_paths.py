@@ -90,6 +90,16 @@ def test_the_architecture_walks_through_linked_functions() -> None:
     assert ("Reader.steps", "src/memagent/agent/reader.py") in walked
 
 
+def test_the_picture_of_the_rooms_names_every_folder_and_module_of_the_first_row() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    package = ROOT / "src" / "memagent"
+    folders = [path.parent for path in package.rglob("__init__.py") if path.parent != package]
+    missing = [folder.name for folder in folders if f"{folder.name}/" not in page]
+    modules = [path.stem for path in package.glob("*.py") if not path.stem.startswith("_")]
+    missing += [name for name in modules if not re.search(rf"^row 0 .*\b{name}\b", page, re.M)]
+    assert missing == []
+
+
 def test_definitions_hold_methods_and_constants(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text("A = 1\nB: int = 2\nclass C:\n    def d(self): ...\nasync def e(): ...\n")
