@@ -75,7 +75,7 @@ def main() -> None:
     print(
         f"{arguments.num} examples of {num_tokens / arguments.num:,.0f} tokens: {seconds_generating:.1f} s"
     )
-    print(f"generating, with lengths:  {generating / 1e6:6.1f} million tokens/s")
+    print(f"generating, with lengths: {generating / 1e6:6.1f} million tokens/s")
     print(f"tokenizer alone:          {counting / 1e6:6.1f} million tokens/s")
     print(f"ratio:                    {generating / counting:6.2f}  (at least {LEAST_RATIO})")
     print(f"peak memory:              {peak_megabytes():6.0f} MB (below {MOST_MEGABYTES})")
