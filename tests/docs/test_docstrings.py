@@ -64,7 +64,7 @@ def module_with(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("    Document.open('a.txt')", "Document has no open"),
         ("    opened_engine('openai:x')", "there is no opened_engine()"),
         ("    from memagent.eval.tasks import make_plan", "there is no memagent.eval.tasks"),
-        ("    from memagent.documents.document import Dokument", "Dokument"),
+        ("    from memagent.documents.document import NoSuchDocument", "NoSuchDocument"),
         ("    trace = Reader(engine).ask('q', text)\n    trace.reply", "Trace has no reply"),
         ("    with open_engine('scripted:x') as engine\n        pass", "does not compile"),
         ("    engine = open_engine('openai:x')      what a note says", None),
