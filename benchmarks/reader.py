@@ -2,7 +2,7 @@
 
 Every contender reads the same text through the same loopback endpoint, which answers at once with a
 fixed memory of 400 characters; what is left is the reader's own cost per step. Contenders are
-processes of their own and take turns, so that a busy moment of the machine hits all alike. The
+processes of their own and take turns, so that a busy moment of the machine affects all of them equally. The
 others get sections of 5,000 tokens that were cut before their clock starts; memagent gets the file,
 and loads, cuts and journals it within the clock.
 
@@ -10,7 +10,7 @@ and loads, cuts and journals it within the clock.
     python -m benchmarks.reader --steps 200            # quick
     python -m benchmarks.reader --out reader.json      # all sections, three rounds
 
-A second table tells how memagent's memory use and first call depend on the length of the text. A new
+A second table shows how memagent's memory use and first call depend on the length of the text. A new
 contender is a line in `CONTENDERS` and a script that takes `--base-url --sections --work-dir` and
 prints a line as peers/harness.py does.
 """
@@ -60,7 +60,7 @@ class Contender(NamedTuple):
     script: str
     """In benchmarks/peers."""
     is_durable: bool
-    """What was paid for survives a kill: a new run goes on where the old one was stopped."""
+    """What was paid for survives a kill: a new run resumes where the old one was stopped."""
 
 
 MEMAGENT = Contender(OURS, "memagent_reader.py", True)

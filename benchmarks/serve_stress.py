@@ -1,4 +1,4 @@
-"""Thousands of requests of random sizes through the server, some given up: nothing stuck, nothing lost.
+"""Thousands of requests of random sizes through the server, some cancelled: none stuck, none lost.
 
     python -m benchmarks.serve_stress                            10,000 requests, a tiny random model
     python -m benchmarks.serve_stress --requests 1000 --seconds 300
@@ -84,7 +84,7 @@ class Asked:
     """A prompt with the reply it gets alone."""
 
     def __init__(self, rng: random.Random, number: int) -> None:
-        beginning = WORDS * (number % 3)  # some begin alike, for the prefix cache
+        beginning = WORDS * (number % 3)  # some share a prefix, for the prefix cache
         text = " ".join([*beginning, *rng.choices(WORDS, k=rng.randint(1, 60))])
         self.messages: Any = [{"role": "user", "content": text}]
         self.max_tokens = rng.randint(1, 60)
@@ -129,7 +129,7 @@ async def _one(
     plan: StressPlan,
     report: StressReport,
 ) -> None:
-    """One request: whole, streamed, or given up after a random time."""
+    """One request: whole, streamed, or cancelled after a random time."""
     options: Any = {
         "model": server.engine.model,
         "messages": asked.messages,
@@ -159,7 +159,7 @@ async def _streamed(client: openai.AsyncOpenAI, options: Any) -> str:
 
 
 def _megabytes() -> float:
-    """Memory of this process now, or at its highest where the system does not tell."""
+    """Memory of this process now, or at its highest where the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * resource.getpagesize() / 1e6
@@ -190,7 +190,7 @@ def main() -> int:
             load = server.engine.load
     done = report.num_finished + report.num_cancelled
     print(f"model            tiny random llama, window {WINDOW}, {load.num_slots} slots")
-    print(f"requests         {done} of {plan.num_requests}, {report.num_cancelled} given up")
+    print(f"requests         {done} of {plan.num_requests}, {report.num_cancelled} cancelled")
     print(f"seconds          {report.seconds:.0f} ({done / report.seconds:.1f} requests/s)")
     print(f"wrong replies    {report.num_wrong}")
     print(f"slots lost       {lost}")

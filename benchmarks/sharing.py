@@ -1,4 +1,4 @@
-"""How many tokens the local engine computes when requests begin alike. No model: the scheduler alone.
+"""How many tokens the local engine computes when requests share a prefix. No model: the scheduler alone.
 
 python -m benchmarks.sharing
 """

@@ -25,7 +25,7 @@ from memagent.engines.base import BaseEngine, open_engine
 SAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "examples" / "sample.py"))
 ANSWER_TOKENS = 128
 NUM_ENTRIES = 50
-"""A third of the archive of `make demo`, about 4,000 tokens: each question reads it anew."""
+"""A third of the archive of `make demo`, about 4,000 tokens: each question reads it from the start."""
 ROWS = ("small:512:64", "small:1024:64", "small:2048:64")
 
 

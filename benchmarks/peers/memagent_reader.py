@@ -1,6 +1,6 @@
 """Our reader. Cuts the text itself while it reads; every step is on disk before the next call.
 
-Takes the whole text instead of sections, and also tells when the first call left and how much memory
+Takes the whole text instead of sections, and also reports when the first call left and how much memory
 was needed beyond what the imports took.
 """
 
