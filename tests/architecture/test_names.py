@@ -1,10 +1,12 @@
-"""One meaning for each public class name: no two classes of the package share one."""
+"""Names that tell: no two public classes share one, and every folder says what is in it."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "memagent"
 
@@ -38,3 +40,22 @@ def test_a_repeated_name_would_be_found() -> None:
         "c.py": "class Config: ...",
     }
     assert repeated(sources) == {"Plan": ["a.py", "b.py"]}
+
+
+# --- folders ----------------------------------------------------------------------------------------
+
+MAX_ENTRIES = 16
+"""What fits on one screen of a file browser."""
+
+
+def folders() -> list[Path]:
+    return sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda folder: str(folder.relative_to(PACKAGE)))
+def test_each_folder_explains_itself_and_fits_on_a_screen(folder: Path) -> None:
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8")))
+    assert docstring is not None
+    assert len(docstring.splitlines()) >= 2
+    entries = [path for path in folder.iterdir() if path.name not in ("__init__.py", "__pycache__")]
+    assert len(entries) <= MAX_ENTRIES

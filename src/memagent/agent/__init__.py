@@ -1,1 +1,4 @@
-"""The loop that reads a text section by section and rewrites its memory. Knows no tensors."""
+"""The reader: the loop that reads a text section by section and rewrites its memory. No tensors.
+
+Not here: texts and chunks (`documents`), models (`engines`), agents in training (`rl/agents`).
+"""

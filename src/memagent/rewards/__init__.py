@@ -1,1 +1,4 @@
-"""Graders: one verdict on an answer, for training, evaluation and the command line."""
+"""Graders: one verdict on an answer, for training, evaluation and filtering.
+
+Not here: rewards written by users (`rl/agents/rewards.py`), intervals over scores (`eval/stats.py`).
+"""

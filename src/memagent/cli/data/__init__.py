@@ -1,4 +1,7 @@
-"""`memagent data`: build, inspect, filter and convert datasets. Each command is in `memagent.cli.data.NAME`."""
+"""`memagent data`: build, inspect, filter and convert datasets. Each command is in `memagent.cli.data.NAME`.
+
+Not here: the functions behind the commands (`data`, and `rl/warmstart/trace_files.py` for traces).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`memagent train`: train a model. Each command is in `memagent.cli.train.NAME`; without a name, `run`."""
+"""`memagent train`: train a model. Each command is in `memagent.cli.train.NAME`; without a name, `run`.
+
+Not here: opening and running a training (`rl/trainer.py`).
+"""
 
 from __future__ import annotations
 
