@@ -16,7 +16,7 @@ from memagent.tracking import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(
-    path for path in (ROOT / "configs" / "train").glob("*.toml") if "prompts" not in path.name
+    path for path in (ROOT / "configs" / "train").glob("**/*.toml") if "prompts" not in path.name
 )
 TINY = ("tiny_cpu", "tiny_calculator")
 SHORT = (

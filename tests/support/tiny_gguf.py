@@ -44,9 +44,10 @@ def write_gguf(
     architecture: str | None = None,
     pre: str = "gpt-2",
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    head_kind: GGMLQuantizationType | None = None,
     **extra: str,
 ) -> Path:
-    """A Hugging Face folder as a GGUF file."""
+    """A Hugging Face folder as a GGUF file. With `head_kind` the head of a tied model is stored too."""
     model = AutoModelForCausalLM.from_pretrained(folder)
     config = model.config
     writer = GGUFWriter(path, architecture or config.model_type)
@@ -73,10 +74,12 @@ def write_gguf(
     for key, value in extra.items():
         writer.add_string(key.replace("__", "."), value)
     for name, weight in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+        is_tied_head = name == "lm_head.weight" and config.tie_word_embeddings
+        if is_tied_head and head_kind is None:
             continue
         array = permuted(name, weight.numpy(), config)
         stored = GGMLQuantizationType.F32 if array.ndim == 1 else kind
+        stored = head_kind if is_tied_head and head_kind is not None else stored
         writer.add_tensor(gguf_name(name), quantize(array, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -138,6 +138,9 @@ class RolloutSettings(Settings):
     training when not given."""
     engine_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of that engine, such as base_url; of the engine in this process, such as cache_gb."""
+    merged: bool | None = None
+    """Generate from a copy of the weights with the adapter merged in, refreshed after each step: as fast as
+    without an adapter, for the memory of the copy. On a GPU when not given."""
     sync: Literal["lora", "none"] = "lora"
     """How an engine outside this process gets new weights. lora: it loads the adapter after each step, as
     vLLM can. none: never; objective.max_staleness then decides which of its rows are used."""
@@ -384,6 +387,10 @@ class TrainConfig(Settings):
             raise ValueError(
                 "an engine outside this process loads an adapter after each step; set `model.lora_rank`, "
                 'or `rollout.sync="none"`'
+            )
+        if self.rollout.merged and (self.rollout.engine is not None or not self.has_adapter):
+            raise ValueError(
+                "`rollout.merged` is for an adapter whose replies are sampled in this process; remove it"
             )
         if self.rollout.engine is not None and self.rollout.driver == "lockstep":
             raise ValueError('an engine outside this process needs `rollout.driver="free"`')

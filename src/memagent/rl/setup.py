@@ -34,7 +34,7 @@ from memagent.rl.validation import Validation
 from memagent.rl.warmstart.demonstrations import demonstrations_for, texts_for
 from memagent.rl.warmstart.lessons import LESSON_SEED, FileLessons, Lessons, TaskLessons
 from memagent.rl.weights.checkpoint import latest_checkpoint
-from memagent.rl.weights.models import Trained, open_model, open_rollout_engine
+from memagent.rl.weights.models import Trained, open_merged, open_model, open_rollout_engine
 from memagent.rl.weights.scratch import build_scratch
 from memagent.rl.weights.sync import WeightSync, open_sync
 
@@ -81,7 +81,8 @@ async def open_setup(config: TrainConfig, run_dir: Path) -> AsyncIterator[Setup]
         checkpointing=config.update.checkpointing,
         compiled=config.update.compiled,
     )
-    async with open_rollout_engine(config.rollout, trained) as engine:
+    merged = open_merged(config.rollout, trained)
+    async with open_rollout_engine(config.rollout, trained, merged=merged) as engine:
         await check_engine(engine)
         yield Setup(
             config=config,
@@ -90,7 +91,7 @@ async def open_setup(config: TrainConfig, run_dir: Path) -> AsyncIterator[Setup]
             trained=trained,
             policy=policy,
             engine=engine,
-            sync=open_sync(config.rollout, engine, trained, run_dir),
+            sync=open_sync(config.rollout, engine, trained, run_dir, merged=merged),
             sources=sources,
             stream=lambda position: TaskStream(sources, seed=config.seed, position=position),
             lessons=lessons,

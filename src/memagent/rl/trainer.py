@@ -107,16 +107,22 @@ class TrainProgress:
 
 @asynccontextmanager
 async def open_training(
-    config: TrainConfig, run_dir: Path | None = None, *, callbacks: TrainingCallbacks | None = None
+    config: TrainConfig,
+    run_dir: Path | None = None,
+    *,
+    callbacks: TrainingCallbacks | None = None,
+    max_minutes: float | None = None,
 ) -> AsyncIterator[Trainer]:
     """The trainer of a new run in `run_dir`; by default a new folder in the user's state folder.
 
-    Errors of the config are raised here, and leave no run behind.
+    Errors of the config are raised here, and leave no run behind. After `max_minutes`, counted from here,
+    no further step starts.
     """
+    limit = TimeLimit(max_minutes)
     manifest = {"kind": KIND, "config": config.model_dump(mode="json")}
     with Run.create(run_dir, manifest) as run:
         try:
-            async with _open_trainer(config, run.path, callbacks) as trainer:
+            async with _open_trainer(config, run.path, callbacks, limit) as trainer:
                 yield trainer
         except BaseException:
             if not (run.path / METRICS).exists():  # it ended before it started
@@ -127,23 +133,29 @@ async def open_training(
 
 @asynccontextmanager
 async def resume_training(
-    run_dir: Path, *, changes: Sequence[str] = (), callbacks: TrainingCallbacks | None = None
+    run_dir: Path,
+    *,
+    changes: Sequence[str] = (),
+    callbacks: TrainingCallbacks | None = None,
+    max_minutes: float | None = None,
 ) -> AsyncIterator[Trainer]:
     """The trainer of an existing run, from its newest checkpoint on.
 
-    `changes` such as `steps=200` change its config; only settings in `MAY_CHANGE` can.
+    `changes` such as `steps=200` change its config; only settings in `MAY_CHANGE` can. After
+    `max_minutes`, counted from here, no further step starts.
     """
+    limit = TimeLimit(max_minutes)
     with Run.open(run_dir) as run:
         if run.manifest.get("kind") != KIND:
             raise RunError(f"{run_dir} is not a training run; another command created it")
         config = resumed_config(run.manifest["config"], changes=changes)
-        async with _open_trainer(config, run.path, callbacks) as trainer:
+        async with _open_trainer(config, run.path, callbacks, limit) as trainer:
             yield trainer
 
 
 @asynccontextmanager
 async def _open_trainer(
-    config: TrainConfig, run_dir: Path, callbacks: TrainingCallbacks | None
+    config: TrainConfig, run_dir: Path, callbacks: TrainingCallbacks | None, limit: TimeLimit
 ) -> AsyncIterator[Trainer]:
     async with AsyncExitStack() as stack:
         setup = await stack.enter_async_context(open_setup(config, run_dir))
@@ -162,9 +174,29 @@ async def _open_trainer(
         )
         pool = WorkerPool()
         stack.callback(pool.close)
-        trainer = Trainer(setup, run_dir, tracker, pool, callbacks or TrainingCallbacks())
+        trainer = Trainer(setup, run_dir, tracker, pool, callbacks or TrainingCallbacks(), limit)
         stack.callback(trainer.close)
         yield trainer
+
+
+class TimeLimit:
+    """The time a run may take, counted from the creation of this object."""
+
+    def __init__(self, minutes: float | None) -> None:
+        self.minutes = minutes
+        self._started = perf_counter()
+
+    @property
+    def share(self) -> float:
+        """Fraction of the time that has passed; 0 without a limit."""
+        if self.minutes is None:
+            return 0.0
+        return (perf_counter() - self._started) / (60 * self.minutes)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of it has passed."""
+        return self.share >= 1.0
 
 
 class Trainer:
@@ -177,6 +209,7 @@ class Trainer:
         tracker: Tracker,
         pool: WorkerPool,
         callbacks: TrainingCallbacks,
+        limit: TimeLimit,
     ) -> None:
         self.config = setup.config
         self.setup = setup
@@ -185,6 +218,7 @@ class Trainer:
         self._tracker = tracker
         self._pool = pool
         self._callbacks = callbacks
+        self._limit = limit
         self._gatherer = Gatherer(setup, run_dir, pool, callbacks.on_rollout)
         self._saved = -1
         """`progress.total` at the last checkpoint."""
@@ -199,16 +233,30 @@ class Trainer:
         if self._tasks is not None:
             self._tasks.close()
 
-    async def train(self) -> Path:
-        """Train to the last step; the folder of the trained model or adapter.
+    @property
+    def is_warm(self) -> bool:
+        """Whether the warm start is finished, if there is one."""
+        settings = self.config.warm_start
+        return settings is None or self.progress.warm_step >= settings.steps
 
-        When it is cancelled or the engine fails, a checkpoint of the finished steps is saved first.
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are finished."""
+        return self.is_warm and self.progress.step >= self.config.steps
+
+    async def train(self) -> Path:
+        """Train to the last step or until the time limit; the folder of the trained model or adapter.
+
+        After the time limit the run is validated and saved as after its last step, and can be resumed. When it is cancelled or the engine fails, a checkpoint of the finished steps is saved first.
         """
         self._pool.use()
         try:
             await self.setup.sync.push(self.progress.step)
             await self._warm_up()
-            await self._learn()
+            if self.is_warm:
+                await self._learn()
+            else:
+                await self._validate(is_last=True)
         except (asyncio.CancelledError, EngineError):
             self._save()
             raise
@@ -218,13 +266,17 @@ class Trainer:
 
     async def _warm_up(self) -> None:
         settings, lessons = self.config.warm_start, self.setup.lessons
-        if settings is None or lessons is None or self.progress.warm_step >= settings.steps:
+        if settings is None or lessons is None or self.is_warm:
             return
         optimizer = self._optimizer(settings.optim, settings.steps)
         self._callbacks.on_phase(
             "warm_start", num_done=self.progress.warm_step, num_steps=settings.steps
         )
+        first = optimizer.schedule_step
         for batch in ahead(lessons, self.progress.warm_step, settings.steps):
+            if self._limit.is_over:
+                break
+            self._follow_time(optimizer, first, settings.steps)
             started = perf_counter()
             rows = sft_rows(batch.examples)
             packs = packed(rows, self.config.update)
@@ -251,8 +303,15 @@ class Trainer:
             is_last = self.progress.warm_step == settings.steps
             if is_last or self.progress.warm_step % self.config.checkpoint.every == 0:
                 self._save(optimizer)
+        self._save(optimizer)
         optimizer.close()
         await self.setup.sync.push(self.progress.step)
+
+    def _follow_time(self, optimizer: Optimizer, first: int, num_steps: int) -> None:
+        """Let the learning rate of a warm start alone reach its end with the time limit."""
+        if self.config.steps == 0:
+            by_time = first + int(self._limit.share * (num_steps - first))
+            optimizer.schedule_step = max(optimizer.schedule_step, min(by_time, num_steps - 1))
 
     # --- reinforcement learning ----------------------------------------------------------------
 
@@ -266,11 +325,14 @@ class Trainer:
             return
         tasks = TasksAhead(self.setup.stream(progress.position), config.rollout.prompts)
         self._tasks = tasks
-        while progress.step < config.steps:
+        while progress.step < config.steps and not self._limit.is_over:
             await self._learn_step(optimizer, reference, tasks)
             await self._validate()
             if progress.step == config.steps or progress.step % config.checkpoint.every == 0:
                 self._save(optimizer)
+        if progress.step < config.steps:
+            self._save(optimizer)  # before the validation, which may take long
+            await self._validate(is_last=True)
 
     async def _learn_step(
         self, optimizer: Optimizer, reference: Snapshot | None, tasks: TasksAhead
@@ -341,7 +403,7 @@ class Trainer:
         snapshot.save(path)
         return snapshot
 
-    async def _validate(self) -> None:
+    async def _validate(self, *, is_last: bool = False) -> None:
         """Validate if it is due: before the first step, every few steps, after the last."""
         validation, settings, step = (
             self.setup.validation,
@@ -350,7 +412,7 @@ class Trainer:
         )
         if validation is None or settings is None or self.progress.validated == step:
             return
-        if step != self.config.steps and step % settings.every:
+        if not is_last and step != self.config.steps and step % settings.every:
             return
         started = perf_counter()
         result = await validation.run(self.setup.engine)
@@ -413,20 +475,19 @@ class Trainer:
         self.progress = TrainProgress(**state["progress"])
         self._saved = self.progress.total
         restore_random_state(state["random"])
-        settings = self.config.warm_start
-        is_warm = settings is None or self.progress.warm_step >= settings.steps
-        if is_warm and self.progress.step == 0:
+        if self.is_warm and self.progress.step == 0:
             return  # the next phase starts with a new optimizer
         self._restored = read_optimizer(checkpoint)
         # checkpoints of earlier versions have no counter of the schedule: it was the number of steps
-        num_done = self.progress.step if is_warm else self.progress.warm_step
+        num_done = self.progress.step if self.is_warm else self.progress.warm_step
         self._restored.setdefault("schedule_step", torch.tensor(num_done))
         self._restored.pop("num_done", None)
 
     def _export(self) -> Path:
         """Write the model or adapter of the last checkpoint as a folder."""
         checkpoint = latest_checkpoint(self.run_dir)
-        assert checkpoint is not None, "there is a checkpoint after the last step"
+        if checkpoint is None:
+            raise RunError(f"no step was finished; raise `max_minutes={self._limit.minutes:g}`")
         final = self.run_dir / FINAL
         shutil.rmtree(final, ignore_errors=True)  # of the same run with fewer steps
         export(checkpoint, final)

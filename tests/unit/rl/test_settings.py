@@ -41,6 +41,7 @@ LEAST: dict[str, Any] = {
         ("steps=0", "trains nothing"),
         ("model.scratch={}", "either `source` or `scratch`"),
         ("rollout.engine=openai:x", "model.lora_rank"),
+        ("rollout.merged=true", "`rollout.merged` is for an adapter"),
         ("rollout.driver=lokstep", "lockstep"),
         (
             "warm_start={tasks=[{tasks=['arithmetic']}], files=['a.jsonl']}",

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError, RunError
 from memagent.rl.settings import parse_config
-from memagent.rl.trainer import TrainingCallbacks, open_training, resume_training
+from memagent.rl.trainer import TimeLimit, TrainingCallbacks, open_training, resume_training
 from memagent.rl.update import step as update
 from memagent.rl.weights.checkpoint import latest_checkpoint
 from memagent.runs import MANIFEST, Run
@@ -68,14 +68,17 @@ def run(
     callbacks: TrainingCallbacks | None = None,
     *,
     changes: Sequence[str] = (),
+    max_minutes: float | None = None,
 ) -> bool:
-    """Start or resume a run; whether it finished."""
+    """Start or resume a run; whether it was not cancelled."""
+
+    options: Any = {"callbacks": callbacks, "max_minutes": max_minutes}
 
     async def train() -> None:
         if (folder / MANIFEST).exists():
-            opened = resume_training(folder, changes=changes, callbacks=callbacks)
+            opened = resume_training(folder, changes=changes, **options)
         else:
-            opened = open_training(parse_config(config), folder, callbacks=callbacks)
+            opened = open_training(parse_config(config), folder, **options)
         async with opened as trainer:
             await trainer.train()
 
@@ -206,16 +209,82 @@ def test_a_warm_start_alone(files: Path, tmp_path: Path) -> None:
     assert newest.name == "step-000006"
 
 
+class Clock(TrainingCallbacks):
+    """Stands still until a step of a kind, and then shows that the time is over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: str, step: int) -> None:
+        self._at = (kind, step)
+        self._share = 0.0
+        monkeypatch.setattr(TimeLimit, "share", property(lambda _: self._share))
+
+    def on_step(self, kind: str, step: int, metrics: dict[str, float]) -> None:
+        if (kind, step) == self._at:
+            self._share = 1.0
+
+
+@pytest.mark.parametrize(
+    ("at", "last", "checkpoint"),
+    [
+        (("train", 1), [("train", 1), ("validation", 1)], "step-000007"),
+        (("warm_start", 3), [("warm_start", 3), ("validation", 0)], "step-000003"),
+    ],
+)
+def test_when_the_time_is_over_a_run_validates_saves_and_can_be_resumed(
+    files: Path,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    at: tuple[str, int],
+    last: list[tuple[str, int]],
+    checkpoint: str,
+) -> None:
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        assert run(tiny_run(files), folder, Clock(patch, *at), max_minutes=1.0)
+    kinds = [(record["kind"], record["step"]) for record in read_metrics(folder)]
+    assert kinds[-2:] == last
+    newest = latest_checkpoint(folder)
+    assert newest is not None
+    assert newest.name == checkpoint
+    assert (folder / "final" / "model.safetensors").exists()
+    assert run(tiny_run(files), folder)
+    steps = [one for one in metrics_of(folder) if one["kind"] != "validation"]
+    assert steps == [one for one in metrics_of(whole) if one["kind"] != "validation"]
+
+
+def test_a_time_limit_without_a_finished_step_is_an_error(files: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="raise `max_minutes=1e-09`"):
+        run(tiny_run(files), tmp_path / "run", max_minutes=1e-9)
+
+
+def test_the_learning_rate_of_a_warm_start_alone_ends_with_its_time(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = iter([0.0, 0.0, 0.0, 0.7, 1.0])  # before each step, and in it
+    monkeypatch.setattr(TimeLimit, "share", property(lambda _: next(shares)))
+    config = tiny_run(files, steps=0)
+    config["warm_start"]["optim"] = {"lr": 0.01, "schedule": "linear", "final_lr_share": 0.0}
+    del config["validation"]
+    assert run(config, tmp_path / "run", max_minutes=1.0)
+    rates = [record["lr"] for record in read_metrics(tmp_path / "run")]
+    assert rates == pytest.approx([0.01, 0.002])
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
 def test_an_adapter_is_trained_and_the_model_left_as_it_is(
-    files: Path, whole: Path, tmp_path: Path
+    files: Path, whole: Path, tmp_path: Path, is_merged: bool
 ) -> None:
     newest = latest_checkpoint(whole)
     assert newest is not None
     source = str(newest / "model")
     config = tiny_run(files, model={"source": source, "lora_rank": 4}, warm_start={"steps": 2})
+    config["rollout"]["merged"] = is_merged
     folder = tmp_path / "run"
     assert not run(config, folder, Stop("train", 1))
     assert run(config, folder)
+    assert run(config, tmp_path / "uninterrupted")
+    assert metrics_of(folder) == metrics_of(tmp_path / "uninterrupted")
+    assert all(one["mismatch_kl"] < 1e-5 for one in metrics_of(folder) if one["kind"] == "train")
     last = latest_checkpoint(folder)
     assert last is not None
     assert (last / "adapter" / "adapter_model.safetensors").exists()

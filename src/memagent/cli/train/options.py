@@ -27,6 +27,7 @@ class TrainOptions:
     model: str | None
     sources: tuple[str, ...]
     changes: tuple[str, ...]
+    max_minutes: float | None
     dry_run: bool
     quiet: bool
 
@@ -67,6 +68,12 @@ change_options = all_options(
     ),
 )
 mode_options = all_options(
+    panel_option(
+        "--max-minutes",
+        type=click.FloatRange(min=0, min_open=True),
+        panel=RUN,
+        help="Start no step after this many minutes; then validate, save and export as after the last one.",
+    ),
     panel_option(
         "--dry-run",
         is_flag=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -97,7 +98,10 @@ def run_training(options: TrainOptions, read: Callable[[Path], TrainConfig]) -> 
     with TrainConsole(console) as callbacks:
         if options.run.resume is not None:
             opened = resume_training(
-                options.run.resume, changes=options.all_changes, callbacks=callbacks
+                options.run.resume,
+                changes=options.all_changes,
+                callbacks=callbacks,
+                max_minutes=options.max_minutes,
             )
             return asyncio.run(_train(opened, console))
         assert options.config is not None
@@ -106,7 +110,9 @@ def run_training(options: TrainOptions, read: Callable[[Path], TrainConfig]) -> 
             pull_known(config.model.source, console)
         if options.dry_run:
             return asyncio.run(_dry_run(config, console))
-        opened = open_training(config, options.run.run_dir, callbacks=callbacks)
+        opened = open_training(
+            config, options.run.run_dir, callbacks=callbacks, max_minutes=options.max_minutes
+        )
         return asyncio.run(_train(opened, console))
 
 
@@ -118,6 +124,9 @@ async def _train(opened: AbstractAsyncContextManager[Trainer], console: CommandC
         kept = "checkpoints and finished rollouts are kept"
         with resumable(run, console, kept=kept, command="memagent train"):
             final = await trainer.train()
+    if not trainer.is_finished:
+        path = shlex.quote(str(trainer.run_dir))
+        console.report(f"the time is over; resume with: memagent train --resume {path}")
     console.report(f"trained: {final}")
     console.report(f"run: {trainer.run_dir}")
     return 0

@@ -34,6 +34,10 @@ ARCHITECTURES: tuple[str, ...] = ("llama", "qwen2", "qwen3")
 """`model_type` of config.json, and `general.architecture` of GGUF files."""
 MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Their classes in transformers."""
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+ROWS_BETWEEN = 16
+QUANTISATION_ERROR = 0.15
+"""Maximum relative difference of two copies of a matrix; quantisation to four bits causes about 0.08."""
 ADAPTER_PREFIX = "base_model.model."
 """Prefix of weight names in peft's adapter files."""
 
@@ -213,6 +217,9 @@ def _load_gguf(
         for name, array in gguf_files.weights(path, header)
     }
     config = _config(header.folder, stretch)
+    if not config.tie_word_embeddings and _is_same_matrix(weights[HEAD], weights[EMBEDDINGS]):
+        config.tie_word_embeddings = True
+        weights[EMBEDDINGS] = weights.pop(HEAD)  # files store the head with more bits
     model, report = _model_class(header.architecture).from_pretrained(
         None,
         config=config,
@@ -225,6 +232,15 @@ def _load_gguf(
     model.generation_config = GenerationConfig.from_pretrained(header.folder, local_files_only=True)
     model.name_or_path = str(path)  # adapters record their base model
     return header.folder, model
+
+
+def _is_same_matrix(head: torch.Tensor, embeddings: torch.Tensor) -> bool:
+    """Whether two matrices differ by no more than quantisation does; a sample of their rows is compared.
+
+    Files store the matrix of a tied model twice where the copies are quantised differently.
+    """
+    some, others = head[::ROWS_BETWEEN].float(), embeddings[::ROWS_BETWEEN].float()
+    return bool((some - others).norm() <= QUANTISATION_ERROR * some.norm())
 
 
 def _config(folder: Path, stretch: _Stretch) -> Any:

@@ -224,6 +224,22 @@ def resolve(example: Example) -> list[Moment]:
     return [*_collected(open_hops), Moment(link.end, f"{link.memory}\n{second.memory}")]
 
 
+def likely(example: Example) -> list[Moment]:
+    """Keep evidence and the likeliest other sentences, until all evidence has been read."""
+    kept: list[_Line] = []
+    moments: list[Moment] = []
+    num_left = len(example.evidence)
+    for line in sorted(_lines(example)):
+        num_left -= line.rank is None
+        kept = _with_line(kept, line, most=_required(example, "num_candidates"))
+        if num_left == 0:
+            kept = [one for one in kept if one.rank is None]
+        moments.append(Moment(line.end, "\n".join(dict.fromkeys(one.text for one in kept))))
+        if num_left == 0:
+            break
+    return moments
+
+
 RULES: dict[str, Rule] = {
     "beyond/coreference": nth,
     "beyond/counting": count,
@@ -231,6 +247,7 @@ RULES: dict[str, Rule] = {
     "beyond/two_hop": resolve,
     "beyond/corrections": latest,
     "beyond/unanswerable": collect_if_any,
+    "questions": likely,
     "ruler/vt": latest,
 }
 """Rules by task; `collect` for every other task."""
@@ -258,6 +275,38 @@ def _collected(moments: list[Moment]) -> list[Moment]:
         lines[" ".join(moment.memory.split())] = None
         collected.append(Moment(moment.end, "\n".join(lines)))
     return collected
+
+
+class _Line(NamedTuple):
+    """A line that a memory may keep, and where it ends in the text."""
+
+    end: int
+    text: str
+    rank: float | None
+    """How likely it is to matter; None for evidence."""
+
+
+def _lines(example: Example) -> list[_Line]:
+    """Evidence and candidates of an example; evidence is no candidate."""
+    if not example.evidence:
+        raise TraceRefused(f"{example.id} has no evidence, so there is no memory to demonstrate")
+    notes = [(moment.end, " ".join(moment.memory.split())) for moment in _noted(example)]
+    places = set(notes)
+    candidates = [
+        _Line(end, text, rank)
+        for end, text, rank in _required(example, "candidates")
+        if (end, text) not in places
+    ]
+    return [*(_Line(end, text, None) for end, text in notes), *candidates]
+
+
+def _with_line(kept: list[_Line], line: _Line, *, most: int) -> list[_Line]:
+    """Add a line; only the likeliest `most` candidates stay."""
+    kept = [*kept, line]
+    ranks = sorted((one.rank for one in kept if one.rank is not None), reverse=True)
+    if len(ranks) <= most:
+        return kept
+    return [one for one in kept if one.rank is None or one.rank > ranks[most]]
 
 
 def _spans(example: Example, role: str) -> list[tuple[int, int, str]]:

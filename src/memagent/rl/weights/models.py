@@ -1,10 +1,10 @@
 """The model in training, and the engine that samples replies from the same weights.
 
     trained = open_model(config.model, "smollm2-135m", seed=config.seed)
-    engine = open_rollout_engine(config.rollout, trained)
+    engine = open_rollout_engine(config.rollout, trained, merged=open_merged(config.rollout, trained))
 
-Weights exist once: the engine in this process generates with the parameters that the optimizer updates
-in place, so new weights reach it without a copy.
+Without an adapter weights exist once: the engine in this process generates with the parameters that the
+optimizer updates in place, so new weights reach it without a copy. With an adapter it may have a merged copy.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
 from memagent.files import replacing
 from memagent.rl.settings import ModelSettings, RolloutSettings
+from memagent.rl.weights.merging import MergedCopy
 from memagent.types import Message
 
 EXACT_TOKENS = {"return_token_ids": True, "logprobs": True}
@@ -79,8 +80,18 @@ def open_model(settings: ModelSettings, source: str, *, seed: int) -> Trained:
     return Trained(loaded=loaded, parameters=parameters, has_adapter=has_adapter)
 
 
-def open_rollout_engine(settings: RolloutSettings, trained: Trained) -> BaseEngine:
-    """The engine that samples replies: on the weights in training, or outside this process."""
+def open_merged(settings: RolloutSettings, trained: Trained) -> MergedCopy | None:
+    """The merged copy that replies are sampled from; None if the run has none."""
+    is_merged = trained.model.device.type == "cuda" if settings.merged is None else settings.merged
+    if settings.engine is not None or not trained.has_adapter or not is_merged:
+        return None
+    return MergedCopy(trained.loaded)
+
+
+def open_rollout_engine(
+    settings: RolloutSettings, trained: Trained, *, merged: MergedCopy | None = None
+) -> BaseEngine:
+    """The engine that samples replies: on the weights in training, their merged copy, or outside this process."""
     values = dict(settings.engine_settings)
     if settings.engine is not None:
         if split_spec(settings.engine)[0] == "openai":
@@ -93,7 +104,8 @@ def open_rollout_engine(settings: RolloutSettings, trained: Trained) -> BaseEngi
     for name in ("adapter", "device"):
         if name in values:
             raise ConfigError(f"set `model.{name}` instead of `rollout.engine_settings.{name}`")
-    return LocalEngine(trained.loaded, LocalConfig.parse(values))
+    loaded = trained.loaded if merged is None else merged.loaded
+    return LocalEngine(loaded, LocalConfig.parse(values))
 
 
 class Snapshot:

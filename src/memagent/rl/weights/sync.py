@@ -1,6 +1,7 @@
 """How the engine that samples replies gets new weights.
 
-    Colocated      the engine runs on the parameters in training: its caches are dropped
+    Colocated      the engine runs on the parameters in training, or on a merged copy that is refreshed: its
+                   caches are dropped
     LoraEndpoint   save the adapter ──▶ RUN/sync/v000012-1f09ae ──▶ each endpoint loads it ──▶ calls name
                    it as their model ──▶ the previous one is unloaded and removed
     Frozen         the engine keeps its weights
@@ -29,6 +30,7 @@ from memagent.engines.local.engine import LocalEngine
 from memagent.errors import ConfigError
 from memagent.rl.settings import RolloutSettings
 from memagent.rl.weights.checkpoint import save_adapter
+from memagent.rl.weights.merging import MergedCopy
 from memagent.rl.weights.models import Trained
 
 if TYPE_CHECKING:  # it brings a library that training with a model in this process does not need
@@ -54,12 +56,17 @@ class WeightSync(Protocol):
 
 
 def open_sync(
-    settings: RolloutSettings, engine: BaseEngine, trained: Trained, run: Path
+    settings: RolloutSettings,
+    engine: BaseEngine,
+    trained: Trained,
+    run: Path,
+    *,
+    merged: MergedCopy | None = None,
 ) -> WeightSync:
     """The way that suits the engine of a run."""
     if settings.engine is None:
         assert isinstance(engine, LocalEngine), "the trained weights are in a local engine"
-        return Colocated(engine)
+        return Colocated(engine, merged)
     if settings.sync == "none":
         return Frozen()
     from memagent.engines.openai import EndpointEngine
@@ -73,10 +80,11 @@ def open_sync(
 
 
 class Colocated:
-    """An engine in this process, on the parameters in training."""
+    """An engine in this process, on the parameters in training or on a merged copy of them."""
 
-    def __init__(self, engine: LocalEngine) -> None:
+    def __init__(self, engine: LocalEngine, merged: MergedCopy | None = None) -> None:
         self._engine = engine
+        self._merged = merged
 
     @property
     def policy_version(self) -> int:
@@ -84,9 +92,11 @@ class Colocated:
         return self._engine.policy_version
 
     async def push(self, policy_version: int) -> None:
-        """Nothing is copied; caches of the old values are dropped."""
+        """Only a merged copy is written; caches of the old values are dropped."""
         while self._engine.load.num_running:  # cancelled calls end with their step
             await asyncio.sleep(IDLE_SECONDS)
+        if self._merged is not None:
+            self._merged.refresh()
         self._engine.weights_changed(policy_version)
 
 

@@ -120,6 +120,22 @@ def test_quantised_weights_are_the_ones_gguf_means(tiny: dict[Kind, Path], tmp_p
     assert not torch.equal(weights["lm_head.weight"], original["lm_head.weight"])
 
 
+def test_embeddings_that_a_file_stores_twice_are_tied_again(
+    tiny: dict[Kind, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "tied.gguf"
+    kinds = GGMLQuantizationType
+    write_gguf(tiny["qwen2"], path, kind=kinds.Q4_0, head_kind=kinds.Q8_0)
+    model: Any = load(str(path)).model
+    head, embeddings = model.lm_head.weight, model.get_input_embeddings().weight
+    assert head is embeddings
+    original = load(str(tiny["qwen2"])).model.get_input_embeddings().weight
+    error = (head - original).norm() / original.norm()
+    assert error < 0.01, "the values are those with more bits"
+    apart: Any = load(str(write_gguf(tiny["llama"], tmp_path / "untied.gguf"))).model
+    assert apart.lm_head.weight is not apart.get_input_embeddings().weight
+
+
 def test_the_tokenizer_of_a_gguf_file_is_the_models_own(
     tiny: dict[Kind, Path], tmp_path: Path
 ) -> None:

@@ -111,6 +111,37 @@ def _half_answerable(name: str) -> dict[str, object]:
     return {"answerable_share": 0.5} if name == "beyond/unanswerable" else {}
 
 
+def test_likely_sentences_are_kept_until_all_evidence_is_found() -> None:
+    sentences = ("gold one", "likely a", "likely b", "other", "likely c", "gold two", "likely d")
+    example = facts(
+        *sentences,
+        evidence=(0, 5),
+        task="questions",
+        metadata={
+            "num_candidates": 2,
+            "candidates": [[39, "likely a", 0.5], [59, "likely b", 0.3], [99, "likely c", 0.4],
+                           [139, "likely d", 0.9]],
+        },
+    )  # fmt: skip
+    config = CONFIG.model_copy(update={"chunk_tokens": 20})
+    gold = [sentence.ljust(19, "x") for sentence in ("gold one", "gold two")]
+    assert [memory.splitlines() for memory in replies(trace(example, config))[:-1]] == [
+        [gold[0]],
+        [gold[0], "likely a"],
+        [gold[0], "likely a", "likely b"],
+        [gold[0], "likely a", "likely b"],
+        [gold[0], "likely a", "likely c"],
+        gold,
+        gold,
+    ]
+
+
+def test_likely_sentences_without_evidence_are_refused() -> None:
+    example = facts("one", task="questions", metadata={"num_candidates": 2, "candidates": []})
+    with pytest.raises(TraceRefused, match="has no evidence"):
+        trace(example)
+
+
 def test_evidence_counts_in_the_section_where_it_ends() -> None:
     # without spaces, sections are 30 bytes each: 0 to 30, 30 to 60, 60 to 90
     text = "a" * 20 + "b" * 10 + "c" * 25 + "d" * 10 + "e" * 25

@@ -147,7 +147,9 @@ class _Native:
         config = model.config
         head = model.get_output_embeddings()
         is_tied = head.weight is model.get_input_embeddings().weight
-        head_name = "model.embed_tokens" if is_tied else "lm_head"
+        # a file may hold a tied matrix twice; the head's copy was loaded
+        is_embedding = is_tied and "lm_head.weight" not in packed
+        head_name = "model.embed_tokens" if is_embedding else "lm_head"
         layers = [
             self._layer(f"model.layers.{number}", layer, packed)
             for number, layer in enumerate(self._backbone.layers)
