@@ -40,7 +40,7 @@ def rows(heading: str) -> list[list[str]]:
 def tricky_cases() -> list[Case]:
     return [
         Case(*quoted(grader), *quoted(reply), quoted(answers), match, float(value))
-        for grader, reply, answers, match, value in rows("## Cases that are easy to get wrong")
+        for grader, reply, answers, match, value in rows("## Examples")
     ]
 
 
@@ -59,7 +59,7 @@ def test_the_two_rules_differ_as_documented(row: list[str]) -> None:
 
 
 def test_every_grader_is_documented_and_has_cases() -> None:
-    documented = [quoted(row[0])[0] for row in rows("| grader | what it looks at")]
+    documented = [quoted(row[0])[0] for row in rows("| grader | what is graded")]
     assert documented == list(GRADERS)
     assert {case.grader for case in tricky_cases()} == set(GRADERS)
     assert len(tricky_cases()) > 60
