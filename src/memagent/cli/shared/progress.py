@@ -134,8 +134,9 @@ class PullProgress:
         if not self._has_begun:
             self._has_begun = True
             if not self._console.is_quiet:
-                size = megabytes(state.total_bytes)
-                self._console.print(f"pulling {self._name}: {size} from {state.source}")
+                size, here = megabytes(state.total_bytes), megabytes(state.num_bytes)
+                kept = f" ({here} are here)" if state.num_bytes else ""
+                self._console.print(f"pulling {self._name}: {size} from {state.source}{kept}")
             self._bar.start()
         self._bar.update(self._task, completed=state.num_bytes, total=state.total_bytes)
 
