@@ -16,14 +16,14 @@ MODULES = sorted(
 OF_OTHER_PROGRAMS: dict[str, tuple[str, ...]] = {
     "config.py": ("--max-model-len", "--dtype"),
     "documents/formats/pdf.py": ("--decrypt", "--password"),
-    "engines/store.py": (
-        *("--no-deps", "--no-cache-dir", "--quiet", "--disable-pip-version-check"),
-        *("--only-binary", "--dest"),
-    ),
     "engines/vllm.py": (
         *("--model", "--served-model-name", "--host", "--port", "--api-key", "--logprobs-mode"),
         *("--tensor-parallel-size", "--data-parallel-size", "--enable-prompt-tokens-details"),
         *("--hf-overrides", "--query-gpu", "--format"),
+    ),
+    "engines/wheels.py": (
+        *("--no-deps", "--no-cache-dir", "--quiet", "--disable-pip-version-check"),
+        *("--only-binary", "--dest"),
     ),
     "engines/yarn.py": ("--hf-overrides", "--max-model-len"),
     "rl/weights/sync.py": ("--enable-lora", "--max-lora-rank"),
