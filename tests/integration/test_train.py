@@ -179,6 +179,30 @@ def test_a_dry_run_opens_everything_and_leaves_nothing(config: Path, tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dry_run_of_a_resumed_run_changes_nothing(whole: Path) -> None:
+    def files() -> dict[str, tuple[int, int]]:
+        found = (path for path in whole.rglob("*") if path.is_file())
+        return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+
+    before = files()
+    done = memagent("train", "--resume", whole, "--set", "steps=5", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "resumes after step 3 of 5" in done.stderr
+    assert "nothing was trained" in done.stderr
+    assert files() == before
+
+
+def test_a_dry_run_draws_a_task_of_every_source_and_builds_lessons(config: Path) -> None:
+    short = "[{tasks=['small/colours'], weight=1e6}, {tasks=['ruler/vt'], tokens=[64]}]"
+    done = memagent("train", config, "--dry-run", "--set", f"tasks={short}")
+    assert done.returncode == 2, done.stderr
+    assert "ruler/vt" in done.stderr
+    other = "warm_start.tasks=[{tasks=['arithmetic']}]"
+    done = memagent("train", config, "--dry-run", "--set", other)
+    assert done.returncode == 2, done.stderr
+    assert "warm start" in done.stderr
+
+
 def test_the_warm_start_alone_and_its_export(config: Path, tmp_path: Path) -> None:
     done = memagent("train", "sft", config, "--run-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr

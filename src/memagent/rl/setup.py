@@ -25,6 +25,7 @@ from memagent.rl.rollouts.tasks import (
     OpenSource,
     TaskStream,
     check_apart,
+    check_ids,
     first_examples,
     open_sources,
 )
@@ -70,8 +71,8 @@ async def open_setup(config: TrainConfig, run_dir: Path) -> AsyncIterator[Setup]
     reward = open_reward(config.agent.reward)
     opening: dict[str, Any] = {"tokenizer": config.model.source, "paths": config.sources}
     sources = open_sources(config.tasks, seed=config.seed, **opening)
-    if sources:
-        await check_reward(reward, TaskStream(sources, seed=config.seed).draw(1)[0])
+    for example in check_ids(sources):
+        await check_reward(reward, example)
     validation = _validation(config, agent, reward, sources, opening)
     trained = open_model(config.model, _source(config, run_dir, sources), seed=config.seed)
     lessons = _lessons(config, trained, opening)
@@ -155,4 +156,6 @@ def _lessons(config: TrainConfig, trained: Trained, opening: dict[str, Any]) -> 
     )
     tokenizer = length_tokenizer(str(trained.loaded.tokenizer_folder))
     show = demonstrations_for(config.agent.name, config.agent.settings, tokenizer=tokenizer)
-    return TaskLessons(settings, sources, show, **common)
+    lessons = TaskLessons(settings, sources, show, **common)
+    lessons.check_sources()
+    return lessons

@@ -25,6 +25,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import torch
@@ -55,7 +56,7 @@ from memagent.rl.weights.checkpoint import (
     save_checkpoint,
 )
 from memagent.rl.weights.models import Snapshot
-from memagent.runs import Run
+from memagent.runs import Run, read_manifest
 from memagent.tracking import METRICS, Tracker
 
 KIND = "train"
@@ -146,11 +147,39 @@ async def resume_training(
     """
     limit = TimeLimit(max_minutes)
     with Run.open(run_dir) as run:
-        if run.manifest.get("kind") != KIND:
-            raise RunError(f"{run_dir} is not a training run; another command created it")
-        config = resumed_config(run.manifest["config"], changes=changes)
+        config = config_of_run(run_dir, changes=changes)
         async with _open_trainer(config, run.path, callbacks, limit) as trainer:
             yield trainer
+
+
+def config_of_run(run_dir: Path, *, changes: Sequence[str] = ()) -> TrainConfig:
+    """The config of an existing run; `changes` as for `resume_training`. Does not lock the run."""
+    manifest = read_manifest(run_dir)
+    if manifest.get("kind") != KIND:
+        raise RunError(f"{run_dir} is not a training run; another command created it")
+    return resumed_config(manifest["config"], changes=changes)
+
+
+@asynccontextmanager
+async def try_setup(
+    config: TrainConfig, run_dir: Path | None = None
+) -> AsyncIterator[tuple[Setup, TrainProgress]]:
+    """Everything a run needs, opened and checked, and how far `run_dir` is; nothing is written.
+
+    The rows of the first step of the warm start are built. Of an existing run its newest checkpoint is
+    loaded.
+    """
+    checkpoint = None if run_dir is None else latest_checkpoint(run_dir)
+    with TemporaryDirectory() as folder:
+        async with open_setup(config, Path(folder)) as setup:
+            progress = TrainProgress()
+            if checkpoint is not None:
+                load_weights(setup.trained.model, checkpoint)
+                progress = TrainProgress(**read_state(checkpoint)["progress"])
+            settings = config.warm_start
+            if setup.lessons is not None and settings and progress.warm_step < settings.steps:
+                setup.lessons.batch(progress.warm_step)
+            yield setup, progress
 
 
 @asynccontextmanager

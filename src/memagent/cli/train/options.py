@@ -78,7 +78,7 @@ mode_options = all_options(
         "--dry-run",
         is_flag=True,
         panel=RUN,
-        help="Load and check everything, print the plan, stop.",
+        help="Load and check everything, draw a task of every source, print the plan, stop.",
     ),
     panel_option("--quiet", is_flag=True, panel=RUN, help="Show no progress."),
 )

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
@@ -31,7 +30,7 @@ from memagent.rl.settings import TrainConfig, read_config
 
 if TYPE_CHECKING:
     from memagent.rl.setup import Setup
-    from memagent.rl.trainer import Trainer
+    from memagent.rl.trainer import Trainer, TrainProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +91,14 @@ def run_training(options: TrainOptions, read: Callable[[Path], TrainConfig]) -> 
     if (options.run.resume is None) == (options.config is None):
         raise ConfigError("name a config, or a run to resume as --resume RUN")
     from memagent.cli.train.progress import TrainConsole
-    from memagent.rl.trainer import open_training, resume_training
+    from memagent.rl.trainer import config_of_run, open_training, resume_training
 
     console = CommandConsole(is_quiet=options.quiet)
     with TrainConsole(console) as callbacks:
         if options.run.resume is not None:
+            if options.dry_run:
+                config = config_of_run(options.run.resume, changes=options.all_changes)
+                return asyncio.run(_dry_run(config, console, options.run.resume))
             opened = resume_training(
                 options.run.resume,
                 changes=options.all_changes,
@@ -142,14 +144,25 @@ class _TrainingRun:
         return False
 
 
-async def _dry_run(config: TrainConfig, console: CommandConsole) -> int:
-    from memagent.rl.setup import open_setup
+async def _dry_run(
+    config: TrainConfig, console: CommandConsole, run_dir: Path | None = None
+) -> int:
+    from memagent.rl.trainer import try_setup
 
-    with TemporaryDirectory() as folder:
-        async with open_setup(config, Path(folder)) as setup:
-            console.report(_plan(setup))
+    async with try_setup(config, run_dir) as (setup, progress):
+        console.report(_plan(setup))
+        if run_dir is not None:
+            console.report(_resumed(config, progress))
     console.report("dry run: everything can be opened; nothing was trained")
     return 0
+
+
+def _resumed(config: TrainConfig, progress: TrainProgress) -> str:
+    if config.warm_start is not None and progress.warm_step < config.warm_start.steps:
+        done = f"step {progress.warm_step} of {config.warm_start.steps} of the warm start"
+    else:
+        done = f"step {progress.step} of {config.steps}"
+    return f"resumes after {done}"
 
 
 def _plan(setup: Setup) -> str:

@@ -30,7 +30,7 @@ from pydantic import Field
 
 from memagent.config import Settings
 from memagent.data.choices import ExampleChoice, source_settings
-from memagent.data.example import Example
+from memagent.data.example import Example, fingerprint
 from memagent.data.formats.files import from_json, read_examples, to_json
 from memagent.data.tasks import arithmetic
 from memagent.data.tasks.registry import TASKS, open_task, rebuild, rng
@@ -88,7 +88,9 @@ class OpenSource:
     weight: float
     examples: TaskExamples
     content: str
-    """Identifies the questions: two sources of the same content ask the same ones."""
+    """Identifies the questions: two sources of the same content and seed ask the same ones."""
+    seed: int | None = None
+    """Of generated examples; None for a file."""
 
 
 def open_sources(
@@ -103,14 +105,59 @@ def open_sources(
 
 
 def check_apart(training: Sequence[OpenSource], validation: Sequence[OpenSource]) -> None:
-    """Refuse validation on training questions. Unbounded tasks have another seed and may be both."""
-    trained = {source.content for source in training if source.examples.num_available is not None}
-    for source in validation:
-        if source.content in trained:
-            raise ConfigError(
-                f"validation has the training questions of {source.name}; use another file or split in "
-                "`validation.tasks`"
-            )
+    """Refuse validation on training questions, also those of a copied file or of an equal seed."""
+    for ours in validation:
+        for theirs in training:
+            is_bounded = theirs.examples.num_available is not None
+            if ours.content == theirs.content and (is_bounded or ours.seed == theirs.seed):
+                raise ConfigError(
+                    f"validation has the training questions of {ours.name}; use another file or split "
+                    "in `validation.tasks`, or another `seed` in their settings"
+                )
+            if isinstance(ours.examples, _File) and isinstance(theirs.examples, _File):
+                same = ours.examples.questions & theirs.examples.questions
+                if same:
+                    raise ConfigError(
+                        f"{len(same)} of {len(ours.examples.questions)} questions of {ours.name} in "
+                        f"`validation.tasks` are training questions of {theirs.name}; remove them from "
+                        "one of the files"
+                    )
+
+
+def check_ids(sources: Sequence[OpenSource]) -> list[Example]:
+    """Refuse sources of one run whose examples have equal ids; the first example of each source.
+
+    Ids of generated examples differ in their last part only, so the first one stands for all of them.
+    """
+    firsts = [source.examples.example(0) for source in sources]
+    for number, (source, first) in enumerate(zip(sources, firsts, strict=True)):
+        for other, other_first in zip(sources[:number], firsts[:number], strict=True):
+            if same := _equal_ids(source.examples, first, other.examples, other_first):
+                raise DataError(
+                    f"{other.name} and {source.name} have {same}; ids must be unique within a run: change "
+                    "those of a file, name a task once, or give it another `seed` in its settings"
+                )
+    return firsts
+
+
+def _equal_ids(
+    one: TaskExamples, first: Example, other: TaskExamples, other_first: Example
+) -> str | None:
+    """The ids that two sources have in common, in words."""
+    if isinstance(one, _File) and isinstance(other, _File):
+        same = one.ids & other.ids
+        return f"{len(same)} ids in common, such as {min(same)}" if same else None
+    if isinstance(other, _File):
+        one, first, other, other_first = other, other_first, one, first
+    if isinstance(one, _File):
+        start = _id_start(other_first)
+        found = next((name for name in one.ids if name.startswith(start)), None)
+        return f"ids in common, such as {found}" if found is not None else None
+    return f"the same ids, {first.id} and so on" if first.id == other_first.id else None
+
+
+def _id_start(generated: Example) -> str:
+    return generated.id[: generated.id.rindex("/") + 1]
 
 
 class TaskStream:
@@ -217,7 +264,13 @@ def _opened(
                 if name not in ("seed", "tokens", "docs", "tokenizer")
             }
             found.append(
-                OpenSource(name=task, weight=share, examples=examples, content=f"{task} {same}")
+                OpenSource(
+                    name=task,
+                    weight=share,
+                    examples=examples,
+                    content=f"{task} {same}",
+                    seed=int(settings["seed"]),
+                )
             )
     for name in source.files:
         path = Path(name).expanduser()
@@ -259,7 +312,17 @@ class _File:
         weakref.finalize(self, self._spool.close)
         self._spans: list[tuple[int, int]] = []
         """Offset and length of each example in the spool."""
+        self.ids: set[str] = set()
+        self.questions: set[str] = set()
+        """Fingerprints of questions with their answers and texts, whatever their ids."""
         for example in read_examples(path):
+            if example.id in self.ids:
+                raise DataError(f"{path} has the id {example.id} twice; ids must be unique")
+            self.ids.add(example.id)
+            text = example.text_sha256 or (
+                str(example.origin) if example.documents is None else fingerprint(example.text())
+            )
+            self.questions.add(fingerprint(f"{example.question}\n{example.answers}\n{text}")[:16])
             packed = zlib.compress(to_json(example).encode(), 1)
             self._spans.append((self._spool.tell(), len(packed)))
             self._spool.write(packed)

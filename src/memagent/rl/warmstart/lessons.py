@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -73,10 +74,18 @@ class TaskLessons:
     ) -> None:
         """`max_tokens` limits a packed sequence."""
         self._settings = settings
+        self._sources = sources
         self._stream = TaskStream(sources, seed=seed)
         self._show = show
         self._model = model
         self._max_tokens = max_tokens
+
+    def check_sources(self) -> None:
+        """Build the rows of the first example of each source, to find errors before the first step."""
+        for source in self._sources:
+            example = source.examples.example(0)
+            with suppress(TraceRefused):  # counted where it is skipped
+                _rows(self._show(example), self._model, self._max_tokens)
 
     def batch(self, step: int) -> LessonBatch:
         """The rows of a step."""

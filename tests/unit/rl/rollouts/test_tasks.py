@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memagent.data.example import Example, Passage
-from memagent.data.formats.files import write_examples
+from memagent.data.formats.files import read_examples, write_examples
 from memagent.errors import ConfigError, DataError
 from memagent.rl.rollouts.tasks import (
     OpenSource,
@@ -17,6 +17,7 @@ from memagent.rl.rollouts.tasks import (
     TaskSource,
     TaskStream,
     check_apart,
+    check_ids,
     first_examples,
     open_sources,
 )
@@ -37,7 +38,8 @@ def opened(*sources: TaskSource, seed: int = 3) -> list[OpenSource]:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "mine.jsonl"
-    write_examples(path, [replace(EXAMPLE, id=f"mine/{number}") for number in range(5)])
+    some = [replace(EXAMPLE, id=f"mine/{n}", answers=(f"this {n}",)) for n in range(5)]
+    write_examples(path, some)
     return path
 
 
@@ -117,3 +119,54 @@ def test_wrong_settings_and_empty_files_are_errors(tmp_path: Path) -> None:
     empty.write_text("")
     with pytest.raises(DataError, match="holds no example"):
         opened(TaskSource(files=[str(empty)]))
+
+
+def copy(file: Path, name: str, **changes: str) -> TaskSource:
+    """A file with the examples of another one, changed."""
+    path = file.with_name(name)
+    write_examples(path, [replace(example, **changes) for example in read_examples(file)])
+    return TaskSource(files=[str(path)])
+
+
+def test_equal_ids_of_two_files_are_refused_before_a_task_is_drawn(file: Path) -> None:
+    training = opened(TaskSource(files=[str(file)]), copy(file, "other.jsonl", question="Where?"))
+    with pytest.raises(DataError, match=r"mine\.jsonl and other\.jsonl.*5 ids.*mine/0"):
+        check_ids(training)
+    check_ids(training[:1])
+
+
+def test_an_id_that_a_file_has_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.jsonl"
+    write_examples(path, [EXAMPLE, replace(EXAMPLE, question="Where?")])
+    with pytest.raises(DataError, match=r"twice\.jsonl.*id one.*twice"):
+        opened(TaskSource(files=[str(path)]))
+
+
+def test_a_generated_task_named_twice_is_refused_with_its_settings() -> None:
+    again = TaskSource(tasks=["ruler/vt"], tokens=[500])
+    with pytest.raises(DataError, match=r"ruler/vt and ruler/vt.*`seed`"):
+        check_ids(opened(again, again.model_copy(update={"settings": {"num_chains": 2}})))
+    check_ids(opened(again, again.model_copy(update={"settings": {"seed": 9}})))
+    check_ids(opened(again, TaskSource(tasks=["ruler/vt"], tokens=[900]), arithmetic()))
+
+
+def test_a_file_that_was_built_from_a_task_of_the_run_is_refused(tmp_path: Path) -> None:
+    vt = TaskSource(tasks=["ruler/vt"], tokens=[500])
+    path = tmp_path / "built.jsonl"
+    write_examples(path, first_examples(opened(vt), 3))
+    with pytest.raises(DataError, match=r"built\.jsonl and ruler/vt"):
+        check_ids(opened(TaskSource(files=[str(path)]), vt))
+
+
+def test_validation_on_a_copy_of_a_training_file_is_refused(file: Path) -> None:
+    training = opened(TaskSource(files=[str(file)]))
+    with pytest.raises(ConfigError, match=r"5 of 5 questions of copied\.jsonl.*mine\.jsonl"):
+        check_apart(training, opened(copy(file, "copied.jsonl")))
+    check_apart(training, opened(copy(file, "other.jsonl", question="Where?")))
+
+
+def test_validation_with_the_seed_of_training_is_refused() -> None:
+    training = opened(arithmetic(seed=5))
+    with pytest.raises(ConfigError, match=r"training questions of arithmetic.*seed"):
+        check_apart(training, opened(arithmetic(seed=5), seed=4))
+    check_apart(training, opened(arithmetic(seed=6), seed=4))
