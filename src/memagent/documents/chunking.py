@@ -8,6 +8,9 @@ limit and the chunk before it, so a resumed run cuts the rest as the first run w
            │                          last tenth │
            start                      ▲          limit
                                       └ best end: paragraph, sentence, line, word
+
+No text makes chunks of next to nothing: each but the last holds at least `MIN_SHARE` of the limit, if
+need be by an end inside a word or a sequence of joined characters.
 """
 
 from __future__ import annotations
@@ -23,10 +26,16 @@ from memagent.documents.tokenizers import Measured, Tokenizer
 
 ENDING_SHARE = 0.1
 """The part of a chunk, at its end, in which a natural end is looked for."""
+MIN_SHARE = 0.5
+"""The part of its limit that a chunk holds at least, except the last one: bounds the number of calls."""
 FIRST_CHARS_PER_TOKEN = 4.5
 """How long a first block is guessed to be; after that the chunk before gives the rate."""
 BLOCK_SPARE = 1.05
 """Blocks are measured this much longer than needed, or they would often be measured twice."""
+MAX_GROWTH = 64
+"""A block that is too short is at most so many times longer in the next attempt."""
+MAX_STEPS_BACK = 64
+"""Steps back from an end that is too late, each in proportion to the excess, before bisection."""
 EDGE_TOKENS = 8
 """Cutting a block can change the tokens at its edge; this close to the limit we count again."""
 # From best to worst. Each match ends where a chunk may end.
@@ -158,12 +167,19 @@ def _span_by_counting(
             break
         if start + num_chars >= len(text):
             return Span(start, start + len(block), total)
-        num_chars = int(num_chars * limit / max(total, 1) * BLOCK_SPARE) + 1
+        needed = int(num_chars * limit / max(total, 1) * BLOCK_SPARE) + 1
+        num_chars = min(needed, num_chars * MAX_GROWTH)
     end, num_tokens = len(block), total
-    while num_tokens > limit and end > 1:
+    for _ in range(MAX_STEPS_BACK):
         latest = min(int(end * limit / num_tokens), end - 1)
         end = _best_end(block, int(latest * (1 - ENDING_SHARE)), latest)
         num_tokens = total - tokenizer.count(block[end:])
+        if num_tokens <= limit or end == 1:
+            break
+    else:
+        end, num_tokens = _filled(block, 1, tokenizer, limit)
+    if num_tokens < limit * MIN_SHARE:
+        end, num_tokens = _filled(block, end, tokenizer, limit)
     return Span(start, start + end, num_tokens)
 
 
@@ -179,6 +195,8 @@ def _span_by_measuring(
     num_tokens = measured.tokens_before(end)
     if num_tokens > chunk_tokens - EDGE_TOKENS:
         end, num_tokens = _shrunk(block, end, tokenizer, chunk_tokens)
+    if num_tokens < chunk_tokens * MIN_SHARE:
+        end, num_tokens = _filled(block, end, tokenizer, chunk_tokens)
     return Span(start, start + end, num_tokens)
 
 
@@ -219,6 +237,24 @@ def _continues(block: str, position: int) -> bool:
     if following in JOINERS or before == "\u200d" or unicodedata.combining(following):
         return True
     return "\U0001f3fb" <= following <= "\U0001f3ff"  # skin tones
+
+
+def _filled(block: str, end: int, tokenizer: Tokenizer, limit: int) -> tuple[int, int]:
+    """An end, at or after the given one, that uses the limit, wherever it falls; found by bisection.
+
+    For text without natural ends that a tokenizer counts as one piece, and for text whose tokens are
+    unevenly spread. The block as a whole has more tokens than the limit.
+    """
+    too_late = len(block)
+    num_tokens = tokenizer.count(block[:end])
+    while too_late - end > 1 and num_tokens < limit * (1 - ENDING_SHARE):
+        middle = (end + too_late) // 2
+        count = tokenizer.count(block[:middle])
+        if count <= limit:
+            end, num_tokens = middle, count
+        else:
+            too_late = middle
+    return end, num_tokens
 
 
 def _shrunk(block: str, end: int, tokenizer: Tokenizer, chunk_tokens: int) -> tuple[int, int]:
