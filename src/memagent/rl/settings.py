@@ -191,7 +191,7 @@ class ObjectiveSettings(Settings):
     max_staleness: int | None = Field(default=None, ge=0)
     """Rows sampled by weights more than this many steps old are masked; no limit when not given."""
     dynamic_sampling: bool = False
-    """Replace groups whose rewards are all equal: their advantages are zero."""
+    """Replace groups whose rewards, before the overlong penalty, are all equal: they have no signal."""
     overlong_tokens: int | None = Field(default=None, gt=0)
     """Over the last overlong_tokens of a reply's limit (at most half of it), the reward falls linearly by
     up to overlong_penalty; off when not given."""

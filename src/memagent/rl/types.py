@@ -107,6 +107,11 @@ class Rollout:
         return None if self.trace is None else self.trace.answer
 
     @property
+    def score(self) -> float:
+        """The reward before any penalty for length."""
+        return self.metrics.get("unshaped_reward", self.reward)
+
+    @property
     def num_sampled(self) -> int:
         """How many tokens carry loss, over all rows."""
         return sum(sample.num_sampled for sample in self.samples)

@@ -114,7 +114,7 @@ def test_a_run_writes_metrics_samples_answers_checkpoints_and_a_model(whole: Pat
         ("validation", 3),
     ]  # fmt: skip
     step = next(record for record in records if record["kind"] == "train")
-    for name in ("reward", "pass_at_g", "group_std", "kl", "mismatch_kl", "clip_high", "entropy",
+    for name in ("reward", "best_reward", "pass_at_1", "pass_at_4", "group_std", "kl", "mismatch_kl", "clip_high", "entropy",
                  "grad_norm", "lr", "agent/memory_tokens", "speed/rollout_tokens",
                  "speed/update_tokens", "time/rollout", "time/update"):  # fmt: skip
         assert name in step, name

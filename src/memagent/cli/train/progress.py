@@ -13,7 +13,7 @@ SHOWN: dict[str, tuple[tuple[str, str, str], ...]] = {
     "warm_start": (("logprob", "log p", "+.3f"), ("lr", "lr", ".1e"), ("grad_norm", "grad", ".2f")),
     "train": (
         ("reward", "reward", ".3f"),
-        ("pass_at_g", "pass@G", ".2f"),
+        ("best_reward", "best", ".2f"),
         ("signal", "signal", ".2f"),
         ("kl", "kl", ".4f"),
         ("mismatch_kl", "mismatch", ".1e"),

@@ -47,9 +47,11 @@ def advantages_of(rewards_G: Sequence[float], *, scale_by_std: bool = False) -> 
 
 
 def has_signal(group: Group) -> bool:
-    """Whether rewards of a group differ; dynamic sampling replaces groups where they do not."""
-    rewards = {rollout.reward for rollout in group.ok}
-    return len(rewards) > 1
+    """Whether scores of a group differ; dynamic sampling replaces groups where they do not.
+
+    Penalties for length do not count: they would be all that such a group is trained on.
+    """
+    return len({rollout.score for rollout in group.ok}) > 1
 
 
 def overlong_penalty(

@@ -1,9 +1,11 @@
 """Metrics of a step from its groups.
 
 reward            mean over rollouts that did not fail, as it is trained on
-pass_at_g         highest reward of each group, mean over groups
+best_reward       highest reward of each group, mean over groups
+pass_at_K         probability that one of K attempts is right (a score of at least 1), unbiased, mean over
+                  groups; for K = 1, 2, 4, ... up to the group size
 group_std         standard deviation of rewards within a group, mean over groups
-signal            fraction of groups whose rewards differ
+signal            fraction of groups whose rewards, before penalties for length, differ
 agent/NAME        metrics of agents, mean over rollouts: lengths of memories, turns, errors
 """
 
@@ -11,11 +13,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from math import comb
 from statistics import fmean, pstdev
 
 from memagent.rl.types import Group
 from memagent.rl.update.advantages import has_signal
 from memagent.tracking import TIMING_PREFIXES
+
+FULL_SCORE = 1.0
+"""Score of a right answer, as graders have it."""
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -38,13 +44,30 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **found,
         "reward": fmean(rollout.reward for rollout in rollouts),
         "group_std": fmean(pstdev(rewards) for rewards in rewards_EG),
-        "pass_at_g": fmean(max(rewards) for rewards in rewards_EG),
+        "best_reward": fmean(max(rewards) for rewards in rewards_EG),
+        **_passes(groups),
         "signal": fmean(has_signal(group) for group in groups),
         "rows": float(len(rows)),
         "sampled_tokens": float(sum(sample.num_sampled for sample in rows)),
         "row_tokens_max": float(max((len(sample.ids) for sample in rows), default=0)),
         **{f"agent/{name}": fmean(values) for name, values in sorted(own.items())},
     }
+
+
+def pass_at_k(num: int, num_right: int, k: int) -> float:
+    """Probability that `k` of `num` attempts, drawn without replacement, include a right one."""
+    return 1.0 - comb(num - num_right, k) / comb(num, k)
+
+
+def _passes(groups: Sequence[Group]) -> dict[str, float]:
+    largest = max(len(group.ok) for group in groups)
+    found = {}
+    for k in (1 << power for power in range(largest.bit_length())):
+        some = [group.ok for group in groups if len(group.ok) >= k]
+        found[f"pass_at_{k}"] = fmean(
+            pass_at_k(len(ok), sum(one.score >= FULL_SCORE for one in ok), k) for ok in some
+        )
+    return found
 
 
 def task_metrics(groups: Sequence[Group], kinds: Mapping[str, str]) -> dict[str, float]:

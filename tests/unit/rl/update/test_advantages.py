@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -90,6 +91,16 @@ def test_a_group_of_one_is_refused_with_a_remedy() -> None:
 def test_dynamic_sampling_keeps_groups_with_different_rewards() -> None:
     groups = [group_of(1.0, 1.0), group_of(1.0, 0.0), group_of(0.0, 0.0)]
     assert [has_signal(group) for group in groups] == [False, True, False]
+
+
+def test_a_penalty_for_length_alone_is_no_signal() -> None:
+    rewards = [1.0] * 15 + [1.0 - 2 / 256]
+    group = group_of(*rewards)
+    shaped = [replace(one, metrics={"unshaped_reward": 1.0}) for one in group.rollouts]
+    assert not has_signal(replace(group, rollouts=tuple(shaped)))
+    assert has_signal(group), "without an unshaped reward the reward decides"
+    shaped[3] = replace(shaped[3], reward=1.0, metrics={"unshaped_reward": 0.5})
+    assert has_signal(replace(group, rollouts=tuple(shaped)))
 
 
 def test_overlong_replies_lose_reward_over_the_last_part_of_their_limit() -> None:
