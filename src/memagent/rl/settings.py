@@ -185,9 +185,11 @@ class ObjectiveSettings(Settings):
     """With old_logprobs = "recompute", tokens are weighted by trainer / engine probability, truncated at
     this; None switches the weights off."""
     mask_below: float = Field(default=0.0, ge=0, lt=1)
-    """Tokens whose trainer / engine probability ratio is below this are masked."""
+    """Tokens whose trainer / engine probability ratio, before the first update of a step, is below this are
+    masked."""
     mask_above: float | None = Field(default=None, gt=1)
-    """Tokens whose trainer / engine probability ratio is above this are masked."""
+    """Tokens whose trainer / engine probability ratio, before the first update of a step, is above this are
+    masked. With several updates per step, masks take one more forward pass."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Rows sampled by weights more than this many steps old are masked; no limit when not given."""
     dynamic_sampling: bool = False
@@ -197,6 +199,11 @@ class ObjectiveSettings(Settings):
     up to overlong_penalty; off when not given."""
     overlong_penalty: float = Field(default=1.0, ge=0)
     """Reward that a reply loses at its limit."""
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether tokens may be masked because trainer and engine disagree."""
+        return self.mask_below > 0 or self.mask_above is not None
 
     @model_validator(mode="after")
     def _constant_is_given(self) -> Self:

@@ -22,7 +22,9 @@ MAX_LOG_RATIO = 20.0
 
 LossStats = dict[str, torch.Tensor]
 """Statistics of a pack. They add up to those of a step, except names in `MAXIMA`."""
-MAXIMA = ("ratio_max", "mismatch_max")
+MAXIMA = ("ratio_max", "mismatch_max", "drift_max")
+MISMATCH = ("mismatch_kl", "mismatch_max", "mismatch_tokens")
+"""Statistics of engine against trainer: of weights that no update of the step has changed."""
 
 
 class LossInputs(NamedTuple):
@@ -38,6 +40,9 @@ class LossInputs(NamedTuple):
     against `behaviour`."""
     reference: torch.Tensor | None = None
     """Log-probabilities of the reference model, for the KL term."""
+    start: torch.Tensor | None = None
+    """The trainer's log-probabilities before the first update of the step, to compare with the engine's.
+    None takes `old`, and without it `logprobs`: before the first update they are the same."""
 
 
 class LossResult(NamedTuple):
@@ -65,12 +70,16 @@ class TokenLosses(NamedTuple):
     is_masked: torch.Tensor
     """Trainer and engine disagree too much about the token: no gradient."""
     log_mismatch: torch.Tensor
-    """Trainer's minus engine's log-probability."""
+    """Trainer's minus engine's log-probability, before the first update of the step."""
+    log_drift: torch.Tensor
+    """Log-probability now minus that before the first update; without the latter, minus the engine's."""
 
 
 def token_losses(inputs: LossInputs, objective: ObjectiveSettings) -> TokenLosses:
     """The loss of each target."""
-    logprobs_M, behaviour_M, advantages_M, old_M, reference_M = inputs
+    logprobs_M, behaviour_M, advantages_M, old_M, reference_M, start_M = inputs
+    if start_M is None:
+        start_M = old_M
     ratio_M = _exp(logprobs_M - (behaviour_M if old_M is None else old_M))
     clipped_M = ratio_M.clamp(1 - objective.clip_low, 1 + objective.clip_high)
     gain_M = torch.minimum(ratio_M * advantages_M, clipped_M * advantages_M)
@@ -80,7 +89,8 @@ def token_losses(inputs: LossInputs, objective: ObjectiveSettings) -> TokenLosse
         floor_M = objective.dual_clip * advantages_M
         is_clipped_dual_M = is_negative_M & (gain_M < floor_M)
         gain_M = torch.where(is_negative_M, torch.maximum(gain_M, floor_M), gain_M)
-    log_mismatch_M = ((logprobs_M.detach() if old_M is None else old_M) - behaviour_M).detach()
+    now_M = logprobs_M.detach()
+    log_mismatch_M = ((now_M if start_M is None else start_M) - behaviour_M).detach()
     correction_M, is_masked_M = _correction(
         log_mismatch_M, objective, is_recomputed=old_M is not None
     )
@@ -96,13 +106,13 @@ def token_losses(inputs: LossInputs, objective: ObjectiveSettings) -> TokenLosse
         is_clipped_dual=is_clipped_dual_M,
         is_masked=is_masked_M,
         log_mismatch=log_mismatch_M,
+        log_drift=now_M - (behaviour_M if start_M is None else start_M),
     )
 
 
 def k3(logprobs_M: torch.Tensor, reference_M: torch.Tensor) -> torch.Tensor:
     """An estimate of KL(policy || reference) from tokens that the policy sampled; never negative."""
-    difference_M = (reference_M - logprobs_M).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return difference_M.exp() - difference_M - 1
+    return _k3_of(reference_M - logprobs_M)
 
 
 def policy_loss(
@@ -138,12 +148,20 @@ def merged(some: Iterable[LossStats]) -> LossStats:
     return whole
 
 
+def without_mismatch(stats: LossStats) -> LossStats:
+    """Statistics of an update that cannot compare engine and trainer: the weights have changed."""
+    return {name: value for name, value in stats.items() if name not in MISMATCH}
+
+
 def summary(stats: LossStats) -> dict[str, float]:
     """Statistics as metrics: means over tokens, maxima, and the loss, which is a sum already."""
     values = {name: value.item() for name, value in stats.items()}
     num_tokens = values.pop("num_tokens", 0.0)
+    counts = {"mismatch_kl": values.pop("mismatch_tokens", 0.0)}
     means = {
-        name: value if name in (*MAXIMA, "loss_policy") else value / max(num_tokens, 1.0)
+        name: value
+        if name in (*MAXIMA, "loss_policy")
+        else value / max(counts.get(name, num_tokens), 1.0)
         for name, value in values.items()
     }
     return {"num_tokens": num_tokens, **means}
@@ -156,9 +174,9 @@ def _stats(
     entropies_M: torch.Tensor | None,
 ) -> LossStats:
     with torch.no_grad():
-        mismatch_M = tokens.log_mismatch.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        num_tokens = weights_M.new_tensor(float(len(weights_M)))
         stats = {
-            "num_tokens": weights_M.new_tensor(float(len(weights_M))),
+            "num_tokens": num_tokens,
             "loss_policy": (weights_M * tokens.policy).sum(),
             "logprob": logprobs_M.sum(),
             "ratio": tokens.ratio.sum(),
@@ -168,8 +186,11 @@ def _stats(
             "clip_dual": tokens.is_clipped_dual.to(weights_M.dtype).sum(),
             "masked": tokens.is_masked.to(weights_M.dtype).sum(),
             # the engine sampled the tokens, so this estimates KL(engine || trainer)
-            "mismatch_kl": (mismatch_M.exp() - mismatch_M - 1).sum(),
+            "mismatch_kl": _k3_of(tokens.log_mismatch).sum(),
             "mismatch_max": _max(tokens.log_mismatch.abs()),
+            "mismatch_tokens": num_tokens,
+            "drift_kl": _k3_of(tokens.log_drift).sum(),
+            "drift_max": _max(tokens.log_drift.abs()),
         }
         if tokens.kl is not None:
             stats["kl"] = tokens.kl.sum()
@@ -189,6 +210,11 @@ def _correction(
     if not is_recomputed or objective.importance_cap is None:
         return torch.ones_like(share_M), is_masked_M  # ratios to the engine's contain it already
     return share_M.clamp(max=objective.importance_cap), is_masked_M
+
+
+def _k3_of(difference_M: torch.Tensor) -> torch.Tensor:
+    clamped_M = difference_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return clamped_M.exp() - clamped_M - 1
 
 
 def _exp(difference: torch.Tensor) -> torch.Tensor:

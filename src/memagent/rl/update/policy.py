@@ -183,12 +183,13 @@ def accumulate(
     *,
     old: Sequence[torch.Tensor] | None = None,
     reference: Sequence[torch.Tensor] | None = None,
+    start: Sequence[torch.Tensor] | None = None,
     with_entropy: bool = False,
     scale: float = 1.0,
 ) -> LossStats:
     """Add the gradient of some packs of a step to the parameters; their statistics.
 
-    `old` and `reference` are results of `score` for the same packs. `scale` is the number of processes
+    `old`, `reference` and `start` are results of `score` for the same packs. `scale` is the number of processes
     where gradients are averaged over processes: losses are sums, so gradients must be summed.
     """
     stats = []
@@ -204,6 +205,7 @@ def accumulate(
             advantages=advantages_M,
             old=None if old is None else old[number],
             reference=None if reference is None else reference[number],
+            start=None if start is None else start[number],
         )
         result = policy_loss(inputs, weights_M, objective, entropies=scores.entropies)
         torch.autograd.backward(result.loss * scale)

@@ -18,7 +18,7 @@ from memagent.errors import ConfigError
 from memagent.rl.settings import UpdateSettings
 from memagent.rl.setup import Setup
 from memagent.rl.types import Group
-from memagent.rl.update.loss import merged, summary
+from memagent.rl.update.loss import merged, summary, without_mismatch
 from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.packing import Pack, num_row_tokens, pack
 from memagent.rl.update.policy import accumulate, score
@@ -40,9 +40,11 @@ def update(
     parts = split_groups(groups, min(settings.updates, len(groups))) if groups else []
     steps = [rows_of(part, objective, policy_version=policy_version) for part in parts]
     batches = [packed(step.rows, settings) for step in steps]
-    old = scored = None
+    old = scored = start = None
     if objective.old_logprobs == "recompute":
         old = [score(policy, packs) for packs in batches]
+    elif objective.has_masks and len(batches) > 1:
+        start = [score(policy, packs) for packs in batches]
     if reference is not None:
         with reference.in_place(setup.trained):
             scored = [score(policy, packs) for packs in batches]
@@ -50,16 +52,17 @@ def update(
     for number, packs in enumerate(batches):
         if not packs:
             continue
-        stats.append(
-            accumulate(
-                policy,
-                packs,
-                objective,
-                old=None if old is None else old[number],
-                reference=None if scored is None else scored[number],
-                with_entropy=True,
-            )
+        found = accumulate(
+            policy,
+            packs,
+            objective,
+            old=None if old is None else old[number],
+            reference=None if scored is None else scored[number],
+            start=None if start is None else start[number],
+            with_entropy=True,
         )
+        is_comparable = not stats or old is not None or start is not None
+        stats.append(found if is_comparable else without_mismatch(found))
         stepped.append(optimizer.step())
     return {
         **(summary(merged(stats)) if stats else {}),

@@ -170,6 +170,18 @@ def test_extreme_differences_do_not_overflow() -> None:
     assert torch.isfinite(logprobs.grad).all()
 
 
+def test_drift_of_the_policy_masks_nothing_and_is_no_mismatch() -> None:
+    # the engine agrees with the trainer before the step; updates have moved the policy by 4 and 0.25
+    moved = LossInputs(logs(4.0, 0.25), same(2), numbers(1.0, 1.0), start=same(2))
+    objective = ObjectiveSettings(mask_below=0.5, mask_above=2.0)
+    assert token_losses(moved, objective).is_masked.tolist() == [False, False]
+    metrics = summary(policy_loss(moved, numbers(1, 1), objective).stats)
+    assert metrics["mismatch_kl"] == metrics["mismatch_max"] == 0.0
+    assert metrics["drift_max"] == pytest.approx(math.log(4))
+    assert metrics["drift_kl"] == pytest.approx((4.25 - 2) / 2)
+    assert metrics["masked"] == 0.0
+
+
 # --- statistics ---------------------------------------------------------------------------------
 
 
