@@ -23,6 +23,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from memagent.control_tokens import ControlTokens
 from memagent.documents.quick_counts import quick_counter
 from memagent.errors import ConfigError
 from memagent.types import Message
@@ -130,18 +131,33 @@ class HuggingFaceTokenizer:
         return cls.from_path(folder, repository)
 
     def count(self, text: str) -> int:
-        return (self._quick_count or self._exact_count)(text)
+        if self._control.are_in(text):
+            return len(self._control.encode_text(text))
+        return self._count(text)
 
     def measure(self, text: str) -> Measured:
-        return _HuggingFaceMeasured(self._encode(text), len(text))
+        has_control = self._control.are_in(text)
+        encode = self._control.encoding_of_text if has_control else self._encode
+        return _HuggingFaceMeasured(encode(text), len(text))
 
     def count_messages(self, messages: Sequence[Message]) -> int:
         if self._template is None:
             return _allowance(messages, self.count)
-        return self.count(self._template.render(messages))
+        if not self._control.are_in_messages(messages):
+            return self._count(self._template.render(messages))
+        shielded, mark = self._control.shielded(messages)
+        return len(self._control.encode_rendered(self._template.render(shielded), mark))
+
+    def _count(self, text: str) -> int:
+        """Tokens in a text whose control strings are control tokens."""
+        return (self._quick_count or self._exact_count)(text)
 
     def _exact_count(self, text: str) -> int:
         return len(self._encode(text))
+
+    @cached_property
+    def _control(self) -> ControlTokens:
+        return ControlTokens.of_file(self._file)
 
     @cached_property
     def _backend(self) -> tokenizers.Tokenizer:

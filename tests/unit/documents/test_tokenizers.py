@@ -35,8 +35,9 @@ def test_a_folder_is_opened_and_counts_as_the_library_does(tokenizer_folder: Pat
 def test_a_prompt_is_counted_with_the_models_chat_template(tokenizer_folder: Path) -> None:
     tokenizer = open_tokenizer(str(tokenizer_folder))
     rendered = "<|im_start|>user\nWhere is the red ledger?<|im_end|>\n<|im_start|>assistant\n"
+    reference = tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     assert tokenizer.knows_template
-    assert tokenizer.count_messages(MESSAGES) == tokenizer.count(rendered)
+    assert tokenizer.count_messages(MESSAGES) == len(reference.encode(rendered))
 
 
 def test_without_a_template_there_is_an_allowance(qwen_like_folder: Path) -> None:

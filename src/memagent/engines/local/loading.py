@@ -17,9 +17,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memagent.control_tokens import ControlTokens
 from memagent.engines import store
 from memagent.engines.yarn import yarn_settings
 from memagent.errors import ConfigError, EngineRefused
@@ -42,7 +44,7 @@ ADAPTER_PREFIX = "base_model.model."
 """Prefix of weight names in peft's adapter files."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LoadedModel:
     """A model in memory, with its tokenizer."""
 
@@ -64,8 +66,19 @@ class LoadedModel:
     """A faster encoder with the same results as the tokenizer, if available."""
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a conversation in the model's own chat template, ready for the reply."""
-        return self.encode(self.rendered(messages, is_open=True))
+        """The tokens of a conversation in the model's own chat template, ready for the reply.
+
+        Only the template writes control tokens: their strings in a message are encoded as text.
+        """
+        if not self.control.are_in_messages(messages):
+            return self.encode(self.rendered(messages, is_open=True))
+        shielded, mark = self.control.shielded(messages)
+        return self.control.encode_rendered(self.rendered(shielded, is_open=True), mark)
+
+    @cached_property
+    def control(self) -> ControlTokens:
+        """The control tokens of the tokenizer."""
+        return ControlTokens.of(self.tokenizer.backend_tokenizer)
 
     def rendered(self, messages: Sequence[Message], *, is_open: bool) -> str:
         """A conversation in the model's chat template; with `is_open`, ready for a reply."""
@@ -81,7 +94,7 @@ class LoadedModel:
         return str(text)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without special tokens around it."""
+        """The tokens of a text, without special tokens around it; control strings are control tokens."""
         if self.quick_encode is not None:
             return self.quick_encode(text)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)

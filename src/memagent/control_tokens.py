@@ -1,0 +1,214 @@
+"""Text never becomes control tokens: `<|im_end|>` in a document is nine characters, not the end of a turn.
+
+A chat template writes control tokens such as `<|im_start|>` into a prompt, and a tokenizer finds them
+wherever their strings are. Those in the contents of messages are text and are encoded as text:
+
+    shield     put a mark that no message has between the characters of control strings in the contents
+    render     the chat template, whose own control strings have no marks
+    encode     rename the template's control strings to names that nobody can guess, remove the marks, and
+               encode the whole with a copy of the tokenizer that knows only the new names
+
+Messages without control strings are encoded as ever, and so is the rest of a prompt with some.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memagent.types import Message
+
+if TYPE_CHECKING:
+    import tokenizers
+
+MARKS = range(0xF0000, 0xFFFFE)
+"""Characters for private use, which no template contains."""
+ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*')
+CONTROL_SHAPE = re.compile(r"<\|.*\|>", re.DOTALL)
+"""Control tokens that some files do not call special."""
+
+
+class AddedString(NamedTuple):
+    """A string that a tokenizer looks for before it splits a text."""
+
+    content: str
+    is_special: bool
+    is_normalized: bool
+    """Whether it is looked for in the normalised text."""
+
+
+class ControlTokens:
+    """The control tokens of a tokenizer, and how to encode texts that contain their strings.
+
+    Example: ControlTokens.of_file(Path("tokenizer.json")).are_in("a <|im_end|> b")
+    """
+
+    def __init__(self, added: Iterable[AddedString], source: Callable[[], str]) -> None:
+        """`source` returns the tokenizer.json. It is called when the first control string is met."""
+        control = [one for one in added if one.is_special or CONTROL_SHAPE.fullmatch(one.content)]
+        self.strings = sorted({one.content for one in control if one.content}, key=len)[::-1]
+        """Longest first, as tokenizers look for them."""
+        self._pattern = re.compile("|".join(map(re.escape, self.strings)) or r"(?!)")
+        self._prefix = _common_start(self.strings)
+        """Found much faster than the pattern, and most texts do not have it."""
+        self._is_normalized = any(one.is_normalized for one in control)
+        self._source = source
+
+    @classmethod
+    def of(cls, backend: tokenizers.Tokenizer) -> ControlTokens:
+        """Those of an open tokenizer."""
+        added = backend.get_added_tokens_decoder().values()
+        return cls(
+            [AddedString(one.content, one.special, one.normalized) for one in added], backend.to_str
+        )
+
+    @classmethod
+    def of_file(cls, file: Path) -> ControlTokens:
+        """Those of a tokenizer.json."""
+        text = file.read_text(encoding="utf-8")
+        entries = _added_tokens(text)
+        return cls(
+            [
+                AddedString(entry["content"], bool(entry["special"]), bool(entry["normalized"]))
+                for entry in entries
+            ],
+            lambda: file.read_text(encoding="utf-8"),
+        )
+
+    def are_in(self, text: str) -> bool:
+        """Whether a text contains a control string."""
+        if self._prefix in text and self._pattern.search(text):
+            return True
+        return self._is_normalized and not text.isascii() and self._are_in_normalized(text)
+
+    def are_in_messages(self, messages: Sequence[Message]) -> bool:
+        """Whether a role or a content of a conversation contains a control string."""
+        return any(
+            self.are_in(text)
+            for message in messages
+            for text in (message["role"], message["content"])
+        )
+
+    def shielded(self, messages: Sequence[Message]) -> tuple[list[Message], str]:
+        """Messages in which a mark breaks the control strings, and the mark."""
+        taken = {char for message in messages for char in message["content"] + message["role"]}
+        mark = next(char for char in map(chr, MARKS) if char not in taken)
+        broken: list[Message] = [
+            {
+                "role": self._broken(message["role"], mark),
+                "content": self._broken(message["content"], mark),
+            }
+            for message in messages
+        ]
+        return broken, mark
+
+    def encode_rendered(self, rendered: str, mark: str) -> list[int]:
+        """The tokens of a conversation that was shielded and rendered."""
+        renamed = self._pattern.sub(lambda found: self._copy.names[found[0]], rendered)
+        return self._copy.ids(renamed.replace(mark, ""))
+
+    def encode_text(self, text: str) -> list[int]:
+        """The tokens of a text, none of which is a control token."""
+        return self._copy.ids(text)
+
+    def encoding_of_text(self, text: str) -> tokenizers.Encoding:
+        """The tokens of a text with their places; ids are those of a copy of the tokenizer."""
+        return self._copy.encoding(text)
+
+    def _broken(self, text: str, mark: str) -> str:
+        text = self._pattern.sub(lambda found: _marked(found[0], mark), text)
+        if self._is_normalized and not text.isascii() and self._are_in_normalized(text):
+            text = _marked(text.replace(mark, ""), mark)
+        return text
+
+    def _are_in_normalized(self, text: str) -> bool:
+        normalizer = self._copy.tokenizer.normalizer
+        return normalizer is not None and bool(self._pattern.search(normalizer.normalize_str(text)))
+
+    @cached_property
+    def _copy(self) -> _RenamedTokenizer:
+        return _RenamedTokenizer(json.loads(self._source()), self.strings)
+
+
+class _RenamedTokenizer:
+    """A copy of a tokenizer whose control tokens have random names."""
+
+    def __init__(self, description: dict[str, Any], strings: Sequence[str]) -> None:
+        import tokenizers
+
+        secret = secrets.token_hex(16)
+        start, end = chr(MARKS[-2]), chr(MARKS[-1])
+        self.names = {
+            string: f"{start}{secret}{number}{end}" for number, string in enumerate(strings)
+        }
+        entries = description["added_tokens"]
+        renamed = [
+            {**entry, "content": self.names.get(entry["content"], entry["content"])}
+            for entry in entries
+        ]
+        copy = {
+            **description,
+            "added_tokens": renamed,
+            "post_processor": None,  # it names control tokens, and adds tokens that are not wanted
+            "truncation": None,
+            "padding": None,
+        }
+        self.tokenizer = tokenizers.Tokenizer.from_str(json.dumps(copy))
+        self._own_ids = {
+            self.tokenizer.token_to_id(new["content"]): int(old["id"])
+            for old, new in zip(entries, renamed, strict=True)
+        }
+        vocabulary = self.tokenizer.get_vocab(with_added_tokens=False)
+        unknown = _unknown_token(description["model"])  # stands for characters, not for its string
+        self._spelt = {
+            vocabulary[string]: string
+            for string in strings
+            if string in vocabulary and string != unknown
+        }
+        """Control strings that the vocabulary has: some models find them without being told to."""
+
+    def encoding(self, text: str) -> tokenizers.Encoding:
+        # encode_batch, unlike encode, lets other threads run meanwhile
+        return self.tokenizer.encode_batch([text], add_special_tokens=False)[0]
+
+    def ids(self, text: str) -> list[int]:
+        found: list[int] = []
+        for token in self.encoding(text).ids:
+            string = self._spelt.get(token)
+            if string is None:
+                found.append(self._own_ids.get(token, token))
+            else:
+                found += [part for char in string for part in self.encoding(char).ids]
+        return found
+
+
+def _common_start(strings: Sequence[str]) -> str:
+    pairs = zip(min(strings, default=""), max(strings, default=""), strict=False)
+    return "".join(char for char, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _unknown_token(model: dict[str, Any]) -> str | None:
+    """The token for characters that the vocabulary does not have."""
+    number = model.get("unk_id")
+    token: str | None = model.get("unk_token") if number is None else model["vocab"][number][0]
+    return token
+
+
+def _marked(text: str, mark: str) -> str:
+    return "".join(char + mark for char in text)
+
+
+def _added_tokens(text: str) -> list[dict[str, Any]]:
+    """The added tokens of a tokenizer.json, without parsing its vocabulary where they come first."""
+    found = ADDED_TOKENS.search(text, 0, 1000)
+    if found is not None:
+        entries: Any = json.JSONDecoder().raw_decode(text, found.end())[0]
+    else:
+        entries = json.loads(text).get("added_tokens")
+    return entries or []
