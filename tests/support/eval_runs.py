@@ -56,7 +56,7 @@ def make_run(
         "memagent": "0.1.0",
         "model": MODEL,
         "tokenizer": "bytes",
-        "length_tokenizer": "bytes",
+        "length_tokenizer": "smollm2-135m",
         "methods": methods,
         "suite": "test",
         "seed": 7,

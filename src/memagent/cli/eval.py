@@ -249,6 +249,11 @@ def _print_results(records: list[ItemRecord], *, as_json: bool) -> None:
         return
     print(results_table(rows), end="")
     failed = [record for record in records if record.status == "failed"]
+    lost = sum(row.lost_tokens for row in rows)
+    if num_empty := sum(row.num_empty for row in rows):
+        print(f"{num_empty:,} of {len(records):,} answers are empty")
+    if failed or num_empty:
+        print(f"failed and empty answers used {lost:,} tokens")
     if failed:
         print(f"{len(failed):,} of {len(records):,} items failed; they count as wrong:")
         reasons = Counter(record.error or "" for record in failed)
@@ -293,7 +298,10 @@ def _as_json(row: ResultRow) -> dict[str, Any]:
         "method": row.series,
         "num": row.num_samples,
         "num_failed": row.num_failed,
+        "num_empty": row.num_empty,
         "num_cut": row.num_cut,
+        "answered_score": row.answered_score,
+        "lost_tokens": row.lost_tokens,
         "score": row.score.value,
         "low": row.score.low,
         "high": row.score.high,

@@ -7,6 +7,7 @@ import os
 import sys
 
 import click
+from click.utils import PacifyFlushWrapper
 
 from memagent._version import __version__
 from memagent.cli.shared.interrupt import INTERRUPTED
@@ -56,12 +57,19 @@ def run(arguments: list[str]) -> int:
         return _fail(_usage_message(error), 2)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", INTERRUPTED)
-    except (
-        BrokenPipeError
-    ):  # the reader of our output has ended, as in `memagent ask ... | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        return _without_reader()
+    except SystemExit:
+        if isinstance(sys.stdout, PacifyFlushWrapper):  # click's answer to a closed pipe
+            return _without_reader()
+        raise
     return result if isinstance(result, int) else 0
+
+
+def _without_reader() -> int:
+    """The reader of our output has ended, as in `memagent ask ... | head -1`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _usage_message(error: click.ClickException) -> str:

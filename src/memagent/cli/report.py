@@ -15,12 +15,14 @@ from memagent.errors import ConfigError
 from memagent.eval.report.anchors import read_anchors
 from memagent.eval.report.report import (
     Report,
+    credits_of,
     load_report,
     notes,
+    published_sheets,
     report_sheets,
     write_report,
 )
-from memagent.eval.report.sheets import Sheet
+from memagent.eval.report.sheets import Sheet, published_sheet
 
 FILE_WIDTH = 200
 """Columns of output that goes to a file or another program, where lines need not fit a screen."""
@@ -83,9 +85,9 @@ def _print_tables(report: Report) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=FILE_WIDTH)
     with console.capture() as printed:  # rich would end the process where a pipe is closed
-        for sheet in report_sheets(report):
+        for sheet in [*report_sheets(report), *published_sheets(report)]:
             console.print(_table(sheet))
-        for note in notes(report):
+        for note in [*notes(report), *credits_of(report)]:
             console.print(Text(note, style="yellow" if note.startswith("UNFINISHED") else "dim"))
     print(printed.get(), end="")
 
@@ -106,5 +108,8 @@ def _table(sheet: Sheet) -> Table:
 
 def _print_json(report: Report) -> None:
     """Every table by name, each row by column, numbers in full."""
-    tables = {sheet.name: sheet.records() for sheet in report_sheets(report)}
-    print_json({"notes": notes(report), **tables})
+    found = report_sheets(report)
+    if report.anchors:
+        found.append(published_sheet(report.anchors))
+    tables = {sheet.name: sheet.records() for sheet in found}
+    print_json({"notes": [*notes(report), *credits_of(report)], "unit": report.unit, **tables})

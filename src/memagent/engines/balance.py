@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 from memagent.config import EngineConfig
 from memagent.engines.addresses import addresses, public_url
 from memagent.engines.openai import EndpointEngine
+from memagent.engines.queueing import slot
 from memagent.engines.retry import Failure, FailureKind, RetryListener
 from memagent.errors import ConfigError
 from memagent.types import Completion, Message, Sampling
@@ -179,7 +180,7 @@ class BalancedEngine(EndpointEngine):
         """One request to one endpoint after the other, each at most once, until one replies."""
         prefixes = prefix_keys(messages) if self.config.prefix_affinity else []
         failures: dict[int, Failure] = {}
-        async with self._total_slots():
+        async with slot(self._total_slots()):
             number = self._balancer.choose(prefixes)
             while number is not None:
                 result = await self._ask(number, prefixes, messages, sampling)

@@ -23,6 +23,7 @@ from memagent import blocking
 from memagent.config import EngineConfig
 from memagent.engines.addresses import addresses, check_address, endpoint_from, public_url
 from memagent.engines.base import BaseEngine
+from memagent.engines.queueing import slot
 from memagent.engines.retry import (
     Failure,
     FailureKind,
@@ -216,7 +217,7 @@ class EndpointEngine(BaseEngine):
         """One request: its completion, or a failure that can be retried. Raises EngineRefused."""
         client = self._client()
         try:
-            async with client.slots:
+            async with slot(client.slots):
                 # `post` gives the plain JSON: servers differ, and typed objects cost more than the call
                 reply = await client.api.post(
                     "/chat/completions", cast_to=object, body=self._body(messages, sampling)

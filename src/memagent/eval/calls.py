@@ -18,12 +18,12 @@ import hashlib
 import json
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from memagent.engines.base import BaseEngine
+from memagent.engines.queueing import Queue, slot
 from memagent.errors import EngineError, EngineRefused, RunError
 from memagent.files import reason_of, replacing
 from memagent.jsonl import LineFile, read_lines
@@ -137,8 +137,11 @@ class EngineGate:
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """One reply of the engine."""
         try:
-            async with self._slots or nullcontext():
+            if self._slots is None:
                 completion = await self.engine.complete(messages, sampling)
+            else:
+                async with slot(self._slots):
+                    completion = await self.engine.complete(messages, sampling)
         except (EngineError, EngineRefused) as error:
             self.num_failed_in_a_row += 1
             self.last_error = error
@@ -160,6 +163,7 @@ class ItemEngine(BaseEngine):
             self.reading_defaults = engine.reading_defaults
         self.seconds_before = 0.0
         """Time that logged replies took when they were generated."""
+        self.queue = Queue()
         self._gate = gate
         self._calls = calls
         self._item = item
@@ -173,8 +177,9 @@ class ItemEngine(BaseEngine):
             self.seconds_before += logged.seconds
             return logged.completion
         clock = time.perf_counter()
-        completion = await self._gate.complete(messages, sampling)
-        seconds = round(time.perf_counter() - clock, 6)
+        with self.queue.call() as queued:
+            completion = await self._gate.complete(messages, sampling)
+        seconds = round(time.perf_counter() - clock - queued.seconds, 6)
         self._calls.append(self._item, call, LoggedReply(completion, seconds))
         return completion
 

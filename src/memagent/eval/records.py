@@ -57,6 +57,8 @@ class ItemRecord:
     """Sampling seed of the item."""
     depth: float | None = None
     """Mean position of the evidence, from 0, the start of the text, to 1; None without evidence."""
+    depths: tuple[float, ...] = ()
+    """Position of each piece of evidence; empty in runs of earlier versions."""
     status: AttemptStatus
     error: str | None = None
     """Why the item failed."""
@@ -73,7 +75,7 @@ class ItemRecord:
     completion_tokens: int = 0
     cached_tokens: int = 0
     seconds: float = 0.0
-    """From the first call of the item to its end."""
+    """From the first call of the item to its end, without the time in which all its calls queued."""
     cost: float | None = None
     """None without prices."""
     num_sections: int = 0
@@ -84,6 +86,11 @@ class ItemRecord:
     """The full trace, as `Trace.to_dict` writes it; of a failed item, its steps until the failure."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """The example's metadata, and the notes of the method under `method`."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the item was answered with nothing."""
+        return self.status == "ok" and not self.answer.strip()
 
     @property
     def key(self) -> ItemKey:

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import astuple, dataclass, replace
+from statistics import fmean
 from typing import Any, Protocol
 
 from memagent.agent.limits import Limits
@@ -278,8 +279,9 @@ class Evaluation:
             values |= {"status": "failed", "error": _one_line(error), "answer": trace.answer or ""}
         if failure is not None and not isinstance(failure, MemagentError):
             context.notes["traceback"] = _frames(failure)
-        seconds = time.perf_counter() - clock + engine.seconds_before
+        seconds = time.perf_counter() - clock - engine.queue.seconds + engine.seconds_before
         usage = trace.usage
+        places = _depths(example)
         record = ItemRecord(
             id=example.id,
             task=item.task,
@@ -288,7 +290,8 @@ class Evaluation:
             num_tokens=example.num_tokens,
             index=item.index,
             seed=seed,
-            depth=_depth(example),
+            depth=fmean(places) if places else None,
+            depths=places,
             answers=example.answers,
             grader=grader,
             num_calls=usage.calls,
@@ -492,9 +495,8 @@ def _frames(error: BaseException) -> list[str]:
     return lines[-TRACEBACK_LINES:]
 
 
-def _depth(example: Example) -> float | None:
-    found = depths(example)
-    return min(1.0, sum(found) / len(found)) if found else None
+def _depths(example: Example) -> tuple[float, ...]:
+    return tuple(min(1.0, depth) for depth in depths(example))
 
 
 def _usage(record: ItemRecord) -> Usage:

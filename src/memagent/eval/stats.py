@@ -1,18 +1,17 @@
 """Statistics of scores: intervals, comparisons on the same questions, accuracy by depth.
 
     wilson(103, 128)                       # 0.805 [0.728, 0.864]
-    mean_interval(scores)                  # Wilson for right or wrong, bootstrap for shares
+    mean_interval(scores)                  # Wilson for right or wrong, `bounded` for shares
     compare(scores_of_one, scores_of_other)   # same questions, same order
-    by_depth(depths, scores, num_buckets=5)   # does the position of the evidence matter?
+    by_depth([(0.1, 0.8), (0.5,)], scores, num_buckets=5)   # does the position of evidence matter?
 
-Intervals are reproducible: the same seed gives the same resamples. Average several samples of a question
-first, since they are not independent.
+No interval has a width of zero: equal scores of a few questions do not mean that every score is equal.
+Average several samples of a question first, since they are not independent.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,8 +19,9 @@ from statistics import NormalDist, fmean
 
 from memagent.data.tasks.depth import bucket_of
 
-NUM_RESAMPLES = 2000
 CONFIDENCE = 0.95
+UNSEEN = 12
+"""Scores as far apart as bounds allow that `bounded` adds to the variance: values a small sample missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Comparison:
     """Two methods on the same questions."""
 
     difference: Interval
-    """Mean of first minus second: `paired` where all scores are 0 or 1, else from resampling."""
+    """Mean of first minus second, by `paired_mean`."""
     num_better: int
     """Questions on which the first scored higher."""
     num_worse: int
@@ -57,7 +57,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthBucket:
-    """Scores of the questions whose evidence lies between two depths."""
+    """Scores of the questions that have evidence between two depths."""
 
     start: float
     """Depth from 0, the start of the text, to 1, its end."""
@@ -83,50 +83,54 @@ def wilson(num_right: int, num: int, *, confidence: float = CONFIDENCE) -> Inter
     return Interval(value=share, low=low, high=high, num=num)
 
 
-def bootstrap(
+def bounded(
     values: Sequence[float],
     *,
+    low: float = 0.0,
+    high: float = 1.0,
     confidence: float = CONFIDENCE,
-    num_resamples: int = NUM_RESAMPLES,
-    seed: int = 0,
 ) -> Interval:
-    """The bootstrap interval of a mean, widened for few values as Student's t is.
+    """The interval of a mean of scores between two bounds.
 
-    Equal values give an interval of width zero; use `wilson` for scores of 0 and 1.
+    It holds every mean that a score test does not reject. The variance is that of the scores, with
+    `UNSEEN` scores added that vary as much as the bounds allow at that mean, so it is never zero.
     """
     num = len(values)
     if num == 0:
-        raise ValueError("there are no values to resample")
-    value = fmean(values)
-    if min(values) == max(values):
-        return Interval(value=value, low=value, high=value, num=num)
-    means = _resampled_means(values, num_resamples, seed)
-    # the variance of resampled means is too small by (n - 1) / n, and few values have heavier tails
-    z = _z(confidence)
-    alpha = NormalDist().cdf(-z * _widening(num, z))
-    low, high = _quantile(means, alpha), _quantile(means, 1 - alpha)
-    return Interval(value=value, low=low, high=high, num=num)
+        raise ValueError("there are no values to take a mean of")
+    if not low <= min(values) <= max(values) <= high or low == high:
+        raise ValueError(f"scores from {min(values)} to {max(values)} exceed {low} to {high}")
+    shares = [(value - low) / (high - low) for value in values]
+    mean = min(1.0, fmean(shares))
+    spread = math.fsum((share - mean) ** 2 for share in shares)
+    z2 = _z(confidence) ** 2
+    # n (n + c - z2) (mean - x)^2 = z2 (spread + c x (1 - x)), solved for x
+    weight = num * max(num + UNSEEN - z2, num)
+    square, linear = weight + z2 * UNSEEN, 2 * weight * mean + z2 * UNSEEN
+    constant = weight * mean * mean - z2 * spread
+    root = math.sqrt(max(0.0, linear * linear - 4 * square * constant))
+    lower = max(0.0, (linear - root) / (2 * square))
+    upper = min(1.0, (linear + root) / (2 * square))
+    scale = high - low
+    return Interval(value=fmean(values), low=low + scale * lower, high=low + scale * upper, num=num)
 
 
-def mean_interval(
-    values: Sequence[float], *, confidence: float = CONFIDENCE, seed: int = 0
-) -> Interval:
-    """The interval of a mean score: Wilson's where every score is 0 or 1, else from resampling."""
+def mean_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Interval:
+    """The interval of a mean score: Wilson's where every score is 0 or 1, else by `bounded`.
+
+    Rewards below 0 or above 1 widen the bounds to the lowest and highest of them.
+    """
     if all(value in (0.0, 1.0) for value in values):
         return wilson(sum(value == 1.0 for value in values), len(values), confidence=confidence)
-    return bootstrap(values, confidence=confidence, seed=seed)
+    low, high = min(0.0, *values), max(1.0, *values)
+    return bounded(values, low=low, high=high, confidence=confidence)
 
 
 # --- comparison -----------------------------------------------------------------------------------
 
 
 def compare(
-    first: Sequence[float],
-    second: Sequence[float],
-    *,
-    confidence: float = CONFIDENCE,
-    num_resamples: int = NUM_RESAMPLES,
-    seed: int = 0,
+    first: Sequence[float], second: Sequence[float], *, confidence: float = CONFIDENCE
 ) -> Comparison:
     """Two methods by their scores on the same questions, in the same order."""
     if len(first) != len(second):
@@ -134,16 +138,8 @@ def compare(
     differences = [one - other for one, other in zip(first, second, strict=True)]
     num_better = sum(difference > 0 for difference in differences)
     num_worse = sum(difference < 0 for difference in differences)
-    if all(score in (0.0, 1.0) for score in (*first, *second)):
-        difference = paired(num_better, num_worse, len(differences), confidence=confidence)
-    else:
-        difference = bootstrap(
-            differences, confidence=confidence, num_resamples=num_resamples, seed=seed
-        )
-        if not num_better and not num_worse:  # resampling zeros gives an interval of width zero
-            difference = paired(0, 0, len(differences), confidence=confidence)
     return Comparison(
-        difference=difference,
+        difference=paired_mean(differences, confidence=confidence),
         num_better=num_better,
         num_worse=num_worse,
         num_equal=len(differences) - num_better - num_worse,
@@ -154,20 +150,34 @@ def compare(
 def paired(
     num_better: int, num_worse: int, num: int, *, confidence: float = CONFIDENCE
 ) -> Interval:
-    """The interval of a difference of two proportions on the same questions.
-
-    Half a question is added to each of the four outcomes (Agresti and Min), so it keeps a width where
-    no question differs.
-    """
+    """The interval of a difference of two proportions on the same questions."""
     if num_better < 0 or num_worse < 0 or num_better + num_worse > num or num == 0:
         raise ValueError(f"{num_better} better and {num_worse} worse of {num} is impossible")
-    total, apart = num + 2, num_better + num_worse + 1
-    center = (num_better - num_worse) / total
-    margin = _z(confidence) * math.sqrt(apart - (num_better - num_worse) ** 2 / total) / total
+    rest = num - num_better - num_worse
+    return paired_mean(
+        [1.0] * num_better + [-1.0] * num_worse + [0.0] * rest, confidence=confidence
+    )
+
+
+def paired_mean(differences: Sequence[float], *, confidence: float = CONFIDENCE) -> Interval:
+    """The interval of a mean difference of scores on the same questions.
+
+    Half a question is added to each of the four outcomes of right and wrong (Agresti and Min), so it
+    keeps a width where all questions differ by the same, or by nothing.
+    """
+    num = len(differences)
+    if num == 0:
+        raise ValueError("there are no differences to take a mean of")
+    most = max(1.0, *(abs(difference) for difference in differences))
+    total, sum_ = num + 2, math.fsum(differences)
+    squares = math.fsum(difference**2 for difference in differences) + most**2
+    center = sum_ / total
+    margin = _z(confidence) * math.sqrt(squares - sum_**2 / total) / total
+    value = sum_ / num
     return Interval(
-        value=(num_better - num_worse) / num,
-        low=max(-1.0, center - margin),
-        high=min(1.0, center + margin),
+        value=value,
+        low=max(-most, min(value, center - margin)),
+        high=min(most, max(value, center + margin)),
         num=num,
     )
 
@@ -183,22 +193,26 @@ def sign_test(num_better: int, num_worse: int) -> float:
 
 
 def by_depth(
-    depths: Sequence[float],
+    depths: Sequence[Sequence[float]],
     scores: Sequence[float],
     *,
     num_buckets: int,
     confidence: float = CONFIDENCE,
-    seed: int = 0,
 ) -> list[DepthBucket]:
-    """Mean score in each of equally wide buckets of depth."""
+    """Mean score in each of equally wide buckets of depth.
+
+    `depths` are those of each piece of evidence of a question; the question counts once in each bucket
+    that holds any of them.
+    """
     buckets: list[list[float]] = [[] for _ in range(num_buckets)]
-    for depth, score in zip(depths, scores, strict=True):
-        buckets[bucket_of(depth, num_buckets=num_buckets)].append(score)
+    for places, score in zip(depths, scores, strict=True):
+        for number in sorted({bucket_of(depth, num_buckets=num_buckets) for depth in places}):
+            buckets[number].append(score)
     return [
         DepthBucket(
             start=number / num_buckets,
             end=(number + 1) / num_buckets,
-            score=mean_interval(bucket, confidence=confidence, seed=seed) if bucket else None,
+            score=mean_interval(bucket, confidence=confidence) if bucket else None,
         )
         for number, bucket in enumerate(buckets)
     ]
@@ -213,27 +227,3 @@ def _z(confidence: float) -> float:
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, not at {confidence}")
     return NormalDist().inv_cdf((1 + confidence) / 2)
-
-
-def _widening(num: int, z: float) -> float:
-    """Factor on z: the bias of the variance, and Student's t instead of the normal distribution.
-
-    t is z(1 + (z^2 + 1) / 4(n - 1) + ...), the Cornish-Fisher expansion.
-    """
-    degrees = max(num - 1, 1)
-    return math.sqrt(num / degrees) * (1 + (z * z + 1) / (4 * degrees))
-
-
-def _resampled_means(values: Sequence[float], num_resamples: int, seed: int) -> list[float]:
-    """Means of resamples with replacement, sorted."""
-    rng = random.Random(seed)
-    num = len(values)
-    return sorted(math.fsum(rng.choices(values, k=num)) / num for _ in range(num_resamples))
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """A quantile of sorted values, interpolated."""
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

@@ -10,7 +10,7 @@ import pytest
 
 from memagent.eval.stats import (
     Interval,
-    bootstrap,
+    bounded,
     by_depth,
     compare,
     mean_interval,
@@ -65,38 +65,68 @@ def test_more_confidence_is_wider() -> None:
         wilson(1, 2, confidence=95)
 
 
-# --- bootstrap ------------------------------------------------------------------------------------
+# --- bounded scores -------------------------------------------------------------------------------
 
 
-def test_the_same_seed_gives_the_same_interval() -> None:
+def test_equal_scores_of_a_few_questions_leave_room_on_both_sides() -> None:
+    interval = mean_interval([0.2] * 6)
+    assert interval == bounded([0.2] * 6)
+    assert interval.value == pytest.approx(0.2)
+    assert (interval.low, interval.high) == pytest.approx((0.0459, 0.5652), abs=1e-4)
+    more = mean_interval([0.2] * 600)
+    assert 0.19 < more.low < 0.2 < more.high < 0.21
+
+
+def test_the_limits_of_a_bounded_mean_solve_its_equation() -> None:
     values = [0.0, 0.5, 1.0, 0.25, 0.75, 1.0]
-    assert bootstrap(values, seed=4) == bootstrap(values, seed=4)
-    assert bootstrap(values, seed=4) != bootstrap(values, seed=5)
+    interval = bounded(values)
+    mean, z2 = fmean(values), 1.959964**2
+    spread = sum((value - mean) ** 2 for value in values)
+    for limit in (interval.low, interval.high):
+        left = 6 * (6 + 12 - z2) * (mean - limit) ** 2
+        assert left == pytest.approx(z2 * (spread + 12 * limit * (1 - limit)), rel=1e-5)
 
 
-def test_equal_values_have_no_spread_and_none_have_no_mean() -> None:
-    assert bootstrap([0.5, 0.5]) == Interval(value=0.5, low=0.5, high=0.5, num=2)
+def test_no_scores_have_no_mean_and_scores_beyond_the_bounds_are_refused() -> None:
     with pytest.raises(ValueError, match="no values"):
-        bootstrap([])
+        bounded([])
+    with pytest.raises(ValueError, match="exceed 0"):
+        bounded([0.5, 1.5])
 
 
-@pytest.mark.parametrize("num", [12, 60])
-def test_the_bootstrap_covers_the_truth_19_times_in_20(num: int) -> None:
+def test_rewards_beyond_0_and_1_widen_the_bounds() -> None:
+    interval = mean_interval([-1.0, 2.0, 0.5])
+    assert -1.0 <= interval.low < interval.value == 0.5 < interval.high <= 2.0
+    assert mean_interval([3.0, 3.0]).low < 3.0
+
+
+SHARES = {
+    "seldom all found": ([0.2, 1.0], [9, 1]),
+    "sometimes all found": ([0.2, 1.0], [7, 3]),
+    "spread": ([0.0, 0.25, 0.5, 1.0], [2, 1, 3, 4]),
+    "nearly all": ([0.9, 1.0], [3, 7]),
+    "middle": ([0.4, 0.6], [1, 1]),
+    "seldom nothing": ([0.0, 0.8, 1.0], [1, 3, 6]),
+    "mostly nothing": ([0.0, 0.1, 0.2, 1.0], [12, 4, 3, 1]),
+}
+
+
+@pytest.mark.parametrize("num", [4, 6, 12, 60])
+@pytest.mark.parametrize("name", SHARES)
+def test_the_interval_of_bounded_scores_covers(name: str, num: int) -> None:
     rng = random.Random(num)
-    choices, weights = [0.0, 0.25, 0.5, 1.0], [2, 1, 3, 4]
-    truth = fmean([0.0] * 2 + [0.25] + [0.5] * 3 + [1.0] * 4)
-    intervals = [
-        bootstrap(rng.choices(choices, weights, k=num), num_resamples=300, seed=trial)
-        for trial in range(400)
-    ]
-    assert 0.915 <= share_covered(intervals, truth) <= 0.985
+    values, weights = SHARES[name]
+    truth = math.fsum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+    intervals = [mean_interval(rng.choices(values, weights, k=num)) for _ in range(600)]
+    assert all(interval.low < interval.high for interval in intervals)
+    assert share_covered(intervals, truth) >= 0.93
 
 
-def test_scores_of_right_and_wrong_take_wilson_and_shares_the_bootstrap() -> None:
+def test_scores_of_right_and_wrong_take_wilson_and_shares_the_bounded_interval() -> None:
     assert mean_interval([1.0] * 20) == wilson(20, 20)
     assert mean_interval([1, 0, 1, 1]) == wilson(3, 4)
     shares = [0.5, 1.0, 0.0, 0.5]
-    assert mean_interval(shares, seed=3) == bootstrap(shares, seed=3)
+    assert mean_interval(shares) == bounded(shares)
 
 
 # --- comparison -----------------------------------------------------------------------------------
@@ -160,6 +190,25 @@ def test_the_interval_of_a_paired_difference_covers(better: float, worse: float)
     assert share_covered(intervals, better - worse) >= 0.93
 
 
+def test_a_difference_that_is_the_same_on_every_question_keeps_a_width() -> None:
+    difference = compare([0.2] * 6, [0.4] * 6).difference
+    assert difference.value == pytest.approx(-0.2)
+    assert difference.low == pytest.approx(-0.4022, abs=1e-4)
+    assert difference.high == pytest.approx(0.1022, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_the_interval_of_a_difference_of_shares_covers(name: str) -> None:
+    rng = random.Random(7)
+    values, weights = SHARES[name]
+    intervals = []
+    for _ in range(500):
+        first = rng.choices(values, weights, k=20)
+        second = rng.choices(values, weights, k=20)
+        intervals.append(compare(first, second).difference)
+    assert share_covered(intervals, 0.0) >= 0.93
+
+
 @pytest.mark.parametrize(("better", "worse", "num"), [(-1, 0, 5), (3, 3, 5), (0, 0, 0)])
 def test_impossible_counts_are_refused(better: int, worse: int, num: int) -> None:
     with pytest.raises(ValueError, match="is impossible"):
@@ -179,10 +228,10 @@ def test_pairing_finds_a_difference_that_separate_intervals_hide() -> None:
 def test_equal_methods_differ_significantly_at_most_one_time_in_twenty() -> None:
     rng = random.Random(6)
     num_significant, intervals = 0, []
-    for trial in range(300):
+    for _ in range(300):
         first = [float(rng.random() < 0.7) for _ in range(80)]
         second = [float(rng.random() < 0.7) for _ in range(80)]
-        result = compare(first, second, num_resamples=200, seed=trial)
+        result = compare(first, second)
         num_significant += result.p_value < 0.05
         intervals.append(result.difference)
     assert num_significant <= 24  # 15 at most expected; the exact test is conservative
@@ -193,7 +242,7 @@ def test_equal_methods_differ_significantly_at_most_one_time_in_twenty() -> None
 
 
 def test_scores_are_grouped_by_the_depth_of_the_evidence() -> None:
-    depths = [0.0, 0.1, 0.5, 0.95, 1.0]
+    depths = [(0.0,), (0.1,), (0.5,), (0.95,), (1.0,)]
     buckets = by_depth(depths, [1, 0, 0.5, 1, 1], num_buckets=4)
     assert [(bucket.start, bucket.end) for bucket in buckets] == [
         *((0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0))
@@ -202,3 +251,10 @@ def test_scores_are_grouped_by_the_depth_of_the_evidence() -> None:
     assert buckets[3].score == wilson(2, 2)
     with pytest.raises(ValueError, match="zip"):
         by_depth(depths, [1.0], num_buckets=4)
+
+
+def test_a_question_counts_in_every_bucket_that_holds_some_of_its_evidence() -> None:
+    """Not in the middle, where the mean of both ends is, and where it has none."""
+    buckets = by_depth([(0.02, 0.98), (0.01, 0.05)], [1.0, 0.0], num_buckets=3)
+    assert [bucket.score and bucket.score.num for bucket in buckets] == [2, None, 1]
+    assert buckets[2].score == wilson(1, 1)

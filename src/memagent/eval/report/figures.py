@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from memagent.errors import ConfigError
 from memagent.eval.report.anchors import Anchor
 from memagent.eval.report.plots import Plot, heat_plot, length_plot, lines_of
-from memagent.eval.report.tables import AverageRow, ResultRow, TextLength
+from memagent.eval.report.tables import AverageRow, LengthUnit, ResultRow, TextLength
 from memagent.eval.stats import Interval
 
 QUESTIONS = "hotpotqa"
 GROUP = "ruler"
-BESIDE = ("RL-MemAgent-14B", "RL-MemAgent-7B")
+BESIDE = ("RL-MemAgent-14B (v1)", "RL-MemAgent-7B (v1)")
 """Published models whose heat maps are shown too."""
 
 
@@ -29,12 +29,13 @@ def paper_figures(
     anchors: Sequence[Anchor],
     *,
     series: Sequence[str],
+    unit: LengthUnit = "tokens",
 ) -> list[Plot]:
     """The paper's figures that the rows suffice for. Raises ConfigError if they suffice for none."""
     figures = [
-        _questions(rows, anchors, series),
-        _average(averages, anchors, series),
-        _tasks(rows, anchors, series),
+        _questions(rows, anchors, series, unit),
+        _average(averages, anchors, series, unit),
+        _tasks(rows, anchors, series, unit),
     ]
     drawn = [figure for figure in figures if figure is not None]
     if not drawn:
@@ -46,16 +47,19 @@ def paper_figures(
 
 
 def _questions(
-    rows: Sequence[ResultRow], anchors: Sequence[Anchor], series: Sequence[str]
+    rows: Sequence[ResultRow], anchors: Sequence[Anchor], series: Sequence[str], unit: LengthUnit
 ) -> Plot | None:
     own = [(row.series, row.x, row.score) for row in rows if row.task == QUESTIONS]
     published = [anchor for anchor in anchors if anchor.task == QUESTIONS]
     title = "RULER-HQA: accuracy by length of the text"
-    return length_plot("paper-hqa", title, lines_of(own, series), published)
+    return length_plot("paper-hqa", title, lines_of(own, series), published, unit)
 
 
 def _average(
-    averages: Sequence[AverageRow], anchors: Sequence[Anchor], series: Sequence[str]
+    averages: Sequence[AverageRow],
+    anchors: Sequence[Anchor],
+    series: Sequence[str],
+    unit: LengthUnit,
 ) -> Plot | None:
     own = [row for row in averages if row.group == GROUP]
     num_tasks = len(own[0].tasks) if own else 0
@@ -64,11 +68,11 @@ def _average(
     if own and own[0].anchor_task is None:
         title = f"RULER: average of {num_tasks} tasks here, of ten in the paper"
     points = [(row.series, row.x, row.score) for row in own]
-    return length_plot("paper-ruler-average", title, lines_of(points, series), published)
+    return length_plot("paper-ruler-average", title, lines_of(points, series), published, unit)
 
 
 def _tasks(
-    rows: Sequence[ResultRow], anchors: Sequence[Anchor], series: Sequence[str]
+    rows: Sequence[ResultRow], anchors: Sequence[Anchor], series: Sequence[str], unit: LengthUnit
 ) -> Plot | None:
     own = [row for row in rows if row.task.startswith(f"{GROUP}/")]
     if not own:
@@ -93,7 +97,7 @@ def _tasks(
         columns=[length.label for length in lengths],
         rows=[task.removeprefix(f"{GROUP}/") for task in tasks],
         row_title="",
-        column_title="length in tokens",
+        column_title=f"length in {unit}",
     )
 
 

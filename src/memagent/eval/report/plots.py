@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Any
 from memagent.errors import ConfigError
 from memagent.eval.report.anchors import Anchor
 from memagent.eval.report.sheets import percent
-from memagent.eval.report.tables import AverageRow, DepthRow, ResultRow, format_tokens
+from memagent.eval.report.tables import (
+    AverageRow,
+    DepthRow,
+    LengthUnit,
+    ResultRow,
+    format_tokens,
+)
 from memagent.eval.stats import Interval
 
 if TYPE_CHECKING:
@@ -119,7 +125,12 @@ def check_library() -> None:
 
 
 def accuracy_plot(
-    task: str, rows: Sequence[ResultRow], anchors: Sequence[Anchor], *, series: Sequence[str]
+    task: str,
+    rows: Sequence[ResultRow],
+    anchors: Sequence[Anchor],
+    *,
+    series: Sequence[str],
+    unit: LengthUnit = "tokens",
 ) -> Plot | None:
     """Score against length, a line per series and per published result.
 
@@ -127,11 +138,16 @@ def accuracy_plot(
     """
     lines = lines_of(((r.series, r.x, r.score) for r in rows if r.task == task), series)
     published = [anchor for anchor in anchors if anchor.task == task]
-    return length_plot(f"accuracy-{slug(task)}", f"{task}: score by length", lines, published)
+    return length_plot(f"accuracy-{slug(task)}", f"{task}: score by length", lines, published, unit)
 
 
 def average_plot(
-    group: str, averages: Sequence[AverageRow], anchors: Sequence[Anchor], *, series: Sequence[str]
+    group: str,
+    averages: Sequence[AverageRow],
+    anchors: Sequence[Anchor],
+    *,
+    series: Sequence[str],
+    unit: LengthUnit = "tokens",
 ) -> Plot | None:
     """The mean over the tasks of a group against length."""
     own = [row for row in averages if row.group == group]
@@ -139,11 +155,15 @@ def average_plot(
     num_tasks = len(own[0].tasks) if own else 0
     title = f"{group}: average of {num_tasks} tasks by length"
     published = [anchor for anchor in anchors if own and anchor.task == own[0].anchor_task]
-    return length_plot(f"average-{slug(group)}", title, lines, published)
+    return length_plot(f"average-{slug(group)}", title, lines, published, unit)
 
 
 def length_plot(
-    name: str, title: str, lines: Sequence[PlotLine], anchors: Sequence[Anchor]
+    name: str,
+    title: str,
+    lines: Sequence[PlotLine],
+    anchors: Sequence[Anchor],
+    unit: LengthUnit = "tokens",
 ) -> Plot | None:
     """Lines over length with 95 % intervals; None without a measured line."""
     if not lines:
@@ -157,7 +177,7 @@ def length_plot(
             _draw_line(axes, line, num_lines=len(lines))
         xs = {round(x) for line in lines for x, _ in line.points}
         xs |= {length for anchor in anchors for length, _ in anchor.points}
-        _length_axis(axes, sorted(xs))
+        _length_axis(axes, sorted(xs), unit)
         _score_axis(axes)
         axes.set_title(title, loc="left")
         _legend(axes, len(anchors), len(lines))
@@ -170,7 +190,7 @@ def length_plot(
     return drawn(name, title, description, draw, size=(width, height))
 
 
-def depth_plot(task: str, rows: Sequence[DepthRow]) -> Plot | None:
+def depth_plot(task: str, rows: Sequence[DepthRow], *, unit: LengthUnit = "tokens") -> Plot | None:
     """Heat maps of length against depth of the evidence, one per series."""
     own = [row for row in rows if row.task == task]
     if not own:
@@ -192,7 +212,7 @@ def depth_plot(task: str, rows: Sequence[DepthRow]) -> Plot | None:
         columns=[length.label for length in lengths],
         rows=depths,
         row_title="depth of the evidence",
-        column_title="length in tokens",
+        column_title=f"length in {unit}",
     )
 
 
@@ -404,7 +424,7 @@ def _draw_cells(axes: Axes, cells: Sequence[Sequence[Interval | None]]) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _length_axis(axes: Axes, lengths: Sequence[int]) -> None:
+def _length_axis(axes: Axes, lengths: Sequence[int], unit: LengthUnit) -> None:
     from matplotlib.ticker import NullLocator
 
     axes.set_xscale("log", base=2)
@@ -412,7 +432,7 @@ def _length_axis(axes: Axes, lengths: Sequence[int]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     ticks = _spaced(lengths)
     axes.set_xticks(ticks, [format_tokens(tick) for tick in ticks])
-    axes.set_xlabel("length of the text in tokens")
+    axes.set_xlabel(f"length of the text in {unit}")
 
 
 def _amount_axis(axes: Axes) -> None:

@@ -43,6 +43,7 @@ from memagent.eval.report.tables import (
     CompareRow,
     DepthRow,
     Entry,
+    LengthUnit,
     ResultRow,
     average_rows,
     compare_rows,
@@ -53,6 +54,8 @@ from memagent.eval.report.tables import (
 from memagent.files import reason_of
 from memagent.runs import read_manifest
 
+BYTES = "bytes"
+"""The tokenizer whose tokens are bytes."""
 ANSWERING = frozenset({"adapter", "extra_body", "yarn_factor", "yarn_window"})
 """Engine settings that change answers, rather than speed or address."""
 
@@ -106,7 +109,14 @@ class Report:
     comparisons: tuple[CompareRow, ...]
     depths: tuple[DepthRow, ...]
     anchors: tuple[Anchor, ...]
-    """Published lines on the tasks of the results."""
+    """Published lines on the tasks of the results; none where lengths are in bytes."""
+    has_left_out_anchors: bool = False
+    """True when there are published lines whose lengths, in tokens, cannot be compared."""
+
+    @property
+    def unit(self) -> LengthUnit:
+        """What the lengths of the texts count."""
+        return "bytes" if any(run.tokenizer == BYTES for run in self.runs) else "tokens"
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -160,6 +170,8 @@ def load_report(names: Sequence[str], *, anchors: Sequence[Anchor] = ()) -> Repo
     }
     averages = average_rows(results)
     tasks = {row.task for row in results} | {row.anchor_task for row in averages}
+    published = tuple(anchor for anchor in anchors if anchor.task in tasks)
+    is_in_bytes = any(run.info.tokenizer == BYTES for run in runs)
     return Report(
         runs=tuple(run.info for run in runs),
         series=tuple({entry.series: None for entry in entries}),
@@ -170,7 +182,8 @@ def load_report(names: Sequence[str], *, anchors: Sequence[Anchor] = ()) -> Repo
         averages=tuple(averages),
         comparisons=tuple(compare_rows(entries)),
         depths=tuple(depth_rows(entries)),
-        anchors=tuple(anchor for anchor in anchors if anchor.task in tasks),
+        anchors=() if is_in_bytes else published,
+        has_left_out_anchors=is_in_bytes and bool(published),
     )
 
 
@@ -422,8 +435,18 @@ def notes(report: Report) -> list[str]:
         f"({100 * num_failed / num_samples:.1f} %). Failed items count as wrong: they score 0 and "
         "stay in n.",
         f"n is the number of items{f'; {seed_words}' if seeds else ''}. Intervals are 95 %: Wilson's "
-        "where every score is 0 or 1, else from resampling items.",
+        "where every score is 0 or 1, else those of a score test between the bounds; none has a width of "
+        "zero.",
     ]
+    num_empty = sum(row.num_empty for row in report.results)
+    if num_failed or num_empty:
+        lost = sum(row.lost_tokens for row in report.results)
+        found.append(
+            f"{num_failed:,} failed and {num_empty:,} empty answers used {lost:,} tokens; the column "
+            "`answered` is the score without them."
+        )
+    if report.has_left_out_anchors:
+        found.append("Lengths are in bytes; published lines, in tokens, are left out.")
     for run in report.runs:
         if run.state == "UNFINISHED":
             found.append(
@@ -451,14 +474,15 @@ def _graders(report: Report, task: str) -> str:
 def report_plots(report: Report) -> list[Plot]:
     """The plots of a report, by task."""
     rows, series = report.results, report.series
+    unit = report.unit
     plots = [
-        average_plot(group, report.averages, report.anchors, series=series)
+        average_plot(group, report.averages, report.anchors, series=series, unit=unit)
         for group in report.groups
     ]
     for task in report.tasks:
         plots += [
-            accuracy_plot(task, rows, report.anchors, series=series),
-            depth_plot(task, report.depths),
+            accuracy_plot(task, rows, report.anchors, series=series, unit=unit),
+            depth_plot(task, report.depths, unit=unit),
             cost_plot(task, rows, series=series),
         ]
     return [plot for plot in plots if plot is not None]
@@ -478,7 +502,7 @@ def write_report(
     plots = report_plots(report)
     if with_paper:
         figures = paper_figures(
-            report.results, report.averages, report.anchors, series=report.series
+            report.results, report.averages, report.anchors, series=report.series, unit=report.unit
         )
         plots = [*figures, *plots]
     tables, beside = report_sheets(report), published_sheets(report)

@@ -156,6 +156,11 @@ def results_sheet(rows: Sequence[ResultRow], unfinished: Sequence[ResultRow]) ->
         Column(title="failed", value=lambda row: (row.num_failed, row.num_samples), show=rate),
         Column(key="num_failed", value=lambda row: row.num_failed),
         Column(key="failure_rate", value=lambda row: row.failure_rate),
+        Column(title="empty", value=lambda row: (row.num_empty, row.num_samples), show=rate),
+        Column(key="num_empty", value=lambda row: row.num_empty),
+        Column(title="answered", value=_answered),
+        Column(key="answered_score", value=lambda row: row.answered_score),
+        Column(key="lost_tokens", value=lambda row: row.lost_tokens),
         Column(title="cut", value=lambda row: (row.num_cut, row.num_samples), show=rate),
         Column(key="num_cut", value=lambda row: row.num_cut),
         Column(title="calls", key="num_calls", value=lambda row: row.num_calls, show=amount),
@@ -179,11 +184,19 @@ def results_sheet(rows: Sequence[ResultRow], unfinished: Sequence[ResultRow]) ->
     )
     return Sheet(
         name="results",
-        caption="Results. Failed items count as wrong and stay in n. Calls, tokens, seconds and cost "
+        caption="Results. Failed items count as wrong and stay in n. Answered is the score in % "
+        "without failed and empty answers. Calls, tokens, seconds and cost "
         f"are means per answer.{star}",
         columns=columns,
         rows=tuple(rows),
     )
+
+
+def _answered(row: ResultRow) -> str | None:
+    """The score without failed and empty answers, where there are such."""
+    if row.answered_score is None or not (row.num_failed or row.num_empty):
+        return None
+    return percent(row.answered_score)
 
 
 def averages_sheet(rows: Sequence[AverageRow]) -> Sheet:

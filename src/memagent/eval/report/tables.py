@@ -20,10 +20,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from memagent.eval.records import ItemRecord
 from memagent.eval.stats import Comparison, DepthBucket, Interval, by_depth, compare, mean_interval
+
+LengthUnit = Literal["tokens", "bytes"]
+"""What lengths of texts count."""
 
 NUM_DEPTHS = 5
 RULER_TEN = (
@@ -43,7 +46,7 @@ class TextLength:
 
     @property
     def label(self) -> str:
-        """For people: 8K is 8 * 1,024 tokens, 8k is 8,000."""
+        """For people: 8K is 8 * 1,024, 8k is 8,000; of tokens, or of bytes where those were counted."""
         return "as given" if self.tokens is None else format_tokens(self.tokens)
 
     @property
@@ -81,8 +84,14 @@ class ResultRow:
     num_samples: int
     """Answers requested: more than items where items were sampled several times."""
     num_failed: int
+    num_empty: int
+    """Answers that are empty; they are graded as they are."""
     num_cut: int
     """Answers whose method did not read the whole text."""
+    answered_score: float | None
+    """Mean score of the items that neither failed nor were answered with nothing; None without such."""
+    lost_tokens: int
+    """Tokens of prompts and replies of all failed and empty answers together."""
     graders: tuple[str, ...]
     prompt_tokens: float
     """Mean per answer, as are the fields below."""
@@ -183,6 +192,7 @@ def result_rows(entries: Iterable[Entry]) -> list[ResultRow]:
 def _result_row(cell: Cell, records: Sequence[ItemRecord]) -> ResultRow:
     costs = [record.cost for record in records if record.cost is not None]
     lengths = [record.num_tokens for record in records if record.num_tokens is not None]
+    answered = [record for record in records if record.status == "ok" and not record.is_empty]
     return ResultRow(
         series=cell.series,
         task=cell.task,
@@ -191,7 +201,14 @@ def _result_row(cell: Cell, records: Sequence[ItemRecord]) -> ResultRow:
         score=mean_interval(list(_by_item(records).values())),
         num_samples=len(records),
         num_failed=sum(record.status == "failed" for record in records),
+        num_empty=sum(record.is_empty for record in records),
         num_cut=sum(record.is_cut for record in records),
+        answered_score=fmean(_by_item(answered).values()) if answered else None,
+        lost_tokens=sum(
+            record.prompt_tokens + record.completion_tokens
+            for record in records
+            if record.status == "failed" or record.is_empty
+        ),
         graders=tuple(sorted({record.grader for record in records})),
         prompt_tokens=fmean(record.prompt_tokens for record in records),
         completion_tokens=fmean(record.completion_tokens for record in records),
@@ -375,10 +392,10 @@ def depth_rows(entries: Iterable[Entry], *, num_buckets: int = NUM_DEPTHS) -> li
     """Scores by depth of the evidence, where a task has evidence."""
     rows = []
     for cell, records in _cells(entries).items():
-        depths: dict[str, float] = {}
+        depths: dict[str, tuple[float, ...]] = {}
         for record in records:
             if record.depth is not None:
-                depths[item_of(record)] = record.depth
+                depths[item_of(record)] = record.depths or (record.depth,)
         scores = _by_item(records)
         if not depths:
             continue

@@ -38,10 +38,20 @@ def test_the_papers_lines_are_all_there() -> None:
 
 
 def test_a_known_cell_of_the_papers_main_table_is_right() -> None:
-    [line] = [line for line in read_anchors("paper") if line.label == "RL-MemAgent-14B (v1)"]
+    lines = [line for line in read_anchors("paper") if line.task == "hotpotqa"]
+    [line] = [line for line in lines if line.label == "RL-MemAgent-14B (v1)"]
     assert dict(line.points)[3_670_016] == pytest.approx(0.7812)
     assert line.at(3_584_000) == pytest.approx(0.7812)  # 25,600 documents
     assert line.at(5000) is None
+
+
+def test_a_model_has_one_name_in_both_files() -> None:
+    lines = read_anchors("paper")
+    questions = {line.label for line in lines if line.task == "hotpotqa"}
+    ruler = {line.label for line in lines if line.task.startswith("ruler/")}
+    assert ruler < questions
+    assert questions - ruler == {"RL-MemAgent-14B (v2)", "RL-MemAgent-7B (v2)"}
+    assert all("Instruct" in label for label in questions if label.startswith("Qwen2.5-"))
 
 
 def test_scores_over_128_questions_are_counts_of_them() -> None:

@@ -123,9 +123,11 @@ def test_published_averages_are_shown_only_for_the_same_tasks() -> None:
     averages = average_rows(ten)
     plot = drawn(average_plot("ruler", averages, PAPER, series=SERIES))
     assert plot.title == "ruler: average of 10 tasks by length"
-    assert "RL-MemAgent-7B" in texts(plot)
+    assert "RL-MemAgent-7B (v1)" in texts(plot)
     some = average_rows([row for row in ten if row.task != "ruler/vt"])
-    assert "RL-MemAgent-7B" not in texts(drawn(average_plot("ruler", some, PAPER, series=SERIES)))
+    assert "RL-MemAgent-7B (v1)" not in texts(
+        drawn(average_plot("ruler", some, PAPER, series=SERIES))
+    )
 
 
 def test_the_papers_figures_are_redrawn() -> None:
@@ -139,8 +141,10 @@ def test_the_papers_figures_are_redrawn() -> None:
     hqa, average, tasks = map(texts, figures)
     of_paper = [anchor.label for anchor in PAPER if anchor.task == "hotpotqa"]
     assert {label.removesuffix(" (off a plot)") for label in hqa} >= set(of_paper)
-    assert {"reader", "direct", "Qwen2.5-7B", "MemAgent-7B without RL"} <= set(average)
-    assert {"published: RL-MemAgent-14B", "published: RL-MemAgent-7B", "reader"} <= set(tasks)
+    assert {"reader", "direct", "Qwen2.5-Instruct-7B", "MemAgent-7B without RL"} <= set(average)
+    assert {"published: RL-MemAgent-14B (v1)", "published: RL-MemAgent-7B (v1)", "reader"} <= set(
+        tasks
+    )
     # fwe of RL-MemAgent-14B at 8K, published as 90.72 over 128 items
     assert "91 n=128" in " ".join(tasks)
 
@@ -148,7 +152,7 @@ def test_the_papers_figures_are_redrawn() -> None:
 def test_a_published_score_of_0_is_a_cell_too() -> None:
     zero = Anchor(
         task="ruler/vt",
-        label="RL-MemAgent-7B",
+        label="RL-MemAgent-7B (v1)",
         points=((8192, 0.0),),
         citation="us",
         where="",

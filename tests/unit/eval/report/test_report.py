@@ -8,13 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from memagent.cli.report import command
 from memagent.errors import ConfigError, MemagentError, RunError
 from memagent.eval.report.anchors import read_anchors
 from memagent.eval.report.report import (
     load_report,
     notes,
     published_sheets,
+    report_plots,
     report_sheets,
     write_report,
 )
@@ -154,7 +157,7 @@ def test_lengths_by_other_tokenizers_are_refused(tmp_path: Path) -> None:
     one = reader_run(tmp_path / "a")
     other = make_run(tmp_path / "b", [item(TASK, "bm25", 7000, 0)], length_tokenizer="gpt2")
     message = message_of([str(one), str(other)])
-    assert "with the tokenizer bytes" in message
+    assert "with the tokenizer smollm2-135m" in message
     assert "with gpt2, so their lengths are not comparable; report them separately" in message
 
 
@@ -278,6 +281,32 @@ def test_published_lengths_near_ours_share_a_column(tmp_path: Path) -> None:
     lines = sheet.lines()
     assert lines[0][:5] == ["here", "reader", "", "75.0 [30.1, 95.4]", "–"]  # noqa: RUF001
     assert lines[1][:5] == ["published", "QwenLong-L1-32B", "v1, Table 2", "72.7", "75.0"]
+
+
+def test_lengths_in_bytes_stand_beside_no_published_lengths_in_tokens(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", lifelike(["hotpotqa"]), length_tokenizer="bytes")
+    report = load_report([str(run)], anchors=read_anchors("paper"))
+    assert (report.unit, report.anchors, published_sheets(report)) == ("bytes", (), [])
+    assert "Lengths are in bytes; published lines, in tokens, are left out." in notes(report)
+    plots = {plot.name: plot.svg.decode() for plot in report_plots(report)}
+    assert "length of the text in bytes" in plots["accuracy-hotpotqa"]
+    assert "length in bytes" in plots["depth-hotpotqa"]
+
+
+def test_notes_say_what_failed_and_empty_answers_used(tmp_path: Path) -> None:
+    items = [item(TASK, "reader", 8192, 0), item(TASK, "reader", 8192, 1, answer="", score=0.0)]
+    report = load_report([str(make_run(tmp_path / "run", items))])
+    assert any("0 failed and 1 empty answers used 1,050 tokens" in note for note in notes(report))
+
+
+def test_console_and_json_show_published_rows(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", lifelike(["hotpotqa"], num=4))
+    printed = CliRunner().invoke(command, [str(run)])
+    assert "RL-MemAgent-14B (v1)" in printed.output
+    assert "arXiv 2507.02259" in printed.output
+    values = json.loads(CliRunner().invoke(command, [str(run), "--json"]).output)
+    lines = [row for row in values["published"] if row["label"] == "RL-MemAgent-14B (v1)"]
+    assert {row["tokens"]: row["score"] for row in lines}[7168] == pytest.approx(0.8359)
 
 
 def test_the_papers_figures_need_its_tasks(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from memagent.eval.report.tables import (
     holm,
     result_rows,
 )
-from memagent.eval.stats import Interval, wilson
+from memagent.eval.stats import Interval, bounded, wilson
 from tests.support.eval_runs import failed, item
 
 TASK = "ruler/vt"
@@ -53,9 +53,20 @@ def test_a_failed_item_scores_0_whatever_its_record_says() -> None:
     assert row.score.value == 0.0
 
 
-def test_scores_between_0_and_1_get_a_bootstrap_interval() -> None:
+def test_equal_scores_between_0_and_1_get_an_interval_with_a_width() -> None:
     [row] = result_rows(scored("reader", [0.5, 0.5, 0.5]))
-    assert row.score == Interval(value=0.5, low=0.5, high=0.5, num=3)
+    assert row.score == bounded([0.5, 0.5, 0.5])
+    assert row.score.high - row.score.low > 0.5
+
+
+def test_failed_and_empty_answers_show_what_they_cost() -> None:
+    right = [item(TASK, "reader", 8192, index, answer="x") for index in range(2)]
+    empty = item(TASK, "reader", 8192, 2, answer=" \n", score=0.0, prompt_tokens=70)
+    gone = failed(TASK, "reader", 8192, 3, prompt_tokens=30, completion_tokens=5)
+    [row] = result_rows(entries(*right, empty, gone))
+    assert (row.num_failed, row.num_empty, row.score.value) == (1, 1, 0.5)
+    assert row.answered_score == 1.0
+    assert row.lost_tokens == 70 + empty.completion_tokens + 35
 
 
 def test_costs_are_means_per_answer() -> None:

@@ -1,0 +1,43 @@
+"""Time in a queue is told apart from time of work."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from memagent.engines.queueing import Queue, slot
+
+WORK = 0.05
+
+
+async def call(queue: Queue, slots: asyncio.Semaphore) -> float:
+    with queue.call() as queued:
+        async with slot(slots):
+            await asyncio.sleep(WORK)
+    return queued.seconds
+
+
+async def test_the_second_of_two_items_at_one_slot_waits_as_long_as_the_first_works() -> None:
+    slots, first, second = asyncio.Semaphore(1), Queue(), Queue()
+    waited = await asyncio.gather(call(first, slots), call(second, slots))
+    assert (first.seconds, waited[0]) == (0.0, 0.0)
+    assert second.seconds == pytest.approx(waited[1], abs=0.01)
+    assert second.seconds > WORK * 0.8
+
+
+async def test_a_call_that_waits_while_another_of_its_item_works_does_not_count() -> None:
+    slots, queue = asyncio.Semaphore(1), Queue()
+    waited = await asyncio.gather(call(queue, slots), call(queue, slots))
+    assert waited[1] > WORK * 0.8
+    assert queue.seconds < WORK * 0.2
+
+
+async def test_a_cancelled_wait_leaves_the_slot_to_others() -> None:
+    slots, queue = asyncio.Semaphore(1), Queue()
+    async with slots:
+        waiting = asyncio.create_task(call(queue, slots))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert await call(Queue(), slots) == 0.0
