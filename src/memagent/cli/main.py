@@ -7,7 +7,6 @@ import os
 import sys
 
 import click
-from click.utils import PacifyFlushWrapper
 
 from memagent._version import __version__
 from memagent.cli.shared.interrupt import INTERRUPTED
@@ -48,6 +47,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run a command; the exit code."""
     commands: list[click.Command] = [app]
+    stdout = sys.stdout
     try:
         result = app.main(arguments, prog_name="memagent", standalone_mode=False, obj=commands)
         sys.stdout.flush()  # a closed pipe shows here, not when Python has shut down
@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return _without_reader()
     except SystemExit:
-        if isinstance(sys.stdout, PacifyFlushWrapper):  # click's answer to a closed pipe
+        if sys.stdout is not stdout:  # click replaces it when a pipe is closed
             return _without_reader()
         raise
     return result if isinstance(result, int) else 0
