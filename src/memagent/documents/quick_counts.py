@@ -6,15 +6,24 @@
 Converting a tokenizer takes a while, so the result is kept in the user's cache folder under the
 fingerprint of the `tokenizer.json` it was made from. Only what agrees with the tokenizer on `SAMPLES` is
 kept or used; without tokie, or where it does not agree, there is none.
+
+tokie is exact on short texts of known characters only: beyond about 10 kB it cuts inside words, and it
+can panic. So a text is taken in blocks that end where every tokenizer ends a token, and a block goes to
+the exact tokenizer if it has no such end, has rare characters, or tokie fails on it:
+
+    text ──┬── block ──┬── block ──┬── block ──▶   sum of the counts, or all ids in a row
+           └ seam: between two words, or after a line
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
 from platformdirs import user_cache_path
 
@@ -22,6 +31,25 @@ from memagent.files import replacing
 
 Count = Callable[[str], int]
 Encode = Callable[[str], list[int]]
+
+_Found = TypeVar("_Found", int, list[int])
+
+BLOCK_BYTES = 8000
+MAX_CHAR_BYTES = 4
+SEAM_CHARS = 24
+"""Block size in which the samples are compared once more, so that they are cut at many seams."""
+_LETTER = r"[^\W\d_]"
+_SEAM = re.compile(
+    rf"(?<={_LETTER})(?= {_LETTER})"  # a blank begins a token with the word behind it
+    rf"|(?<={_LETTER})(?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]{_LETTER})"  # Chinese, Japanese marks
+    r"|(?<=\S\n)(?=\S)"
+)
+_RARE = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f"  # often missing from vocabularies
+    "\u16ee-\u16f0\u2160-\u2188\u3021-\u3029\u3038-\u303a\ua6e6-\ua6ef"  # numbers that are letters
+    "\U00010000-\U0001efff\U0001fb00-\U0001ffff\U00033480-\U0010ffff]"  # beyond emoji and Chinese
+)
+"""Characters that tokie and a tokenizer may treat differently."""
 
 SAMPLES = (
     "It was 7:45 a.m. on the 3rd of May, 1873; nobody (not even \u201cthe captain\u201d) had slept.\n",
@@ -40,20 +68,19 @@ def quick_counter(file: Path, open_exact: Callable[[], Count]) -> Count | None:
     except ImportError:
         return None
     kept = _cache_file(file)
+    exact = open_exact()
     with suppress(tokie.TokieError, OSError):
-        counter: Count = tokie.Tokenizer.from_file(str(kept)).count_tokens
-        return counter
+        return _in_blocks(tokie.Tokenizer.from_file(str(kept)).count_tokens, exact, _total)
     try:
         tokenizer = tokie.Tokenizer.from_json(str(file))
-        count: Count = tokenizer.count_tokens
-        exact = open_exact()
-        if any(count(sample) != exact(sample) for sample in SAMPLES):
-            return None
     except tokie.TokieError:  # a kind of tokenizer that it does not know
+        return None
+    quick: Count = tokenizer.count_tokens
+    if not _agree(quick, exact, _total, SAMPLES):
         return None
     with suppress(tokie.TokieError, OSError):  # the cache is a convenience
         _keep(tokenizer, kept)
-    return count
+    return _in_blocks(quick, exact, _total)
 
 
 def quick_encoder(file: Path, exact: Encode, *, samples: Sequence[str] = ()) -> Encode | None:
@@ -63,12 +90,77 @@ def quick_encoder(file: Path, exact: Encode, *, samples: Sequence[str] = ()) -> 
     except ImportError:
         return None
     try:
-        tokenizer = _opened(file)
-        if any(tokenizer(sample) != exact(sample) for sample in (*SAMPLES, *samples)):
-            return None
+        quick = _opened(file)
     except tokie.TokieError:  # a kind of tokenizer that it does not know
         return None
-    return tokenizer
+    if not _agree(quick, exact, _joined, (*SAMPLES, *samples)):
+        return None
+    return _in_blocks(quick, exact, _joined)
+
+
+def _agree(
+    quick: Callable[[str], _Found],
+    exact: Callable[[str], _Found],
+    join: Callable[[Iterator[_Found]], _Found],
+    samples: Sequence[str],
+) -> bool:
+    """Whether tokie finds what the tokenizer finds, in whole samples and in pieces of them."""
+    in_pieces = _in_blocks(quick, exact, join, block_chars=SEAM_CHARS)
+    try:
+        return all(quick(text) == exact(text) == in_pieces(text) for text in samples)
+    except BaseException as error:
+        _raise_if_meant(error)
+        return False
+
+
+def _in_blocks(
+    quick: Callable[[str], _Found],
+    exact: Callable[[str], _Found],
+    join: Callable[[Iterator[_Found]], _Found],
+    *,
+    block_chars: int | None = None,
+) -> Callable[[str], _Found]:
+    """What `quick` finds in a text, taken in blocks; what `exact` finds in blocks it is not sure of."""
+
+    def in_block(block: str, is_short: bool) -> _Found:
+        if is_short and _RARE.search(block) is None:
+            try:
+                return quick(block)
+            except BaseException as error:  # a panic of Rust code is no Exception
+                _raise_if_meant(error)
+        return exact(block)
+
+    def in_text(text: str) -> _Found:
+        size = block_chars or (BLOCK_BYTES if text.isascii() else BLOCK_BYTES // MAX_CHAR_BYTES)
+        return join(in_block(block, len(block) <= size) for block in _blocks(text, size))
+
+    return in_text
+
+
+def _blocks(text: str, size: int) -> Iterator[str]:
+    """The text in blocks that end at seams. A block is longer than `size` where there is no seam."""
+    start = 0
+    while len(text) - start > size:
+        seam = _SEAM.search(text, start + size // 2)
+        if seam is None:
+            break
+        yield text[start : seam.end()]
+        start = seam.end()
+    yield text[start:]
+
+
+def _total(counts: Iterator[int]) -> int:
+    return sum(counts)
+
+
+def _joined(pieces: Iterator[list[int]]) -> list[int]:
+    return [token for piece in pieces for token in piece]
+
+
+def _raise_if_meant(error: BaseException) -> None:
+    """Pass on what ends the program; everything else is a failure of tokie."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+        raise error
 
 
 def _opened(file: Path) -> Encode:
@@ -85,7 +177,7 @@ def _cache_file(file: Path) -> Path:
     with file.open("rb") as stream:
         fingerprint = hashlib.file_digest(stream, "sha256").hexdigest()[:32]
     folder = user_cache_path("memagent", appauthor=False) / "tokenizers"
-    return folder / f"{fingerprint}-tokie-{version('tokie')}.bin"
+    return folder / f"{fingerprint}-tokie-{version('tokie')}-2.bin"
 
 
 def _keep(tokenizer: object, kept: Path) -> None:
