@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import runpy
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def hotpot(name: str, first: int) -> dict[str, Any]:
 def cut(name: str, *sentences: list[str], answer: str) -> dict[str, Any]:
     return {
         "id": name,
-        "question": "Which town has walls?",
+        "question": f"Which {name} town has walls?",
         "answers": [answer],
         "paragraphs": [{"title": "guessed", "sentences": some} for some in sentences],
         "supporting": [],
@@ -54,53 +55,119 @@ def cut(name: str, *sentences: list[str], answer: str) -> dict[str, Any]:
     }
 
 
+KNOWN = [paragraph(30)["sentences"][:1], paragraph(31)["sentences"][1:2]]
+CUTS = [
+    cut("known", *KNOWN, answer="1031"),
+    cut("short", ["Elsewhere Anna was born."], ["Anna has walls in Rome."], answer="Rome"),
+    cut("absent", ["Nothing of it."], answer="Paris"),
+]
+Prepare = Callable[..., subprocess.CompletedProcess[str]]
+
+
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("reader")
-    qa, official = folder / "qa", folder / "hotpotqa"
-    write(qa / "paragraphs.jsonl.gz", [paragraph(number) for number in range(60)])
-    known = [paragraph(30)["sentences"][:1], paragraph(31)["sentences"][1:2]]
-    cuts = [
-        cut("known", *known, answer="1031"),
-        cut("short", ["Elsewhere Anna was born."], ["Anna has walls in Rome."], answer="Rome"),
-        cut("absent", ["Nothing of it."], answer="Paris"),
-    ]
-    write(qa / "hotpotqa_train_halueval.jsonl.gz", cuts)
-    for name in ("2wiki_train", "nq_open_gold", "iirc"):
-        write(qa / f"{name}.jsonl.gz", [])
-    write(official / "train.jsonl.gz", [hotpot("official", 10)])
-    write(official / "dev.jsonl.gz", [hotpot("dev", 20)])
-    arguments = [
-        "--qa",
-        qa,
-        "--hotpotqa",
-        official,
-        "--tokenizer",
-        "bytes",
-        "--out",
-        folder / "out",
-    ]
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+def prepare(tmp_path_factory: pytest.TempPathFactory) -> Prepare:
+    """Run the script on a few questions."""
+
+    def run(
+        out: Path,
+        share: float,
+        *,
+        cuts: Iterable[Any] = CUTS,
+        official: Iterable[Any] = (hotpot("official", 10),),
+    ) -> subprocess.CompletedProcess[str]:
+        folder = tmp_path_factory.mktemp("sources")
+        qa, published = folder / "qa", folder / "hotpotqa"
+        write(qa / "paragraphs.jsonl.gz", [paragraph(number) for number in range(60)])
+        write(qa / "hotpotqa_train_halueval.jsonl.gz", cuts)
+        for name in ("2wiki_train", "nq_open_gold", "iirc"):
+            write(qa / f"{name}.jsonl.gz", [])
+        write(published / "train.jsonl.gz", official)
+        write(published / "dev.jsonl.gz", [hotpot("dev", 20)])
+        values = {"qa": qa, "hotpotqa": published, "tokenizer": "bytes", "out": out}
+        options = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+        command = [sys.executable, str(SCRIPT), *options, "--rl-share", str(share)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def lessons(prepare: Prepare, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All questions are for the warm start."""
+    out = tmp_path_factory.mktemp("lessons")
+    done = prepare(out, 0.0)
     assert done.returncode == 0, done.stderr
-    return folder / "out"
+    return out
 
 
-def test_paragraphs_of_development_questions_are_in_no_text(out: Path) -> None:
-    for path in out.iterdir():
+@pytest.fixture(scope="module")
+def tasks(prepare: Prepare, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All questions are for reinforcement learning."""
+    out = tmp_path_factory.mktemp("tasks")
+    done = prepare(out, 1.0)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def question_ids(path: Path) -> set[str]:
+    lines = path.read_text().splitlines()
+    return {json.loads(line)["id"].rpartition("/")[2] for line in lines}
+
+
+def test_no_question_is_in_the_warm_start_and_in_reinforcement_learning(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    official = [hotpot(f"official-{first}", first) for first in (0, 4, 8, 12, 25, 40, 44, 48, 52)]
+    cuts = [
+        cut(f"cut-{number}", ["Anna was born."], [f"She lives in Rome {number}."], answer="Rome")
+        for number in range(40)
+    ]
+    names = ("lessons_long", "lessons_short", "train_titled", "train_plain")
+    found = []
+    for share in (0.5, 0.5, 0.25):
+        out = tmp_path / f"out-{len(found)}"
+        done = prepare(out, share, cuts=cuts, official=official)
+        assert done.returncode == 0, done.stderr
+        found.append([question_ids(out / f"{name}.jsonl") for name in names])
+    assert found[0] == found[1], "the same questions each time"
+    for long, short, titled, plain in found:
+        assert not (long | short) & (titled | plain)
+        assert len(long | short | titled | plain) == len(official) + len(cuts)
+    assert 10 < len(found[0][2] | found[0][3]) < 39
+    assert found[2][2] | found[2][3] < found[0][2] | found[0][3], "a smaller share is a subset"
+
+
+def test_a_development_question_is_refused(prepare: Prepare, tmp_path: Path) -> None:
+    done = prepare(tmp_path / "out", 0.5, official=[hotpot("copied", 20)])
+    assert done.returncode == 1
+    assert "the question copied is in development and in" in done.stderr
+
+
+def test_a_question_in_two_sets_is_refused() -> None:
+    script = runpy.run_path(str(SCRIPT))
+    question = script["Question"](
+        id="one", text="Who?", answers=("A",), gold=(), hard=(), is_titled=True
+    )
+    script["check_apart"](lessons=[question, question], tasks=[])
+    with pytest.raises(SystemExit, match="one is in lessons and in tasks: Who"):
+        script["check_apart"](lessons=[question], tasks=[question])
+
+
+def test_paragraphs_of_development_questions_are_in_no_text(lessons: Path, tasks: Path) -> None:
+    for path in (*lessons.iterdir(), *tasks.iterdir()):
         assert "Place 20 " not in path.read_text()
         assert "Place 21 " not in path.read_text()
 
 
-def test_whole_paragraphs_are_titled_and_cut_ones_are_not(out: Path) -> None:
-    titled = {one.id.rpartition("/")[2]: one for one in read_examples(out / "train_titled.jsonl")}
+def test_whole_paragraphs_are_titled_and_cut_ones_are_not(tasks: Path) -> None:
+    titled = {one.id.rpartition("/")[2]: one for one in read_examples(tasks / "train_titled.jsonl")}
     assert titled.keys() == {"official", "known"}
     assert all(passage.title for one in titled.values() for passage in one.passages)
     assert [one.text for one in titled["known"].evidence] in (
         ["Place 30 is a town.", "It was built in 1031."],
         ["It was built in 1031.", "Place 30 is a town."],
     )
-    (plain,) = read_examples(out / "train_plain.jsonl")
+    (plain,) = read_examples(tasks / "train_plain.jsonl")
     assert plain.id.endswith("/short"), "an answer that is not in the evidence is left out"
     assert not any(passage.title for passage in plain.passages)
     assert {one.text for one in plain.evidence} == {
@@ -109,8 +176,8 @@ def test_whole_paragraphs_are_titled_and_cut_ones_are_not(out: Path) -> None:
     }
 
 
-def test_conversations_end_with_the_answer_and_hold_the_evidence(out: Path) -> None:
-    examples = read_conversations(out / "lessons_long.jsonl")
+def test_conversations_end_with_the_answer_and_hold_the_evidence(lessons: Path) -> None:
+    examples = read_conversations(lessons / "lessons_long.jsonl")
     found = {one[0].id.rpartition("/")[2]: one for one in examples}
     assert found.keys() == {"official", "known", "short"}
     memory, answer = (one.messages[-1]["content"] for one in found["official"][-2:])

@@ -9,8 +9,12 @@ HotpotQA publishes them. Written are
 
     OUT/lessons_short.jsonl    conversations over short texts in short sections: many questions for few tokens
     OUT/lessons_long.jsonl     conversations over sections of full length
-    OUT/train_titled.jsonl     examples for reinforcement learning, whole paragraphs with titles
+    OUT/train_titled.jsonl     examples for reinforcement learning on other questions, whole paragraphs with titles
     OUT/train_plain.jsonl      the same with one to three sentences of a paragraph and no titles
+
+HotpotQA questions are split by their wording: a share of them (`--rl-share`) is for reinforcement learning alone,
+so that its rewards are for questions the model has not been trained on; a question on both sides, or one of the
+development files, is refused.
 
 Questions whose paragraphs are known only by their supporting sentences get no titles and short distractors:
 otherwise their length would give the gold paragraphs away. Paragraphs that support development questions
@@ -55,6 +59,10 @@ HEADING_TOKENS = 5
 NUM_HARD = 12
 MAX_RANDOM = 600
 """Paragraphs tried as fillers of a text."""
+RL_SHARE = 0.5
+MAX_PLAIN = 1500
+"""Questions without titles for reinforcement learning; the others are for the warm start."""
+NUM_LONG_PLAIN = 300
 FEW_HARD, FEW_HARD_SHARE = 4, 0.5
 """Half of the texts have few misleading paragraphs: most sections of a long text add nothing."""
 
@@ -288,6 +296,32 @@ def is_sound(question: Question) -> bool:
     return bool(answer) and (answer in YES_NO or answer in evidence or answer in titles)
 
 
+# --- two sets of questions ------------------------------------------------------------------------
+
+
+def split(
+    questions: Iterable[Question], share: float, *, seed: int
+) -> tuple[list[Question], list[Question]]:
+    """Questions for reinforcement learning, and for the warm start; the wording decides."""
+    for_rl, for_lessons = [], []
+    for question in questions:
+        is_for_rl = random.Random(f"{seed}/split/{_plain(question.text)}").random() < share
+        (for_rl if is_for_rl else for_lessons).append(question)
+    return for_rl, for_lessons
+
+
+def check_apart(**sets: Iterable[Question]) -> None:
+    """Refuse a question that is in two of the sets."""
+    seen: dict[str, str] = {}
+    for name, questions in sets.items():
+        for question in questions:
+            other = seen.setdefault(_plain(question.text), name)
+            if other != name:
+                raise SystemExit(
+                    f"the question {question.id} is in {other} and in {name}: {question.text}"
+                )
+
+
 # --- texts ----------------------------------------------------------------------------------------
 
 
@@ -474,6 +508,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--limit", type=int, help="questions of each file, to try it out")
     parser.add_argument("--memory-tokens", type=int, default=512)
+    parser.add_argument(
+        "--rl-share",
+        type=float,
+        default=RL_SHARE,
+        help="share of the HotpotQA questions for reinforcement learning alone",
+    )
     arguments = parser.parse_args()
     tokenizer = length_tokenizer(arguments.tokenizer)
     agent = AgentConfig(
@@ -484,11 +524,8 @@ def main() -> None:
         prompts="boxed",
     )
     arguments.out.mkdir(parents=True, exist_ok=True)
-    banned = {
-        one.title
-        for question in hotpot_questions(arguments.hotpotqa / "dev.jsonl.gz")
-        for one in question.gold
-    }
+    dev = list(hotpot_questions(arguments.hotpotqa / "dev.jsonl.gz"))
+    banned = {one.title for question in dev for one in question.gold}
     paragraphs = [
         Paragraph(title=record["title"], sentences=sentences_of(record))
         for record in read_lines(arguments.qa / "paragraphs.jsonl.gz")
@@ -509,16 +546,28 @@ def main() -> None:
         other_questions(arguments.qa / "nq_open_gold.jsonl.gz", pool, is_titled=True), 600
     )
     linked = taken(other_questions(arguments.qa / "iirc.jsonl.gz", pool, is_titled=False), 400)
-    whole = [question for question in cut if question.is_titled]
-    plain = [question for question in cut if not question.is_titled]
+    parts = {"seed": arguments.seed, "share": arguments.rl_share}
+    titled, warm_titled = split([*official, *(one for one in cut if one.is_titled)], **parts)
+    plain, warm_plain = split((one for one in cut if not one.is_titled), **parts)
+    plain, unused = plain[:MAX_PLAIN], plain[MAX_PLAIN:]
+    warm_plain += unused
+    long_ones = [*warm_titled, *warm_plain[:NUM_LONG_PLAIN]]
+    short_ones = [*warm_plain[NUM_LONG_PLAIN:], *wiki, *natural, *linked]
+    check_apart(
+        development=dev,
+        **{
+            "the warm start": [*long_ones, *short_ones],
+            "reinforcement learning": [*titled, *plain],
+        },
+    )
     writer = Writer(pool, tokenizer, arguments.seed)
 
-    long = with_shapes([*official, *whole, *plain[:300]], LONG, writer, "long")
-    short = with_shapes([*plain[300:], *wiki, *natural, *linked], SHORT, writer, "short")
+    long = with_shapes(long_ones, LONG, writer, "long")
+    short = with_shapes(short_ones, SHORT, writer, "short")
     out = arguments.out
     num_long = write_lines(out / "lessons_long.jsonl", lessons(long, agent, tokenizer))
     num_short = write_lines(out / "lessons_short.jsonl", lessons(short, agent, tokenizer))
-    for name, some in (("titled", [*official, *whole]), ("plain", plain[:1000])):
+    for name, some in (("titled", titled), ("plain", plain)):
         made = (example for example, _ in with_shapes(some, [FULL[name]], writer, "train"))
         num = write_examples(out / f"train_{name}.jsonl", made)
         print(f"train_{name}.jsonl: {num} examples")
