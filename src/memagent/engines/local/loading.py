@@ -40,6 +40,9 @@ EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROWS_BETWEEN = 16
 QUANTISATION_ERROR = 0.15
 """Maximum relative difference of two copies of a matrix; quantisation to four bits causes about 0.08."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_INDEX = f"{ADAPTER_WEIGHTS}.index.json"
+"""Names the file of each weight of an adapter that is stored in several files."""
 ADAPTER_PREFIX = "base_model.model."
 """Prefix of weight names in peft's adapter files."""
 
@@ -116,7 +119,7 @@ def load(
 ) -> LoadedModel:
     """The model that `source` names: in the store, a folder, or a .gguf file.
 
-    `adapter` is a LoRA folder as peft saves it. `dtype` defaults to float32 on the CPU, which is
+    `adapter` is a LoRA folder as peft saves it; its weights may be split over files, with an index. `dtype` defaults to float32 on the CPU, which is
     faster there than bfloat16, and elsewhere to the stored one (bfloat16 for a GGUF file).
     `yarn_window` or `yarn_factor` extends the window; the model's files are not changed.
     """
@@ -348,8 +351,7 @@ def _put_on(model: PreTrainedModel, adapter: Path) -> None:
         raise ConfigError(
             f"{adapter} has no adapter_config.json; name a LoRA folder as peft saves it"
         )
-    if not (adapter / "adapter_model.safetensors").is_file():
-        raise ConfigError(f"{adapter} has no adapter_model.safetensors")
+    files = _adapter_files(adapter)
     try:
         config = PeftConfig.from_pretrained(str(adapter))
     except Exception as error:  # a file of any content: many types
@@ -359,7 +361,7 @@ def _put_on(model: PreTrainedModel, adapter: Path) -> None:
             f"{adapter} is a {config.peft_type} adapter; the local engine supports LoRA only"
         )
     try:
-        _inject(model, adapter, config)
+        _inject(model, adapter, files, config)
     except ConfigError:
         raise
     except Exception as error:
@@ -368,14 +370,35 @@ def _put_on(model: PreTrainedModel, adapter: Path) -> None:
         raise ConfigError(f"{adapter} does not fit this model: {_one_line(error)}") from None
 
 
-def _inject(model: PreTrainedModel, adapter: Path, config: Any) -> None:
+def _adapter_files(adapter: Path) -> list[Path]:
+    """The files with an adapter's weights: one, or those that an index names."""
+    weights, index = adapter / ADAPTER_WEIGHTS, adapter / ADAPTER_INDEX
+    if weights.is_file():
+        return [weights]
+    if not index.is_file():
+        raise ConfigError(f"{adapter} has no {ADAPTER_WEIGHTS}")
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        files = [adapter / name for name in sorted(names)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{index} is not an index of weights: {_one_line(error)}") from None
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"{adapter} lacks {file.name}, a part of the adapter")
+    return files
+
+
+def _inject(model: PreTrainedModel, adapter: Path, files: list[Path], config: Any) -> None:
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
     config.inference_mode = False
     model.add_adapter(config)
-    stored = load_file(adapter / "adapter_model.safetensors")
-    weights = {name.removeprefix(ADAPTER_PREFIX): weight for name, weight in stored.items()}
+    weights = {
+        name.removeprefix(ADAPTER_PREFIX): weight
+        for file in files
+        for name, weight in load_file(file).items()
+    }
     report: Any = set_peft_model_state_dict(model, weights)
     missing = [name for name in report.missing_keys if "lora_" in name]
     if report.unexpected_keys or missing:

@@ -40,7 +40,13 @@ from safetensors.torch import load_file, save_file
 
 from memagent._version import __version__
 from memagent.engines import store
-from memagent.engines.local.loading import ADAPTER_PREFIX, LoadedModel, load, quietly
+from memagent.engines.local.loading import (
+    ADAPTER_PREFIX,
+    ADAPTER_WEIGHTS,
+    LoadedModel,
+    load,
+    quietly,
+)
 from memagent.errors import ConfigError, RunError
 from memagent.files import reason_of, replacing_folder
 
@@ -50,7 +56,6 @@ STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
 MODEL = "model"
 ADAPTER = "adapter"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 LOADING_KEYS = ("backend", "is_local", "local_files_only")
 """How a tokenizer was loaded, which transformers saves with it; removed."""
 NAME = re.compile(r"step-(\d{6,})")

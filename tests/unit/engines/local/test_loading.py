@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -250,6 +251,28 @@ def test_an_adapter_of_another_model_is_refused(tiny: dict[Kind, Path], tmp_path
     for other in (wider, deeper):
         adapter = make_tiny_adapter(other, tmp_path / f"{other.name}-lora")
         with pytest.raises(ConfigError, match=r"does not fit|another model") as caught:
+            load(str(tiny["llama"]), adapter=str(adapter))
+        assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_may_be_split_over_files(tiny: dict[Kind, Path], tmp_path: Path) -> None:
+    adapter = make_tiny_adapter(tiny["llama"], tmp_path / "lora")
+    expected = logits(load(str(tiny["llama"]), adapter=str(adapter)))
+    weights = load_file(adapter / "adapter_model.safetensors")
+    places = {name: f"part-{number % 3}.safetensors" for number, name in enumerate(weights)}
+    for place in set(places.values()):
+        part = {name: weights[name] for name in weights if places[name] == place}
+        save_file(part, adapter / place)
+    index = adapter / "adapter_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    (adapter / "adapter_model.safetensors").unlink()
+    assert torch.equal(logits(load(str(tiny["llama"]), adapter=str(adapter))), expected)
+    (adapter / "part-1.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"lora lacks part-1\.safetensors, a part of the adapter"):
+        load(str(tiny["llama"]), adapter=str(adapter))
+    for content in ("{", "[]", '{"weight_map": 3}'):
+        index.write_text(content)
+        with pytest.raises(ConfigError, match="is not an index of weights") as caught:
             load(str(tiny["llama"]), adapter=str(adapter))
         assert "\n" not in str(caught.value)
 
