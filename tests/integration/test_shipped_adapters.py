@@ -1,0 +1,50 @@
+"""The adapters in the repository: complete, small files, and a config that names no machine."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+ROOT = Path(__file__).resolve().parents[2]
+ADAPTERS = sorted(path.parent for path in ROOT.glob("adapters/*/adapter_config.json"))
+MAX_FILE_BYTES, MAX_BYTES = 16_000_000, 40_000_000
+
+
+@pytest.mark.parametrize("folder", ADAPTERS, ids=lambda path: path.name)
+def test_an_adapter_is_complete_and_its_files_are_small(folder: Path) -> None:
+    index = json.loads((folder / "adapter_model.safetensors.index.json").read_text())
+    files = {path.name: path for path in folder.glob("*.safetensors")}
+    assert set(index["weight_map"].values()) == files.keys()
+    sizes = [path.stat().st_size for path in files.values()]
+    assert max(sizes) < MAX_FILE_BYTES
+    assert sum(sizes) < MAX_BYTES
+    found = {}
+    for name, path in files.items():
+        with safe_open(path, framework="pt") as file:
+            found |= dict.fromkeys(file.keys(), name)
+    assert found == index["weight_map"]
+
+
+@pytest.mark.parametrize("folder", ADAPTERS, ids=lambda path: path.name)
+def test_an_adapter_names_its_base_model_and_has_a_card(folder: Path) -> None:
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert config["peft_type"] == "LORA"
+    base = config["base_model_name_or_path"]
+    assert base.count("/") == 1
+    assert not base.startswith("/")
+    card = (folder / "README.md").read_text()
+    assert base in card
+    for heading in ("## Use", "## Results", "## Data", "## Recipe", "## Limits"):
+        assert heading in card
+
+
+def test_packages_contain_no_adapters() -> None:
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert targets["targets"]["wheel"]["packages"] == ["src/memagent"]
+    included = targets["targets"]["sdist"]["include"]
+    assert "adapters" not in included
+    assert not any(pattern.startswith("*") for pattern in included), "it would match in all folders"
