@@ -53,6 +53,10 @@ class EngineRefused(UserError):
     """The endpoint refuses the request as it stands (key, model, size): repeating will not help."""
 
 
+class PromptTooLong(EngineRefused):
+    """The prompt, with room for the reply, does not fit the window of the model."""
+
+
 class EngineError(MemagentError):
     """The endpoint failed for longer than `patience`. What was read so far is kept."""
 

@@ -31,7 +31,7 @@ from memagent.engines.retry import (
     RetryListener,
     retry_after,
 )
-from memagent.errors import ConfigError, EngineError, EngineRefused
+from memagent.errors import ConfigError, EngineError, EngineRefused, PromptTooLong
 from memagent.types import Completion, Message, Sampling, Usage
 
 AZURE_API_VERSION = "2024-10-21"
@@ -262,7 +262,9 @@ class EndpointEngine(BaseEngine):
         if "max_completion_tokens" in reason and self._limit_name == "max_tokens":
             self._limit_name = "max_completion_tokens"  # newer OpenAI models take only this name
             return Failure(kind="failed", reason=reason, retry_after=0.0)
-        raise EngineRefused(await self._refusal(status, code, reason))
+        is_long = code == "context_length_exceeded" or _window_words.search(reason)
+        refusal = PromptTooLong if is_long and status == 400 else EngineRefused
+        raise refusal(await self._refusal(status, code, reason))
 
     async def _refusal(self, status: int, code: str | None, reason: str) -> str:
         if status in (401, 403):

@@ -22,6 +22,7 @@ Everything that can be known to be wrong is refused here, before a model is load
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -133,6 +134,10 @@ class RolloutSettings(Settings):
     max_unwanted: int | None = Field(default=None, ge=0)
     """With objective.dynamic_sampling, the maximum number of groups without signal that are replaced in a
     step; three times prompts when not given."""
+    on_failure: Literal["exclude", "zero"] | float = "zero"
+    """Rollouts that fail because of the policy's replies: an agent that raises on them, a prompt that
+    outgrows the window. zero, or a number: they get this reward, and what they sampled is trained on.
+    exclude: they leave their group. Failures of the machine, such as outages and timeouts, always leave it."""
     engine: str | None = None
     """Engine that samples replies, such as openai:MODEL; an engine in this process on the weights in
     training when not given."""
@@ -145,12 +150,21 @@ class RolloutSettings(Settings):
     """How an engine outside this process gets new weights. lora: it loads the adapter after each step, as
     vLLM can. none: never; objective.max_staleness then decides which of its rows are used."""
 
+    @property
+    def failure_reward(self) -> float | None:
+        """Reward of failures of the policy; None excludes them."""
+        if isinstance(self.on_failure, str):
+            return None if self.on_failure == "exclude" else 0.0
+        return self.on_failure
+
     @model_validator(mode="after")
     def _has_groups(self) -> Self:
         try:
             check_group_size(self.group_size)
         except ConfigError as error:
             raise ValueError(str(error)) from None
+        if self.failure_reward is not None and not isfinite(self.failure_reward):
+            raise ValueError(f"`on_failure={self.on_failure}` must be a finite number")
         return self
 
 

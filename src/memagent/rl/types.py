@@ -14,10 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from memagent.agent.trace import Trace
 from memagent.types import AttemptStatus
+
+FailedBy = Literal["policy", "machine"]
+"""What made a rollout fail: replies that the agent cannot use, or anything else (engine, tools, code)."""
 
 
 class AgentTask(Protocol):
@@ -87,8 +90,12 @@ class Rollout:
     samples: tuple[Sample, ...]
     """All conversations of the attempt, in the order in which they started."""
     reward: float
-    """0.0 when it failed; failed rollouts are in no statistic."""
+    """Of a failed rollout the reward for failures, if it gets one, else 0.0."""
     status: AttemptStatus = "ok"
+    failed_by: FailedBy | None = None
+    """Who caused the failure."""
+    is_penalised: bool = False
+    """True for a failed rollout whose reward counts and whose tokens are trained on."""
     error: str | None = None
     """Why it failed, in one line."""
     trace: Trace | None = None
@@ -100,6 +107,11 @@ class Rollout:
     @property
     def is_ok(self) -> bool:
         return self.status == "ok"
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether its reward is in means and advantages: it did not fail, or failing has a reward."""
+        return self.is_ok or self.is_penalised
 
     @property
     def answer(self) -> str | None:
@@ -123,12 +135,17 @@ class Group:
 
     task_id: str
     rollouts: tuple[Rollout, ...]
-    """Failed ones included: they are counted, and nothing is trained on them."""
+    """Failed ones included."""
 
     @property
     def ok(self) -> tuple[Rollout, ...]:
         """The attempts that did not fail."""
         return tuple(rollout for rollout in self.rollouts if rollout.is_ok)
+
+    @property
+    def scored(self) -> tuple[Rollout, ...]:
+        """The attempts whose rewards count."""
+        return tuple(rollout for rollout in self.rollouts if rollout.is_scored)
 
     @property
     def num_failed(self) -> int:

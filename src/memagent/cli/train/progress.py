@@ -19,8 +19,8 @@ SHOWN: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("mismatch_kl", "mismatch", ".1e"),
         ("entropy", "entropy", ".3f"),
         ("grad_norm", "grad", ".2f"),
-        ("num_failed", "failed", ".0f"),
         ("sharing", "sharing", ".1f"),
+        ("num_failed", "failed", ".0f"),
     ),
 }
 """Metrics of a line, by the kind of step: name, label, format."""
@@ -66,8 +66,10 @@ class TrainConsole(TrainingCallbacks):
             shown = [
                 f"{title} {metrics[name]:{form}}"
                 for name, title, form in SHOWN[kind]
-                if name in metrics and (name != "num_failed" or metrics[name])
+                if name in metrics
             ]
+            if metrics.get("num_failed_policy"):
+                shown.append(f"by the policy {metrics['num_failed_policy']:.0f}")
             seconds = duration(metrics["time/step"])
             self._frame.print(
                 f"{_title(kind)} {step}/{self._num_steps}  {'  '.join(shown)}  {seconds}"
@@ -90,4 +92,5 @@ def _validation_line(step: int, metrics: dict[str, float]) -> str:
         if name.endswith("/reward")
     ]
     more = f"; {', '.join(parts)}" if len(parts) > 1 else ""
-    return f"{where}: reward {metrics['reward']:.3f}{interval}{more}"
+    failed = f"; failed {metrics['num_failed']:.0f} of {metrics['num_examples']:.0f}"
+    return f"{where}: reward {metrics['reward']:.3f}{interval}{more}{failed}"

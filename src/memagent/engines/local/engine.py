@@ -40,7 +40,7 @@ from memagent.engines.local.generator import Generator
 from memagent.engines.local.loading import LoadedModel, is_out_of_memory, load
 from memagent.engines.local.scheduler import GenerationRequest
 from memagent.engines.local.streaming import TextStream
-from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError
+from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError, PromptTooLong
 from memagent.names import nearest
 from memagent.types import Completion, Message, Sampling, Usage
 
@@ -249,7 +249,7 @@ class LocalEngine(BaseEngine):
         _check_sampling(sampling)
         needed = len(prompt_ids) + sampling.max_tokens
         if needed > self.served_window:
-            raise EngineRefused(
+            raise PromptTooLong(
                 f"the prompt has {len(prompt_ids)} tokens and the reply up to {sampling.max_tokens}, "
                 f"more than the {self.served_window} tokens of {self.model}'s window; lower `window`"
             )

@@ -29,7 +29,14 @@ from time import perf_counter
 from typing import Any, Self
 
 from memagent.agent.trace import Trace
-from memagent.errors import ConfigError, DataError, EngineError, MemagentError
+from memagent.errors import (
+    ConfigError,
+    DataError,
+    EmptyAnswer,
+    EngineError,
+    MemagentError,
+    PromptTooLong,
+)
 from memagent.plugins import error_line
 from memagent.rl.agents.api import Agent
 from memagent.rl.agents.client import Client
@@ -38,9 +45,11 @@ from memagent.rl.agents.recorder import call_of
 from memagent.rl.agents.rewards import Reward, checked_reward
 from memagent.rl.agents.session import RunSampling, Session
 from memagent.rl.rollouts.drivers import Driver, DriverName, RolloutKey, open_driver
-from memagent.rl.types import AgentTask, Group, Outcome, Rollout
+from memagent.rl.types import AgentTask, FailedBy, Group, Outcome, Rollout
 from memagent.types import Engine, Sampling, Usage
 
+NETWORK_LIBRARIES = ("aiohttp", "concurrent", "http", "httpcore", "httpx", "openai", "urllib3")
+"""Errors of these mean an outage, not a reply that cannot be used."""
 STOP_AFTER = 4
 """This many tasks in a row without a success mean that the tasks are not the cause."""
 
@@ -68,6 +77,8 @@ class RolloutSpec:
     """Stop when all rollouts of this many tasks in a row have failed."""
     shape: Shaping | None = None
     """Added to a reward."""
+    failure_reward: float | None = None
+    """Reward of rollouts that the policy's replies made fail; None leaves them out of their group."""
     needs_tokens: bool = True
     """False accepts engines that return no tokens; rollouts have no rows then."""
 
@@ -287,7 +298,7 @@ class Collection:
             self._on_rollout(rollout, self.stats)
         self._close_group(task_id)
         if self._num_failed_in_a_row >= self._stop_after:
-            kind = EngineError if isinstance(self._last_error, EngineError) else ConfigError
+            kind = EngineError if _is_outage(self._last_error) else ConfigError
             raise kind(
                 f"all rollouts of {self._num_failed_in_a_row} tasks in a row failed, the last with: "
                 f"{rollout.error}"
@@ -339,6 +350,7 @@ class _Attempts:
         pool.use()
         session = self._session(task, key)
         started = perf_counter()
+        outcome = None
         try:
             outcome = await self._outcome(task, session, key)
             answered = perf_counter()
@@ -352,12 +364,16 @@ class _Attempts:
             error = None
         except (Exception, SystemExit) as raised:
             error = raised
+            failed_by = "machine" if outcome is not None else who_failed(error, session)
+            value = self._spec.failure_reward if failed_by == "policy" else None
             rollout = Rollout(
                 task_id=task.id,
                 index=key[1],
-                samples=(),
-                reward=0.0,
+                samples=() if value is None else session.recorder.samples(),
+                reward=0.0 if value is None else value,
                 status="failed",
+                failed_by=failed_by,
+                is_penalised=value is not None,
                 error=_reason(error),
                 trace=session.trace(task, None),
                 record={"traceback": "".join(traceback.format_exception(error))},
@@ -465,6 +481,27 @@ async def _limit(seconds: float | None, what: str) -> AsyncIterator[None]:
         if not timer.expired():  # raised by the agent itself
             raise
         raise EngineError(f"{what} took longer than {seconds:g} s") from None
+
+
+def who_failed(error: BaseException, session: Session) -> FailedBy:
+    """Who made an agent raise.
+
+    The policy: a prompt that outgrew the window, an empty answer, or an error of the agent's own code
+    after a reply. The machine: an engine, a connection, a time limit, a worker process, a wrong setting, or
+    any error before the first reply.
+    """
+    if not session.usage.calls:
+        return "machine"
+    if isinstance(error, PromptTooLong | EmptyAnswer):
+        return "policy"
+    is_machine = isinstance(error, MemagentError | MemoryError | ImportError | SystemExit)
+    return "machine" if is_machine or _is_outage(error) else "policy"
+
+
+def _is_outage(error: BaseException | None) -> bool:
+    """Whether an engine, a tool or a worker process cannot be reached or has ended."""
+    library = type(error).__module__.partition(".")[0]
+    return isinstance(error, EngineError | OSError) or library in NETWORK_LIBRARIES
 
 
 def _reason(error: BaseException) -> str:

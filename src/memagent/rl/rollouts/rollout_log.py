@@ -141,6 +141,8 @@ def rollout_from_dict(values: Mapping[str, Any]) -> Rollout:
             samples=samples,
             reward=float(values["reward"]),
             status=values["status"],
+            failed_by=values.get("failed_by"),
+            is_penalised=bool(values.get("is_penalised", False)),
             error=values["error"],
             trace=None if trace is None else Trace.from_dict(trace),
             metrics=dict(values["metrics"]),
@@ -162,10 +164,15 @@ def _for_people(rollout: Rollout) -> dict[str, Any]:
         "reward": rollout.reward,
         "status": rollout.status,
         "error": rollout.error,
+        **({} if rollout.is_ok else _failure(rollout)),
         "metrics": dict(rollout.metrics),
         "trace": None if rollout.trace is None else rollout.trace.to_dict(),
         "record": dict(rollout.record),
     }
+
+
+def _failure(rollout: Rollout) -> dict[str, Any]:
+    return {"failed_by": rollout.failed_by, "is_penalised": rollout.is_penalised}
 
 
 def _sample_to_dict(sample: Sample) -> dict[str, Any]:

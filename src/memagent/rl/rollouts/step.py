@@ -165,6 +165,7 @@ class Gatherer:
             concurrency=settings.concurrency,
             seconds=settings.seconds,
             shape=shape,
+            failure_reward=settings.failure_reward,
         )
 
     def _report(self, rollout: Rollout, stats: RolloutStats) -> None:

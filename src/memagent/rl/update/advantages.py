@@ -4,7 +4,7 @@
     advantages             0.5  -0.5  -0.5   0.5      for every sampled token of every row
 
 Statistics are over rollouts, never over rows: a rollout with more calls has no more weight. Failed
-rollouts are in no statistic and get no advantage.
+rollouts without a reward for failing are in no statistic and get no advantage.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def check_group_size(group_size: int) -> None:
 
 
 def group_advantages(group: Group, *, scale_by_std: bool = False) -> tuple[float | None, ...]:
-    """The advantage of each rollout of a group; None for those that failed. A group of one is refused."""
+    """The advantage of each rollout of a group; None for those whose reward does not count. A group of one is refused."""
     check_group_size(len(group.rollouts))
-    advantages = iter(advantages_of([r.reward for r in group.ok], scale_by_std=scale_by_std))
-    return tuple(next(advantages) if rollout.is_ok else None for rollout in group.rollouts)
+    advantages = iter(advantages_of([r.reward for r in group.scored], scale_by_std=scale_by_std))
+    return tuple(next(advantages) if rollout.is_scored else None for rollout in group.rollouts)
 
 
 def advantages_of(rewards_G: Sequence[float], *, scale_by_std: bool = False) -> list[float]:
@@ -51,7 +51,7 @@ def has_signal(group: Group) -> bool:
 
     Penalties for length do not count: they would be all that such a group is trained on.
     """
-    return len({rollout.score for rollout in group.ok}) > 1
+    return len({rollout.score for rollout in group.scored}) > 1
 
 
 def overlong_penalty(

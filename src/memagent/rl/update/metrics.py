@@ -1,6 +1,7 @@
 """Metrics of a step from its groups.
 
-reward            mean over rollouts that did not fail, as it is trained on
+reward            mean over rollouts, as it is trained on; of failed ones, those that `on_failure` gives a reward
+num_failed        failed rollouts; num_failed_policy: those that the policy's replies made fail
 best_reward       highest reward of each group, mean over groups
 pass_at_K         probability that one of K attempts is right (a score of at least 1), unbiased, mean over
                   groups; for K = 1, 2, 4, ... up to the group size
@@ -25,12 +26,15 @@ FULL_SCORE = 1.0
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Metrics of the groups of a step. Failed rollouts are counted, and in no mean."""
-    rollouts = [rollout for group in groups for rollout in group.ok]
-    rewards_EG = [[rollout.reward for rollout in group.ok] for group in groups if group.ok]
+    """Metrics of the groups of a step. Failed rollouts are counted; penalised ones are in means."""
+    rollouts = [rollout for group in groups for rollout in group.scored]
+    rewards_EG = [[rollout.reward for rollout in group.scored] for group in groups if group.scored]
     found = {
         "num_groups": float(len(groups)),
         "num_failed": float(sum(group.num_failed for group in groups)),
+        "num_failed_policy": float(
+            sum(rollout.failed_by == "policy" for group in groups for rollout in group.rollouts)
+        ),
     }
     if not rollouts:
         return found
@@ -60,12 +64,13 @@ def pass_at_k(num: int, num_right: int, k: int) -> float:
 
 
 def _passes(groups: Sequence[Group]) -> dict[str, float]:
-    largest = max(len(group.ok) for group in groups)
+    largest = max(len(group.scored) for group in groups)
     found = {}
     for k in (1 << power for power in range(largest.bit_length())):
-        some = [group.ok for group in groups if len(group.ok) >= k]
+        some = [group.scored for group in groups if len(group.scored) >= k]
         found[f"pass_at_{k}"] = fmean(
-            pass_at_k(len(ok), sum(one.score >= FULL_SCORE for one in ok), k) for ok in some
+            pass_at_k(len(one), sum(rollout.score >= FULL_SCORE for rollout in one), k)
+            for one in some
         )
     return found
 
@@ -74,7 +79,7 @@ def task_metrics(groups: Sequence[Group], kinds: Mapping[str, str]) -> dict[str,
     """Mean reward of each kind of task, if there are several. `kinds` maps task ids to kinds."""
     rewards: dict[str, list[float]] = defaultdict(list)
     for group in groups:
-        rewards[kinds[group.task_id]] += [rollout.reward for rollout in group.ok]
+        rewards[kinds[group.task_id]] += [rollout.reward for rollout in group.scored]
     if len(rewards) < 2:
         return {}
     return {f"{kind}/reward": fmean(some) for kind, some in sorted(rewards.items()) if some}

@@ -55,7 +55,7 @@ def rows_of(
 
     Rows without a gradient are left out, but stay in the counts that weights are computed from.
     """
-    counted = [rollout for group in groups for rollout in group.ok if rollout.num_sampled]
+    counted = [rollout for group in groups for rollout in group.scored if rollout.num_sampled]
     num_tokens = sum(rollout.num_sampled for rollout in counted)
     rows: list[TrainingRow] = []
     num_stale = number = 0

@@ -18,7 +18,7 @@ from memagent.errors import ConfigError
 from memagent.rl.settings import UpdateSettings
 from memagent.rl.setup import Setup
 from memagent.rl.types import Group
-from memagent.rl.update.loss import merged, summary, without_mismatch
+from memagent.rl.update.loss import LossStats, merged, summary, without_mismatch
 from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.packing import Pack, num_row_tokens, pack
 from memagent.rl.update.policy import accumulate, score
@@ -48,7 +48,8 @@ def update(
     if reference is not None:
         with reference.in_place(setup.trained):
             scored = [score(policy, packs) for packs in batches]
-    stats, stepped = [], []
+    stats: list[LossStats] = []
+    stepped = []
     for number, packs in enumerate(batches):
         if not packs:
             continue

@@ -5,19 +5,33 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
+import httpx
 import pytest
 
 from memagent.agent.trace import Trace
 from memagent.engines.scripted import ScriptedEngine
-from memagent.errors import ConfigError, DataError, EngineError, EngineRefused, RunError
+from memagent.errors import (
+    ConfigError,
+    DataError,
+    EmptyAnswer,
+    EngineError,
+    EngineRefused,
+    PromptTooLong,
+    RunError,
+)
 from memagent.rl.agents.client import Client
 from memagent.rl.rollouts.collect import RolloutStats, check_engine
 from memagent.rl.rollouts.rollout_log import rollout_from_dict, rollout_to_dict
+from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.types import Group, Outcome, Rollout
+from memagent.rl.update.advantages import group_advantages
+from memagent.rl.update.metrics import group_metrics
+from memagent.rl.update.rows import rows_of
 from tests.support.collecting import collecting
 from tests.support.jobs import Job, jobs
 from tests.support.timing import settle
@@ -161,6 +175,77 @@ async def test_a_rollout_that_raises_is_a_failed_one_with_the_line_of_the_error(
         assert (rollout.samples, rollout.reward, rollout.answer) == ((), 0.0, None)
         assert rollout.trace is not None
         assert [step.kind for step in rollout.trace.steps] == ["read"], "the finished call is kept"
+
+
+async def brittle(task: Job, client: Client) -> Outcome:
+    """Asks, and cannot use every second reply."""
+    outcome = await ask(task, client)
+    if int(outcome.answer[1], 16) % 2:
+        raise ValueError("no JSON in the reply")
+    return outcome
+
+
+async def test_failures_of_the_policy_get_their_reward_and_keep_their_rows() -> None:
+    groups = await collecting(jobs(8), brittle, engine(), group_size=2, failure_reward=-0.5).all()
+    failed = [one for group in groups for one in group.rollouts if not one.is_ok]
+    assert failed
+    for rollout in failed:
+        assert (rollout.failed_by, rollout.is_penalised, rollout.reward) == ("policy", True, -0.5)
+        assert rollout.num_sampled == 13
+        assert rollout_from_dict(rollout_to_dict(rollout)) == rollout
+    mixed = next(group for group in groups if group.num_failed == 1)
+    advantages = group_advantages(mixed)
+    assert None not in advantages
+    assert len(rows_of([mixed], ObjectiveSettings()).rows) == 2
+    metrics = group_metrics(groups)
+    assert metrics["num_failed"] == metrics["num_failed_policy"] == len(failed)
+    rewards = [one.reward for group in groups for one in group.rollouts]
+    assert metrics["reward"] == pytest.approx(sum(rewards) / 16), "failures lower it"
+
+
+async def test_failures_of_the_policy_can_leave_their_group() -> None:
+    groups = await collecting(jobs(8), brittle, engine(), group_size=2).all()
+    failed = [one for group in groups for one in group.rollouts if not one.is_ok]
+    assert {(one.failed_by, one.is_scored, one.num_sampled) for one in failed} == {
+        ("policy", False, 0)
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "failed_by"),
+    [
+        (PromptTooLong("the prompt has 900 tokens"), "policy"),
+        (json.JSONDecodeError("no value", "x", 0), "policy"),
+        (EmptyAnswer("nothing"), "policy"),
+        (EngineError("the endpoint is gone"), "machine"),
+        (EngineRefused("wrong key"), "machine"),
+        (ConnectionResetError("the tool is gone"), "machine"),
+        (httpx.ReadTimeout("the tool is slow"), "machine"),
+        (BrokenProcessPool("a worker has died"), "machine"),
+        (MemoryError(), "machine"),
+    ],
+)
+async def test_failures_of_the_machine_are_not_penalised(error: Exception, failed_by: str) -> None:
+    async def agent(task: Job, client: Client) -> Outcome:
+        await ask(task, client)
+        raise error
+
+    async def early(task: Job, client: Client) -> Outcome:
+        raise ValueError("before the first call")
+
+    (group,) = await collecting(jobs(1), agent, engine(), group_size=2, failure_reward=0.0).all()
+    assert {one.failed_by for one in group.rollouts} == {failed_by}
+    assert len(group.scored) == (2 if failed_by == "policy" else 0)
+    (group,) = await collecting(jobs(1), early, engine(), group_size=2, failure_reward=0.0).all()
+    assert {one.failed_by for one in group.rollouts} == {"machine"}
+
+
+async def test_an_outage_of_a_tool_stops_like_one_of_the_engine() -> None:
+    async def agent(task: Job, client: Client) -> Outcome:
+        raise ConnectionRefusedError("the tool is gone")
+
+    with pytest.raises(EngineError, match="the tool is gone"):
+        await collecting(endless(), agent, engine(), group_size=2).all()
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,11 @@ def test_partial_rewards_raise_the_best_reward_and_are_no_pass() -> None:
 
 def test_groups_that_failed_altogether_are_counted() -> None:
     group = Group(task_id="a", rollouts=(rollout(0.0, failed=True), rollout(0.0, failed=True)))
-    assert group_metrics([group]) == {"num_groups": 1.0, "num_failed": 2.0}
+    assert group_metrics([group]) == {
+        "num_groups": 1.0,
+        "num_failed": 2.0,
+        "num_failed_policy": 0.0,
+    }
 
 
 def test_rewards_of_each_kind_of_task() -> None:

@@ -1,0 +1,28 @@
+"""Lines of a training run on the console."""
+
+from __future__ import annotations
+
+import pytest
+
+from memagent.cli.shared.run_command import CommandConsole
+from memagent.cli.train.progress import TrainConsole
+
+
+def lines(capsys: pytest.CaptureFixture[str], kind: str, **metrics: float) -> str:
+    with TrainConsole(CommandConsole(is_quiet=False)) as console:
+        console.on_step(kind, 3, {"time/step": 1.0, **metrics})
+    return capsys.readouterr().err
+
+
+def test_a_step_always_shows_the_count_of_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "failed 0" in lines(capsys, "train", reward=0.5, num_failed=0, num_failed_policy=0)
+    shown = lines(capsys, "train", reward=0.5, num_failed=5, num_failed_policy=4)
+    assert "failed 5  by the policy 4" in shown
+
+
+def test_a_validation_always_shows_the_count_of_failures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    numbers = {"reward": 0.5, "reward_low": 0.4, "reward_high": 0.6, "num_examples": 64}
+    assert lines(capsys, "validation", num_failed=0, **numbers).rstrip().endswith("failed 0 of 64")
+    assert lines(capsys, "validation", num_failed=3, **numbers).rstrip().endswith("failed 3 of 64")
