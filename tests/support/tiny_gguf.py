@@ -16,6 +16,11 @@ from transformers import AutoModelForCausalLM
 from memagent.engines.local.gguf_files import LAYER_NAMES, OTHER_NAMES
 from tests.conftest import CHAT_TEMPLATE
 
+K_KINDS = {
+    GGMLQuantizationType.Q4_K: (144, (0, 2), 63 * 15),
+    GGMLQuantizationType.Q6_K: (210, (208,), 127 * 32),
+}
+"""Bytes of 256 weights, where the factors of their scales are, and the largest value times a factor."""
 PARTS = {ours: theirs for theirs, ours in {**LAYER_NAMES, **OTHER_NAMES}.items()}
 
 
@@ -37,6 +42,17 @@ def permuted(name: str, weight: np.ndarray[Any, Any], config: Any) -> np.ndarray
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
+def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType) -> np.ndarray[Any, Any]:
+    """Blocks of a kind that the gguf library reads but cannot write; the same for the same shape."""
+    num_bytes, places, largest = K_KINDS[kind]
+    rng = np.random.default_rng(shape)
+    blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // 256, num_bytes), dtype=np.uint8)
+    for place in places:  # of a scale, as float16
+        scales = rng.uniform(0.02, 0.1, blocks.shape[:-1]) / largest
+        blocks[..., place : place + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
+
+
 def write_gguf(
     folder: Path,
     path: Path,
@@ -47,7 +63,10 @@ def write_gguf(
     head_kind: GGMLQuantizationType | None = None,
     **extra: str,
 ) -> Path:
-    """A Hugging Face folder as a GGUF file. With `head_kind` the head of a tied model is stored too."""
+    """A Hugging Face folder as a GGUF file. With `head_kind` the head of a tied model is stored too.
+
+    Weights of a kind in K_KINDS are random ones.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder)
     config = model.config
     writer = GGUFWriter(path, architecture or config.model_type)
@@ -80,7 +99,10 @@ def write_gguf(
         array = permuted(name, weight.numpy(), config)
         stored = GGMLQuantizationType.F32 if array.ndim == 1 else kind
         stored = head_kind if is_tied_head and head_kind is not None else stored
-        writer.add_tensor(gguf_name(name), quantize(array, stored), raw_dtype=stored)
+        blocks = (
+            random_blocks(array.shape, stored) if stored in K_KINDS else quantize(array, stored)
+        )
+        writer.add_tensor(gguf_name(name), blocks, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, dequantize
 
 from memagent.engines.local.cpu.model import CpuModel
-from memagent.engines.local.cpu.native import Kernels, build, kernels
+from memagent.engines.local.cpu.native import Kernels, _instructions, build, kernels
+from memagent.engines.local.cpu.packing import PACKERS
 from memagent.engines.local.generator import Generator
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.engines.local.scheduler import GenerationRequest
 from memagent.types import Sampling
-from tests.support.tiny_gguf import write_gguf
+from tests.support.tiny_gguf import K_KINDS, random_blocks, write_gguf
 from tests.support.tiny_models import KINDS, Kind, make_tiny_adapter, make_tiny_model
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -27,6 +28,8 @@ NUM_MATRICES = 3 * 7 + 1
 """Of a tiny model: seven in each of three layers, and the head."""
 WIDE: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
 """A head size of 64, for which the kernel has special code."""
+OF_256: dict[str, Any] = {**WIDE, "hidden_size": 256, "intermediate_size": 512}
+"""Rows of whole blocks of 256."""
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +91,52 @@ def test_packed_weights_compute_what_their_float32_values_do(
     for count in (1, 2, 3, 5, 11):  # every number of rows that the kernel takes at once
         prompts = prompts_of(loaded, count)
         assert_same(replies(packed, prompts), replies(generator_of(loaded, None), prompts))
+
+
+@pytest.mark.parametrize("kind", list(K_KINDS))
+@pytest.mark.parametrize("flags", [("-march=native",), ("-mavx2", "-mfma"), ()])
+def test_blocks_of_256_compute_what_their_float32_values_do(
+    kind: GGMLQuantizationType, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    if "-mavx2" in flags and "avx2" not in _instructions():
+        pytest.skip("this processor has no AVX2")
+    library = build(COMPILER, tmp_path / "kernels", ways=((flags, ()),))
+    assert library is not None
+    folder = make_tiny_model(tmp_path / "llama", "llama", **OF_256)
+    loaded = load(str(write_gguf(folder, tmp_path / "model.gguf", kind=kind)))
+    packed = generator_of(loaded, library)
+    assert cpu_model(packed).num_packed == NUM_MATRICES
+    for count in (1, 2, 3, 5, 11):
+        prompts = prompts_of(loaded, count)
+        assert_same(replies(packed, prompts), replies(generator_of(loaded, None), prompts))
+
+
+@pytest.mark.parametrize("kind", list(K_KINDS))
+def test_blocks_of_256_have_the_values_that_gguf_reads(
+    kind: GGMLQuantizationType, library: Kernels
+) -> None:
+    raw = random_blocks((37, 1280), kind)
+    packed = PACKERS[kind](raw)
+    weights = torch.from_numpy(dequantize(raw, kind)).contiguous()
+    assert library.same_weights(packed.matrix(), weights.data_ptr(), 1)
+    for row, column in ((0, 0), (17, 24), (36, 1279)):
+        changed = weights.clone()
+        changed[row, column] += weights.abs().max() / 1000
+        assert not library.same_weights(packed.matrix(), changed.data_ptr(), 1)
+
+
+def test_the_head_of_a_file_that_is_tied_again_stays_packed(
+    library: Kernels, tmp_path: Path
+) -> None:
+    folder = make_tiny_model(tmp_path / "qwen2", "qwen2", **WIDE)
+    kinds = GGMLQuantizationType
+    path = write_gguf(folder, tmp_path / "m.gguf", kind=kinds.Q4_0, head_kind=kinds.Q8_0)
+    loaded = load(str(path))
+    assert loaded.model.config.tie_word_embeddings
+    generator = generator_of(loaded, library)
+    assert cpu_model(generator).num_packed == NUM_MATRICES
+    prompts = prompts_of(loaded, 3)
+    assert_same(replies(generator, prompts), replies(generator_of(loaded, None), prompts))
 
 
 def test_kinds_that_cannot_be_packed_are_read_as_float32(

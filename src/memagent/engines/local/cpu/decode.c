@@ -1,7 +1,7 @@
 /* One token for each of a few rows through a Llama, Qwen2 or Qwen3, on a CPU, in one call.
  *
  * A new token reads every weight once, so its time is that of memory reads and of the work
- * between the matrix products. Weights are read as they are stored, 4 or 8 bits each, or as the
+ * between the matrix products. Weights are read as they are stored, 4, 6 or 8 bits each, or as the
  * model's own float32 parameters; keys and values are float32. All sums are float32.
  *
  *   hidden ─▶ [ norm, q k v │ rotate, write │ attend │ merge │ o │ norm, gate up │ down ] x L ─▶ logits
@@ -23,6 +23,7 @@
 
 #define TILE 16  /* outputs in a vector */
 #define GROUP 32 /* inputs that share a scale */
+#define SIX_ROWS (GROUP / 2 + GROUP / 4) /* vectors of bytes in a group of 6 bits */
 #define KEYS 64  /* keys scored before their values are read: both stay in L1 */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -37,14 +38,14 @@ typedef float vec8 __attribute__((vector_size(32)));
 typedef float vec4 __attribute__((vector_size(16)));
 typedef int32_t ivec __attribute__((vector_size(64), aligned(4)));
 
-enum { FLOAT32 = 0, FOUR_BITS = 1, EIGHT_BITS = 2 };
+enum { FLOAT32 = 0, FOUR_BITS = 1, EIGHT_BITS = 2, SIX_BITS = 3 };
 
 typedef struct {
     int64_t kind;
     int64_t num_outputs;
     int64_t num_inputs;
     const void *weights; /* FLOAT32: outputs x inputs. Packed: see packing.py */
-    const float *scales; /* T x G x (scale, zero) x 16 for 4 bits, T x G x 16 for 8 */
+    const float *scales; /* x 16: T x G x (scale, zero) for 4 bits, x 2 halves for 6, x 1 for 8 */
     const float *bias;   /* or NULL */
     const float *lora_a; /* rank x inputs, or NULL */
     const float *lora_b; /* outputs x rank */
@@ -181,6 +182,42 @@ INLINE vec whole_bytes(const int8_t *bytes) {
 #endif
 }
 
+/* 16 bytes of nibbles as above, and 16 bytes of which two bits from `shift` on belong to the low ones,
+ * and two bits from `shift + 4` on to the high ones. */
+INLINE void sixes(const uint8_t *bytes, const uint8_t *tops, const int shift, vec *low, vec *high) {
+#if defined(__AVX512F__)
+    const __m512 ones = _mm512_setr_ps(-32, -31, -30, -29, -28, -27, -26, -25, -24, -23, -22, -21, -20,
+                                       -19, -18, -17);
+    const __m512 sixteens = _mm512_setr_ps(0, 16, 32, 48, 0, 16, 32, 48, 0, 16, 32, 48, 0, 16, 32, 48);
+    __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)bytes));
+    __m512i top = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)tops));
+    *low = (vec)_mm512_permutexvar_ps(wide, ones) +
+           (vec)_mm512_permutexvar_ps(_mm512_srli_epi32(top, shift), sixteens);
+    *high = (vec)_mm512_permutexvar_ps(_mm512_srli_epi32(wide, 4), ones) +
+            (vec)_mm512_permutexvar_ps(_mm512_srli_epi32(top, shift + 4), sixteens);
+#elif defined(__AVX2__)
+    __m256i offset = _mm256_set1_epi32(32), mask = _mm256_set1_epi32(15), three = _mm256_set1_epi32(3);
+    __m256 halves[4];
+    for (int half = 0; half < 2; half++) {
+        __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(bytes + 8 * half)));
+        __m256i top = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(tops + 8 * half)));
+        __m256i more1 = _mm256_slli_epi32(_mm256_and_si256(_mm256_srli_epi32(top, shift), three), 4);
+        __m256i more2 = _mm256_slli_epi32(_mm256_and_si256(_mm256_srli_epi32(top, shift + 4), three), 4);
+        __m256i first = _mm256_or_si256(_mm256_and_si256(wide, mask), more1);
+        __m256i second = _mm256_or_si256(_mm256_srli_epi32(wide, 4), more2);
+        halves[half] = _mm256_cvtepi32_ps(_mm256_sub_epi32(first, offset));
+        halves[2 + half] = _mm256_cvtepi32_ps(_mm256_sub_epi32(second, offset));
+    }
+    memcpy(low, halves, sizeof *low);
+    memcpy(high, halves + 2, sizeof *high);
+#else
+    for (int lane = 0; lane < TILE; lane++) {
+        (*low)[lane] = (float)(((bytes[lane] & 15) | (tops[lane] >> shift & 3) << 4) - 32);
+        (*high)[lane] = (float)((bytes[lane] >> 4 | (tops[lane] >> (shift + 4) & 3) << 4) - 32);
+    }
+#endif
+}
+
 /* Weights are (q - 8) * scale + zero, so a group's sum is scale * sum(q' x) + zero * sum(x). */
 INLINE void four_bits(const Matrix *matrix, int64_t tile, const float *x, const float *sums,
                       const int num_rows, vec *y) {
@@ -204,6 +241,40 @@ INLINE void four_bits(const Matrix *matrix, int64_t tile, const float *x, const 
             total[row] += zero * sums[row * num_groups + group];
         }
         bytes += GROUP / 2 * TILE;
+        scales += 2 * TILE;
+        x += GROUP;
+    }
+    for (int row = 0; row < num_rows; row++) y[row] = total[row];
+}
+
+/* A group has 16 x 16 bytes of nibbles, then 8 x 16 bytes of the two upper bits of inputs j, j + 8, j + 16
+ * and j + 24. Its two halves have a scale each. */
+INLINE void six_bits(const Matrix *matrix, int64_t tile, const float *x, const int num_rows, vec *y) {
+    int64_t num_inputs = matrix->num_inputs, num_groups = num_inputs / GROUP;
+    const uint8_t *bytes = (const uint8_t *)matrix->weights + tile * num_groups * SIX_ROWS * TILE;
+    const float *scales = matrix->scales + tile * num_groups * 2 * TILE;
+    vec total[MAX_ROWS] = {};
+    for (int64_t group = 0; group < num_groups; group++) {
+        vec first[MAX_ROWS] = {}, second[MAX_ROWS] = {};
+        const uint8_t *tops = bytes + GROUP / 2 * TILE;
+        for (int j = 0; j < GROUP / 4; j++) {
+            vec low, high, next_low, next_high;
+            sixes(bytes + j * TILE, tops + j * TILE, 0, &low, &high);
+            sixes(bytes + (GROUP / 4 + j) * TILE, tops + j * TILE, 2, &next_low, &next_high);
+            for (int row = 0; row < num_rows; row++) {
+                const float *at = x + row * num_inputs + j;
+                first[row] += low * at[0];
+                second[row] += high * at[GROUP / 2];
+                first[row] += next_low * at[GROUP / 4];
+                second[row] += next_high * at[GROUP / 2 + GROUP / 4];
+            }
+        }
+        vec scale = load(scales), other = load(scales + TILE);
+        for (int row = 0; row < num_rows; row++) {
+            total[row] += scale * first[row];
+            total[row] += other * second[row];
+        }
+        bytes += SIX_ROWS * TILE;
         scales += 2 * TILE;
         x += GROUP;
     }
@@ -284,6 +355,8 @@ INLINE void some_rows(const Matrix *matrix, int64_t tile, const float *x, const 
         four_bits(matrix, tile, x, sums, num_rows, y);
     else if (matrix->kind == EIGHT_BITS)
         eight_bits(matrix, tile, x, num_rows, y);
+    else if (matrix->kind == SIX_BITS)
+        six_bits(matrix, tile, x, num_rows, y);
     else
         float32s(matrix, tile, x, num_rows, y);
 }
@@ -643,6 +716,31 @@ int decode_step(const Model *model, const Step *step) {
 
 /* --- checking ------------------------------------------------------------------------------------------ */
 
+typedef struct {
+    float value;
+    float room; /* what rounding may change */
+} Stored;
+
+/* Input j of a group, for output n of its tile. */
+INLINE Stored stored_weight(const Matrix *matrix, int64_t block, int j, int n) {
+    const uint8_t *bytes = (const uint8_t *)matrix->weights + n;
+    const float *scales = matrix->scales + n;
+    if (matrix->kind == EIGHT_BITS) {
+        float scale = scales[block * TILE];
+        int value = (int8_t)bytes[(block * GROUP + j) * TILE];
+        return (Stored){scale * (float)value, fabsf(scale) * 127 * 0x1p-21f};
+    }
+    float scale = scales[block * 2 * TILE], other = scales[(block * 2 + 1) * TILE];
+    int num_rows = matrix->kind == SIX_BITS ? SIX_ROWS : GROUP / 2;
+    uint8_t byte = bytes[(block * num_rows + j % 16) * TILE];
+    int value = j < 16 ? byte & 15 : byte >> 4;
+    if (matrix->kind == FOUR_BITS)
+        return (Stored){scale * (float)(value - 8) + other, (fabsf(scale) * 8 + fabsf(other)) * 0x1p-21f};
+    int top = bytes[(block * num_rows + GROUP / 2 + j % 8) * TILE] >> (j / 8 * 2) & 3;
+    scale = j < 16 ? scale : other;
+    return (Stored){scale * (float)(value + 16 * top - 32), fabsf(scale) * 32 * 0x1p-21f};
+}
+
 /* 1 if packed weights equal the float32 ones, up to the rounding of `scale * q + zero`. */
 int same_weights(const Matrix *matrix, const float *weights, int64_t num_threads) {
     int64_t num_inputs = matrix->num_inputs, num_groups = num_inputs / GROUP;
@@ -656,21 +754,11 @@ int same_weights(const Matrix *matrix, const float *weights, int64_t num_threads
         if (!so_far) continue;
         for (int64_t group = 0; group < num_groups; group++) {
             int64_t block = tile * num_groups + group;
-            const int has_zero = matrix->kind == FOUR_BITS;
             for (int n = 0; n < TILE && tile * TILE + n < matrix->num_outputs; n++) {
                 const float *given = weights + (tile * TILE + n) * num_inputs + group * GROUP;
-                float scale = matrix->scales[block * TILE * (1 + has_zero) + n];
-                float zero = has_zero ? matrix->scales[block * TILE * 2 + TILE + n] : 0.0f;
-                float room = (fabsf(scale) * (has_zero ? 8 : 127) + fabsf(zero)) * 0x1p-21f;
                 for (int j = 0; j < GROUP; j++) {
-                    int value;
-                    if (has_zero) {
-                        uint8_t byte = ((const uint8_t *)matrix->weights)[(block * 16 + j % 16) * TILE + n];
-                        value = (j < 16 ? byte & 15 : byte >> 4) - 8;
-                    } else {
-                        value = ((const int8_t *)matrix->weights)[(block * GROUP + j) * TILE + n];
-                    }
-                    if (!(fabsf(scale * (float)value + zero - given[j]) <= room)) so_far = 0;
+                    Stored stored = stored_weight(matrix, block, j, n);
+                    if (!(fabsf(stored.value - given[j]) <= stored.room)) so_far = 0;
                 }
             }
         }

@@ -5,7 +5,7 @@
 
 Prompts are large matrix products, where torch reaches the processor's peak. A single token is bound by
 reading the weights and by per-operation overhead; there the kernel is faster. It reads the model's own
-parameters or, if the model came from a GGUF file, the file's blocks of 4 and 8 bits, which hold the same
+parameters or, if the model came from a GGUF file, the file's blocks of 4 to 8 bits, which hold the same
 values in a sixth of the bytes.
 
 Parameters are authoritative. After a weight update `weights_changed` compares each packed matrix with its

@@ -39,7 +39,7 @@ WAYS: tuple[tuple[Flags, Flags], ...] = (
 """Flags to compile and to link with, best first. The first leaves OpenMP to the copy that torch has loaded:
 two thread pools would compete for the cores."""
 
-FLOAT32, FOUR_BITS, EIGHT_BITS = 0, 1, 2
+FLOAT32, FOUR_BITS, EIGHT_BITS, SIX_BITS = 0, 1, 2, 3
 """Storage types of a matrix; the same numbers as in decode.c."""
 TILE, GROUP = 16, 32
 """Outputs in a tile, and inputs that share a scale."""
