@@ -170,6 +170,9 @@ class ServeConfig(Settings):
     """Port to listen on; 0 takes any free port."""
     api_key: SecretStr | None = None
     """Key that requests must carry. Prefer MEMAGENT_API_KEY in the environment to this option."""
+    allowed_hosts: str | None = None
+    """Further names of this server that clients use, comma-separated; addresses, localhost and the
+    machine's own name need not be listed."""
     max_concurrency: int = Field(default=256, ge=1)
     """Maximum number of concurrent requests; further ones get status 429."""
     max_request_bytes: int = Field(default=16_000_000, ge=1000)

@@ -202,7 +202,7 @@ async def test_the_async_client_sends_many_requests_at_once(server: TinyServer) 
 
 def test_the_model_is_listed_with_its_window(server: TinyServer, client: openai.OpenAI) -> None:
     (card,) = client.models.list().data
-    assert card.id == server.engine.model
+    assert card.id == server.engine.public_name
     assert card.max_model_len == WINDOW  # type: ignore[attr-defined]
     assert card.root == server.engine.tokenizer  # type: ignore[attr-defined]
     assert client.models.retrieve(card.id).id == card.id

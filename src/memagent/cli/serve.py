@@ -84,7 +84,11 @@ def command(**options: Any) -> None:
         from memagent.serve.run import serve
 
         assert isinstance(engine, LocalEngine)
-        serve(engine, chosen.server, on_ready=lambda url: _report(url, engine.model, chosen.server))
+        serve(
+            engine,
+            chosen.server,
+            on_ready=lambda url: _report(url, engine.public_name, chosen.server),
+        )
 
 
 def _report(url: str, model: str, config: ServeConfig) -> None:

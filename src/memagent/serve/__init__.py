@@ -3,7 +3,8 @@
 app.py         the routes                       run.py        the process: start, drain, shut down
 wire.py        requests, validated              errors.py     errors in OpenAI's format
 generate.py    from a request to replies        responses.py  replies in OpenAI's format
-guard.py       key, admission, counting         metrics.py    Prometheus metrics
+guard.py       key, body, admission, counting   metrics.py    Prometheus metrics
+hosts.py       Host and Origin headers          deadline.py   a time limit for headers
 
 Generation itself is in `engines/local`; settings are `ServeConfig` of `memagent.config`.
 """

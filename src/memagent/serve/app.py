@@ -26,13 +26,11 @@ from memagent.errors import MemagentError
 from memagent.serve.errors import INTERNAL, ApiError, from_memagent
 from memagent.serve.generate import ReplyJob, jobs_of, parts, replies, streams
 from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Guard, shutting_down
+from memagent.serve.hosts import HostCheck
 from memagent.serve.metrics import Metrics
 from memagent.serve.responses import Json, ResponseWriter, model_card, total, writer_of
 from memagent.serve.wire import ChatRequest, CompletionRequest, parse
 from memagent.types import Completion
-
-BODY_SECONDS = 60.0
-"""Time limit for receiving a request body."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -45,7 +43,8 @@ def make_app(
     config = config or ServeConfig()
     gate = gate or AdmissionGate(config.max_concurrency)
     metrics = Metrics(lambda: engine.load)
-    service = Service(engine, gate, metrics, max_request_bytes=config.max_request_bytes)
+    hosts = HostCheck(config.host, config.allowed_hosts)
+    service = Service(engine, gate, metrics, shows_root=hosts.is_local)
     app = FastAPI(title="memagent", docs_url=None, redoc_url=None, openapi_url=None)
     for path, method, endpoint in (
         ("/v1/chat/completions", "POST", service.chat),
@@ -64,7 +63,9 @@ def make_app(
         Guard,
         gate=gate,
         metrics=metrics,
+        hosts=hosts,
         api_key=config.api_key.get_secret_value() if config.api_key else None,
+        max_request_bytes=config.max_request_bytes,
     )
     return app
 
@@ -73,27 +74,31 @@ class Service:
     """The handlers of the routes."""
 
     def __init__(
-        self, engine: LocalEngine, gate: AdmissionGate, metrics: Metrics, *, max_request_bytes: int
+        self, engine: LocalEngine, gate: AdmissionGate, metrics: Metrics, *, shows_root: bool
     ) -> None:
+        """`shows_root`: whether clients are told the folder of the tokenizer, which they can open."""
         self._engine = engine
         self._gate = gate
         self._metrics = metrics
-        self._max_request_bytes = max_request_bytes
+        self._shows_root = shows_root
         self._created = int(time.time())
 
     async def chat(self, request: Request) -> Response:
-        return await self._generate(request, parse(ChatRequest, await self._body(request)))
+        return await self._generate(request, parse(ChatRequest, await request.body()))
 
     async def complete(self, request: Request) -> Response:
-        return await self._generate(request, parse(CompletionRequest, await self._body(request)))
+        return await self._generate(request, parse(CompletionRequest, await request.body()))
 
     async def models(self) -> Response:
-        card = model_card(self._engine, created=self._created)
-        return JSONResponse({"object": "list", "data": [card]})
+        return JSONResponse({"object": "list", "data": [self._card]})
 
     async def model(self, name: str) -> Response:
         self._check_model(name)
-        return JSONResponse(model_card(self._engine, created=self._created))
+        return JSONResponse(self._card)
+
+    @property
+    def _card(self) -> Json:
+        return model_card(self._engine, created=self._created, has_root=self._shows_root)
 
     async def health(self) -> Response:
         if self._gate.is_draining:
@@ -144,36 +149,13 @@ class Service:
     # --- checks --------------------------------------------------------------------------------
 
     def _check_model(self, name: str | None) -> None:
-        if name is not None and name != self._engine.model:
+        if name is not None and name not in (self._engine.public_name, self._engine.model):
             raise ApiError(
                 404,
-                f"the model {name!r} does not exist; this server has {self._engine.model!r}",
+                f"the model {name!r} does not exist; this server has {self._engine.public_name!r}",
                 param="model",
                 code="model_not_found",
             )
-
-    async def _body(self, request: Request) -> bytes:
-        """The body, if its content type is JSON and it is not too large."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # cross-site requests of web pages cannot have this type
-            raise ApiError(
-                400, "send `Content-Type: application/json`", code="invalid_content_type"
-            )
-        body = bytearray()
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for piece in request.stream():
-                    body += piece
-                    if len(body) > self._max_request_bytes:
-                        raise ApiError(
-                            413,
-                            f"the request is larger than {self._max_request_bytes:,} bytes; "
-                            "shorten it",
-                            code="request_too_large",
-                        )
-        except TimeoutError:
-            raise ApiError(408, "the request took too long to arrive", code="timeout") from None
-        return bytes(body)
 
 
 class EventStream(StreamingResponse):

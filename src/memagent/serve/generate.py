@@ -12,6 +12,11 @@ from memagent.serve.errors import ApiError
 from memagent.serve.wire import ApiRequest, ChatRequest, CompletionRequest
 from memagent.types import Completion, Sampling
 
+PROBED_CHARS_PER_TOKEN = 16
+"""Of a text with more characters for each token of the window, the start is tokenised first."""
+MARGIN = 2
+"""How far above the window a text is refused unseen; normalisation may shorten it."""
+
 StreamItem = StreamedToken | Completion
 
 
@@ -33,11 +38,35 @@ def _prompts(
     request: ChatRequest | CompletionRequest, engine: LocalEngine
 ) -> list[tuple[int, ...]]:
     if isinstance(request, ChatRequest):
+        _check_length([message["content"] for message in request.conversation], engine, "messages")
         return [tuple(engine.prompt_ids(request.conversation))]
+    for prompt in request.prompt:
+        if isinstance(prompt, str):
+            _check_length([prompt], engine, "prompt")
     return [
         tuple(engine.text_ids(prompt)) if isinstance(prompt, str) else prompt
         for prompt in request.prompt
     ]
+
+
+def _check_length(texts: Sequence[str], engine: LocalEngine, param: str) -> None:
+    """Refuse a text far above the window without tokenising all of it."""
+    num_chars = sum(map(len, texts))
+    probed = PROBED_CHARS_PER_TOKEN * engine.served_window
+    if num_chars <= probed:
+        return
+    start = "".join(texts)[:probed]
+    if (
+        num_chars > MARGIN * engine.max_token_chars * engine.served_window
+        or engine.num_text_tokens(start) > MARGIN * engine.served_window
+    ):
+        raise ApiError(
+            400,
+            f"the prompt has {num_chars:,} characters; the window of {engine.public_name} has "
+            f"{engine.served_window} tokens. Shorten the prompt",
+            param=param,
+            code="context_length_exceeded",
+        )
 
 
 def _choices(
@@ -49,7 +78,7 @@ def _choices(
         reply = f" and the reply up to {max_tokens}" if room >= 1 else ""
         raise ApiError(
             400,
-            f"the prompt has {len(prompt_ids)} tokens{reply}; the window of {engine.model} has "
+            f"the prompt has {len(prompt_ids)} tokens{reply}; the window of {engine.public_name} has "
             f"{engine.served_window}. Shorten the prompt or lower max_tokens",
             param="prompt" if isinstance(request, CompletionRequest) else "messages",
             code="context_length_exceeded",

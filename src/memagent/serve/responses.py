@@ -35,7 +35,7 @@ class ResponseWriter(ABC):
         self._head: Json = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
-            "model": engine.model,
+            "model": engine.public_name,
             "system_fingerprint": f"policy-{engine.policy_version}",
         }
 
@@ -200,14 +200,14 @@ def writer_of(request: ChatRequest | CompletionRequest, engine: LocalEngine) -> 
     return kind(request, engine)
 
 
-def model_card(engine: LocalEngine, *, created: int) -> Json:
-    """The served model in vLLM's format; `root` is the location of its tokenizer."""
+def model_card(engine: LocalEngine, *, created: int, has_root: bool) -> Json:
+    """The served model in vLLM's format; with `has_root`, `root` is the folder of its tokenizer."""
     return {
-        "id": engine.model,
+        "id": engine.public_name,
         "object": "model",
         "created": created,
         "owned_by": "memagent",
-        "root": engine.tokenizer,
+        "root": engine.tokenizer if has_root else engine.public_name,
         "parent": None,
         "max_model_len": engine.served_window,
     }

@@ -22,6 +22,7 @@ from memagent.config import ServeConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.errors import ConfigError
 from memagent.serve.app import make_app
+from memagent.serve.deadline import deadline_protocol
 from memagent.serve.guard import AdmissionGate
 
 BACKLOG = 2048
@@ -70,6 +71,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                http=deadline_protocol(),
                 lifespan="off",
                 ws="none",
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,

@@ -29,6 +29,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -124,6 +125,11 @@ class LocalEngine(BaseEngine):
         """While above 0 nothing is computed, so that requests start together."""
         self._wants_fresh = False
         self._thread: threading.Thread | None = None
+
+    @property
+    def public_name(self) -> str:
+        """The model's name without the folder it is in, for error messages and clients."""
+        return self._loaded.public_name
 
     @property
     def policy_version(self) -> int:
@@ -251,11 +257,11 @@ class LocalEngine(BaseEngine):
         if needed > self.served_window:
             raise PromptTooLong(
                 f"the prompt has {len(prompt_ids)} tokens and the reply up to {sampling.max_tokens}, "
-                f"more than the {self.served_window} tokens of {self.model}'s window; lower `window`"
+                f"more than the {self.served_window} tokens of {self.public_name}'s window; lower `window`"
             )
         if prompt_ids and not 0 <= min(prompt_ids) <= max(prompt_ids) < self.vocab_size:
             raise EngineRefused(
-                f"token ids of {self.model} are between 0 and {self.vocab_size - 1}"
+                f"token ids of {self.public_name} are between 0 and {self.vocab_size - 1}"
             )
 
     async def _stream(
@@ -322,6 +328,17 @@ class LocalEngine(BaseEngine):
         """The tokens of a plain text, including those the tokenizer adds."""
         ids: list[int] = self._loaded.tokenizer.encode(text)
         return ids
+
+    def num_text_tokens(self, text: str) -> int:
+        """Tokens of a text whose control strings are text."""
+        control = self._loaded.control
+        ids = control.encode_text(text) if control.are_in(text) else self._loaded.encode(text)
+        return len(ids)
+
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Length of the longest token."""
+        return max(map(len, self._loaded.tokenizer.get_vocab()))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Tokens as text without special tokens, as in a completion."""

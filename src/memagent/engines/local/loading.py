@@ -68,6 +68,12 @@ class LoadedModel:
     quick_encode: Callable[[str], list[int]] | None = None
     """A faster encoder with the same results as the tokenizer, if available."""
 
+    @property
+    def public_name(self) -> str:
+        """The name without the folder that the model is in."""
+        path = Path(self.name).expanduser()
+        return path.resolve().name if self.name not in store.KNOWN and path.exists() else self.name
+
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation in the model's own chat template, ready for the reply.
 

@@ -1,0 +1,201 @@
+"""Requests to the server from web pages, from clients that never finish, and of absurd size."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from starlette.datastructures import Headers
+
+from memagent.engines.local.loading import LoadedModel
+from memagent.serve import deadline, guard
+from memagent.serve.errors import ApiError
+from memagent.serve.hosts import HostCheck
+from tests.support.tiny_models import WINDOW, make_tiny_model
+from tests.support.tiny_server import TinyServer, serving_tiny
+
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyServer]:
+    folder = make_tiny_model(tmp_path_factory.mktemp("secret-folder") / "tiny", "llama")
+    with serving_tiny(folder, max_concurrency=2) as server:
+        yield server
+
+
+def send(server: TinyServer, body: Any, **headers: str) -> tuple[int, Any]:
+    """Status and JSON of a chat request."""
+    address = urlsplit(server.url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+    sent = {"Content-Type": "application/json", **headers}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), sent)
+    response = connection.getresponse()
+    content = json.loads(response.read())
+    connection.close()
+    return response.status, content
+
+
+def half_sent(server: TinyServer, text: str) -> socket.socket:
+    address = urlsplit(server.url)
+    connection = socket.create_connection((address.hostname, address.port or 0), timeout=10)
+    connection.sendall(text.encode())
+    return connection
+
+
+# --- web pages ------------------------------------------------------------------------------------
+
+
+def test_a_page_whose_name_points_here_is_refused(server: TinyServer) -> None:
+    status, content = send(server, HELLO, Host="evil.example:8000")
+    assert (status, content["error"]["code"]) == (403, "host_not_allowed")
+    assert send(server, HELLO, Host="localhost:8000")[0] == 200
+    assert send(server, HELLO)[0] == 200
+
+
+def test_a_page_of_another_site_is_refused(server: TinyServer) -> None:
+    for origin in (
+        "https://evil.example",
+        "null",
+        "http://203.0.113.7",
+        "http://localhost.evil.example",
+    ):
+        status, content = send(server, HELLO, Origin=origin)
+        assert (status, content["error"]["code"]) == (403, "origin_not_allowed")
+    assert send(server, HELLO, Origin="http://localhost:3000")[0] == 200
+    assert send(server, HELLO, Origin=server.url)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "is_own"),
+    [
+        ("127.0.0.1:8000", True),
+        ("[::1]:8000", True),
+        ("LOCALHOST", True),
+        ("localhost.", True),
+        ("192.0.2.5:8000", True),
+        ("box.lan", True),
+        ("models.example:8000", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost@evil.example", False),
+        ("[::1", False),
+        ("", False),
+    ],
+)
+def test_hosts_of_the_server_are_addresses_and_its_names(host: str, is_own: bool) -> None:
+    check = HostCheck("box.lan", "models.example, other.example")
+    if is_own:
+        check.check(Headers({"host": host}))
+    else:
+        with pytest.raises(ApiError, match="another name"):
+            check.check(Headers({"host": host}))
+
+
+# --- clients that never finish --------------------------------------------------------------------
+
+
+def test_half_sent_bodies_lock_nobody_out(server: TinyServer) -> None:
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
+    )
+    waiting = [half_sent(server, head) for _ in range(20)]
+    try:
+        time.sleep(0.1)
+        assert send(server, HELLO)[0] == 200
+    finally:
+        for connection in waiting:
+            connection.close()
+
+
+def test_a_body_that_never_ends_gets_408(
+    server: TinyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.1)
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
+    )
+    with half_sent(server, head) as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("text", ["", "POST /v1/chat/completions HTTP/1.1\r\nHost: local"])
+def test_headers_that_never_end_close_the_connection(
+    server: TinyServer, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(deadline, "HEADER_SECONDS", 0.1)
+    with half_sent(server, text) as connection:
+        assert connection.recv(1000) == b""
+
+
+def test_headers_of_a_second_request_have_a_deadline_too(
+    server: TinyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadline, "HEADER_SECONDS", 0.1)
+    with half_sent(server, "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        time.sleep(0.2)
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        assert connection.recv(1000) == b""
+
+
+def test_bodies_that_are_arriving_have_a_common_limit() -> None:
+    bodies = guard._Bodies(10)
+    with bodies.arriving() as first, pytest.raises(ApiError) as caught:
+        bodies.add(first, 11)
+    assert caught.value.status == 413
+    many = [guard._Body(bodies) for _ in range(guard.MAX_WAITING_BODIES)]
+    for body in many:
+        bodies.add(body, 10)
+    with bodies.arriving() as last, pytest.raises(ApiError) as caught:
+        bodies.add(last, 1)
+    assert caught.value.status == 429
+
+
+# --- size -----------------------------------------------------------------------------------------
+
+
+def test_a_message_far_above_the_window_is_not_tokenised(
+    server: TinyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = LoadedModel.encode
+
+    def recorded(self: LoadedModel, text: str) -> list[int]:
+        encoded.append(len(text))
+        return encode(self, text)
+
+    monkeypatch.setattr(LoadedModel, "encode", recorded)
+    for text in ("word " * 500_000, "<|im_end|>" * 200_000, " " * 2_000_000):
+        body = {"messages": [{"role": "user", "content": text}]}
+        status, content = send(server, body)
+        assert (status, content["error"]["code"]) == (400, "context_length_exceeded")
+        assert content["error"]["param"] == "messages"
+    assert sum(encoded) <= 3 * 16 * WINDOW
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_names_and_errors_contain_no_local_path(server: TinyServer) -> None:
+    _, reply = send(server, HELLO)
+    assert reply["model"] == "tiny"
+    for body in (
+        {**HELLO, "model": "nosuch"},
+        {**HELLO, "max_tokens": WINDOW},
+        {"messages": [{"role": "user", "content": "word " * 2000}]},
+    ):
+        status, content = send(server, body)
+        assert status in (400, 404)
+        assert "tiny" in content["error"]["message"]
+        assert "secret-folder" not in json.dumps(content)
+    assert send(server, {**HELLO, "model": "tiny"})[0] == 200
+    assert send(server, {**HELLO, "model": server.engine.model})[0] == 200
