@@ -38,6 +38,7 @@ from memagent.data.manifest import (
     depths_of,
     draw_depths,
     figure_path,
+    left_out_counts,
     lengths_of,
     manifest_path,
     read_manifest,
@@ -367,7 +368,7 @@ def _finished(
         num_answers=answer_counts(rows),
         tokens=lengths_of(rows),
         depth=depths_of(rows),
-        about=getattr(task, "about", {}),
+        about={**getattr(task, "about", {}), **left_out_counts(rows)},
         memagent=__version__,
     )
     for old in (manifest_path(job.out), figure_path(job.out)):

@@ -20,6 +20,7 @@ from typing import Any
 from memagent.data.example import Example, body_starts
 from memagent.data.formats.files import disk_errors
 from memagent.data.tasks.depth import NUM_TENTHS, bucket_counts, uniformity_p
+from memagent.data.tasks.registry import LEFT_OUT
 from memagent.errors import DataError
 from memagent.files import replacing, write_atomically
 
@@ -36,6 +37,8 @@ class ManifestRow:
     """Whether its documents are in the file."""
     num_answers: int
     depths: tuple[float, ...]
+    num_left_out: int = 0
+    """Own distractors that the text had no room for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,7 @@ def row_of(example: Example, *, has_text: bool) -> ManifestRow:
         has_text=has_text,
         num_answers=len(example.answers),
         depths=tuple(round(depth, 6) for depth in evidence_depths(example)),
+        num_left_out=int(example.metadata.get(LEFT_OUT, 0)),
     )
 
 
@@ -139,6 +143,12 @@ def depths_of(rows: Iterable[ManifestRow]) -> Depths | None:
 def answer_counts(rows: Iterable[ManifestRow]) -> dict[str, int]:
     """Number of examples by their number of accepted answers."""
     return {str(num): times for num, times in sorted(Counter(r.num_answers for r in rows).items())}
+
+
+def left_out_counts(rows: Iterable[ManifestRow]) -> dict[str, int]:
+    """Examples whose texts had no room for all of their own distractors, if any, for `about`."""
+    num = sum(row.num_left_out > 0 for row in rows)
+    return {"examples with fewer distractors of their own": num} if num else {}
 
 
 def manifest_path(out: Path) -> Path:

@@ -212,12 +212,27 @@ def test_a_wrong_job_is_refused(job: BuildJob, changes: dict[str, Any], message:
 
 def test_an_error_in_a_worker_process_is_raised_here(job: BuildJob, files: HotpotFiles) -> None:
     long = item("long")
-    long["context"][0][1] = ["word " * 2000]
+    gold = long["supporting_facts"][0][0]
+    [sentences] = [sentences for title, sentences in long["context"] if title == gold]
+    sentences.append("word " * 2000)
     sources = write_hotpot(job.out.parent / "mixed", dev=[item("a"), item("b"), long, item("c")])
     settings = {"tokens": 2000, "tokenizer": "bytes", "seed": 0, **sources.settings}
     broken = replace(job, settings=settings, num=4)
-    with pytest.raises(DataError, match=r"tokens=2000 is below the .* id-long's own paragraphs"):
+    with pytest.raises(DataError, match=r"tokens=2000 is below the .* id-long's gold paragraphs"):
         build(broken, processes=2)
+
+
+def test_the_manifest_counts_examples_with_fewer_distractors_of_their_own(job: BuildJob) -> None:
+    long = item("long")
+    gold = {title for title, _ in long["supporting_facts"]}
+    for title, sentences in long["context"]:
+        if title not in gold:
+            sentences.append("word " * 2000)
+    others = [item(f"q{number}") for number in range(40)]
+    sources = write_hotpot(job.out.parent / "mixed", dev=[long, *others])
+    settings = {"tokens": 2000, "tokenizer": "bytes", "seed": 0, **sources.settings}
+    manifest = build(replace(job, settings=settings, num=41), figure=False)
+    assert manifest.about["examples with fewer distractors of their own"] == 1
 
 
 # --- the manifest ---------------------------------------------------------------------------------

@@ -26,6 +26,9 @@ from memagent.config import Settings
 from memagent.data.example import Example, fingerprint
 from memagent.errors import ConfigError, DataError
 
+LEFT_OUT = "num_distractors_left_out"
+"""In an example's metadata: its own distractors that the text had no room for, where there are any."""
+
 
 class TaskSettings(Settings):
     """The settings of every task; a task derives its own from it."""

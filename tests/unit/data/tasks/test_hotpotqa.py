@@ -12,7 +12,7 @@ from memagent.data.example import Example
 from memagent.data.manifest import evidence_depths
 from memagent.data.tasks.depth import bucket_counts, uniformity_p
 from memagent.data.tasks.hotpotqa.task import HotpotTask, open_hotpotqa
-from memagent.data.tasks.registry import open_task, rebuild
+from memagent.data.tasks.registry import LEFT_OUT, open_task, rebuild
 from memagent.documents.tokenizers import open_tokenizer
 from memagent.errors import ConfigError, DataError
 from tests.support.hotpot import HotpotFiles, fillers, item, write_hotpot
@@ -284,10 +284,9 @@ def test_questions_that_cannot_be_used_are_counted(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"docs": 305}, r"docs=305 needs 301 paragraphs .* the pool has 300; lower `docs`"),
-        ({"docs": 3}, r"docs=3 is below the 4 paragraphs of question id-"),
         (
-            {"tokens": 250},
-            r"tokens=250 is below the \d+ tokens of question id-.*lower `distractors`",
+            {"tokens": 80},
+            r"tokens=80 is below the \d+ tokens of question id-.*gold paragraphs; raise `tokens`",
         ),
         ({"tokens": 500_000}, r"too few paragraphs for tokens=500000: all 300 leave \d+ tokens"),
         ({}, r"give the length of the text as docs=200 or as tokens=28000"),
@@ -301,6 +300,29 @@ def test_a_text_that_cannot_be_built_is_refused(
 ) -> None:
     with pytest.raises((DataError, ConfigError), match=message):
         opened(files, **settings).example(0)
+
+
+def test_a_question_longer_than_the_text_takes_fewer_of_its_own_distractors(tmp_path: Path) -> None:
+    long = item("long")
+    gold = {title for title, _ in long["supporting_facts"]}
+    for title, sentences in long["context"]:
+        if title not in gold:
+            sentences[:] = ["word " * 400]
+    files = write_hotpot(tmp_path, dev=[long, *(item(f"q{number}") for number in range(60))])
+    task = opened(files, tokens=1500, tokenizer="bytes")
+    found = {one.metadata["hotpotqa_id"]: one for one in map(task.example, range(61))}
+    example = found["id-long"]
+    assert gold <= set(titles(example))
+    assert 1470 <= example.num_tokens <= 1500
+    assert example.metadata["num_distractors_left_out"] >= 1
+    assert len(example.evidence) == len(long["supporting_facts"])
+    assert all(LEFT_OUT not in one.metadata for name, one in found.items() if name != "id-long")
+
+
+def test_fewer_documents_than_paragraphs_leave_distractors_out(files: HotpotFiles) -> None:
+    example = opened(files, docs=3).example(0)
+    assert len(example.passages) == 3
+    assert example.metadata[LEFT_OUT] == 1
 
 
 def test_the_smallest_text_holds_the_gold_paragraphs_alone(files: HotpotFiles) -> None:

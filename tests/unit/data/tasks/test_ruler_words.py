@@ -73,12 +73,29 @@ def test_no_answer_is_part_of_another() -> None:
 
 
 def test_a_long_list_has_more_words_than_the_dictionary() -> None:
-    made = example("cwe", tokens=600_000)
+    made = example("cwe", tokens=420_000)
     counts = Counter(listed(made.text()))
     singles = {word for word in counts if "-" not in word}
     assert singles == set(single_words())
     assert len(counts) > len(singles)
     assert solve("ruler/cwe", made.text(), made.question) == set(made.answers)
+
+
+def test_the_answers_are_the_commonest_words_at_any_length() -> None:
+    """Also where pairs such as gentle-harbour are counted by their words."""
+    made = example("cwe", tokens=1_000_000)
+    words = [word for entry in listed(made.text()) for word in entry.split("-")]
+    ranked = Counter(words).most_common(11)
+    assert {word for word, _ in ranked[:10]} == set(made.answers)
+    assert ranked[9][1] > ranked[10][1]
+
+
+def test_words_of_lists_that_the_dictionary_suffices_for_are_as_before() -> None:
+    """The first pairs too: texts that were well-posed keep their bytes."""
+    digests = [
+        example("cwe", tokens=tokens, seed=1).text_sha256[:12] for tokens in (30_000, 400_000)
+    ]
+    assert digests == ["b85da352e9c6", "623203be3d5c"]
 
 
 # --- fwe ------------------------------------------------------------------------------------------

@@ -11,13 +11,15 @@
 
 The question of an index depends on seed and index alone, so datasets of several lengths ask the same
 questions. The places of gold paragraphs are drawn uniformly over the whole text. A paragraph of the
-question's own, by title or by text, is never used as filler.
+question's own, by title or by text, is never used as filler. A question whose own paragraphs are longer than
+the text takes fewer of its distractors; its metadata and the manifest say so.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Self
 
@@ -37,7 +39,7 @@ from memagent.data.tasks.hotpotqa.store import (
     paragraphs_of,
 )
 from memagent.data.tasks.lengths import LEAST_SHARE, length_tokenizer
-from memagent.data.tasks.registry import TaskSettings, rng
+from memagent.data.tasks.registry import LEFT_OUT, TaskSettings, rng
 from memagent.documents.tokenizers import Tokenizer
 from memagent.errors import DataError
 
@@ -92,6 +94,10 @@ def open_hotpotqa(name: str, settings: dict[str, Any]) -> HotpotTask:
     return HotpotTask(name, parsed, open_store(files))
 
 
+class _TooLongError(DataError):
+    """The question's own paragraphs do not fit the length; fewer of them may."""
+
+
 class _MixedText(NamedTuple):
     """A text, before it is labelled."""
 
@@ -125,7 +131,7 @@ class HotpotTask:
         item = self.store.item(self._order[index])
         own = [*(gold.paragraph for gold in item.gold), *item.distractors]
         own = own[: len(item.gold) + self.settings.distractors]
-        mixed = self._text(index, item, own)
+        mixed, num_left_out = self._fitting_text(index, item, own)
         settings = self.settings
         length = f"{settings.docs}-docs" if settings.docs else f"{settings.tokens}-tokens"
         return Example(
@@ -152,8 +158,18 @@ class HotpotTask:
                 "is_yes_no": item.answer in YES_NO,
                 "is_gold_in_dev": item.is_gold_in_dev,
                 "num_documents": len(mixed.passages),
+                **({LEFT_OUT: num_left_out} if num_left_out else {}),
             },
         )
+
+    def _fitting_text(
+        self, index: int, item: StoredQuestion, own: list[int]
+    ) -> tuple[_MixedText, int]:
+        """The text, with as many of the question's own distractors as fit; how many were left out."""
+        for num_left_out in range(len(own) - len(item.gold)):
+            with suppress(_TooLongError):
+                return self._text(index, item, own[: len(own) - num_left_out]), num_left_out
+        return self._text(index, item, own[: len(item.gold)]), len(own) - len(item.gold)
 
     def _text(self, index: int, item: StoredQuestion, own: list[int]) -> _MixedText:
         if self.settings.docs is not None:
@@ -187,9 +203,9 @@ class HotpotTask:
     def _fillers_by_number(self, index: int, item: StoredQuestion, num_own: int) -> list[int]:
         num_documents = self.settings.docs or 0
         if num_documents < num_own:
-            raise DataError(
-                f"docs={num_documents} is below the {num_own} paragraphs of question {item.id}; "
-                "raise `docs`, or lower `distractors`"
+            raise _TooLongError(
+                f"docs={num_documents} is below the {num_own} gold paragraphs of question {item.id}; "
+                "raise `docs`"
             )
         fillers = self._drawn(index, item, num_documents - num_own)
         if len(fillers) < num_documents - num_own:
@@ -207,9 +223,9 @@ class HotpotTask:
         target = self.settings.tokens
         left = aim - self._cost_of(own)
         if left < 0:
-            raise DataError(
-                f"tokens={target} is below the {aim - left} tokens of question {item.id}'s own "
-                "paragraphs; raise `tokens`, or lower `distractors`"
+            raise _TooLongError(
+                f"tokens={target} is below the {aim - left} tokens of question {item.id}'s gold "
+                "paragraphs; raise `tokens`"
             )
         num_requested = int(left / self._mean_cost * 1.1) + 64
         while True:
@@ -280,7 +296,7 @@ class HotpotTask:
         return [number for number in ordered[start:end] if number not in used]
 
     def _out_of_reach(self, item: StoredQuestion) -> DataError:
-        return DataError(
+        return _TooLongError(
             f"tokens={self.settings.tokens} cannot be met within 2 % for question {item.id}; raise "
             "`tokens`, or name a larger file as `paragraphs`"
         )

@@ -4,6 +4,8 @@
     "numbers"   4837261               seven digits
     "uuids"     9b2f6c1e-...          version 4
 
+`invented_word` gives words beyond all lists, as many as are needed.
+
 The lists of words are those of the library wonderwords, as in RULER, without the entries that are
 not plain lower-case words.
 """
@@ -22,6 +24,9 @@ ValueKind = Literal["words", "numbers", "uuids"]
 
 NOUN_OF_KIND: dict[ValueKind, str] = {"words": "word", "numbers": "number", "uuids": "code"}
 NUMBER_DIGITS = 7
+ONSETS, VOWELS, ENDINGS = "bdfghjklmnprstvz", "aeiou", "klmnrst"
+WORDS_PER_SYLLABLES = 1_000_000
+"""Invented words get a syllable more after so many: three syllables give 3.5 million words."""
 
 
 def draw_one(kind: ValueKind, source: random.Random) -> str:
@@ -39,6 +44,23 @@ def draw_new(kind: ValueKind, source: random.Random, taken: set[str]) -> str:
         pass
     taken.add(drawn)
     return drawn
+
+
+def invented_word(source: random.Random, taken: set[str]) -> str:
+    """A word that is in no list and not in `taken`, such as `bakolunem`; it is put there."""
+    known = _known_words()
+    while True:
+        num_syllables = 3 + len(taken) // WORDS_PER_SYLLABLES
+        syllables = [source.choice(ONSETS) + source.choice(VOWELS) for _ in range(num_syllables)]
+        word = "".join(syllables) + source.choice(ENDINGS)
+        if word not in known and word not in taken:
+            taken.add(word)
+            return word
+
+
+@lru_cache(maxsize=1)
+def _known_words() -> frozenset[str]:
+    return frozenset(single_words())
 
 
 @lru_cache(maxsize=1)

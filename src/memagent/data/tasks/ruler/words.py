@@ -1,6 +1,11 @@
 """Words that occur most often: in a numbered list (cwe), and in a text in code (fwe).
 
-    cwe   1. harbour 2. oak 3. harbour 4. lend ...      ten words occur 30 times, all others 3 times
+    cwe   1. harbour 2. oak 3. harbour 4. lend ...      ten words occur 30 times, all others 3 times,
+                                                        in texts of any length
+
+A long cwe list needs more words than the dictionary has: pairs of words while none of their words gets as
+common as the answers, else invented words.
+
     fwe   ... qhwzpk ... ... tbivox qhwzpk ...          how often falls as rank to the power of -2
 
 The answer is spread over the whole text, so these examples have no evidence.
@@ -13,6 +18,7 @@ from __future__ import annotations
 import math
 import random
 import string
+from collections import Counter
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,9 +26,9 @@ from pydantic import Field
 
 from memagent.data.example import Passage
 from memagent.data.tasks.generated import Draft, GeneratedTask
-from memagent.data.tasks.lengths import fit
+from memagent.data.tasks.lengths import Fitted, fit
 from memagent.data.tasks.registry import TaskSettings
-from memagent.data.tasks.ruler.vocabulary import draw_new, single_words
+from memagent.data.tasks.ruler.vocabulary import draw_new, invented_word, single_words
 from memagent.errors import ConfigError
 
 SHORT_TOKENS = 4096
@@ -73,15 +79,9 @@ class CommonTask(GeneratedTask[CommonSettings]):
             )
 
     def draft(self, index: int) -> Draft:
-        drawn = _Words(self.rng(index, "words"), self.settings.num_common)
-
-        def text(num_uncommon: int) -> str:
-            words = drawn.common * self._common + drawn.uncommon(num_uncommon) * self._uncommon
-            self.rng(index, "order").shuffle(words)
-            return " ".join([f"{number}. {word}" for number, word in enumerate(words, start=1)])
-
-        what = f"{self.name} with {self.settings.num_common} words {self._common} times"
-        fitted = fit(text, self.tokens, self.tokenizer, least_units=1, what=what)
+        drawn, fitted = self._fitted(index, has_pairs=True)
+        if drawn.num_uses(fitted.num_units) * self._uncommon >= self._common:
+            drawn, fitted = self._fitted(index, has_pairs=False)
         return Draft(
             question=(
                 "The text is a numbered list of words. Which "
@@ -97,12 +97,25 @@ class CommonTask(GeneratedTask[CommonSettings]):
             },
         )
 
+    def _fitted(self, index: int, *, has_pairs: bool) -> tuple[_Words, Fitted]:
+        drawn = _Words(self.rng(index, "words"), self.settings.num_common, has_pairs=has_pairs)
+
+        def text(num_uncommon: int) -> str:
+            words = drawn.common * self._common + drawn.uncommon(num_uncommon) * self._uncommon
+            self.rng(index, "order").shuffle(words)
+            return " ".join([f"{number}. {word}" for number, word in enumerate(words, start=1)])
+
+        what = f"{self.name} with {self.settings.num_common} words {self._common} times"
+        return drawn, fit(text, self.tokens, self.tokenizer, least_units=1, what=what)
+
 
 class _Words:
     """The common words of an example, and as many others as requested."""
 
-    def __init__(self, source: random.Random, num_common: int) -> None:
+    def __init__(self, source: random.Random, num_common: int, *, has_pairs: bool) -> None:
+        """Beyond single words there are pairs of them, or invented words."""
         self._source = source
+        self._has_pairs = has_pairs
         singles = list(single_words())
         source.shuffle(singles)
         self.common = _apart(singles, num_common)
@@ -111,10 +124,20 @@ class _Words:
         self._taken.update(self._others)
 
     def uncommon(self, count: int) -> list[str]:
-        """Single words while there are any, then pairs of words."""
+        """Single words while there are any, then further ones."""
         while len(self._others) < count:
-            self._others.append(draw_new("words", self._source, self._taken))
+            further = (
+                draw_new("words", self._source, self._taken)
+                if self._has_pairs
+                else invented_word(self._source, self._taken)
+            )
+            self._others.append(further)
         return self._others[:count]
+
+    def num_uses(self, count: int) -> int:
+        """Of how many of so many others the word used most is part; words of the answer do not count."""
+        uses = Counter(part for word in self._others[:count] for part in word.split("-"))
+        return max((num for word, num in uses.items() if word not in self.common), default=0)
 
 
 def _apart(words: list[str], count: int) -> list[str]:
