@@ -19,6 +19,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -26,11 +27,14 @@ from memagent.documents.document import Document
 from memagent.documents.encoding import HEAD_BYTES, check_encoding
 from memagent.documents.formats import check_head, read
 from memagent.documents.formats.raw import EmptyText, RawFile
-from memagent.documents.tree import Skipped, find_files
+from memagent.documents.tree import FoundFiles, Skipped, find_files
 from memagent.errors import DocumentError
 from memagent.names import hint
 
 STDIN = "-"
+MAX_PIPE_BYTES = 256 * 1024**2
+"""What is read from a pipe, which may never end. A file has a size and may be larger."""
+_PIECE_BYTES = 1024 * 1024
 
 
 class Loaded(NamedTuple):
@@ -106,7 +110,7 @@ def load_stdin(stream: BinaryIO, *, encoding: str | None = None) -> Document:
             raise DocumentError(
                 "standard input is a terminal; pipe a text into it (cat book.txt | ...) or name a file"
             )
-        data = stream.read()
+        data = _read_pipe(stream, "standard input")
     except (OSError, ValueError) as error:  # a folder, or closed
         raise _unreadable("standard input", error) from error
     if not data:
@@ -130,7 +134,7 @@ def _load_folder(folder: str | Path, encoding: str | None) -> _Tree:
         found = find_files(Path(folder))
     except OSError as error:
         raise _unreadable(name, error) from error
-    tree = _Tree([], list(_not_listed(Path(folder), found.unreadable)))
+    tree = _Tree([], list(_not_read(Path(folder), found)))
     for relative in found.files:
         path = Path(folder) / relative
         source = _shown(path)
@@ -145,10 +149,13 @@ def _load_folder(folder: str | Path, encoding: str | None) -> _Tree:
     return tree
 
 
-def _not_listed(folder: Path, unreadable: Sequence[Path]) -> Iterator[Skipped]:
-    for relative in unreadable:
+def _not_read(folder: Path, found: FoundFiles) -> Iterator[Skipped]:
+    for relative in found.unreadable:
         source = _shown(folder / relative)
         yield Skipped(source, "cannot be listed; make the folder readable")
+    for relative in found.outside:
+        source = _shown(folder / relative)
+        yield Skipped(source, "is a link that leads out of the folder; name the file itself")
 
 
 def _load_file(path: str | Path, source: str, encoding: str | None) -> Document:
@@ -171,9 +178,24 @@ def _bytes_of(path: str | Path, source: str, encoding: str | None) -> bytes:
             head = file.read(HEAD_BYTES)
             check_head(RawFile(source=source, name=source, data=head, encoding=encoding))
             file.seek(0)
-        elif not stat.S_ISFIFO(mode):  # pipes may be read, but /dev/zero and its like never end
+            return file.readall()
+        if not stat.S_ISFIFO(mode):  # pipes may be read, but not /dev/zero and its like
             raise DocumentError(f"{source} is a device, not a file; name a file")
-        return file.readall()
+        return _read_pipe(file, source)
+
+
+def _read_pipe(stream: BinaryIO | FileIO, source: str) -> bytes:
+    """All that comes through a pipe, if that is not too much."""
+    pieces: list[bytes] = []
+    num_bytes = 0
+    while piece := stream.read(_PIECE_BYTES):
+        num_bytes += len(piece)
+        if num_bytes > MAX_PIPE_BYTES:
+            raise DocumentError(
+                f"{source} gives more than {MAX_PIPE_BYTES:,} bytes; save what you need as a file and name it"
+            )
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _read(raw: RawFile) -> Document:

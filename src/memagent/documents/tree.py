@@ -3,8 +3,8 @@
 Left out, as git and its users would: what `.gitignore` files rule out, at every level and from the
 root of the repository down; version control, caches and virtual environments; hidden files and
 folders (they hold settings and secrets, so only a few that describe a project are kept).
-Links to folders are not followed, so links cannot loop. A link to a file is read if it leads out of
-the folder; inside, the file is found under its own name.
+Links are not followed. Inside the folder a file is found under its own name, and a link that leads out
+of it is reported: whoever made the folder must not choose which other files are read and sent away.
 
     docs/  .gitignore: *.log, !keep.log      ─▶   docs/index.md
            index.md keep.log run.log              docs/keep.log
@@ -14,6 +14,7 @@ the folder; inside, the file is found under its own name.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ from memagent.errors import DocumentError
 if TYPE_CHECKING:
     from pathspec import Pattern
 
+MAX_IGNORE_BYTES = 1024 * 1024
+MAX_DOUBLE_STARS = 4
+"""Of `**` in a line of a `.gitignore`; the time to compare a path grows with each by its length."""
 KEPT_HIDDEN = frozenset(
     {".circleci", ".github", ".gitlab", ".gitlab-ci.yml", ".pre-commit-config.yaml"}
 )
@@ -47,12 +51,14 @@ class FoundFiles(NamedTuple):
 
     files: list[Path]
     unreadable: list[Path]
+    outside: list[Path]
+    """Links to files that do not lie in the folder."""
 
 
 def find_files(folder: Path) -> FoundFiles:
     """Files to read below `folder`. An error if the folder itself cannot be listed."""
     root = folder.resolve()
-    found = FoundFiles([], [])
+    found = FoundFiles([], [], [])
     stack = [(root, _rules_above(root))]  # not recursion: trees may be deeper than Python's stack
     while stack:
         current, outer_rules = stack.pop()
@@ -65,9 +71,12 @@ def find_files(folder: Path) -> FoundFiles:
             continue
         rules = (*outer_rules, *_rules_in(current))
         kept = [entry for entry in entries if not _is_left_out(entry, rules)]
-        found.files.extend(
-            Path(entry.path).relative_to(root) for entry in kept if _is_file(entry, root)
-        )
+        for entry in kept:
+            relative = Path(entry.path).relative_to(root)
+            if _leads_outside(entry, root):
+                found.outside.append(relative)
+            elif _is_file(entry):
+                found.files.append(relative)
         folders = [Path(entry.path) for entry in kept if entry.is_dir(follow_symlinks=False)]
         stack += [(path, rules) for path in reversed(folders)]
     return found
@@ -81,7 +90,9 @@ class _Rule:
     git asks about each folder on the way first, and a later `!` may take a folder back.
     """
 
-    pattern: Pattern
+    regex: re.Pattern[str]
+    ignores: bool
+    """False: the line begins with `!`."""
     text: str
     """The line without `!`, blanks, and the slashes at its ends."""
     num_segments: int | None
@@ -105,7 +116,7 @@ class _Rule:
         return self._matches(path) and not self._matches(sibling)
 
     def _matches(self, path: str) -> bool:
-        return self.pattern.match_file(path) is not None
+        return self.regex.search(path) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +131,7 @@ class _Rules:
         """True: ignored; False: taken back by `!`; None: no rule for this path."""
         relative = path[len(self.folder) :]
         last = next((rule for rule in reversed(self.rules) if rule.applies(relative)), None)
-        return None if last is None else last.pattern.include
+        return None if last is None else last.ignores
 
 
 def _is_left_out(entry: os.DirEntry[str], rules: tuple[_Rules, ...]) -> bool:
@@ -136,13 +147,23 @@ def _is_cache(folder: str) -> bool:
     return any(os.path.exists(os.path.join(folder, mark)) for mark in CACHE_MARKS)
 
 
-def _is_file(entry: os.DirEntry[str], root: Path) -> bool:
-    """Whether to read an entry. Broken links count, so that they are reported."""
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether to read an entry. Links that lead nowhere count, so that they are reported."""
+    if entry.is_symlink():
+        return not os.path.exists(entry.path) and not _is_loop(entry.path)
+    return entry.is_file()
+
+
+def _leads_outside(entry: os.DirEntry[str], root: Path) -> bool:
+    """Whether an entry is a link to a file elsewhere."""
     if not entry.is_symlink():
-        return entry.is_file()
+        return False
     target = os.path.realpath(entry.path)
-    is_broken = not os.path.exists(target)
-    return (os.path.isfile(target) or is_broken) and not Path(target).is_relative_to(root)
+    return os.path.isfile(target) and not Path(target).is_relative_to(root)
+
+
+def _is_loop(link: str) -> bool:
+    return os.path.islink(os.path.realpath(link))
 
 
 def _is_ignored(path: str, rules: tuple[_Rules, ...]) -> bool:
@@ -177,6 +198,8 @@ def _rules_in(folder: Path) -> Iterator[_Rules]:
     if not os.path.isfile(path):
         return
     try:
+        if path.stat().st_size > MAX_IGNORE_BYTES:
+            raise DocumentError(f"{path} has more than {MAX_IGNORE_BYTES:,} bytes; shorten it")
         lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
     except OSError as error:
         raise DocumentError(
@@ -193,17 +216,36 @@ def _rule(line: str, path: Path) -> _Rule | None:
     except ImportError as error:
         raise missing_library("pathspec", str(path)) from error
     try:
-        pattern = next(iter(GitIgnoreSpec.from_lines([line]).patterns), None)
+        pattern: Pattern | None = next(iter(GitIgnoreSpec.from_lines([line]).patterns), None)
     except ValueError:
         return None
-    if pattern is None or pattern.include is None:
+    regex = getattr(pattern, "regex", None)
+    if pattern is None or pattern.include is None or regex is None:
         return None
+    if line.count("**") > MAX_DOUBLE_STARS:
+        raise DocumentError(f"{path} has a line with more than {MAX_DOUBLE_STARS} `**`; shorten it")
     text = line.strip().removeprefix("!").rstrip("/")
     fixed = text.removeprefix("**/").removeprefix("/")
     return _Rule(
-        pattern,
+        re.compile(_quick(regex.pattern)),
+        pattern.include,
         text.removeprefix("/"),
         num_segments=None if "**" in fixed and "/" in fixed else fixed.count("/") + 1,
         floats="/" not in text or text.startswith("**/"),
         is_for_folders=line.strip().endswith("/"),
     )
+
+
+_STAR = r"\[\^/\]\*"
+_STAR_AND_TEXT = re.compile(
+    rf"{_STAR}((?:\\.|\[\^?\]?(?:\\.|[^\]\\])*\](?!\*)|[^\[\]\\/*()])+)(?={_STAR})"
+)
+
+
+def _quick(regex: str) -> str:
+    """The regular expression of a rule, without tries that cannot succeed.
+
+    Of `*a*b*c` each star but the last may take the first match of what is behind it for good; trying the
+    others as well takes a time that grows by the length of the name with each star.
+    """
+    return _STAR_AND_TEXT.sub(r"(?>[^/]*?\1)", regex)

@@ -173,7 +173,10 @@ def test_links_neither_loop_nor_repeat_what_is_read_anyway(folder: Path, tmp_pat
     (folder / "same.txt").symlink_to(folder / "a.txt")
     (folder / "linked.txt").symlink_to(tmp_path / "outside.txt")
     (folder / "elsewhere").symlink_to(tmp_path / "elsewhere")
-    assert sources() == ["a.txt", "linked.txt", "sub/b.txt"]
+    assert sources() == ["a.txt", "sub/b.txt"]
+    (skipped,) = load_with_report(["tree"]).skipped
+    assert skipped.source == "tree/linked.txt"
+    assert skipped.reason == "is a link that leads out of the folder; name the file itself"
 
 
 def test_a_link_to_the_folder_is_read_under_the_name_of_the_link(

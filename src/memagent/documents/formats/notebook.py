@@ -16,7 +16,6 @@ TEXT_TYPES = ("text/plain", "text/markdown", "text/latex")
 
 _ADVICE = "open it in Jupyter and save it again"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")  # states of a progress bar before the last one
 
 
 def read_notebook(raw: RawFile) -> Document:
@@ -66,7 +65,17 @@ def _output(output: dict[str, Any]) -> str:
         text = "\n".join(output.get("traceback", [])) or f"{output['ename']}: {output['evalue']}"
     else:
         text = _shown(output.get("data", {}))
-    return _OVERWRITTEN.sub("", _COLOURS.sub("", text)).strip("\n")
+    return _last_states(_COLOURS.sub("", text)).strip("\n")
+
+
+def _last_states(text: str) -> str:
+    r"""Of a progress bar the last state. `\r` begins a state, except in `\r\n`."""
+    *lines, last = text.split("\n")
+    return "\n".join([*(_last_state(line.removesuffix("\r")) for line in lines), _last_state(last)])
+
+
+def _last_state(line: str) -> str:
+    return line.rpartition("\r")[2]
 
 
 def _shown(forms: dict[str, Any]) -> str:
