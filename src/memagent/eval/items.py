@@ -30,14 +30,13 @@ from typing import Any, NamedTuple, Self
 from memagent.data.choices import source_settings
 from memagent.data.example import Example
 from memagent.data.formats.files import read_examples
+from memagent.data.tasks.lengths import nominal_tokens
 from memagent.data.tasks.registry import Task, open_task, rebuild
 from memagent.errors import ConfigError, DataError, MemagentError
 from memagent.eval.suites import Suite, SuiteTasks
 from memagent.files import reason_of
 from memagent.processes import worker_pool
 
-NOMINAL_TOKENS_PER_DOCUMENT = 7 * 1024 / 50
-"""A length in documents counts as so many tokens each: the published series calls 50 documents 7K."""
 QUICK_TOKENS = 2_000_000
 """Up to this many tokens of text are generated in this process: a worker takes a second to start."""
 AHEAD_TOKENS = 8_000_000
@@ -165,7 +164,7 @@ def _task_items(
 def _lengths(choice: SuiteTasks, base: dict[str, Any]) -> list[tuple[int | None, dict[str, int]]]:
     """Each length as reported, and the task setting for it."""
     if choice.docs is not None:
-        return [(round(num * NOMINAL_TOKENS_PER_DOCUMENT), {"docs": num}) for num in choice.docs]
+        return [(nominal_tokens(num), {"docs": num}) for num in choice.docs]
     if choice.tokens is not None:
         return [(num, {"tokens": num}) for num in choice.tokens]
     return [(base.get("tokens"), {})]
@@ -192,7 +191,7 @@ def _file_items(
             tokenizers.setdefault(str(origin["tokenizer"]), path.name)
         target = example.target_tokens
         if target is None and origin.get("docs") is not None:
-            target = round(int(origin["docs"]) * NOMINAL_TOKENS_PER_DOCUMENT)
+            target = nominal_tokens(int(origin["docs"]))
         index = numbers.get((example.task, target), 0)
         numbers[example.task, target] = index + 1
         yield Item(

@@ -6,7 +6,8 @@
     for example in read_original("eval_200.json", "original-eval"): ...
     write_original("eval_200.json", "original-eval", examples)
 
-Its files do not say where the evidence is, so imported examples have none. Fields without a place in an
+Its files do not say where the evidence is, so imported examples have none. Lengths come from `num_docs`, 50
+of which are 7K, and from `length`. Fields without a place in an
 Example are kept in its `metadata` under the name of the format; importing and then exporting
 gives the same content. Above 10,000 documents its evaluation files hold numbers of documents instead of
 text: then `pool` names the file with the documents.
@@ -28,6 +29,7 @@ from memagent.data.formats.files import disk_errors, dump_json, replacing_datase
 from memagent.data.formats.json_stream import checked_record, place, read_records
 from memagent.data.formats.parquet import RowWriter, arrow, columns_of, read_rows
 from memagent.data.sources.readers import hotpot_items
+from memagent.data.tasks.lengths import nominal_tokens
 from memagent.data.tasks.registry import TASKS, rebuild
 from memagent.errors import DataError
 
@@ -36,9 +38,12 @@ if TYPE_CHECKING:
 
 DatasetKind = Literal["memagent", "original-train", "original-eval"]
 
+LEAST_OF_TARGET = 0.8
+"""A text of RULER has at least this share of the tokens that were requested."""
 SAMPLE_ROWS = 64
 """Rows that decide the types of columns without a published type."""
 
+_DIGITS = re.compile(r"\d+")
 _HEADING = re.compile(r"(?:\A|\n\n)Document (\d+):\n")
 
 
@@ -246,10 +251,35 @@ def _from_eval(record: Any, path: Path, number: int, pool: _Pool, task: str | No
         if is_question_answering
         else "ruler_all",
         documents=documents,
+        target_tokens=_target(record, path),
+        num_tokens=_number(record, "length"),
         metadata={
             "original-eval": {key: value for key, value in record.items() if key not in left_out}
         },
     )
+
+
+def _target(record: dict[str, Any], path: Path) -> int | None:
+    """The length that the file was generated for: its number of documents, or its tokens rounded up.
+
+    Texts are a little shorter than requested: the length is one that the file or its folder names, or a power
+    of two; None where there is none near.
+    """
+    num_docs, length = _number(record, "num_docs"), _number(record, "length")
+    if num_docs is not None:
+        return nominal_tokens(num_docs)
+    if length is None:
+        return None
+    named = [int(digits) for digits in _DIGITS.findall(f"{path.parent.name}/{path.name}")]
+    power = 1 << (length - 1).bit_length()
+    near = [target for target in (*named, power) if LEAST_OF_TARGET * target <= length <= target]
+    return min(near, default=None)
+
+
+def _number(record: dict[str, Any], name: str) -> int | None:
+    """A positive whole number of a record; None where it has none."""
+    value = record.get(name)
+    return value if type(value) is int and value > 0 else None
 
 
 def _to_eval(index: int, example: Example) -> dict[str, Any]:

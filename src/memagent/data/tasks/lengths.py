@@ -32,6 +32,8 @@ from memagent.errors import ConfigError
 LEAST_SHARE = 0.98
 """A text of a requested length has at least this share of it."""
 AIMED_SHARE = 0.995
+NOMINAL_TOKENS_PER_DOCUMENT = 7 * 1024 / 50
+"""A length in documents counts as so many tokens each: the published series calls 50 documents 7K."""
 PROBE_TOKENS = 512
 PROBE_SHARE = 0.03
 """Length of the second probe: cheap to count, long enough to be typical."""
@@ -47,6 +49,11 @@ def parse_length(value: Any) -> int:
     if match is None:
         raise ValueError(f"{value!r} is not a length; write it as 8192 or 8k")
     return round(float(match[1]) * _FACTORS[match[2].lower()])
+
+
+def nominal_tokens(num_documents: int) -> int:
+    """The length that a number of documents is reported as: 50 documents are 7K, 100 are 14K."""
+    return round(num_documents * NOMINAL_TOKENS_PER_DOCUMENT)
 
 
 Length = Annotated[int, BeforeValidator(parse_length), Field(ge=64)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memagent.data.example import Example, Passage, join
+from memagent.data.formats.conversion import convert_dataset
 from memagent.data.formats.files import read_examples, write_examples
 from memagent.data.formats.original import kind_of, read_original, split_documents, write_original
 from memagent.errors import DataError
+from memagent.eval.items import plan_items
+from memagent.eval.suites import Suite
 
 CONTEXT = "Document 1:\nOslo\nOslo is in Norway.\n\nDocument 2:\nBern\nBern lies on the Aare. Yes."
 OSLO = Passage(title="Oslo", text="Oslo is in Norway.")
@@ -159,6 +163,7 @@ def test_a_hotpotqa_record_becomes_an_example(tmp_path: Path) -> None:
         question="On what does Bern lie?",
         answers=("Aare",),
         documents=(OSLO, BERN),
+        target_tokens=287,
         metadata={"original-eval": {"num_docs": 2, "index": 7}},
     )
 
@@ -346,3 +351,52 @@ def test_a_wrong_record_is_named(change: dict[str, Any], message: str, tmp_path:
 def test_a_wrong_ending_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a file of original-train ends in \.parquet; name it so"):
         write_original(tmp_path / "out.json", "original-train", [])
+
+
+# --- lengths --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_docs", "tokens"), [(50, 7168), (100, 14336), (25_600, 3_670_016)])
+def test_a_number_of_documents_is_the_length_it_is_published_as(
+    tmp_path: Path, num_docs: int, tokens: int
+) -> None:
+    path = tmp_path / "eval.json"
+    path.write_text(json.dumps([{**HOTPOT, "num_docs": num_docs}]))
+    [example] = read_original(path, "original-eval")
+    assert (example.target_tokens, example.num_tokens) == (tokens, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "target"),
+    [
+        ("vt.json", 8100, 8192),
+        ("vt.json", 8192, 8192),
+        ("vt_10000.json", 9400, 10_000),
+        ("vt.json", 5000, None),
+    ],
+)
+def test_the_tokens_of_a_text_are_rounded_up_to_what_was_requested(
+    tmp_path: Path, name: str, length: int, target: int | None
+) -> None:
+    path = tmp_path / name
+    path.write_text(json.dumps([{**RULER, "length": length}]))
+    [example] = read_original(path, "original-eval")
+    assert (example.target_tokens, example.num_tokens) == (target, length)
+
+
+def test_a_length_that_is_no_number_is_no_length(tmp_path: Path) -> None:
+    path = tmp_path / "vt.json"
+    path.write_text(json.dumps([{**RULER, "length": "8k"}, {**RULER, "length": -1}]))
+    found = [(one.target_tokens, one.num_tokens) for one in read_original(path, "original-eval")]
+    assert found == [(None, None)] * 2
+
+
+def test_files_of_three_lengths_are_planned_as_three_rows(tmp_path: Path) -> None:
+    files = []
+    for num in (50, 100, 200):
+        source, imported = tmp_path / f"eval_{num}.json", tmp_path / f"eval_{num}.jsonl"
+        source.write_text(json.dumps([{**HOTPOT, "num_docs": num}] * 2))
+        convert_dataset(source, imported)
+        files.append(str(imported))
+    plan = plan_items(Suite.parse({"tasks": [{"files": files}]}))
+    assert Counter(item.target_tokens for item in plan.items) == {7168: 2, 14336: 2, 28672: 2}
