@@ -145,6 +145,15 @@ def with_adapter(base: str, adapter: str, reading: ReadingDefaults) -> KnownMode
     return replace(KNOWN[base], base=base, adapter=adapter, reading=reading)
 
 
+KNOWN["memagent-1.5b"] = with_adapter(
+    "qwen2.5-coder-1.5b",
+    "memagent-1.5b",
+    ReadingDefaults(
+        window=4096, chunk_tokens=2048, memory_tokens=512, answer_tokens=64, prompts="boxed"
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledModel:
     """A model in the store."""
@@ -217,6 +226,12 @@ def base_of(name: str) -> str:
     """The model whose files a name means: another one for a model with an adapter."""
     known = KNOWN.get(name)
     return known.base if known and known.base else name
+
+
+def check_is_whole(name: str) -> None:
+    """Raise ConfigError where a name means a model with an adapter, for callers without adapters."""
+    if (base := base_of(name)) != name:
+        raise ConfigError(f"{name} is {base} with an adapter; name {base} and give the `adapter`")
 
 
 def installed() -> list[InstalledModel]:

@@ -247,6 +247,7 @@ def _model_config(model: str) -> dict[str, Any]:
 
 def _located(model: str) -> str:
     """Where a model lies, if it is on this machine; else its name, which vLLM looks up itself."""
+    store.check_is_whole(model)
     path = store.find(model)
     return model if path is None else str(path)
 

@@ -19,9 +19,12 @@ from typing import Any
 
 import pytest
 
+from memagent.config import AgentConfig, VllmConfig
 from memagent.engines import store
 from memagent.engines.base import choose_engine
+from memagent.engines.local.loading import load
 from memagent.engines.store import PullState, ReadingDefaults
+from memagent.engines.vllm import server_arguments
 from memagent.errors import ConfigError
 from tests.support.wheels import (
     GGUF,
@@ -456,6 +459,23 @@ def test_the_adapter_of_a_clone_is_found_and_a_missing_one_is_named(tiny_reader:
     tiny_reader.mkdir(parents=True)
     assert choose_engine("local:tiny-reader", {}).settings == {"adapter": str(tiny_reader)}
     assert choose_engine("local:tiny", {}).settings == {}
+
+
+def test_a_model_with_an_adapter_is_never_taken_without_it(tiny_reader: Path) -> None:
+    store.pull("tiny-reader")
+    message = "tiny-reader is tiny with an adapter; name tiny and give the `adapter`"
+    with pytest.raises(ConfigError, match=message):
+        load("tiny-reader")
+    with pytest.raises(ConfigError, match=message):
+        server_arguments("tiny-reader", VllmConfig())
+
+
+def test_the_reader_of_the_repository_is_qwen_with_its_adapter() -> None:
+    chosen = choose_engine("local:memagent-1.5b", {})
+    adapter = Path(__file__).resolve().parents[3] / "adapters" / "memagent-1.5b"
+    assert chosen.settings == {"adapter": str(adapter)}
+    assert store.base_of("memagent-1.5b") == "qwen2.5-coder-1.5b"
+    AgentConfig.parse(store.reading_defaults("memagent-1.5b"))
 
 
 # --- pulling from a hub ---------------------------------------------------------------------------

@@ -130,6 +130,8 @@ def load(
     `yarn_window` or `yarn_factor` extends the window; the model's files are not changed.
     """
     _require("torch", "transformers")
+    if adapter is None:
+        store.check_is_whole(source)
     path = _locate(source)
     stretch = _Stretch(window=yarn_window, factor=yarn_factor)
     with quietly(), _memory_errors(source, device):
