@@ -1,5 +1,7 @@
 """Files that were made to take time, memory, or text from elsewhere: read or refused in one line."""
 
+import gzip
+import io
 import itertools
 import json
 import os
@@ -7,10 +9,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import docx
 import pytest
 
 from memagent.documents import loaders
@@ -111,3 +115,78 @@ def test_a_named_pipe_without_end_is_refused_in_one_line(
                 load([tmp_path / "pipe"])
         finally:
             writer.kill()
+
+
+def packed(files: Mapping[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return data.getvalue()
+
+
+def book(page: bytes, num_named: int) -> bytes:
+    package = (
+        '<package><manifest><item id="a" href="a.xhtml" media-type="application/xhtml+xml"/></manifest>'
+        "<spine>" + '<itemref idref="a"/>' * num_named + "</spine></package>"
+    )
+    container = b'<container><rootfile full-path="book.opf"/></container>'
+    files = {"META-INF/container.xml": container, "book.opf": package.encode(), "a.xhtml": page}
+    return packed(files)
+
+
+def word(body: bytes, before: bytes = b"") -> bytes:
+    """A document whose main part is replaced."""
+    data = io.BytesIO()
+    docx.Document().save(data)
+    with zipfile.ZipFile(data) as archive:
+        files = {info.filename: archive.read(info) for info in archive.infolist()}
+    space = b"http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    files["word/document.xml"] = (
+        before + b'<w:document xmlns:w="' + space + b'"><w:body>' + body + b"</w:body></w:document>"
+    )
+    return packed(files)
+
+
+def test_a_page_that_a_book_names_often_is_read_once() -> None:
+    with within(1):
+        document = load_bytes(book(b"<html><body><p>Once.</p></body></html>", 400), "a.epub")
+    assert document.text == "Once."
+
+
+def test_a_book_of_nothing_but_markup_is_refused_in_one_line() -> None:
+    data = book(b"<p>" * 2_000_000, 1)
+    with within(2), pytest.raises(DocumentError, match=r"^a.epub holds more than 100,000 pieces "):
+        load_bytes(data, "a.epub")
+
+
+def test_nested_tables_take_a_time_in_proportion_to_their_length() -> None:
+    load_bytes(b"<html><p>warm", "a.html")
+    with within(3):
+        document = load_bytes(b"<html>" + b"<table><tr><td>x" * 7500, "a.html")
+    assert document.text.count("x") == 7500
+
+
+def test_code_in_a_nested_table_keeps_its_lines() -> None:
+    page = "<table><tr><td>a<td><table><tr><td>b<td><pre>c\n  d</pre></table></table>"
+    assert load_bytes(page.encode(), "a.html").text == "a\nb\nc\n  d"
+
+
+def test_a_docx_that_would_take_gigabytes_is_refused_in_one_line() -> None:
+    data = word(b"<w:p/>" * 3_500_000)
+    with within(2), pytest.raises(DocumentError, match=r"^a.docx holds more than 3,000,000 pieces"):
+        load_bytes(data, "a.docx")
+
+
+def test_a_docx_with_entities_is_refused_rather_than_read_in_part() -> None:
+    before = '<?xml version="1.0"?><!DOCTYPE w [<!ENTITY e "lost">]>'
+    body = "<w:p><w:r><w:t>a &e; b</w:t></w:r></w:p>"
+    data = word(body.encode(), before.encode())
+    with pytest.raises(DocumentError, match=r"word/document.xml declares entities"):
+        load_bytes(data, "a.docx")
+
+
+def test_a_gzip_file_that_grows_a_thousandfold_is_refused_early() -> None:
+    data = gzip.compress(b" " * 70_000_000, 1)
+    with within(2), pytest.raises(DocumentError, match=r"unpacks to more than 67,108,864 bytes"):
+        load_bytes(data, "a.txt.gz")

@@ -15,13 +15,15 @@ from xml.etree import ElementTree
 from memagent.documents.document import Document
 from memagent.documents.encoding import decode
 from memagent.documents.formats.html import declared_charset, html_text
-from memagent.documents.formats.packed import ZIP_ERRORS, open_zip
+from memagent.documents.formats.packed import ZIP_ERRORS, open_zip, too_much_markup
 from memagent.documents.formats.raw import RawFile, damaged
 from memagent.errors import DocumentError
 
 CONTAINER = "META-INF/container.xml"
 ENCRYPTION = "META-INF/encryption.xml"
 PAGE_TYPES = frozenset({"application/xhtml+xml", "text/html", "application/x-dtbook+xml"})
+MIN_TAGS = 100_000
+"""Tags that any book may hold; a larger file may hold one for each of its bytes, several times the usual."""
 
 _ADVICE = "fetch it again, or convert it to a new .epub (for example with Calibre)"
 _XML_DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
@@ -61,8 +63,12 @@ def _pages(archive: zipfile.ZipFile, raw: RawFile) -> Iterator[str]:
     paths = _spine(_xml(archive, package_path, raw), posixpath.dirname(package_path))
     if _encrypted(archive, raw).intersection(paths):
         raise DocumentError(f"{raw.source} is protected by DRM; get an unprotected copy")
-    for path in paths:
+    max_tags, num_tags = max(MIN_TAGS, len(raw.data)), 0
+    for path in dict.fromkeys(paths):  # a page is read once, however often it is named
         data = archive.read(path)
+        num_tags += data.count(b"<")
+        if num_tags > max_tags:
+            raise too_much_markup(raw, max_tags)
         page = (
             decode(data, f"{raw.source} ({path})", declared=declared_charset(data)) if data else ""
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memagent.documents.document import Document
@@ -89,6 +90,8 @@ LINES = frozenset(
 )
 """Begin a new line."""
 CELLS = frozenset({"td", "th"})
+MAX_NESTED_CELLS = 32
+"""Cells nested deeper than this are read as lines: the text of a cell is handled once for each cell around it."""
 
 _CHARSET = re.compile(
     rb"""<(?:meta\b[^>]*?charset|\?xml\b[^>]*?encoding)\s*=\s*["']?([\w.:-]+)""", re.I
@@ -163,13 +166,21 @@ def _is_dropped(tag: Tag) -> bool:
     return tag.name in DROPPED or tag.has_attr("hidden") or tag.get("role") == "navigation"
 
 
+@dataclass(slots=True)
+class _Row:
+    cells: list[str]
+    has_code: bool
+    """Whether there is a `pre` in it, at any depth."""
+
+
 class _Layout:
     """Turns tags into text. Cells are laid out on their own and joined at the end of their row."""
 
     def __init__(self) -> None:
         self._flows = [_Flow()]
-        self._rows: list[list[str]] = []
+        self._rows: list[_Row] = []
         self._num_pre = 0
+        self._num_deep_cells = 0
 
     def heading(self, mark: str, text: str) -> None:
         self._flow.mark = mark
@@ -184,13 +195,17 @@ class _Layout:
 
     def open(self, tag: Tag) -> None:
         if _is_cell(tag):
-            self._flows.append(_Flow())
-            return
+            if len(self._flows) <= MAX_NESTED_CELLS:
+                self._flows.append(_Flow())
+                return
+            self._num_deep_cells += 1
         self._break(tag)
         if tag.name == "tr":
-            self._rows.append([])
+            self._rows.append(_Row([], has_code=False))
         elif tag.name == "pre":
             self._num_pre += 1
+            if self._rows:
+                self._rows[-1].has_code = True
         elif tag.name == "li":
             self._flow.mark = "- "
         elif tag.name in HEADINGS:
@@ -198,10 +213,15 @@ class _Layout:
 
     def close(self, tag: Tag) -> None:
         if _is_cell(tag):
-            self._rows[-1].append(self._flows.pop().finish())
-            return
+            if self._num_deep_cells == 0:
+                self._rows[-1].cells.append(self._flows.pop().finish())
+                return
+            self._num_deep_cells -= 1
         if tag.name == "tr":
-            self._add_row(self._rows.pop(), has_code=tag.find("pre") is not None)
+            row = self._rows.pop()
+            if self._rows:
+                self._rows[-1].has_code |= row.has_code
+            self._add_row(row.cells, has_code=row.has_code)
         elif tag.name == "pre":
             self._num_pre -= 1
             self._flow.trim()

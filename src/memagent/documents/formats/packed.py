@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from dataclasses import replace
 
-from memagent.documents.formats.raw import MAX_UNPACKED_BYTES, RawFile, damaged
+from memagent.documents.formats.raw import RawFile, damaged, unpacked_limit
 from memagent.errors import DocumentError
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -29,14 +29,14 @@ def is_gzip(name: str, head: bytes) -> bool:
     return name.lower().endswith(".gz") or head.startswith(GZIP_MAGIC)
 
 
-def unpack_gzip(raw: RawFile, *, max_bytes: int = MAX_UNPACKED_BYTES) -> RawFile:
+def unpack_gzip(raw: RawFile, *, max_bytes: int | None = None) -> RawFile:
     """What a gzip file holds, under the name without `.gz`."""
     if not raw.data.startswith(GZIP_MAGIC):
         raise damaged(
             raw, "gzip", "no gzip data", "if it is unpacked already, rename it without .gz"
         )
     try:
-        data = _unpacked(raw, max_bytes)
+        data = _unpacked(raw, max_bytes or unpacked_limit(len(raw.data)))
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(raw, "gzip", error, "fetch it again, or unpack it first") from error
     inner = raw.name[:-3] if raw.name.lower().endswith(".gz") else raw.name
@@ -44,16 +44,25 @@ def unpack_gzip(raw: RawFile, *, max_bytes: int = MAX_UNPACKED_BYTES) -> RawFile
 
 
 def open_zip(
-    raw: RawFile, kind: str, advice: str, *, max_bytes: int = MAX_UNPACKED_BYTES
+    raw: RawFile, kind: str, advice: str, *, max_bytes: int | None = None
 ) -> zipfile.ZipFile:
     """The archive inside a docx or epub. Sizes it declares are binding: `zipfile` reads no further."""
     try:
         archive = zipfile.ZipFile(io.BytesIO(raw.data))
     except ZIP_ERRORS as error:
         raise damaged(raw, kind, error, advice) from error
+    max_bytes = max_bytes or unpacked_limit(len(raw.data))
     if sum(info.file_size for info in archive.infolist()) > max_bytes:
         raise _too_large(raw, max_bytes)
     return archive
+
+
+def too_much_markup(raw: RawFile, max_tags: int) -> DocumentError:
+    """The refusal of a container whose markup would take too much time and memory."""
+    return DocumentError(
+        f"{raw.source} holds more than {max_tags:,} pieces of markup, far more than its size explains; "
+        "save its text as a .txt file"
+    )
 
 
 def _unpacked(raw: RawFile, max_bytes: int) -> bytes:

@@ -11,6 +11,14 @@ from memagent.errors import DocumentError
 
 MAX_UNPACKED_BYTES = 2 * 1024**3
 """Compressed files may not grow beyond this: more is a decompression bomb or a mistake."""
+MIN_UNPACKED_BYTES = 64 * 1024**2
+MAX_GROWTH = 100
+"""Nor to more than so many times their size, if that is more than `MIN_UNPACKED_BYTES`. Text grows about fivefold."""
+
+
+def unpacked_limit(num_packed: int) -> int:
+    """How many bytes a compressed file of so many may unpack to."""
+    return min(MAX_UNPACKED_BYTES, max(MIN_UNPACKED_BYTES, MAX_GROWTH * num_packed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
