@@ -4,13 +4,14 @@
     python examples/quickstart.py --model NAME
     python examples/quickstart.py --model NAME --file book.pdf --question "Who inherits the house?"
 
-The endpoint is taken from the environment: URL and API_KEY, or the other names that
+The endpoint is taken from the environment: URL and API_KEY, or the names that
 `memagent ask --help` lists. Without --file an invented town archive is read.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from textwrap import indent
 
@@ -21,7 +22,7 @@ from memagent import Document, MemagentError, Reader, Step, open_engine
 
 def main() -> None:
     arguments = parse_arguments()
-    engine = open_engine(arguments.engine or f"openai:{arguments.model}")
+    engine = open_engine(arguments.engine or f"openai:{arguments.model}", **endpoint(arguments))
     reader = Reader(engine)
     document = (
         Document.load(arguments.file)
@@ -31,6 +32,14 @@ def main() -> None:
     print(f"reading {document.source} with {engine.model}: {arguments.question}")
     for step in reader.iter_steps(arguments.question, document):
         show(step)
+
+
+def endpoint(arguments: argparse.Namespace) -> dict[str, str]:
+    """Address and key in URL and API_KEY; memagent itself does not look there."""
+    if arguments.engine or not os.environ.get("URL"):
+        return {}
+    key = os.environ.get("API_KEY")
+    return {"base_url": os.environ["URL"], **({"api_key": key} if key else {})}
 
 
 def show(step: Step) -> None:

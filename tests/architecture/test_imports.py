@@ -44,6 +44,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "names",
         "plugins",
         "control_tokens",
+        "trust",
         "extras",
         "_version",
     ),

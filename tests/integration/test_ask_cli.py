@@ -396,12 +396,12 @@ def test_an_azure_deployment_is_called_with_its_own_header_and_version(
                 **{"OPENAI_API_KEY": KEY, "API_KEY": "no"},
             },
         ),
-        ((), {"URL": "LIVE", "API_KEY": KEY, "OPENAI_API_KEY": "no"}),
-        ((), {"MEMAGENT_BASE_URL": "LIVE", "OPENAI_API_KEY": KEY}),
+        (("--base-url", "LIVE"), {"URL": "LIVE", "API_KEY": KEY, "OPENAI_API_KEY": "no"}),
+        (("--base-url", "LIVE"), {"MEMAGENT_API_KEY": KEY, "OPENAI_API_KEY": "no"}),
     ],
-    ids=["options", "memagent", "openai", "bare", "key of another pair"],
+    ids=["options", "memagent", "openai", "bare key of this host", "our key alone"],
 )
-def test_address_and_key_come_from_the_options_then_memagent_then_openai_then_bare_names(
+def test_address_and_key_come_from_the_options_then_memagent_then_openai(
     here: Call, guarded: Endpoint, note: Path, options: tuple[str, ...], names: dict[str, str]
 ) -> None:
     addresses = {"LIVE": guarded.base_url, "DEAD": NO_ENDPOINT}

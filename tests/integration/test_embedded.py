@@ -104,7 +104,7 @@ def test_quiet_says_nothing(here: Call, data: Path, note: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [("MEMAGENT_BASE_URL",), ("OPENAI_BASE_URL", "OPENAI_API_KEY"), ("URL",)], ids=str
+    "names", [("MEMAGENT_BASE_URL",), ("OPENAI_BASE_URL", "OPENAI_API_KEY")], ids=str
 )
 def test_an_endpoint_in_the_environment_comes_first(
     here: Call, empty_data: Path, note: Path, endpoint: Endpoint, names: tuple[str, ...]
@@ -114,6 +114,21 @@ def test_an_endpoint_in_the_environment_comes_first(
 
     assert (outcome.code, outcome.stdout) == (0, f"\\boxed{{{CODE}}}\n")
     assert "embedded" not in outcome.stderr
+
+
+@pytest.mark.parametrize("name", ["URL", "API_KEY", "OPENAI_API_KEY", "MEMAGENT_API_KEY"])
+def test_a_key_or_a_generic_address_alone_sends_nothing_away(
+    here: Call, data: Path, note: Path, endpoint: Endpoint, name: str
+) -> None:
+    num_before = endpoint.num_calls()
+    value = endpoint.base_url if name == "URL" else "a-key"
+    outcome = here("ask", note, "-q", QUESTION, *SHORT, "--dry-run", env={name: value})
+
+    assert outcome.code == 0, outcome.stderr
+    assert "reading with the embedded model local:smollm2-135m" in outcome.stderr
+    unused = "OPENAI_API_KEY is set and not used: no text is sent; --model names a model of OpenAI"
+    assert (unused in outcome.stderr) == (name == "OPENAI_API_KEY")
+    assert endpoint.num_calls() == num_before
 
 
 def test_options_of_a_local_model_go_with_the_embedded_one(

@@ -29,6 +29,7 @@ from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.loaders import load_with_report
 from memagent.engines import store
+from memagent.engines.addresses import OPENAI_URL, endpoint_from
 from memagent.engines.base import BaseEngine, check_engine
 from memagent.errors import DocumentError, RunError
 from memagent.runs import Run, read_manifest
@@ -86,9 +87,9 @@ def command(options: AskOptions) -> int:
       memagent ask --resume RUN
 
     Address and key of an endpoint may be set as MEMAGENT_BASE_URL and MEMAGENT_API_KEY (or
-    OPENAI_BASE_URL and OPENAI_API_KEY, or URL and API_KEY). Where neither --engine, --model nor an
-    endpoint is given, a small model reads in this process: local:smollm2-135m, downloaded on its
-    first use (98 to 269 MB).
+    OPENAI_BASE_URL and OPENAI_API_KEY); a key is sent only to the host it was set for. Where neither
+    --engine, --model nor the address of an endpoint is given, a small model reads in this process
+    and no text leaves it: local:smollm2-135m, downloaded on its first use (98 to 269 MB).
 
     Exit codes: 0 answered, 2 an error in the input, 3 the endpoint failed for longer than
     --patience, 4 stopped at --max-calls or --max-cost, 130 interrupted. After 3, 4 and 130 what was
@@ -238,6 +239,12 @@ class Ask:
             self._console.report(
                 f"no endpoint given: reading with the embedded model {choice.spec}{with_defaults}"
             )
+            if os.environ.get("OPENAI_API_KEY"):
+                self._console.report(
+                    "OPENAI_API_KEY is set and not used: no text is sent; `model` names a model of OpenAI"
+                )
+        elif choice.kind == "openai" and not endpoint_from(os.environ, choice.address).base_url:
+            self._console.report(f"no address given: the text is sent to {OPENAI_URL}")
         elif settings:
             self._console.report(f"reading as suits {choice.model}: {settings}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +11,9 @@ from memagent.cli.shared.run_options import LimitOptions, RunOptions
 from memagent.config import AgentConfig
 from memagent.data.choices import named_sources
 from memagent.errors import ConfigError
-from memagent.eval.setup import EvalRequest, make_request, stored_request
+from memagent.eval.setup import EvalRequest, code_file, make_request, stored_request
 from memagent.eval.suites import Suite, parse_suite, read_suite
+from memagent.plugins import is_file_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,8 @@ class EvalOptions:
 
 def request_of(options: EvalOptions) -> EvalRequest:
     """The evaluation that is asked for; options that are not given are those of a resumed run."""
-    resumed = stored_request(options.run.resume) if options.run.resume else None
+    resume, methods = options.run.resume, options.asked.methods
+    resumed = stored_request(resume, methods=methods) if resume else None
     path = options.asked.suite
     return make_request(
         _suite(options.asked, resumed),
@@ -71,6 +73,10 @@ def _suite(options: SuiteOptions, resumed: EvalRequest | None) -> Suite:
         if options.suite is not None:
             raise ConfigError("a run that is resumed has its suite; leave the file out")
         stored = resumed.suite.model_dump(mode="json")
+        if {_absolute(name) for name in options.methods} <= {
+            _absolute(m.name) for m in resumed.suite.methods
+        }:
+            options = replace(options, methods=())  # named again: they keep labels and settings
         return _with_options(parse_suite(stored, changes=options.changes), options)
     if options.suite is not None:
         return _with_options(read_suite(options.suite, changes=options.changes), options)
@@ -102,6 +108,11 @@ def _with_options(suite: Suite, options: SuiteOptions, *, has_tasks: bool = Fals
     values["agent"] |= {name: value for name, value in options.agent.items() if name != "seed"}
     values["sources"] |= named_sources(options.sources)
     return Suite.parse(values)
+
+
+def _absolute(method: str) -> str:
+    file, colon, function = method.partition(":")
+    return f"{code_file(file)}{colon}{function}" if is_file_spec(method) else method
 
 
 def _task_values(options: SuiteOptions) -> list[dict[str, Any]]:

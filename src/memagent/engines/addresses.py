@@ -11,12 +11,10 @@ from pydantic import SecretStr
 from memagent.config import EngineConfig
 from memagent.errors import ConfigError
 
-ENVIRONMENT = (
-    ("MEMAGENT_BASE_URL", "MEMAGENT_API_KEY"),
-    ("OPENAI_BASE_URL", "OPENAI_API_KEY"),
-    ("URL", "API_KEY"),
-)
-"""Where address and key are looked for, in this order, when they are not given."""
+ADDRESS_VARIABLES = ("MEMAGENT_BASE_URL", "OPENAI_BASE_URL")
+"""Where an address is looked for, in this order, when none is given."""
+OPENAI_URL = "https://api.openai.com/v1"
+"""Where calls go that name no address; OPENAI_API_KEY is for this host where OPENAI_BASE_URL is not set."""
 
 
 class Address(NamedTuple):
@@ -31,12 +29,38 @@ def endpoint_from(
     base_url: str | None = None,
     api_key: str | SecretStr | None = None,
 ) -> Address:
-    """Address and key as given, else from the environment; an address's own key comes first."""
-    pairs = [(environment.get(url), environment.get(key)) for url, key in ENVIRONMENT]
-    base_url = base_url or next((url for url, _ in pairs if url), None)
-    keys = [key for url, key in pairs if key and url == base_url]
-    keys += [key for _, key in pairs if key]
-    return Address(base_url, api_key or next(iter(keys), None))
+    """Address and key as given, else from the environment. A key goes only to the host it was set for."""
+    base_url = base_url or next(filter(None, map(environment.get, ADDRESS_VARIABLES)), None)
+    return Address(base_url, api_key or _key_for(base_url or OPENAI_URL, environment))
+
+
+def _key_for(base_url: str, environment: Mapping[str, str]) -> str | None:
+    """The key in the environment that was set for the hosts of an address.
+
+    MEMAGENT_API_KEY without an address of its own is for whatever endpoint the user names.
+    """
+    pairs = (
+        (environment.get("MEMAGENT_BASE_URL") or base_url, environment.get("MEMAGENT_API_KEY")),
+        (environment.get("OPENAI_BASE_URL") or OPENAI_URL, environment.get("OPENAI_API_KEY")),
+        (environment.get("URL"), environment.get("API_KEY")),
+    )
+    hosts = origins(base_url)
+    return next((key for url, key in pairs if key and url and hosts <= origins(url)), None)
+
+
+def origins(base_url: str) -> frozenset[str]:
+    """Scheme, host and port of each address: `http://localhost:8000`."""
+    return frozenset(origin(address) for address in addresses(base_url))
+
+
+def origin(address: str) -> str:
+    """Scheme, host and port of an address; an address that is not valid is its own."""
+    try:
+        parts = urlsplit(address)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return address
+    return f"{parts.scheme}://{parts.hostname}:{port}" if parts.hostname else address
 
 
 def addresses(base_url: str | None) -> tuple[str, ...]:

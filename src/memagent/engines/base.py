@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, Self
 
-from memagent import blocking
+from memagent import blocking, trust
 from memagent.config import EngineConfig, LocalConfig, Settings, VllmConfig
 from memagent.engines import store
-from memagent.engines.addresses import endpoint_from
+from memagent.engines.addresses import addresses, endpoint_from, origin, origins, public_url
 from memagent.engines.retry import RetryListener
 from memagent.errors import ConfigError
 from memagent.types import Completion, Message, Sampling
@@ -39,6 +39,8 @@ EMBEDDED = f"local:{store.EMBEDDED}"
 """The engine where neither an engine nor an endpoint is set."""
 SECRET_SETTINGS = ("api_key", "base_url")
 """Never kept as given: one is a key, the other may hold one."""
+CODE_SETTINGS = ("vllm_python", "vllm_args")
+"""Settings that decide which code is run."""
 NEEDS: dict[str, tuple[str, ...]] = {"local": ("torch", "transformers")}
 """Libraries of the extra of a kind, looked for before anything is fetched."""
 
@@ -128,6 +130,11 @@ class EngineChoice:
         """The model's name; empty where the endpoint says which it is."""
         return split_spec(self.spec)[1]
 
+    @property
+    def address(self) -> str | None:
+        """Where an endpoint is, as far as the settings say."""
+        return self.settings.get("base_url")
+
     def open(self, *, on_pull: Callable[[store.PullState], None] | None = None) -> BaseEngine:
         """The engine. A local model with a short name is pulled first; `on_pull` gets the progress."""
         opener = _opener(self.kind)  # before a download that would be in vain
@@ -137,7 +144,10 @@ class EngineChoice:
         return engine
 
     def kept(self, engine: BaseEngine) -> EngineChoice:
-        """What a manifest may keep of an open engine: no key, no credentials in the address."""
+        """What a manifest may keep of an open engine: no key, no credentials in the address.
+
+        The address counts as named by the user from now on, see `memagent.trust`.
+        """
         settings = {
             name: value
             for name, value in self.settings.items()
@@ -145,6 +155,8 @@ class EngineChoice:
         }
         if engine.kept_address:
             settings["base_url"] = engine.kept_address
+            trust.remember("address", *map(origin, addresses(engine.kept_address)))
+        trust.remember("code", *(str(settings[name]) for name in CODE_SETTINGS if name in settings))
         spec = f"{self.spec}{engine.model}" if self.spec == ANY_ENDPOINT else self.spec
         return EngineChoice(spec=spec, settings=settings)
 
@@ -176,11 +188,40 @@ def choose_engine(
     elif not spec:
         spec = stored.spec if stored else _default_engine(given)
     check_settings(spec, given)
+    own = _own_settings(spec, stored, given)
+    if stored:
+        check_stored(own, given)
     return EngineChoice(
         spec=spec,
-        settings={**_own_settings(spec, stored, given), **given},
+        settings={**own, **given},
         is_embedded=is_default and spec == EMBEDDED,
     )
+
+
+def check_stored(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for settings of a run directory that only the user may decide.
+
+    That is where text and keys are sent, and which code is run: what the user neither gives now nor
+    named before is refused.
+    """
+    address = stored.get("base_url")
+    if address is not None and given.get("base_url") is None:
+        named = origins(endpoint_from(os.environ).base_url or "")
+        unknown = origins(str(address)) - named
+        if not all(trust.is_known("address", host) for host in unknown):
+            raise ConfigError(
+                f"the run directory names the endpoint {public_url(str(address))}, which you have not "
+                f"named on this machine; if the text may go there, give it again: "
+                f"`base_url={public_url(str(address))}`"
+            )
+    for name in CODE_SETTINGS:
+        value = stored.get(name)
+        if value is None or given.get(name) is not None or trust.is_known("code", str(value)):
+            continue
+        raise ConfigError(
+            f"the run directory sets `{name}` to {str(value)[:200]!r}, which you have not named on this "
+            f"machine; if it is right, give `{name}` again"
+        )
 
 
 def check_settings(spec: str, settings: Mapping[str, Any]) -> None:
@@ -196,8 +237,9 @@ def check_settings(spec: str, settings: Mapping[str, Any]) -> None:
 
 
 def _default_engine(settings: Mapping[str, Any]) -> str:
+    """An endpoint only where one is set: a key alone sends no text away."""
     has_endpoint = settings.keys() & EngineConfig.model_fields.keys()
-    return ANY_ENDPOINT if has_endpoint or any(endpoint_from(os.environ)) else EMBEDDED
+    return ANY_ENDPOINT if has_endpoint or endpoint_from(os.environ).base_url else EMBEDDED
 
 
 def _own_settings(
@@ -206,7 +248,8 @@ def _own_settings(
     """Settings beneath the given ones: those of a run that is resumed, else what the model brings."""
     kind, model = split_spec(spec)
     if kind != "local":
-        return dict(stored.settings) if stored and stored.kind == kind else {}
+        settings = stored.settings if stored and stored.kind == kind else {}
+        return {name: value for name, value in settings.items() if name != "api_key"}
     if stored is None:
         adapter = None if "adapter" in given else store.shipped_adapter(model)
         return {"adapter": str(adapter)} if adapter else {}

@@ -21,7 +21,14 @@ from pydantic import SecretStr
 
 from memagent import blocking
 from memagent.config import EngineConfig
-from memagent.engines.addresses import addresses, check_address, endpoint_from, public_url
+from memagent.engines.addresses import (
+    OPENAI_URL,
+    addresses,
+    check_address,
+    endpoint_from,
+    origins,
+    public_url,
+)
 from memagent.engines.base import BaseEngine
 from memagent.engines.queueing import slot
 from memagent.engines.retry import (
@@ -362,13 +369,20 @@ def _open_client(config: EngineConfig) -> openai.AsyncOpenAI:
             max_retries=0,
             http_client=transport,
         )
-    return openai.AsyncOpenAI(
-        base_url=config.base_url,
+    client = openai.AsyncOpenAI(
+        base_url=config.base_url or OPENAI_URL,
         api_key=key,
         timeout=timeout,
         max_retries=0,
         http_client=transport,
     )
+    if not origins(config.base_url or OPENAI_URL) <= origins(
+        os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+    ):
+        client.organization = client.project = (
+            None  # OPENAI_ORG_ID and OPENAI_PROJECT_ID are for OpenAI
+        )
+    return client
 
 
 def _usage(reported: Any) -> Usage | None:

@@ -25,12 +25,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from memagent import trust
 from memagent.agent.limits import Limits
 from memagent.config import AgentConfig, EngineConfig
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.engines import store
-from memagent.engines.base import SETTINGS, BaseEngine, EngineChoice, choose_engine, split_spec
+from memagent.engines.addresses import origins
+from memagent.engines.base import (
+    SETTINGS,
+    BaseEngine,
+    EngineChoice,
+    check_stored,
+    choose_engine,
+    split_spec,
+)
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import ConfigError, MemagentError, RunError, UserError
 from memagent.eval.calls import EngineGate
@@ -171,8 +180,12 @@ def make_request(
     return request
 
 
-def stored_request(run: Path) -> EvalRequest:
-    """The request that a run was started with."""
+def stored_request(run: Path, *, methods: Sequence[str] = ()) -> EvalRequest:
+    """The request that a run was started with. Nothing is loaded here.
+
+    A run directory is data: code that it names is run only if the user named it before on this machine, or
+    names it again among `methods`.
+    """
     manifest = read_manifest(run)
     if manifest.get("kind") != KIND:
         raise RunError(f"{run} is a run of kind {manifest.get('kind')!r}, not an evaluation")
@@ -181,13 +194,34 @@ def stored_request(run: Path) -> EvalRequest:
             f"{run} was started from Python with an open engine; resume it there, with `run_dir`"
         )
     stored = manifest["command"]
+    suite = parse_suite(stored["suite"])
+    for method in suite.methods:
+        _check_stored_method(method, run, named=[code_file(name) for name in methods])
     return EvalRequest(
-        suite=parse_suite(stored["suite"]),
+        suite=suite,
         suite_name=stored.get("suite_name"),
         engine=EngineChoice(spec=stored["engine"], settings=stored["engine_settings"]),
         concurrency=stored.get("concurrency"),
         **stored.get("limits", {}),
     )
+
+
+def _check_stored_method(method: MethodChoice, run: Path, *, named: Sequence[str]) -> None:
+    """Raise ConfigError for a stored method whose code or endpoint the user has not named."""
+    check_stored(method.engine_settings, {})
+    if not is_file_spec(method.name):
+        return
+    file = code_file(method.name)
+    if file not in named and not trust.is_known("code", file):
+        raise ConfigError(
+            f"{run} names the method {method.name}, a file that you have not named on this machine; if "
+            f"its code may run, give it again: `method={method.name}`"
+        )
+
+
+def code_file(method: str) -> str:
+    """The absolute path of the file in `FILE.py:FUNCTION`."""
+    return str(Path(method.partition(":")[0]).expanduser().resolve())
 
 
 def _choose_engine(
@@ -488,6 +522,13 @@ def _manifest(
         return manifest
     assert isinstance(engine, BaseEngine), "engines that are opened by name are ours"
     stored = request.engine.kept(engine)
+    named = request.suite.methods
+    trust.remember(
+        "code", *(code_file(method.name) for method in named if is_file_spec(method.name))
+    )
+    for method in named:
+        if url := method.engine_settings.get("base_url"):
+            trust.remember("address", *origins(str(url)))
     return {
         **manifest,
         "engine": {"spec": request.engine.spec, "settings": dict(stored.settings)},

@@ -45,21 +45,34 @@ class TestAddress:
     def test_memagents_own_variables_come_first(self) -> None:
         assert endpoint_from(self.PAIRS) == ("http://m", "key-m")
 
-    def test_then_openais_then_the_short_ones(self) -> None:
+    def test_then_openais_and_never_the_generic_ones(self) -> None:
         openai = {name: value for name, value in self.PAIRS.items() if "MEMAGENT" not in name}
         assert endpoint_from(openai) == ("http://o", "key-o")
-        assert endpoint_from({"URL": "http://u", "API_KEY": "key-u"}) == ("http://u", "key-u")
+        assert endpoint_from({"URL": "http://u", "API_KEY": "key-u"}) == (None, None)
 
     def test_what_is_given_wins(self) -> None:
         assert endpoint_from(self.PAIRS, "http://x", "key-x") == ("http://x", "key-x")
-        assert endpoint_from(self.PAIRS, "http://x") == ("http://x", "key-m")
 
-    def test_an_address_brings_its_own_key(self) -> None:
-        environment = {"MEMAGENT_API_KEY": "key-m", "URL": "http://u", "API_KEY": "key-u"}
-        assert endpoint_from(environment) == ("http://u", "key-u")
+    @pytest.mark.parametrize(
+        "url",
+        ["http://x", "http://m:81", "https://m", "http://m.x", "http://m,http://x", "http://["],
+    )
+    def test_a_key_is_not_sent_to_a_host_it_was_not_set_for(self, url: str) -> None:
+        assert endpoint_from(self.PAIRS, url) == (url, None)
 
-    def test_an_address_given_again_finds_the_key_that_belongs_to_it(self) -> None:
+    def test_an_address_given_again_finds_the_key_that_belongs_to_its_host(self) -> None:
+        assert endpoint_from(self.PAIRS, "http://m:80/v1").api_key == "key-m"
+        assert endpoint_from(self.PAIRS, "http://o/v1").api_key == "key-o"
         assert endpoint_from(self.PAIRS, "http://u") == ("http://u", "key-u")
+
+    def test_our_key_without_an_address_is_for_the_endpoint_that_is_named(self) -> None:
+        assert endpoint_from({"MEMAGENT_API_KEY": "key-m"}, "http://x").api_key == "key-m"
+
+    def test_openais_key_is_for_openai(self) -> None:
+        environment = {"OPENAI_API_KEY": "key-o", "API_KEY": "key-u"}
+        assert endpoint_from(environment) == (None, "key-o")
+        assert endpoint_from(environment, "https://api.openai.com/v1").api_key == "key-o"
+        assert endpoint_from(environment, "https://api.openai.com.x/v1").api_key is None
 
     def test_without_address_and_key_the_error_says_what_to_set(self) -> None:
         with pytest.raises(ConfigError, match="MEMAGENT_BASE_URL"):

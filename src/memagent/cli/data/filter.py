@@ -31,7 +31,14 @@ from memagent.data.filtering.screening import (
     Verdict,
     read_questions,
 )
-from memagent.engines.base import ANY_ENDPOINT, SETTINGS, BaseEngine, EngineChoice, split_spec
+from memagent.engines.base import (
+    ANY_ENDPOINT,
+    SETTINGS,
+    BaseEngine,
+    EngineChoice,
+    check_stored,
+    split_spec,
+)
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import ConfigError
 from memagent.runs import read_manifest
@@ -240,6 +247,9 @@ def _chosen(options: FilterOptions, stored: Mapping[str, Any]) -> tuple[EngineCh
         else [_choice(name) for name in options.engines or [f"{ANY_ENDPOINT}{model}"]]
     )
     fitting = [_fitting(choice, settings) for choice in choices]
+    if is_stored:
+        for choice, fit in zip(choices, fitting, strict=True):
+            check_stored(choice.settings, fit)
     if foreign := [name for name in settings if not any(name in fit for fit in fitting)]:
         names = ", ".join(f"`{name}`" for name in foreign)
         raise ConfigError(f"{names} does not go with the engines that were chosen")

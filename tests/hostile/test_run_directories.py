@@ -1,0 +1,169 @@
+"""Run directories of strangers: what they name is used only when the user names it too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memagent.cli.main import run
+from tests.support.loopback import Endpoint, running
+
+QUESTION = 'What is the code of "amber-17"?'
+SMALL = ("--tokenizer", "bytes", "--window", "4096", "--chunk-tokens", "400")
+LIMITS = ("--memory-tokens", "400", "--answer-tokens", "200", "--quiet")
+METHOD = """\
+from pathlib import Path
+
+Path(__file__).with_name("was-run").touch()
+
+
+async def answer(example, context):
+    raise ValueError("no answer")
+"""
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with running(log=tmp_path_factory.mktemp("log") / "calls.jsonl") as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def note(tmp_path: Path) -> Path:
+    path = tmp_path / "note.txt"
+    path.write_text('The code of "amber-17" is 48213. ' + "Nothing else was said. " * 30)
+    return path
+
+
+def as_user(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(home))
+
+
+def change(run_dir: Path, **settings: Any) -> None:
+    """Edit the engine settings in run.json."""
+    path = run_dir / "run.json"
+    manifest = json.loads(path.read_text())
+    manifest["command"]["engine_settings"].update(settings)
+    path.write_text(json.dumps(manifest))
+
+
+def interrupted(note: Path, run_dir: Path, base_url: str) -> None:
+    """A run that stopped after one call."""
+    command = ["ask", str(note), "-q", QUESTION, *SMALL, *LIMITS, "--base-url", base_url]
+    assert run([*command, "--run-dir", str(run_dir), "--max-calls", "1"]) == 4
+
+
+def test_the_address_in_a_strangers_run_gets_neither_text_nor_key(
+    endpoint: Endpoint,
+    note: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    as_user(monkeypatch, tmp_path / "stranger")
+    interrupted(note, tmp_path / "run", endpoint.base_url)
+    as_user(monkeypatch, tmp_path / "me")
+    monkeypatch.setenv("MEMAGENT_API_KEY", "secret")
+    num_before = len(endpoint.records())
+    capsys.readouterr()
+
+    assert run(["ask", "--resume", str(tmp_path / "run"), "--max-calls", "99"]) == 2
+    assert f"give it again: --base-url {endpoint.base_url}" in capsys.readouterr().err
+    assert len(endpoint.records()) == num_before
+
+    again = ["ask", "--resume", str(tmp_path / "run"), "--max-calls", "99", "--quiet"]
+    assert run([*again, "--base-url", endpoint.base_url]) == 0
+    assert capsys.readouterr().out == "\\boxed{48213}\n"
+
+
+def test_an_address_that_was_changed_in_my_run_is_refused_and_my_own_is_not(
+    endpoint: Endpoint,
+    note: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    as_user(monkeypatch, tmp_path / "me")
+    interrupted(note, tmp_path / "run", endpoint.base_url)
+    resume = ["ask", "--resume", str(tmp_path / "run"), "--max-calls", "99", "--quiet"]
+    change(tmp_path / "run", base_url="http://127.0.0.1:9/v1")
+    assert run(resume) == 2
+    assert "http://127.0.0.1:9/v1, which you have not named" in capsys.readouterr().err
+    change(tmp_path / "run", base_url=endpoint.base_url)
+    assert run(resume) == 0
+
+
+def test_an_address_in_the_environment_counts_as_named(
+    endpoint: Endpoint, note: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_user(monkeypatch, tmp_path / "stranger")
+    interrupted(note, tmp_path / "run", endpoint.base_url)
+    as_user(monkeypatch, tmp_path / "me")
+    monkeypatch.setenv("MEMAGENT_BASE_URL", endpoint.base_url)
+    assert run(["ask", "--resume", str(tmp_path / "run"), "--max-calls", "99", "--quiet"]) == 0
+
+
+@pytest.fixture
+def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stranger's evaluation with a method of their own, whose file leaves a mark when it is run."""
+    as_user(monkeypatch, tmp_path / "stranger")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "method.py").write_text(METHOD)
+    command = ["eval", "--task", "beyond/two_hop", "--lengths", "2k", "--num", "1", "--quiet"]
+    command += ["--engine", "scripted", "--length-tokenizer", "bytes", "--tokenizer", "bytes"]
+    command += ["--method", f"{tmp_path}/theirs/method.py:answer", "--processes", "0"]
+    assert run([*command, "--run-dir", str(tmp_path / "run")]) == 0
+    (tmp_path / "theirs" / "was-run").unlink()
+    (tmp_path / "theirs").rename(
+        tmp_path / "code"
+    )  # a new path: the file was not run yet from there
+    manifest = tmp_path / "run" / "run.json"
+    manifest.write_text(manifest.read_text().replace("/theirs/", "/code/"))
+    as_user(monkeypatch, tmp_path / "me")
+    return tmp_path / "run"
+
+
+def test_code_in_a_strangers_evaluation_is_not_run(
+    evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = f"{tmp_path}/code/method.py:answer"
+    capsys.readouterr()
+    assert run(["eval", "--resume", str(evaluated), "--quiet"]) == 2
+    assert f"give it again: --method {spec}" in capsys.readouterr().err
+    assert not (tmp_path / "code" / "was-run").exists()
+
+    command = ["eval", "--resume", str(evaluated), "--quiet", "--processes", "0"]
+    assert run([*command, "--method", spec]) == 0, capsys.readouterr().err
+    assert (tmp_path / "code" / "was-run").exists()
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings"),
+    [
+        ("vllm:model", {"vllm_python": "/tmp/theirs"}),
+        ("vllm:model", {"vllm_args": "--trust-remote-code"}),
+        ("openai:model", {"base_url": "http://127.0.0.1:9/v1"}),
+    ],
+)
+@pytest.mark.parametrize("place", ["command", "method"])
+def test_programs_and_addresses_in_a_strangers_evaluation_are_refused(
+    evaluated: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    engine: str,
+    settings: dict[str, str],
+    place: str,
+) -> None:
+    path = evaluated / "run.json"
+    manifest = json.loads(path.read_text())
+    stored = manifest["command"]
+    method = {"name": "reader", "engine_settings": settings if place == "method" else {}}
+    stored.update(engine=engine, engine_settings=settings if place == "command" else {})
+    stored["suite"]["methods"] = [method]
+    path.write_text(json.dumps(manifest))
+    assert run(["eval", "--resume", str(evaluated), "--quiet"]) == 2
+    assert "which you have not named on this machine" in " ".join(capsys.readouterr().err.split())
