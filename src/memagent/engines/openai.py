@@ -46,6 +46,8 @@ CONNECT_SECONDS = 10.0
 MODELS_SECONDS = 5.0
 NUM_EMPTY_TRIES = 4
 """How often an empty reply is requested before it is accepted."""
+PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Values without effect; without them a server takes those of the model's generation_config.json."""
 TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 NO_KEY = "none"
 """Sent where no key is set: local servers take anything, and the header must not be empty."""
@@ -102,6 +104,7 @@ class EndpointEngine(BaseEngine):
         self.endpoints: tuple[EndpointEngine, ...] = (self,)
         """One for each address."""
         self.on_retry = on_retry
+        self._is_plain = False
         self._has_answered = False
         self._why_unlisted = ""
         """Why the endpoint did not list its models."""
@@ -130,6 +133,7 @@ class EndpointEngine(BaseEngine):
             if isinstance(result, Completion):
                 self._has_answered = True
                 is_empty = not result.text.strip() and result.finish_reason != "length"
+                is_empty = is_empty and not self._is_plain
                 num_empty += is_empty
                 if not is_empty or num_empty == NUM_EMPTY_TRIES:
                     num_attempts = patience.num_attempts + result.num_attempts
@@ -186,6 +190,12 @@ class EndpointEngine(BaseEngine):
         """Request another model from now on, such as an adapter that the server has loaded."""
         for engine in (self, *self.endpoints):
             engine.model = name
+
+    def sample_plainly(self) -> None:
+        """Sample from the model's own distribution, for training: no default of the server applies, and an
+        empty reply is one."""
+        for engine in (self, *self.endpoints):
+            engine._is_plain = True
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Answer:
         """The response to a request that is not for a completion; retried while there is no connection."""
@@ -254,7 +264,8 @@ class EndpointEngine(BaseEngine):
             "stop": list(sampling.stop) or None,
             **(self.config.extra_body or {}),
         }
-        return {name: value for name, value in fields.items() if value is not None}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return {**(PLAIN if self._is_plain else {}), **given}
 
     async def _classify(self, error: openai.APIStatusError) -> Failure:
         """A status that can be retried, as a Failure. Raises EngineRefused for the others."""

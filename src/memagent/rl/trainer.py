@@ -38,6 +38,7 @@ from memagent.rl.rollouts.step import Gatherer, StepRollouts
 from memagent.rl.rollouts.tasks import TasksAhead
 from memagent.rl.settings import OptimSettings, TrainConfig, resumed_config
 from memagent.rl.setup import SCRATCH, Setup, open_setup
+from memagent.rl.update.agreement import check_agreement
 from memagent.rl.update.loss import summary
 from memagent.rl.update.metrics import group_metrics, task_metrics
 from memagent.rl.update.optim import Optimizer
@@ -283,6 +284,7 @@ class Trainer:
             await self.setup.sync.push(self.progress.step)
             await self._warm_up()
             if self.is_warm:
+                await self._check_engine()
                 await self._learn()
             else:
                 await self._validate(is_last=True)
@@ -399,6 +401,17 @@ class Trainer:
             },
         )
         await self.setup.sync.push(number)
+
+    async def _check_engine(self) -> None:
+        """Refuse an engine outside this process that does not sample from the weights in training."""
+        rollout, progress = self.config.rollout, self.progress
+        if rollout.engine is None or progress.step >= self.config.steps:
+            return
+        if rollout.sync == "none" and progress.total:
+            return  # it keeps the weights of the start
+        engine = self.setup.engine
+        for endpoint in getattr(engine, "endpoints", (engine,)):  # each server by itself
+            await check_agreement(endpoint, self.setup.policy, seed=self.config.seed)
 
     def _check_signal(self, *, has_signal: bool) -> None:
         """Note steps without an update: all advantages are zero when rewards do not differ."""

@@ -258,6 +258,16 @@ class TestFailures:
             assert completion.text == ""
             assert len(silent.calls()) == 4
 
+    async def test_in_training_an_empty_reply_is_data_and_not_asked_again(
+        self, tmp_path: Path
+    ) -> None:
+        with running(tmp_path / "log", faults="empty=1.0") as silent:
+            engine = engine_at(silent.base_url)
+            engine.sample_plainly()
+            completion = await complete(engine)
+            assert (completion.text, completion.num_attempts) == ("", 1)
+            assert len(silent.calls()) == 1
+
 
 class NewerModel(BaseHTTPRequestHandler):
     """Takes `max_completion_tokens` only, as newer OpenAI models do."""

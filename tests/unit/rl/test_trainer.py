@@ -323,6 +323,31 @@ def test_rollouts_may_come_from_an_endpoint_that_keeps_its_weights(
     assert second["num_updates"] == 0
 
 
+def test_an_endpoint_that_samples_from_another_distribution_is_refused_with_the_numbers(
+    files: Path, whole: Path, tmp_path: Path
+) -> None:
+    newest = latest_checkpoint(whole)
+    assert newest is not None
+    folder = newest / "model"
+    with serving_tiny(folder) as server:
+        settings = {"base_url": server.base_url, "api_key": "none"}
+        rollout = {
+            "prompts": 2,
+            "group_size": 4,
+            "engine": f"openai:{server.engine.model}",
+            "engine_settings": {**settings, "extra_body": {"temperature": 0.3}},
+            "sync": "none",
+        }
+        config = tiny_run(
+            files, model={"source": str(folder), "lora_rank": 4}, warm_start=None, rollout=rollout
+        )
+        del config["warm_start"], config["validation"]
+        message = r"they differ by \d\.\d+ per token .*; mean -\d\.\d+ there, -\d\.\d+ here"
+        with pytest.raises(ConfigError, match=message):
+            run(config, tmp_path / "run")
+    assert not any(one["kind"] == "train" for one in metrics_of(tmp_path / "run"))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -28,6 +28,8 @@ from memagent.rl.settings import ModelSettings, RolloutSettings
 from memagent.rl.weights.merging import MergedCopy
 from memagent.types import Message
 
+PLAIN_ARGUMENTS = "--generation-config vllm"
+"""Has vLLM ignore the sampling defaults of the model's generation_config.json."""
 EXACT_TOKENS = {"return_token_ids": True, "logprobs": True}
 """Fields of requests to an endpoint: training needs exact token ids and log-probabilities."""
 CACHE_SHARE = 0.3
@@ -94,9 +96,7 @@ def open_rollout_engine(
     """The engine that samples replies: on the weights in training, their merged copy, or outside this process."""
     values = dict(settings.engine_settings)
     if settings.engine is not None:
-        if split_spec(settings.engine)[0] == "openai":
-            values["extra_body"] = {**EXACT_TOKENS, **values.get("extra_body", {})}
-        return open_engine(settings.engine, **values)
+        return _open_outside(settings.engine, values)
     device = trained.loaded.model.device
     if device.type == "cuda" and "cache_gb" not in values:
         free, _ = torch.cuda.mem_get_info(device)
@@ -106,6 +106,25 @@ def open_rollout_engine(
             raise ConfigError(f"set `model.{name}` instead of `rollout.engine_settings.{name}`")
     loaded = trained.loaded if merged is None else merged.loaded
     return LocalEngine(loaded, LocalConfig.parse(values))
+
+
+def _open_outside(name: str, values: dict[str, Any]) -> BaseEngine:
+    """An engine outside this process that samples from the model's own distribution."""
+    kind = split_spec(name)[0]
+    if kind == "openai":
+        values["extra_body"] = {**EXACT_TOKENS, **values.get("extra_body", {})}
+    if kind == "vllm":
+        given = values.get("vllm_args") or ""
+        values["token_ids"] = True
+        if "--generation-config" not in given:
+            values["vllm_args"] = f"{PLAIN_ARGUMENTS} {given}".strip()
+    engine = open_engine(name, **values)
+    if kind in ("openai", "vllm"):
+        from memagent.engines.openai import EndpointEngine
+
+        assert isinstance(engine, EndpointEngine)
+        engine.sample_plainly()
+    return engine
 
 
 class Snapshot:

@@ -1,7 +1,9 @@
-"""All updates of a step together."""
+"""All updates of a step together, and what is checked before the first."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +12,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from memagent.engines.base import BaseEngine
+from memagent.errors import ConfigError
 from memagent.rl.settings import ObjectiveSettings, OptimSettings, UpdateSettings
+from memagent.rl.update.agreement import check_agreement
 from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.policy import Policy
 from memagent.rl.update.step import update
+from memagent.types import Completion, Message, Sampling
 from tests.support.rollouts import near_policy, random_groups
 from tests.support.tiny_models import make_tiny_model
 
@@ -42,3 +48,45 @@ def test_many_updates_of_exact_samples_are_drift_and_no_mismatch(
     assert metrics["mismatch_max"] < 1e-5
     assert metrics["masked"] == 0.0
     assert metrics["drift_max"] > 0.1
+
+
+class Noisy(BaseEngine):
+    """A reply of random tokens with the model's log-probabilities, changed."""
+
+    model = "noisy"
+    tokenizer = ""
+
+    def __init__(self, model: Any, change: Callable[[float], float]) -> None:
+        self._model, self._change = model, change
+
+    async def aclose(self) -> None: ...
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        rng = random.Random(0)
+        ids = [rng.randrange(3, self._model.config.vocab_size) for _ in range(20)]
+        with torch.no_grad():
+            row = torch.tensor([ids])
+            logits = self._model(row, attention_mask=torch.ones_like(row)).logits
+            logprobs = logits[0].log_softmax(-1)
+        theirs = [logprobs[at - 1, ids[at]].item() for at in range(8, 20)]
+        return Completion(
+            text="x",
+            finish_reason="stop",
+            prompt_ids=tuple(ids[:8]),
+            completion_ids=tuple(ids[8:]),
+            logprobs=tuple(map(self._change, theirs)),
+        )
+
+
+async def test_an_engine_whose_log_probabilities_are_not_the_trainers_is_refused(
+    model: Any,
+) -> None:
+    exact = await check_agreement(Noisy(model, lambda p: p), Policy(model))
+    assert exact.num_tokens == 12
+    assert exact.largest < 1e-5
+    rounded = await check_agreement(Noisy(model, lambda p: round(p, 1)), Policy(model))
+    assert 0 < rounded.mean < 0.05
+    with pytest.raises(ConfigError, match=r"over 12 tokens .* differ by 0\.300 per token"):
+        await check_agreement(Noisy(model, lambda p: p - 0.3), Policy(model))
+    with pytest.raises(ConfigError, match="noisy"):
+        await check_agreement(Noisy(model, lambda p: p), Policy(model, temperature=0.5))
