@@ -26,6 +26,8 @@ OF_OTHER_PROGRAMS: dict[str, tuple[str, ...]] = {
         *("--only-binary", "--dest"),
     ),
     "engines/yarn.py": ("--hf-overrides", "--max-model-len"),
+    "rl/update/agreement.py": ("--generation-config", "--logprobs-mode"),
+    "rl/weights/models.py": ("--generation-config",),
     "rl/weights/sync.py": ("--enable-lora", "--max-lora-rank"),
 }
 """Options of vLLM, pip, qpdf and nvidia-smi, by the module that needs them."""
