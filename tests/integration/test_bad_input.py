@@ -202,13 +202,24 @@ ENDPOINTS = {
     ),
     "no key and no model": (
         ["good.txt", *ASKED, "--base-url", "GUARDED"],
-        "say which model: --model NAME; ",
+        "refused the key (HTTP 401: Incorrect API key provided.); set --api-key or MEMAGENT_API_KEY",
     ),
     "wrong path": (
         ["good.txt", *ASKED, "--base-url", "LIVE/nowhere", "--model", "other"],
         "/v1/nowhere has no model 'other'",
     ),
-    "unknown engine": (["good.txt", *ASKED, "--engine", "opanai:x"], "unknown engine 'opanai'"),
+    "unknown engine": (
+        ["good.txt", *ASKED, "--engine", "opanai:x"],
+        "unknown engine 'opanai'; did you mean openai?",
+    ),
+    "misspelt engine": (
+        ["good.txt", *ASKED, "--engine", "scriptd"],
+        "unknown engine 'scriptd'; did you mean scripted?",
+    ),
+    "no server": (
+        ["good.txt", *ASKED, "--base-url", "http://127.0.0.1:9/v1"],
+        "http://127.0.0.1:9/v1 cannot be reached (",
+    ),
     "engine and model": (
         ["good.txt", *ASKED, "--engine", "openai:a", "--model", "b"],
         "give either --engine KIND:MODEL or --model, not both",

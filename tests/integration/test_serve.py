@@ -12,6 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +22,11 @@ import pytest
 
 from benchmarks.serve_stress import StressPlan, stress
 from memagent import Reader, blocking, open_engine
+from memagent.config import LocalConfig
+from memagent.engines.local.engine import LocalEngine
+from memagent.engines.local.loading import load
 from memagent.engines.openai import EndpointEngine
+from memagent.serve.run import serving
 from memagent.types import Sampling
 from tests.support.timing import wait_until
 from tests.support.tiny_models import WINDOW, make_tiny_model
@@ -209,6 +214,19 @@ def test_the_model_is_listed_with_its_window(server: TinyServer, client: openai.
 
 
 # --- the reader -----------------------------------------------------------------------------------
+
+
+def test_a_model_that_we_know_reads_through_the_server_as_suits_it(folder: Path) -> None:
+    loaded = replace(load(str(folder)), name="smollm2-135m")
+    with (
+        LocalEngine(loaded, LocalConfig(cache_gb=0.01)) as engine,
+        serving(engine) as url,
+        open_engine("openai:", base_url=f"{url}/v1", api_key="none") as endpoint,
+    ):
+        assert isinstance(endpoint, EndpointEngine)
+        blocking.run(endpoint.inspect())
+        assert endpoint.reading_defaults == engine.reading_defaults
+        assert endpoint.reading_defaults["prompts"]
 
 
 def test_the_reader_gets_the_same_answer_with_and_without_the_server(
@@ -488,9 +506,10 @@ def test_wrong_options_are_one_line_and_exit_code_2(
     assert len(errors.strip().splitlines()) == 1
 
 
-def test_a_port_that_is_taken_is_named(server: TinyServer, folder: Path) -> None:
+def test_a_port_that_is_taken_is_named_before_a_model_is_loaded(server: TinyServer) -> None:
     port = str(urlsplit(server.url).port)
-    with Process("--engine", f"local:{folder}", "--port", port) as served:
+    with Process("--engine", "local:nosuch-model", "--port", port) as served:
         code, errors = served.end()
     assert code == 2
-    assert f"port {port}" in errors
+    assert f"port {port} of 127.0.0.1 is taken by another program; choose another --port" in errors
+    assert len(errors.strip().splitlines()) == 1

@@ -6,9 +6,10 @@ import asyncio
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -113,6 +114,10 @@ class Ask:
         check_engine(request.engine.kind)
         self._report_model(request)
         engine = open_chosen(request.engine, self._console)
+        if request.engine.kind != "local" and (
+            settings := _applied(engine.reading_defaults, request)
+        ):
+            self._console.report(f"reading as suits {engine.model}: {settings}")
         return asyncio.run(self._run(request, document, engine))
 
     async def _run(self, request: AskRequest, document: Document, engine: BaseEngine) -> int:
@@ -229,11 +234,7 @@ class Ask:
         """Which model reads if none was named, and which reading defaults of the model apply."""
         choice = request.engine
         defaults = store.reading_defaults(choice.model) if choice.kind == "local" else {}
-        settings = ", ".join(
-            f"{name} {value}"
-            for name, value in defaults.items()
-            if name not in request.agent_settings
-        )
+        settings = _applied(defaults, request)
         if choice.is_embedded:
             with_defaults = f" ({settings})" if settings else ""
             self._console.report(
@@ -263,6 +264,13 @@ class Ask:
                 "raise `memory_tokens` or `answer_tokens`"
             )
         self._console.report(f"run: {journal.path}")
+
+
+def _applied(defaults: Mapping[str, Any], request: AskRequest) -> str:
+    """The reading defaults of a model that no option overrides."""
+    return ", ".join(
+        f"{name} {value}" for name, value in defaults.items() if name not in request.agent_settings
+    )
 
 
 def _kept_stdin(path: Path) -> io.BytesIO:

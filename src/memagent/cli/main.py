@@ -53,6 +53,9 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()  # a closed pipe shows here, not when Python has shut down
     except MemagentError as error:
         return _fail(with_options(str(error), commands[-1]), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return error.exit_code
     except click.ClickException as error:
         return _fail(_usage_message(error), 2)
     except (KeyboardInterrupt, click.Abort):

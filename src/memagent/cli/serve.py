@@ -77,18 +77,20 @@ def command(**options: Any) -> None:
     for library in LIBRARIES:
         require(library, f'memagent serve needs {library}; pip install "memagent[local,serve]"')
     check_engine("local")
-    pull_known(model, CommandConsole())
-    with open_engine(chosen.engine, **chosen.local.model_dump(exclude_unset=True)) as engine:
-        # imported here: both import torch, and `check_engine` names the extra if it is missing
-        from memagent.engines.local.engine import LocalEngine
-        from memagent.serve.run import serve
+    # imported here: both import torch, and `check_engine` names the extra if it is missing
+    from memagent.engines.local.engine import LocalEngine
+    from memagent.serve.run import bound, serve
 
-        assert isinstance(engine, LocalEngine)
-        serve(
-            engine,
-            chosen.server,
-            on_ready=lambda url: _report(url, engine.public_name, chosen.server),
-        )
+    with bound(chosen.server) as listener:  # before a model is fetched and loaded in vain
+        pull_known(model, CommandConsole())
+        with open_engine(chosen.engine, **chosen.local.model_dump(exclude_unset=True)) as engine:
+            assert isinstance(engine, LocalEngine)
+            serve(
+                engine,
+                chosen.server,
+                listener,
+                on_ready=lambda url: _report(url, engine.public_name, chosen.server),
+            )
 
 
 def _report(url: str, model: str, config: ServeConfig) -> None:

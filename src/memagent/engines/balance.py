@@ -163,6 +163,7 @@ class BalancedEngine(EndpointEngine):
         known = [endpoint for endpoint, _ in listing] or [self.endpoints[0]]
         self._check_alike(known)
         self.model, self.tokenizer = known[0].model, known[0].tokenizer
+        self.reading_defaults = known[0].reading_defaults
         windows = [engine.served_window for engine in known if engine.served_window is not None]
         self.served_window = min(windows, default=None)
         for endpoint in self.endpoints:

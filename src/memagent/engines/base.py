@@ -17,6 +17,7 @@ from memagent.engines import store
 from memagent.engines.addresses import addresses, endpoint_from, origin, origins, public_url
 from memagent.engines.retry import RetryListener
 from memagent.errors import ConfigError
+from memagent.names import hint, nearest
 from memagent.types import Completion, Message, Sampling
 
 ENGINES: dict[str, str] = {
@@ -37,6 +38,8 @@ ANY_ENDPOINT = "openai:"
 """The engine where an endpoint is set and no model is named: the endpoint says which it serves."""
 EMBEDDED = f"local:{store.EMBEDDED}"
 """The engine where neither an engine nor an endpoint is set."""
+ALMOST = 0.8
+"""How similar to a kind of engine a plain name must be to be taken for a misspelt one."""
 SECRET_SETTINGS = ("api_key", "base_url")
 """Never kept as given: one is a key, the other may hold one."""
 CODE_SETTINGS = ("vllm_python", "vllm_args")
@@ -289,5 +292,10 @@ def split_spec(spec: str) -> tuple[str, str]:
     if kind in ENGINES:
         return kind, model
     if colon and kind.isalpha() and "/" not in kind and kind.islower() and not model[:1].isdigit():
-        raise ConfigError(f"unknown engine {kind!r}; known: {', '.join(ENGINES)}")
+        raise ConfigError(f"unknown engine {kind!r}; {hint(kind, ENGINES)}")
+    if not colon and (near := nearest(spec, ENGINES, cutoff=ALMOST)):
+        raise ConfigError(
+            f"unknown engine {spec!r}; did you mean {near}? "
+            f"A model of that name behind an endpoint is openai:{spec}"
+        )
     return "openai", spec

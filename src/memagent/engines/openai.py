@@ -21,6 +21,7 @@ from pydantic import SecretStr
 
 from memagent import blocking
 from memagent.config import EngineConfig
+from memagent.engines import store
 from memagent.engines.addresses import (
     OPENAI_URL,
     addresses,
@@ -49,6 +50,8 @@ NUM_EMPTY_TRIES = 4
 PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Values without effect; without them a server takes those of the model's generation_config.json."""
 TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
+MEMAGENT = "memagent"
+"""The owner that `memagent serve` reports for its model."""
 NO_KEY = "none"
 """Sent where no key is set: local servers take anything, and the header must not be empty."""
 
@@ -108,6 +111,8 @@ class EndpointEngine(BaseEngine):
         self._has_answered = False
         self._why_unlisted = ""
         """Why the endpoint did not list its models."""
+        self._refused_key = False
+        self._is_unreachable = False
         self._limit_name = "max_tokens"
         # connections belong to the event loop they were opened in
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Client] = WeakKeyDictionary()
@@ -166,6 +171,8 @@ class EndpointEngine(BaseEngine):
             self.tokenizer = root
         elif not self.tokenizer:
             self.tokenizer = self.model
+        if card.get("owned_by") == MEMAGENT:  # a model of `memagent serve` by a name that we know
+            self.reading_defaults = store.reading_defaults(self.model)
         if isinstance(window := card.get("max_model_len"), int):
             self.served_window = window
 
@@ -180,9 +187,11 @@ class EndpointEngine(BaseEngine):
             entries = page["data"]
         except openai.APIStatusError as error:
             self._why_unlisted = f"HTTP {error.status_code}: {_error_message(error)}"
+            self._refused_key = error.status_code in (401, 403)
             return []
         except (openai.OpenAIError, ValueError, KeyError, TypeError) as error:
             self._why_unlisted = _cause(error)
+            self._is_unreachable = isinstance(error, openai.APIConnectionError)
             return []
         return [entry for entry in entries if isinstance(entry, dict) and "id" in entry]
 
@@ -303,6 +312,14 @@ class EndpointEngine(BaseEngine):
         names = ", ".join(str(entry["id"]) for entry in models[:8])
         why = f"served are {names}" if names else f"{self.address} lists none"
         reason = f" ({self._clean(self._why_unlisted)})" if self._why_unlisted else ""
+        if not models and self._refused_key:
+            raise EngineRefused(
+                f"{self.address} refused the key{reason}; set `api_key` or MEMAGENT_API_KEY"
+            )
+        if not models and self._is_unreachable:
+            raise ConfigError(
+                f"{self.address} cannot be reached{reason}; check `base_url` and that the server runs"
+            )
         raise ConfigError(f"say which model: `model=NAME`; {why}{reason}")
 
     def _gave_up(self, failure: Failure, patience: Patience) -> str:

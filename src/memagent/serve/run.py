@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import socket
 import threading
@@ -33,21 +34,27 @@ CLOSE_SECONDS = 1
 
 
 def serve(
-    engine: LocalEngine, config: ServeConfig, *, on_ready: Callable[[str], None] = lambda url: None
+    engine: LocalEngine,
+    config: ServeConfig,
+    listener: socket.socket,
+    *,
+    on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve until a signal shuts it down. The caller closes the engine."""
+    """Serve on a socket of `bound` until a signal shuts it down. The caller closes engine and socket."""
     gc.collect()
     gc.freeze()  # models and modules are permanent: scanning them repeatedly costs whole steps
-    with _listening(config) as listener:
-        on_ready(_url(config.host, listener))
-        HttpServer(engine, config).run(sockets=[listener])
+    with _port_errors(config):  # another process may have bound the port at the same time
+        listener.listen(BACKLOG)
+    on_ready(_url(config.host, listener))
+    HttpServer(engine, config).run(sockets=[listener])
 
 
 @contextmanager
 def serving(engine: LocalEngine, config: ServeConfig | None = None) -> Iterator[str]:
     """Serve in a thread while the block runs; yields the base URL, such as http://HOST:PORT."""
     config = config or ServeConfig(port=0)
-    with _listening(config) as listener:
+    with bound(config) as listener:
+        listener.listen(BACKLOG)
         server = HttpServer(engine, config)
         thread = threading.Thread(target=server.run, args=([listener],), name="memagent-serve")
         thread.start()
@@ -98,17 +105,35 @@ class HttpServer(uvicorn.Server):
 
 
 @contextmanager
-def _listening(config: ServeConfig) -> Iterator[socket.socket]:
+def bound(config: ServeConfig) -> Iterator[socket.socket]:
+    """A socket on the host and port of the settings. Raises ConfigError if they are taken.
+
+    It does not listen yet, so that clients are refused while a model loads.
+    """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        with _port_errors(config):
+            listener.bind((config.host, config.port))
+        yield listener
+
+
+@contextmanager
+def _port_errors(config: ServeConfig) -> Iterator[None]:
     try:
-        listener = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+        yield
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {config.port} of {config.host} is taken by another program; choose another "
+                "`port`, or 0 for any free one"
+            ) from None
         raise ConfigError(
             f"cannot listen on {config.host} port {config.port} ({error.strerror or error}); "
             "choose others with `host` and `port`"
         ) from None
-    with listener:
-        yield listener
 
 
 def _url(host: str, listener: socket.socket) -> str:
