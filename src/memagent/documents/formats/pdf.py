@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from memagent.documents.document import Document
@@ -12,7 +13,11 @@ from memagent.documents.formats.raw import RawFile, damaged, missing_library, re
 from memagent.errors import DocumentError
 
 if TYPE_CHECKING:
-    from pypdf import PdfReader
+    from pypdf import PageObject, PdfReader
+
+MIN_CONTENT_BYTES = 8 * 1024**2
+MAX_CONTENT_GROWTH = 50
+"""The pages of a file may unpack to so many times its size, if that is more than `MIN_CONTENT_BYTES`."""
 
 _REPAIR = "open it in a viewer and print it to a new pdf, or repair it with `qpdf in.pdf out.pdf`"
 _UNLOCK = (
@@ -50,11 +55,29 @@ def _open(raw: RawFile) -> PdfReader:
 
 def _page_texts(reader: PdfReader, raw: RawFile) -> Iterator[str]:
     number = 0
+    max_bytes, num_bytes = max(MIN_CONTENT_BYTES, MAX_CONTENT_GROWTH * len(raw.data)), 0
     try:
         for number in range(1, len(reader.pages) + 1):
-            yield tidy(reader.pages[number - 1].extract_text())
+            page = reader.pages[number - 1]
+            num_bytes += _content_bytes(page)
+            if num_bytes > max_bytes:
+                raise DocumentError(
+                    f"{raw.source} has pages of more than {max_bytes:,} bytes, far more than its size "
+                    f"explains; {_REPAIR}"
+                )
+            yield tidy(page.extract_text())
+    except DocumentError:
+        raise
     except Exception as error:  # as in _open
         raise _refusal(raw, error, page=number or None) from error
+
+
+def _content_bytes(page: PageObject) -> int:
+    """How much there is to interpret on a page, unpacked; 0 where pypdf cannot say."""
+    with suppress(Exception):  # extracting the text reports what is damaged
+        contents = page.get_contents()
+        return 0 if contents is None else len(contents.get_data())
+    return 0
 
 
 def _refusal(raw: RawFile, error: Exception, *, page: int | None = None) -> DocumentError:
