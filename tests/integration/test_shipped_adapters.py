@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from memagent.engines import store
+
 ROOT = Path(__file__).resolve().parents[2]
 ADAPTERS = sorted(path.parent for path in ROOT.glob("adapters/*/adapter_config.json"))
 MAX_FILE_BYTES, MAX_BYTES = 16_000_000, 40_000_000
@@ -40,6 +42,15 @@ def test_an_adapter_names_its_base_model_and_has_a_card(folder: Path) -> None:
     assert base in card
     for heading in ("## Use", "## Results", "## Data", "## Recipe", "## Limits"):
         assert heading in card
+
+
+@pytest.mark.parametrize("folder", ADAPTERS, ids=lambda path: path.name)
+def test_an_adapter_has_a_short_name_with_the_settings_of_its_card(folder: Path) -> None:
+    assert store.shipped_adapter(folder.name) == folder
+    card = (folder / "README.md").read_text()
+    for name, value in store.reading_defaults(folder.name).items():
+        shown = f"prompts `{value}`" if name == "prompts" else f"`{name}` {value}"
+        assert shown in card
 
 
 def test_packages_contain_no_adapters() -> None:

@@ -139,7 +139,7 @@ class Pool:
     def near(self, question: str, num: int) -> list[Paragraph]:
         """Paragraphs with most of a question's words."""
         scores: Counter[int] = Counter()
-        for word in words(question):
+        for word in sorted(words(question)):
             holders = self._holders.get(word, [])
             if len(holders) < len(self.all) // 20:
                 for number in holders:
@@ -150,8 +150,9 @@ class Pool:
     def rank(self, question: str, *texts: str) -> float:
         """Share of the weight of a question's words that a text has."""
         asked = words(question)
-        total = sum(map(self.weight, asked))
-        return sum(map(self.weight, asked & words(*texts))) / total if total else 0.0
+        total = math.fsum(map(self.weight, asked))
+        found = math.fsum(map(self.weight, asked & words(*texts)))
+        return found / total if total else 0.0
 
 
 @lru_cache(maxsize=200_000)
