@@ -114,10 +114,7 @@ class Ask:
         check_engine(request.engine.kind)
         self._report_model(request)
         engine = open_chosen(request.engine, self._console)
-        if request.engine.kind != "local" and (
-            settings := _applied(engine.reading_defaults, request)
-        ):
-            self._console.report(f"reading as suits {engine.model}: {settings}")
+        self._report_endpoint(request, engine)
         return asyncio.run(self._run(request, document, engine))
 
     async def _run(self, request: AskRequest, document: Document, engine: BaseEngine) -> int:
@@ -244,10 +241,17 @@ class Ask:
                 self._console.report(
                     "OPENAI_API_KEY is set and not used: no text is sent; `model` names a model of OpenAI"
                 )
-        elif choice.kind == "openai" and not endpoint_from(os.environ, choice.address).base_url:
-            self._console.report(f"no address given: the text is sent to {OPENAI_URL}")
         elif settings:
             self._console.report(f"reading as suits {choice.model}: {settings}")
+
+    def _report_endpoint(self, request: AskRequest, engine: BaseEngine) -> None:
+        """Where the text goes if no address was given, and which reading defaults of a served model apply."""
+        choice = request.engine
+        if choice.kind == "openai" and not endpoint_from(os.environ, choice.address).base_url:
+            self._console.report(f"no address given: the text is sent to {OPENAI_URL}")
+        settings = _applied(engine.reading_defaults, request)
+        if choice.kind != "local" and settings:
+            self._console.report(f"reading as suits {engine.model}: {settings}")
 
     def _report_summary(self, traces: Sequence[Trace], journal: Journal, reader: Reader) -> None:
         steps = [step for trace in traces for step in trace.steps]
