@@ -447,7 +447,7 @@ def test_an_endpoint_that_repeats_the_key_in_its_errors_does_not_make_us_print_i
     assert (outcome.code, outcome.stdout) == (code, "")
     assert words in outcome.stderr
     assert (unnamed.code, unnamed.stdout) == (2, "")
-    assert f"lists none (HTTP {status}: bad key Bearer ***)" in unnamed.stderr
+    assert f"(HTTP {status}: bad key Bearer ***)" in unnamed.stderr
     kept = "".join(path.read_text() for run in cli.runs for path in run.iterdir())
     assert KEY not in outcome.stderr + unnamed.stderr + kept
 
