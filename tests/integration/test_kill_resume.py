@@ -378,8 +378,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Base]:
 
 
 @pytest.fixture
-def partial(base: Base, tmp_path: Path) -> Path:
-    """A copy of the half-way run."""
+def partial(base: Base, cli: Cli, tmp_path: Path) -> Path:
+    """A copy of the half-way run, whose endpoint the user of `cli` has named before."""
+    shutil.copytree(base.text.parent / "memagent", cli.state / "memagent")
     return shutil.copytree(base.run, tmp_path / "partial")
 
 

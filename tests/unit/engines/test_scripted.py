@@ -59,9 +59,11 @@ def test_a_spec_is_kind_and_model(spec: str, expected: tuple[str, str]) -> None:
     assert split_spec(spec) == expected
 
 
-def test_an_unknown_kind_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="unknown engine 'vlllm'; known: local, openai, scripted"):
+def test_an_unknown_kind_is_refused_with_the_nearest_or_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"unknown engine 'vlllm'; did you mean vllm\?"):
         split_spec("vlllm:model")
+    with pytest.raises(ConfigError, match="unknown engine 'xyz'; known: local, openai, scripted"):
+        split_spec("xyz:model")
 
 
 async def test_engines_close_at_the_end_of_a_block() -> None:
