@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -27,6 +28,7 @@ from memagent.engines.addresses import (
     addresses,
     check_address,
     endpoint_from,
+    origin,
     origins,
     public_url,
 )
@@ -39,7 +41,7 @@ from memagent.engines.retry import (
     RetryListener,
     retry_after,
 )
-from memagent.errors import ConfigError, EngineError, EngineRefused, PromptTooLong
+from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError, PromptTooLong
 from memagent.types import Completion, Message, Sampling, Usage
 
 AZURE_API_VERSION = "2024-10-21"
@@ -49,12 +51,18 @@ NUM_EMPTY_TRIES = 4
 """How often an empty reply is requested before it is accepted."""
 PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Values without effect; without them a server takes those of the model's generation_config.json."""
+MAX_REPLY_BYTES = 64_000_000
+"""A longer reply is cut off and counts as failed."""
+MAX_COUNT = 1_000_000_000
+"""Counts of tokens above this are not believed."""
 TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 MEMAGENT = "memagent"
 """The owner that `memagent serve` reports for its model."""
 NO_KEY = "none"
 """Sent where no key is set: local servers take anything, and the header must not be empty."""
 
+# the HTTP library that the client library uses: httpx, or httpx2 in newer versions
+_http: Any = import_module(openai.DefaultAsyncHttpxClient.__mro__[1].__module__.partition(".")[0])
 _azure_path = re.compile(r"/openai/deployments/([^/]+)/?$")
 _window_words = re.compile(
     r"context.?length|context window|maximum context|too long|too many tokens|max_model_len", re.I
@@ -173,7 +181,7 @@ class EndpointEngine(BaseEngine):
             self.tokenizer = self.model
         if card.get("owned_by") == MEMAGENT:  # a model of `memagent serve` by a name that we know
             self.reading_defaults = store.reading_defaults(self.model)
-        if isinstance(window := card.get("max_model_len"), int):
+        if (window := _count(card.get("max_model_len"))) is not None and window > 0:
             self.served_window = window
 
     async def list_models(self) -> list[dict[str, Any]]:
@@ -181,19 +189,22 @@ class EndpointEngine(BaseEngine):
         client = self._client()
         timeout = min(MODELS_SECONDS, self.config.timeout)
         try:
-            page: Any = await client.api.get(
-                "/models", cast_to=object, options={"timeout": timeout}
-            )
-            entries = page["data"]
+            call = client.api.get("/models", cast_to=object, options={"timeout": timeout})
+            page: Any = await _within(timeout, call)
+            entries = list(page["data"])
         except openai.APIStatusError as error:
             self._why_unlisted = f"HTTP {error.status_code}: {_error_message(error)}"
             self._refused_key = error.status_code in (401, 403)
             return []
-        except (openai.OpenAIError, ValueError, KeyError, TypeError) as error:
+        except (openai.OpenAIError, *UNREADABLE, KeyError, TypeError, TimeoutError) as error:
             self._why_unlisted = _cause(error)
-            self._is_unreachable = isinstance(error, openai.APIConnectionError)
+            self._is_unreachable = isinstance(error, openai.APIConnectionError | TimeoutError)
             return []
-        return [entry for entry in entries if isinstance(entry, dict) and "id" in entry]
+        return [
+            entry
+            for entry in entries
+            if isinstance(entry, dict) and isinstance(entry.get("id"), str)
+        ]
 
     def switch_model(self, name: str) -> None:
         """Request another model from now on, such as an adapter that the server has loaded."""
@@ -211,11 +222,12 @@ class EndpointEngine(BaseEngine):
         patience = Patience(self.config.patience, has_answered_before=self._has_answered)
         while True:
             try:
-                text = await self._client().api.post(path, cast_to=str, body=dict(body))
-                return Answer(200, text)
+                call = self._client().api.post(path, cast_to=str, body=dict(body))
+                return Answer(200, await _within(self.config.timeout, call))
             except openai.APIStatusError as error:
                 return Answer(error.status_code, self._clean(_error_message(error)))
-            except openai.APIConnectionError as error:
+            except (openai.APIConnectionError, TimeoutError, *UNREADABLE) as error:
+                _raise_refusal(error)
                 failure = Failure(kind="unreachable", reason=self._clean(_cause(error)))
             delay = patience.delay(failure)
             if delay is None:
@@ -245,21 +257,27 @@ class EndpointEngine(BaseEngine):
         try:
             async with slot(client.slots):
                 # `post` gives the plain JSON: servers differ, and typed objects cost more than the call
-                reply = await client.api.post(
+                call = client.api.post(
                     "/chat/completions", cast_to=object, body=self._body(messages, sampling)
                 )
+                reply = await _within(self.config.timeout, call)
             return parse_completion(reply)
         except openai.APIStatusError as error:
             return await self._classify(error)
-        except openai.APITimeoutError as error:
+        except (openai.APITimeoutError, TimeoutError) as error:
             if type(error.__cause__).__name__ == "ConnectTimeout":  # aiohttp: also when refused
                 return Failure(kind="unreachable", reason=self._clean(_cause(error)))
             reason = f"no reply within {self.config.timeout:g} s"
             return Failure(kind="failed" if self._has_answered else "unreachable", reason=reason)
         except openai.APIConnectionError as error:
-            return Failure(kind="unreachable", reason=self._clean(_cause(error)))
-        except ValueError as error:
-            return Failure(kind="failed", reason=f"a reply that is not valid ({error})")
+            _raise_refusal(error)
+            kind: FailureKind = (
+                "failed" if isinstance(error.__cause__, _BadReply) else "unreachable"
+            )
+            return Failure(kind=kind, reason=self._clean(_cause(error)))
+        except UNREADABLE as error:
+            reason = self._clean(f"a reply that is not valid ({error})")
+            return Failure(kind="failed", reason=reason)
 
     def _body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
         fields = {
@@ -332,13 +350,60 @@ class EndpointEngine(BaseEngine):
         return f"{self.address} failed for {patience.waited:.0f} s ({attempts}): {failure.reason}"
 
     def _clean(self, text: str) -> str:
-        """A message on one line, without the key."""
-        return redact(" ".join(text.split()), self.config.api_key)[:300]
+        """A message on one line, without the key and without control characters."""
+        shown = redact(" ".join(text[:10_000].split()), self.config.api_key)[:300]
+        return "".join(char if char.isprintable() else "?" for char in shown)
 
 
 class _Client(NamedTuple):
     api: openai.AsyncOpenAI
     slots: asyncio.Semaphore
+
+
+UNREADABLE = (ValueError, RecursionError, OverflowError)
+"""What parsing a reply of nonsense raises; too deep JSON is a RecursionError."""
+
+
+class _BadReply(ValueError):
+    """A reply that is not read to its end."""
+
+
+class _LimitedStream(_http.AsyncByteStream):  # type: ignore[misc]
+    """The body of a reply, cut off when it is too long."""
+
+    def __init__(self, body: Any) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        num_bytes = 0
+        async for part in self._body:
+            num_bytes += len(part)
+            if num_bytes > MAX_REPLY_BYTES:
+                raise _BadReply(f"a reply longer than {MAX_REPLY_BYTES:,} bytes")
+            yield part
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
+
+
+async def _within(seconds: float, call: Awaitable[Any]) -> Any:
+    """The result of a call, headers and body included, or TimeoutError.
+
+    Errors of the HTTP library that the client library does not know become _BadReply.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await call
+    except (openai.OpenAIError, MemagentError, TimeoutError, *UNREADABLE):
+        raise
+    except Exception as error:
+        raise _BadReply(str(error) or type(error).__name__) from None
+
+
+def _raise_refusal(error: BaseException) -> None:
+    """Raise the refusal that ended a request, if one did."""
+    if isinstance(error.__cause__, EngineRefused):
+        raise error.__cause__
 
 
 def parse_completion(data: Any) -> Completion:
@@ -351,11 +416,12 @@ def parse_completion(data: Any) -> Completion:
         text = _content_text(message.get("content"))
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         completion_ids = _token_ids(choice.get("token_ids"))
+        finish_reason = choice.get("finish_reason")
     except (KeyError, IndexError, TypeError, AttributeError):
         raise ValueError("no message in it") from None
     return Completion(
         text=_valid_unicode(text),
-        finish_reason=choice.get("finish_reason"),
+        finish_reason=finish_reason if isinstance(finish_reason, str) else None,
         usage=_usage(data.get("usage")),
         reasoning=_valid_unicode(reasoning) if isinstance(reasoning, str) else None,
         prompt_ids=_token_ids(data.get("prompt_token_ids") or choice.get("prompt_token_ids")),
@@ -376,18 +442,43 @@ def _azure_deployment(config: EngineConfig) -> str:
     return match.group(1) if match else ""
 
 
-def _quick_transport() -> openai.DefaultAioHttpClient | None:
-    """aiohttp under the client, which takes a third less time per call, where it is installed."""
+def _transport(config: EngineConfig) -> Any:
+    """The HTTP client, which trusts no endpoint; see `_hooks`.
+
+    With aiohttp, where it is installed, a call takes a third less time.
+    """
+    hooks = _hooks(origins(config.base_url or OPENAI_URL))
     try:
-        return openai.DefaultAioHttpClient()
+        client: Any = openai.DefaultAioHttpClient(event_hooks=hooks)
     except RuntimeError:  # it is not
-        return None
+        client = openai.DefaultAsyncHttpxClient(event_hooks=hooks)
+    client.headers["Accept-Encoding"] = "identity"
+    return client
+
+
+def _hooks(hosts: frozenset[str]) -> dict[str, list[Callable[..., Any]]]:
+    """Refuse redirects to other hosts, compressed replies, and replies without end."""
+
+    async def on_request(request: Any) -> None:
+        if origin(str(request.url)) not in hosts:
+            raise EngineRefused(
+                f"the endpoint redirects to another host, {public_url(str(request.url))}; nothing was "
+                "sent there; if it is right, give it as `base_url`"
+            )
+
+    async def on_response(response: Any) -> None:
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            raise _BadReply("a compressed reply, which was not asked for")
+        if isinstance(response.stream, _http.AsyncByteStream):
+            response.stream = _LimitedStream(response.stream)
+
+    return {"request": [on_request], "response": [on_response]}
 
 
 def _open_client(config: EngineConfig) -> openai.AsyncOpenAI:
     key = config.api_key.get_secret_value() if config.api_key else NO_KEY
     timeout = openai.Timeout(config.timeout, connect=min(CONNECT_SECONDS, config.timeout))
-    transport = _quick_transport()
+    transport = _transport(config)
     if config.base_url and _azure_deployment(config):
         return openai.AsyncAzureOpenAI(
             base_url=config.base_url,
@@ -414,21 +505,36 @@ def _open_client(config: EngineConfig) -> openai.AsyncOpenAI:
 
 
 def _usage(reported: Any) -> Usage | None:
-    if not isinstance(reported, dict) or not isinstance(reported.get("prompt_tokens"), int):
+    """The usage that is reported; None where it cannot be right, so that it is counted here."""
+    if not isinstance(reported, dict):
         return None
     details = reported.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    prompt = _count(reported.get("prompt_tokens"))
+    completion = _count(reported.get("completion_tokens") or 0)
+    cached = _count((details.get("cached_tokens") if isinstance(details, dict) else None) or 0)
+    if prompt is None or completion is None:
+        return None
     return Usage(
         calls=1,
-        prompt_tokens=reported["prompt_tokens"],
-        completion_tokens=int(reported.get("completion_tokens") or 0),
-        cached_tokens=int(cached or 0),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        cached_tokens=min(cached or 0, prompt),
     )
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens; None where the value is none."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_count and 0 <= value <= MAX_COUNT else None
 
 
 def _token_ids(value: Any) -> tuple[int, ...] | None:
     """Token ids, which vLLM sends on request; None where there are none."""
-    return tuple(value) if isinstance(value, list) else None
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        return None
+    return tuple(value)
 
 
 def _logprobs(value: Any, ids: tuple[int, ...] | None) -> tuple[float, ...] | None:
@@ -446,6 +552,8 @@ def _content_text(content: Any) -> str:
     """The text of a message; some servers send a list of parts."""
     if isinstance(content, list):
         return "".join(part.get("text") or "" for part in content)
+    if content is not None and not isinstance(content, str):
+        raise TypeError("content that is no text")
     return content or ""
 
 
@@ -463,13 +571,16 @@ def _error_message(error: openai.APIStatusError) -> str:
     if isinstance(body, dict):
         nested = body.get("error")
         message = nested.get("message") if isinstance(nested, dict) else body.get("message")
-        if message:
-            return str(message)
-    return str(body or error.message)[:200]
+        if isinstance(message, str) and message:
+            return message
+    try:
+        return str(body or error.message)[:200]
+    except RecursionError:
+        return "an error that cannot be shown"
 
 
 def _cause(error: BaseException) -> str:
     """The innermost reason of a failed connection, which is the most specific one."""
-    while error.__cause__ or error.__context__:
+    while not isinstance(error, _BadReply) and (error.__cause__ or error.__context__):
         error = error.__cause__ or error.__context__ or error
     return str(error) or type(error).__name__

@@ -5,6 +5,7 @@ What decides is time, not a number of attempts: an endpoint that is down for a m
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,10 @@ from typing import Literal
 
 FIRST_DELAY = 0.25
 LONGEST_DELAYS = {"unreachable": 2.0, "failed": 5.0, "busy": 20.0}
+SHORTEST_WAIT, LONGEST_FLOOR = 0.25, 1.0
+"""Seconds between attempts at least, whatever the server asks for: the first time, and after several."""
+LONGEST_WAIT = 366 * 86400.0
+"""Longer waits that a server asks for count as this one."""
 FIRST_CONTACT_PATIENCE = 20.0
 """Seconds for an address that has never answered: more likely mistyped than down."""
 
@@ -27,7 +32,7 @@ class Failure:
     kind: FailureKind
     reason: str
     retry_after: float | None = None
-    """Seconds the server asked us to wait."""
+    """Seconds the server asked us to wait; 0 where the next attempt can be sent at once."""
     num_attempts: int = 1
     """Requests that failed: more than one where several endpoints were tried in turn."""
 
@@ -69,22 +74,32 @@ class Patience:
 
 def _delay(failure: Failure, num_failures: int) -> float:
     if failure.retry_after is not None:
-        return failure.retry_after * random.uniform(1.0, 1.1)
+        floor = min(LONGEST_FLOOR, SHORTEST_WAIT * 2.0 ** min(num_failures, 16))
+        wait = max(failure.retry_after, floor) if failure.retry_after else 0.0
+        return wait * random.uniform(1.0, 1.1)
     longest = LONGEST_DELAYS[failure.kind]
     return min(longest, FIRST_DELAY * 2.0 ** min(num_failures, 16)) * random.uniform(0.5, 1.0)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """The wait a server asks for, in seconds: `retry-after-ms`, or `Retry-After` as number or date."""
+    """The wait a server asks for, in seconds: `retry-after-ms`, or `Retry-After` as number or date.
+
+    None where it makes no sense; never shorter than `SHORTEST_WAIT`.
+    """
     try:
         if milliseconds := headers.get("retry-after-ms"):
-            return max(float(milliseconds) / 1000, 0.0)
-        value = headers.get("retry-after")
-        if value is None:
+            seconds = float(milliseconds) / 1000
+        elif value := headers.get("retry-after"):
+            seconds = _seconds(value)
+        else:
             return None
-        try:
-            return max(float(value), 0.0)
-        except ValueError:
-            return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
+    return min(max(seconds, SHORTEST_WAIT), LONGEST_WAIT) if math.isfinite(seconds) else None
+
+
+def _seconds(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return parsedate_to_datetime(value).timestamp() - time.time()

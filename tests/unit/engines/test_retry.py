@@ -58,11 +58,11 @@ def test_the_servers_word_comes_before_our_own(clock: list[float]) -> None:
         ({}, None),
         ({"retry-after": "3"}, 3.0),
         ({"retry-after": "0.5"}, 0.5),
-        ({"retry-after": "-3"}, 0.0),
+        ({"retry-after": "-3"}, 0.25),
         ({"retry-after-ms": "250"}, 0.25),
         ({"retry-after": "soon"}, None),
         ({"retry-after": formatdate(1030.0, usegmt=True)}, 30.0),
-        ({"retry-after": formatdate(10.0, usegmt=True)}, 0.0),
+        ({"retry-after": formatdate(10.0, usegmt=True)}, 0.25),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(
