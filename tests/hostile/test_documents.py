@@ -19,6 +19,7 @@ import pypdf
 import pytest
 from pypdf.generic import DecodedStreamObject, NameObject
 
+from memagent.cli.main import run
 from memagent.documents import loaders
 from memagent.documents.formats.notebook import _last_states
 from memagent.documents.loaders import load, load_bytes, load_with_report
@@ -102,6 +103,30 @@ def test_a_pipe_without_end_is_refused_in_one_line(monkeypatch: pytest.MonkeyPat
                 load_with_report(["-"], stdin=pipe.stdout)
         finally:
             pipe.kill()
+
+
+class Endless(io.RawIOBase):
+    """A stream without end that fails a test once far too much of it was read."""
+
+    num_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        self.num_bytes += len(buffer)
+        assert self.num_bytes < 20_000_000, "read far beyond the limit"
+        buffer[:] = b"y" * len(buffer)
+        return len(buffer)
+
+
+def test_ask_refuses_a_pipe_without_end_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loaders, "MAX_PIPE_BYTES", 3_000_000)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Endless())))
+    assert run(["ask", "-", "-q", "What?", "--engine", "scripted"]) == DocumentError.exit_code
+    assert capsys.readouterr().err.startswith("memagent: standard input gives more than 3,000,000 ")
 
 
 def test_a_named_pipe_without_end_is_refused_in_one_line(

@@ -28,7 +28,7 @@ from memagent.cli.shared.run_options import limit_options, price_options, run_op
 from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
-from memagent.documents.loaders import load_with_report
+from memagent.documents.loaders import load_with_report, read_pipe
 from memagent.engines import store
 from memagent.engines.addresses import OPENAI_URL, endpoint_from
 from memagent.engines.base import BaseEngine, check_engine
@@ -155,7 +155,7 @@ class Ask:
             return _kept_stdin(self._options.run.resume / STDIN_COPY)
         if sys.stdin.isatty():
             return None  # the loader says what to do instead
-        self._stdin_bytes = sys.stdin.buffer.read()
+        self._stdin_bytes = read_pipe(sys.stdin.buffer, "standard input")
         return io.BytesIO(self._stdin_bytes)
 
     def _reader(self, request: AskRequest, engine: BaseEngine) -> Reader:

@@ -110,7 +110,7 @@ def load_stdin(stream: BinaryIO, *, encoding: str | None = None) -> Document:
             raise DocumentError(
                 "standard input is a terminal; pipe a text into it (cat book.txt | ...) or name a file"
             )
-        data = _read_pipe(stream, "standard input")
+        data = read_pipe(stream, "standard input")
     except (OSError, ValueError) as error:  # a folder, or closed
         raise _unreadable("standard input", error) from error
     if not data:
@@ -181,10 +181,10 @@ def _bytes_of(path: str | Path, source: str, encoding: str | None) -> bytes:
             return file.readall()
         if not stat.S_ISFIFO(mode):  # pipes may be read, but not /dev/zero and its like
             raise DocumentError(f"{source} is a device, not a file; name a file")
-        return _read_pipe(file, source)
+        return read_pipe(file, source)
 
 
-def _read_pipe(stream: BinaryIO | FileIO, source: str) -> bytes:
+def read_pipe(stream: BinaryIO | FileIO, source: str) -> bytes:
     """All that comes through a pipe, if that is not too much."""
     pieces: list[bytes] = []
     num_bytes = 0
