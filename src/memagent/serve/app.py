@@ -76,7 +76,7 @@ class Service:
     def __init__(
         self, engine: LocalEngine, gate: AdmissionGate, metrics: Metrics, *, shows_root: bool
     ) -> None:
-        """`shows_root`: whether clients are told the folder of the tokenizer, which they can open."""
+        """`shows_root`: whether responses name the folder of the tokenizer, which clients can open."""
         self._engine = engine
         self._gate = gate
         self._metrics = metrics

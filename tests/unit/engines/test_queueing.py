@@ -1,4 +1,4 @@
-"""Time in a queue is told apart from time of work."""
+"""Time in a queue is measured apart from time of work."""
 
 from __future__ import annotations
 
