@@ -252,6 +252,10 @@ def _print_results(records: list[ItemRecord], *, as_json: bool) -> None:
     lost = sum(row.lost_tokens for row in rows)
     if num_empty := sum(row.num_empty for row in rows):
         print(f"{num_empty:,} of {len(records):,} answers are empty")
+    if num_long := sum(record.is_over_limit for record in records):
+        print(
+            f"{num_long:,} of {len(records):,} answers exceed their task's limit; the rest of them is not graded"
+        )
     if failed or num_empty:
         print(f"failed and empty answers used {lost:,} tokens")
     if failed:

@@ -31,9 +31,9 @@ from memagent.data.choices import source_settings
 from memagent.data.example import Example
 from memagent.data.formats.files import read_examples
 from memagent.data.tasks.lengths import nominal_tokens
-from memagent.data.tasks.registry import Task, open_task, rebuild
+from memagent.data.tasks.registry import MAX_ANSWER_TOKENS, Task, open_task, rebuild
 from memagent.errors import ConfigError, DataError, MemagentError
-from memagent.eval.suites import Suite, SuiteTasks
+from memagent.eval.suites import ReplyLimit, Suite, SuiteTasks
 from memagent.files import reason_of
 from memagent.processes import worker_pool
 
@@ -57,6 +57,10 @@ class ItemSource:
     """Settings of the task as JSON; for a file, overrides of the settings it was generated with."""
     grader: str | None = None
     """Overrides the example's own grader."""
+    graded_tokens: int | None = None
+    """Tokens of an answer that are graded, at most; None for no limit."""
+    generated_tokens: int | None = None
+    """Tokens that are generated for an answer, at most; None for those of the method's settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +150,13 @@ def _task_items(
 ) -> Iterator[Item]:
     for target, length in _lengths(choice, base):
         settings = json.dumps({**base, **length}, sort_keys=True)
-        source = ItemSource(task=task, settings=settings, grader=choice.grader or suite.grader)
+        source = ItemSource(
+            task=task,
+            settings=settings,
+            grader=choice.grader or suite.grader,
+            graded_tokens=_answer_limit(task, choice, suite, "graded"),
+            generated_tokens=_answer_limit(task, choice, suite, "generated"),
+        )
         first = numbers.get((task, target), 0)
         num = choice.num or suite.num
         numbers[task, target] = first + num
@@ -199,6 +209,8 @@ def _file_items(
                 file=str(path.resolve()),
                 settings=json.dumps(settings, sort_keys=True),
                 grader=grader,
+                graded_tokens=_answer_limit(example.task, choice, suite, "graded"),
+                generated_tokens=_answer_limit(example.task, choice, suite, "generated"),
             ),
             position=position,
             task=example.task,
@@ -208,6 +220,15 @@ def _file_items(
         )
     if not num:
         raise DataError(f"{path} holds no examples")
+
+
+def _answer_limit(
+    task: str, choice: SuiteTasks, suite: Suite, applies_to: ReplyLimit
+) -> int | None:
+    """How many tokens of an answer are graded, or generated, at most."""
+    if suite.reply_limit != applies_to:
+        return None
+    return choice.max_answer_tokens or MAX_ANSWER_TOKENS.get(task)
 
 
 def _file_sha256(path: Path) -> str:

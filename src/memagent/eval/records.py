@@ -12,6 +12,7 @@ A failed item is a record like any other: its score is 0 and it stays in every d
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -70,6 +71,12 @@ class ItemRecord:
     """From 0 to 1, unless the method grades itself; 0 for a failed item."""
     extracted: str | None = None
     """The part of the answer that was graded."""
+    graded_tokens: int | None = None
+    """Tokens of the answer that are graded, at most; None for no limit."""
+    generated_tokens: int | None = None
+    """Tokens that were generated for the answer, at most; None for those of the method's settings."""
+    answer_tokens: int | None = None
+    """Tokens of the answer, without what precedes it in the reply; None where no limit is graded."""
     num_calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -91,6 +98,11 @@ class ItemRecord:
     def is_empty(self) -> bool:
         """Whether the item was answered with nothing."""
         return self.status == "ok" and not self.answer.strip()
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Whether a part of the answer was not graded because it is too long."""
+        return (self.answer_tokens or 0) > (self.graded_tokens or math.inf)
 
     @property
     def key(self) -> ItemKey:

@@ -37,6 +37,7 @@ from memagent.agent.limits import Limits
 from memagent.agent.trace import Trace
 from memagent.data.example import Example
 from memagent.data.inspection import depths
+from memagent.data.tasks.registry import MAX_ANSWER_TOKENS
 from memagent.documents.document import Document
 from memagent.documents.tokenizers import Tokenizer, tokenizer_for_model
 from memagent.engines.base import BaseEngine
@@ -49,6 +50,7 @@ from memagent.eval.methods import Method, MethodSettings
 from memagent.eval.records import ItemKey, parse_item
 from memagent.eval.records import ItemRecord as ItemRecord
 from memagent.eval.stats import Interval, mean_interval
+from memagent.rewards.answer_limits import limit_answer
 from memagent.rewards.verifiers import grade
 from memagent.runs import Run
 from memagent.types import Engine, Prices, Usage
@@ -254,23 +256,27 @@ class Evaluation:
     ) -> tuple[ItemRecord, BaseException | None]:
         """The record of an item, and the error if it failed."""
         engine = ItemEngine(method.gate, self._calls, name)
+        source = item.source
         context = Context(
             engine=engine,
             tokenizer=method.tokenizer,
-            settings=method.settings.model_copy(update={"seed": seed}),
+            settings=_settings_for(method.settings, seed, source.generated_tokens),
             limits=self.limits,
             method=method.title,
             document=Document.from_text(example.text(), source=example.id),
             question=example.question,
         )
-        grader = item.source.grader or example.grader
+        grader = source.grader or example.grader
         values: dict[str, Any] = {"status": "ok", "score": 0.0}
         failure: BaseException | None = None
         clock = time.perf_counter()
         try:
             trace = await method.function(example, context)
             answer = _answer_of(trace, context)
-            values |= {"answer": answer, **_graded(answer, example, grader, context)}
+            values |= {
+                "answer": answer,
+                **_graded(answer, example, grader, context, source.graded_tokens),
+            }
         except LimitReached:
             raise
         except Exception as error:  # whatever a method raises, other items continue
@@ -294,6 +300,8 @@ class Evaluation:
             depths=places,
             answers=example.answers,
             grader=grader,
+            graded_tokens=source.graded_tokens,
+            generated_tokens=source.generated_tokens,
             num_calls=usage.calls,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
@@ -407,7 +415,11 @@ class _InMemory:
             kind = (example.task, example.target_tokens)
             items.append(
                 Item(
-                    source=ItemSource(task=example.task, grader=grader),
+                    source=ItemSource(
+                        task=example.task,
+                        grader=grader,
+                        graded_tokens=MAX_ANSWER_TOKENS.get(example.task),
+                    ),
                     position=position,
                     task=example.task,
                     target_tokens=example.target_tokens,
@@ -459,12 +471,25 @@ def _answer_of(trace: object, context: Context) -> str:
     return trace.answer
 
 
-def _graded(answer: str, example: Example, grader: str, context: Context) -> dict[str, Any]:
+def _settings_for(
+    settings: MethodSettings, seed: int, generated_tokens: int | None
+) -> MethodSettings:
+    """A method's settings for one item."""
+    limit = min(settings.answer_tokens, generated_tokens or settings.answer_tokens)
+    return settings.model_copy(update={"seed": seed, "answer_tokens": limit})
+
+
+def _graded(
+    answer: str, example: Example, grader: str, context: Context, max_tokens: int | None
+) -> dict[str, Any]:
     """The score of an answer, by the method itself or by the grader."""
     if context.score is not None:
         return {"score": context.score}
-    score = grade(grader, answer, example.answers, example.match)
-    return {"score": score.value, "extracted": score.extracted}
+    score = grade(grader, answer, example.answers, example.match, max_tokens=max_tokens)
+    values: dict[str, Any] = {"score": score.value, "extracted": score.extracted}
+    if max_tokens is not None:
+        values["answer_tokens"] = limit_answer(answer, max_tokens).num_tokens
+    return values
 
 
 def _without_example(item: Item, method: OpenMethod, seed: int, error: Exception) -> ItemRecord:

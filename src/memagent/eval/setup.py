@@ -492,6 +492,7 @@ def _identity(
         "length_tokenizer": ", ".join(plan.tokenizers) or None,
         "seed": suite.seed,
         "grader": suite.grader,
+        "reply_limit": suite.reply_limit if suite.reply_limit != "graded" else None,
         "num": suite.num,
         "tasks": [task.model_dump(mode="json", exclude={"files"}) for task in suite.tasks],
         "methods": {

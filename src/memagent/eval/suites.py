@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -33,6 +33,8 @@ from memagent.plugins import is_file_spec
 from memagent.rewards.verifiers import open_grader
 
 DEFAULT_NUM = 100
+
+ReplyLimit = Literal["graded", "generated", "off"]
 
 
 class MethodChoice(Settings):
@@ -60,6 +62,8 @@ class SuiteTasks(ExampleChoice):
     """Examples of each task and length; for files, the most examples of each file."""
     grader: str | None = None
     """Overrides the grader that each example names."""
+    max_answer_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that an answer may have; for RULER's tasks those of RULER when not given."""
 
 
 class Suite(Settings):
@@ -81,6 +85,9 @@ class Suite(Settings):
     """Every example and every sample depends on it."""
     grader: str | None = None
     """Overrides the grader that each example names."""
+    reply_limit: ReplyLimit = "graded"
+    """What a task's limit on answers applies to: the part of a reply that is graded (graded), all tokens
+    that are generated for the answer, reasoning included, as RULER does (generated), or nothing (off)."""
     agent: dict[str, Any] = Field(default_factory=dict)
     """Settings of every method: window, chunk_tokens, temperature, and so on."""
     methods: list[MethodChoice] = Field(default_factory=lambda: [MethodChoice(name="reader")])

@@ -22,15 +22,19 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
+from collections import deque
 
 ARTICLES = frozenset({"a", "an", "the"})
 _NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve"
 NUMBER_WORDS = {word: str(number) for number, word in enumerate(_NUMBERS.split(" "))}
 
+MAX_BOXES = 32
+"""Of more boxes in one reply, the last so many are looked at."""
+
 _reasoning_tag = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _box = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _brace = re.compile(r"\\.|[{}]", re.DOTALL)
-_said = re.compile(r"\banswer[*_]*(?:\s+is\b|\s*:)[*_]*[\s:]*", re.IGNORECASE)
+_said = re.compile(r"(?:\bthe )?\banswer[*_]*(?:\s+is\b|\s*:)[*_]*[\s:]*", re.IGNORECASE)
 _sentence_end = re.compile(r"[.!?](?=\s)")
 
 _strict_noise = re.compile(r"\\[!,;: ]|\\left|\\right|\^\{?\\circ\}?|°|\\?[$%]|\s+")
@@ -88,6 +92,21 @@ def last_boxed(text: str) -> str | None:
     return _content(text, box.end()) if box else None
 
 
+def last_boxes(text: str) -> list[str]:
+    """What stands in the last boxes of a text, in order; none where the last is not closed."""
+    ends = deque((box.end() for box in _box.finditer(text)), maxlen=MAX_BOXES)
+    contents = [_content(text, end) for end in ends]
+    if not contents or contents[-1] is None:
+        return []
+    return [content for content in contents if content is not None]
+
+
+def last_phrase(text: str) -> re.Match[str] | None:
+    """The last "the answer is" or "answer:" of a text that is followed by something."""
+    phrase = _last_match(_said, text)
+    return phrase if phrase and text[phrase.end() :].strip() else None
+
+
 def answer_candidates(reply: str) -> tuple[str, ...]:
     r"""What a reply may have meant as its answer, most likely first; empty for an empty reply.
 
@@ -98,9 +117,8 @@ def answer_candidates(reply: str) -> tuple[str, ...]:
     boxed = last_boxed(text)
     if boxed is not None:
         return (boxed.strip(),) if boxed.strip() else ()
-    phrase = _last_match(_said, text)
-    if phrase and (answer := text[phrase.end() :].strip()):
-        line = answer.splitlines()[0].strip()
+    if phrase := last_phrase(text):
+        line = text[phrase.end() :].strip().splitlines()[0].strip()
         sentence = _sentence_end.split(line, maxsplit=1)[0].strip()
         return _distinct(line, sentence)
     if not text:

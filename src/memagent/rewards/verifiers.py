@@ -19,6 +19,7 @@ from typing import Literal
 from memagent.errors import ConfigError, DataError
 from memagent.names import hint
 from memagent.rewards import metrics
+from memagent.rewards.answer_limits import limit_answer
 from memagent.rewards.text import (
     answer_candidates,
     answer_key,
@@ -55,9 +56,25 @@ class Score:
 Grader = Callable[[str, Sequence[str], Match], Score]
 
 
-def grade(name: str, reply: str, answers: Sequence[str], match: Match = "any") -> Score:
-    """The verdict of the grader `name`. An accepted answer that is blank is never met."""
-    return open_grader(name)(reply, _checked(answers, name), match)
+def grade(
+    name: str,
+    reply: str,
+    answers: Sequence[str],
+    match: Match = "any",
+    *,
+    max_tokens: int | None = None,
+) -> Score:
+    """The verdict of the grader `name`. An accepted answer that is blank is never met.
+
+    With `max_tokens` only so much of the answer counts, without what precedes it (`answer_limits`); that
+    never raises a score.
+    """
+    grader, answers = open_grader(name), _checked(answers, name)
+    whole = grader(reply, answers, match)
+    if max_tokens is None or not whole.value:
+        return whole
+    parts = [grader(text, answers, match) for text in limit_answer(reply, max_tokens).texts]
+    return min(whole, max(parts, key=_value), key=_value)
 
 
 def open_grader(name: str) -> Grader:
@@ -212,6 +229,10 @@ NEEDS_NO_ANSWERS = frozenset({"unanswerable"})
 
 
 # --- what they share ------------------------------------------------------------------------------
+
+
+def _value(score: Score) -> float:
+    return score.value
 
 
 def _checked(answers: Sequence[str], name: str) -> Sequence[str]:

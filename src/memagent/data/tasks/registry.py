@@ -80,6 +80,18 @@ TASKS: dict[str, str] = {
 }
 """Name of a task, and "module:function" that opens it: `open(name, settings: dict) -> Task`."""
 
+_NEEDLE_TOKENS, _QA_TOKENS = 128, 32
+
+MAX_ANSWER_TOKENS: dict[str, int] = {
+    **{task: _NEEDLE_TOKENS for task in TASKS if task.startswith("ruler/niah_")},
+    "ruler/vt": 30,
+    "ruler/cwe": 120,
+    "ruler/fwe": 50,
+    "ruler/qa_1": _QA_TOKENS,
+    "ruler/qa_2": _QA_TOKENS,
+}
+"""Tokens that an answer to a task may have, as RULER limits them; other tasks have no limit."""
+
 
 def open_task(name: str, settings: dict[str, Any]) -> Task:
     """A task by name."""

@@ -7,8 +7,8 @@
 
 `strict` is the training verifier: one of the accepted answers, boxed, word for word; where all of them are
 required, the share of them in the box. `recall` is the share of the accepted answers that occur anywhere in
-the reply. A user's ordinary function runs in a process of the pool (`memagent.rl.agents.offload`), an async
-one on the event loop of the rollouts.
+the reply. Answers to RULER's tasks are limited in length, as in evaluation. A user's ordinary function runs in
+a process of the pool (`memagent.rl.agents.offload`), an async one on the event loop of the rollouts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from numbers import Real
 from typing import Any, Protocol
 
+from memagent.data.tasks.registry import MAX_ANSWER_TOKENS
 from memagent.errors import ConfigError, MemagentError
 from memagent.names import hint
 from memagent.plugins import error_line, is_file_spec, load_function
@@ -53,7 +54,8 @@ def open_reward(spec: str) -> Reward:
     async def graded(task: GradedTask, outcome: Outcome) -> float:
         own = getattr(task, "grader", spec)  # unanswerable questions keep their own grader
         name = own if own in NEEDS_NO_ANSWERS else spec
-        return grade(name, outcome.answer, task.answers, task.match).value
+        limit = MAX_ANSWER_TOKENS.get(getattr(task, "task", ""))
+        return grade(name, outcome.answer, task.answers, task.match, max_tokens=limit).value
 
     return graded
 
