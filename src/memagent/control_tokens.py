@@ -17,6 +17,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 MARKS = range(0xF0000, 0xFFFFE)
 """Characters for private use, which no template contains."""
 ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*')
+START_BYTES = 1 << 17
+"""How much of a tokenizer.json is read at first."""
 CONTROL_SHAPE = re.compile(r"<\|.*\|>", re.DOTALL)
 """Control tokens that some files do not call special."""
 
@@ -71,12 +74,10 @@ class ControlTokens:
     @classmethod
     def of_file(cls, file: Path) -> ControlTokens:
         """Those of a tokenizer.json."""
-        text = file.read_text(encoding="utf-8")
-        entries = _added_tokens(text)
         return cls(
             [
                 AddedString(entry["content"], bool(entry["special"]), bool(entry["normalized"]))
-                for entry in entries
+                for entry in _added_tokens(file)
             ],
             lambda: file.read_text(encoding="utf-8"),
         )
@@ -204,11 +205,12 @@ def _marked(text: str, mark: str) -> str:
     return "".join(char + mark for char in text)
 
 
-def _added_tokens(text: str) -> list[dict[str, Any]]:
-    """The added tokens of a tokenizer.json, without parsing its vocabulary where they come first."""
-    found = ADDED_TOKENS.search(text, 0, 1000)
+def _added_tokens(file: Path) -> list[dict[str, Any]]:
+    """The added tokens of a tokenizer.json, without reading its vocabulary where they come first."""
+    with file.open("rb") as stream:
+        start = stream.read(START_BYTES).decode("utf-8", "ignore")
+    found = ADDED_TOKENS.search(start, 0, 1000)
     if found is not None:
-        entries: Any = json.JSONDecoder().raw_decode(text, found.end())[0]
-    else:
-        entries = json.loads(text).get("added_tokens")
-    return entries or []
+        with suppress(ValueError):  # the list is longer than the start
+            return json.JSONDecoder().raw_decode(start, found.end())[0] or []
+    return json.loads(file.read_text(encoding="utf-8")).get("added_tokens") or []

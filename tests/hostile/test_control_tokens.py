@@ -280,3 +280,20 @@ def test_training_encodes_as_reading_does(tmp_path: Path) -> None:
     names = loaded.tokenizer.convert_ids_to_tokens(list(prompt))
     assert names.count("<|im_start|>") == 2  # the user's turn and the reply's
     assert names.count("<|im_end|>") == 1
+
+
+@pytest.mark.parametrize("num_tokens", [3, 3000])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_added_tokens_are_found_wherever_the_file_has_them(
+    num_tokens: int, is_first: bool, tmp_path: Path
+) -> None:
+    added = [
+        {"id": number, "content": f"<|caf\u00e9 {number}|>", "special": True, "normalized": False}
+        for number in range(num_tokens)
+    ]
+    rest = {"model": {"vocab": {"caf\u00e9" * 10: 1}}}
+    description = {"added_tokens": added, **rest} if is_first else {**rest, "added_tokens": added}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(description, ensure_ascii=False), encoding="utf-8")
+    control = ControlTokens.of_file(file)
+    assert set(control.strings) == {entry["content"] for entry in added}

@@ -82,6 +82,32 @@ def test_an_interrupt_is_not_taken_for_a_failing_block() -> None:
         quick_counts._in_blocks(quick, len, sum)("some text")
 
 
+def test_the_bytes_of_every_rare_character_reveal_it() -> None:
+    every = [chr(code) for code in range(0x110000)]
+    missed = [
+        char
+        for char in filter(quick_counts._RARE.match, every)
+        if not quick_counts._has_rare(char, quick_counts._utf8(char))
+    ]
+    assert missed == []
+
+
+def test_plain_texts_are_not_searched_for_each_rare_character(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quick_counts, "_RARE", None)
+    count = quick_counts._in_blocks(len, lambda text: 0, sum)
+    text = prose(800) + " \u201cCaf\u00e9\u201d \u2014 na\u00efve\u2026 \u03b7 \u4eca\u5929 "
+    assert count(text) == len(text)
+
+
+def test_text_that_is_dense_in_places_is_counted_quickly() -> None:
+    dense = "\u4eca\u5929\u65e9\u4e0a\u4e0b\u96e8\u4e86\uff0c" * 900
+    count = quick_counts._in_blocks(len, lambda text: 0, sum)
+    text = prose(4000) + dense + prose(4000)
+    assert count(text) == len(text)
+
+
 def test_blocks_join_back_and_are_short_where_there_are_words() -> None:
     text = prose(2000)
     blocks = list(quick_counts._blocks(text, 1000))

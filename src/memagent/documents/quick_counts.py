@@ -50,6 +50,9 @@ _RARE = re.compile(
     "\U00010000-\U0001efff\U0001fb00-\U0001ffff\U00033480-\U0010ffff]"  # beyond emoji and Chinese
 )
 """Characters that tokie and a tokenizer may treat differently."""
+_PLAIN_BYTES = bytes({*b"\t\n\r", *range(0x20, 0x7F), *range(0x80, 0xF0)} - {0xE1, 0xE3, 0xEA})
+_RARE_STARTS = re.compile(b"\xe2[\x85\x86]")
+"""A text in UTF-8 of plain bytes and without these starts has no rare character."""
 
 SAMPLES = (
     "It was 7:45 a.m. on the 3rd of May, 1873; nobody (not even \u201cthe captain\u201d) had slept.\n",
@@ -118,12 +121,12 @@ def _in_blocks(
     exact: Callable[[str], _Found],
     join: Callable[[Iterator[_Found]], _Found],
     *,
-    block_chars: int | None = None,
+    block_chars: int = BLOCK_BYTES,
 ) -> Callable[[str], _Found]:
     """What `quick` finds in a text, taken in blocks; what `exact` finds in blocks it is not sure of."""
 
-    def in_block(block: str, is_short: bool) -> _Found:
-        if is_short and _RARE.search(block) is None:
+    def in_block(block: str, data: bytes) -> _Found:
+        if len(data) <= BLOCK_BYTES and not _has_rare(block, data):
             try:
                 return quick(block)
             except BaseException as error:  # a panic of Rust code is no Exception
@@ -131,10 +134,30 @@ def _in_blocks(
         return exact(block)
 
     def in_text(text: str) -> _Found:
-        size = block_chars or (BLOCK_BYTES if text.isascii() else BLOCK_BYTES // MAX_CHAR_BYTES)
-        return join(in_block(block, len(block) <= size) for block in _blocks(text, size))
+        return join(
+            in_block(part, data)
+            for block in _blocks(text, block_chars)
+            for part, data in _fitting(block)
+        )
 
     return in_text
+
+
+def _has_rare(text: str, data: bytes) -> bool:
+    """Whether a text has rare characters. Its bytes say so for most texts, ten times faster."""
+    if not data.translate(None, _PLAIN_BYTES) and _RARE_STARTS.search(data) is None:
+        return False
+    return _RARE.search(text) is not None
+
+
+def _fitting(block: str) -> Iterator[tuple[str, bytes]]:
+    """The block and its bytes; in smaller ones if it has too many bytes."""
+    data = _utf8(block)
+    if len(data) <= BLOCK_BYTES:
+        yield block, data
+        return
+    for part in _blocks(block, BLOCK_BYTES // MAX_CHAR_BYTES):
+        yield part, _utf8(part)
 
 
 def _blocks(text: str, size: int) -> Iterator[str]:
@@ -147,6 +170,10 @@ def _blocks(text: str, size: int) -> Iterator[str]:
         yield text[start : seam.end()]
         start = seam.end()
     yield text[start:]
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _total(counts: Iterator[int]) -> int:

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -449,11 +450,21 @@ def _transport(config: EngineConfig) -> Any:
     """
     hooks = _hooks(origins(config.base_url or OPENAI_URL))
     try:
-        client: Any = openai.DefaultAioHttpClient(event_hooks=hooks)
+        client: Any = openai.DefaultAioHttpClient(event_hooks=hooks, verify=_certificates())
     except RuntimeError:  # it is not
-        client = openai.DefaultAsyncHttpxClient(event_hooks=hooks)
+        client = openai.DefaultAsyncHttpxClient(event_hooks=hooks, verify=_certificates())
     client.headers["Accept-Encoding"] = "identity"
     return client
+
+
+def _certificates() -> Any:
+    """The certificates that are trusted. Reading them takes as long as ten calls, so it is done once."""
+    return _read_certificates(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@cache
+def _read_certificates(cafile: str | None, capath: str | None) -> Any:
+    return _http.create_ssl_context()  # the environment names the same places
 
 
 def _hooks(hosts: frozenset[str]) -> dict[str, list[Callable[..., Any]]]:
