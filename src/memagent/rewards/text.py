@@ -3,8 +3,9 @@
     reply ──▶ without_reasoning ──▶ last_boxed │ after "the answer is" │ all of it ──▶ candidates
     candidate, gold ──▶ answer_key ──▶ equal?
 
-Three ways to write an answer down for comparison, from the strictest to the most forgiving:
+Ways to write an answer down for comparison, from the strictest to the most forgiving:
 
+    original_key  as the original project's reward: blanks and LaTeX spacing do not count
     strict_key    case, spaces and LaTeX spacing do not count
     squad_key     as SQuAD and HotpotQA: case, ASCII punctuation, articles, spaces do not count
     answer_key    also accents, typographic signs, markup and the way numbers are written
@@ -40,6 +41,13 @@ _sentence_end = re.compile(r"[.!?](?=\s)")
 _strict_noise = re.compile(r"\\[!,;: ]|\\left|\\right|\^\{?\\circ\}?|°|\\?[$%]|\s+")
 _strict_frac = re.compile(r"\\[td]frac")
 _wrapper = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it)|emph)\s*\{([^{}]*)\}")
+
+_ORIGINAL_CHANGES = (
+    *(("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac")),
+    *((command, "") for command in ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$", "\\%")),
+    *((" .", " 0."), ("{.", "{0."), (" ", "")),
+)
+"""What the original's reward replaces before it compares, in this order."""
 
 _squad_articles = re.compile(r"\b(a|an|the)\b")
 _squad_punctuation = str.maketrans("", "", string.punctuation)
@@ -168,6 +176,24 @@ def _unwrapped(content: str) -> str:
     return content
 
 
+def original_boxed(text: str) -> str | None:
+    r"""As `last_boxed`, by the rule of the original's reward.
+
+    A `\boxed` followed by a blank anywhere wins, up to a `$`; else the last one must open a group at once.
+    """
+    if "\\boxed " in text:
+        return text.rpartition("\\boxed ")[2].partition("$")[0]
+    _, command, after = text.rpartition("\\boxed")
+    if not command or not after.startswith("{"):
+        return None
+    depth = 0
+    for at, character in enumerate(after):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return after[1:at]
+    return None
+
+
 # --- when two answers are the same ----------------------------------------------------------------
 
 
@@ -180,6 +206,13 @@ def strict_key(text: str) -> str:
     while (shorter := _strict_noise.sub("", _wrapper.sub(r"\1", text))) != text:
         text = shorter
     return _strict_frac.sub(r"\\frac", text)
+
+
+def original_key(text: str) -> str:
+    """An answer as the original's reward compares it: LaTeX spacing and blanks do not count."""
+    for old, new in _ORIGINAL_CHANGES:
+        text = text.replace(old, new)
+    return text
 
 
 def squad_key(text: str) -> str:

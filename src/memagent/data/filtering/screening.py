@@ -30,12 +30,18 @@ from memagent.types import Completion, Engine, Message, Sampling, Usage
 
 STOP_AFTER = 8
 """So many failed calls in a row mean that the engine fails, not the question."""
-GRADER_OF_RULE = {"boxed": "strict", "contains": "contains"}
-"""The grader of each rule."""
-
-ScreeningRule = Literal["either", "boxed", "contains"]
+ScreeningRule = Literal["either", "boxed", "contains", "original"]
 OnFailure = Literal["keep", "drop"]
 Fate = Literal["kept", "dropped", "failed"]
+
+_BOXED, _CONTAINS = {"boxed": "strict"}, {"contains": "contains"}
+GRADERS_OF_RULE: dict[ScreeningRule, dict[str, str]] = {
+    "either": _BOXED | _CONTAINS,
+    "boxed": _BOXED,
+    "contains": _CONTAINS,
+    "original": {"boxed": "original_reward", "contains": "original_contains"},
+}
+"""The graders of each rule, under the name that reports use; a reply is right if one of them says so."""
 
 
 class FilterSettings(Settings):
@@ -44,7 +50,8 @@ class FilterSettings(Settings):
     samples: int = Field(default=2, ge=1)
     """Replies requested from each engine for a question, at most."""
     rule: ScreeningRule = "either"
-    """When a reply is right: its boxed answer is (boxed), it states the answer (contains), or either."""
+    """When a reply is right: its boxed answer is (boxed), it states the answer (contains), or either; original
+    is the rule of the original project, for which an answer anywhere in the reply counts."""
     on_failure: OnFailure = "drop"
     """Whether a question whose calls failed is kept or dropped."""
     max_tokens: int = Field(default=512, ge=1)
@@ -203,10 +210,9 @@ async def screen(
 
 def rules_met(question: BareQuestion, reply: str, rule: ScreeningRule) -> tuple[str, ...]:
     """The rules by which a reply is right, of those that were requested."""
-    rules = GRADER_OF_RULE if rule == "either" else {rule: GRADER_OF_RULE[rule]}
     return tuple(
         name
-        for name, grader in rules.items()
+        for name, grader in GRADERS_OF_RULE[rule].items()
         if grade(grader, reply, question.answers, question.match).value == 1.0
     )
 
