@@ -9,12 +9,14 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from memagent.errors import ConfigError
 from memagent.names import hint
+
+SectionEnds = Literal["natural", "exact"]
 
 
 class Settings(BaseModel):
@@ -59,6 +61,9 @@ class AgentConfig(Settings):
     """Tokens the model can see at once: question, section, memory, reply and template together."""
     chunk_tokens: int = Field(default=5000, ge=16)
     """Tokens of text per section."""
+    section_ends: SectionEnds = "natural"
+    """Where sections end: at a paragraph, sentence or word near the limit (natural), or after exactly
+    chunk_tokens tokens of the whole text, wherever that falls (exact)."""
     memory_tokens: int = Field(default=1024, ge=8)
     """Tokens of memory carried from section to section; also the limit of each memory reply."""
     answer_tokens: int = Field(default=1024, ge=1)

@@ -22,6 +22,9 @@ FREE_SETTINGS = ("prompts", "answer_tokens")
 """Settings that may change on resuming: the wording counts, not its name, and no memory depends on
 the length of the answer."""
 
+LATER_SETTINGS = {"section_ends": "natural"}
+"""What settings were before they existed."""
+
 
 def identity(
     *,
@@ -117,9 +120,10 @@ def _difference(stored: dict[str, Any], reading: dict[str, Any]) -> str | None:
     if stored["prompts"]["sha256"] != reading["prompts"]["sha256"]:
         then, now = stored["prompts"]["name"], reading["prompts"]["name"]
         return f"the wording of the prompts has changed (then {then!r}, now {now!r})"
+    then = {**LATER_SETTINGS, **stored["agent"]}
     for name, value in reading["agent"].items():
-        if name not in FREE_SETTINGS and stored["agent"].get(name) != value:
-            return f"{name} was {stored['agent'].get(name)}, now {value}"
+        if name not in FREE_SETTINGS and then.get(name) != value:
+            return f"{name} was {then.get(name)}, now {value}"
     return None
 
 

@@ -54,7 +54,8 @@ class Reader:
     ) -> None:
         """Settings may be given one by one: `Reader(engine, window=32768, chunk_tokens=20000)`.
         What is not given is as the engine's model reads best, where the engine knows. Raises
-        ConfigError when the engine serves a smaller window.
+        ConfigError when the engine serves a smaller window, and when exact sections are set without the
+        model's tokenizer.
 
         Without a tokenizer the model's own is opened; where it is not available, sizes are estimated
         with a margin and `reader.tokenizer_note` says why.
@@ -70,6 +71,7 @@ class Reader:
         self.prompts: PromptSet = open_prompts(self.config.prompts)
         self.limits = limits or Limits()
         self.tokenizer, self.tokenizer_note = _resolve_tokenizer(tokenizer, engine.tokenizer)
+        check_section_ends(self.config, self.tokenizer, engine.model)
 
     def ask(
         self, question: str, document: Document | str, *, run_dir: str | Path | None = None
@@ -213,7 +215,8 @@ class Reader:
             return document
         if isinstance(document, str):
             document = Document.from_text(document)
-        return Chunks(document, self.tokenizer, self.config.chunk_tokens)
+        config = self.config
+        return Chunks(document, self.tokenizer, config.chunk_tokens, ends=config.section_ends)
 
     def trace(self, question: str, document: Document, steps: Sequence[Step]) -> Trace:
         """Steps as a Trace."""
@@ -331,6 +334,15 @@ def checked_question(question: str) -> str:
             "the question is not valid Unicode; check your terminal's encoding"
         ) from None
     return question
+
+
+def check_section_ends(config: AgentConfig, tokenizer: Tokenizer, model: str) -> None:
+    """Raise ConfigError where exact sections are set and tokens can only be estimated."""
+    if config.section_ends == "exact" and not tokenizer.is_exact:
+        raise ConfigError(
+            f"`section_ends=exact` needs the tokenizer of {model}, which is not available; name one "
+            "with `tokenizer`"
+        )
 
 
 def _check_served_window(engine: Engine, config: AgentConfig) -> None:

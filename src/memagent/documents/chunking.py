@@ -9,6 +9,10 @@ limit and the chunk before it, so a resumed run cuts the rest as the first run w
            start                      ▲          limit
                                       └ best end: paragraph, sentence, line, word
 
+With `ends="exact"` a chunk is a window of exactly `chunk_tokens` tokens of the whole text, as the original
+project cuts texts; the text is then tokenised as a whole before the first chunk. A character of several
+tokens is not torn apart: it goes to the window in which it ends.
+
 No text makes chunks of next to nothing: each but the last holds at least `MIN_SHARE` of the limit, if
 need be by an end inside a word or a sequence of joined characters.
 """
@@ -21,6 +25,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from memagent.config import SectionEnds
 from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Measured, Tokenizer
 
@@ -48,6 +53,8 @@ NATURAL_ENDS = (
     re.compile(r"\n\s*"),
     re.compile(r"\s+"),
 )
+_measuring = threading.Lock()
+"""The tokens of a whole text take memory: one text at a time."""
 JOINERS = {"\u200d", "\ufe0e", "\ufe0f"}
 """Zero-width joiner and variation selectors: they belong to the character before them."""
 
@@ -72,13 +79,17 @@ class Chunks:
         tokenizer: Tokenizer,
         chunk_tokens: int,
         *,
+        ends: SectionEnds = "natural",
         known: Iterable[Span] = (),
     ) -> None:
         self.document = document
-        self.is_quick = tokenizer.is_quick
+        self.is_quick = tokenizer.is_quick and ends == "natural"
         """True when `get` costs next to nothing."""
         self._tokenizer = tokenizer
         self._chunk_tokens = chunk_tokens
+        self._ends = ends
+        self._windows: list[Span] | None = None
+        """All chunks, where their ends are exact and one was needed."""
         self._spans = list(known)
         self._lock = threading.Lock()
 
@@ -127,6 +138,10 @@ class Chunks:
         return done >= len(self.document.text)
 
     def _next_span(self) -> Span:
+        if self._ends == "exact":
+            if self._windows is None:
+                self._windows = exact_spans(self.document.text, self._tokenizer, self._chunk_tokens)
+            return self._windows[len(self._spans)]
         last = self._spans[-1] if self._spans else None
         return next_span(self.document.text, last, self._tokenizer, self._chunk_tokens)
 
@@ -144,6 +159,19 @@ class Chunks:
 def split(document: Document, tokenizer: Tokenizer, *, chunk_tokens: int) -> Iterator[Chunk]:
     """The chunks of a document, one after the other."""
     return iter(Chunks(document, tokenizer, chunk_tokens))
+
+
+def exact_spans(text: str, tokenizer: Tokenizer, chunk_tokens: int) -> list[Span]:
+    """Consecutive windows of exactly so many tokens of the whole text; the last one has what is left."""
+    with _measuring:
+        measured = tokenizer.measure(text)
+    spans, start = [], 0
+    for done in range(0, measured.num_tokens, chunk_tokens):
+        num_tokens = min(chunk_tokens, measured.num_tokens - done)
+        end = measured.end_of(done + num_tokens)
+        spans.append(Span(start, end, num_tokens))
+        start = end
+    return spans
 
 
 def next_span(text: str, last: Span | None, tokenizer: Tokenizer, chunk_tokens: int) -> Span:

@@ -206,7 +206,7 @@ async def refine(example: Example, context: Context) -> Trace:
     values = {"question": example.question, "number": "1000000", "words": words}
     empty = prompts.messages(prompts.REFINE, text="", draft="", **values)
     _check_sections(context, empty, reply_tokens=2 * settings.memory_tokens)
-    chunks = Chunks(context.document, context.tokenizer, settings.chunk_tokens)
+    chunks = _sections(context)
     draft, chunk = "", await cut_chunk(chunks, 0)
     while chunk is not None:
         upcoming = await cut_chunk(chunks, chunk.index + 1)
@@ -234,8 +234,7 @@ async def map_reduce(example: Example, context: Context) -> Trace:
     question = example.question
     empty = prompts.messages(prompts.MAP, text="", question=question, number="1000000", words=words)
     _check_sections(context, empty, reply_tokens=settings.memory_tokens)
-    cut = Chunks(context.document, context.tokenizer, settings.chunk_tokens)
-    chunks = await asyncio.to_thread(list, cut)
+    chunks = await asyncio.to_thread(list, _sections(context))
 
     async def take_notes(chunk: Chunk) -> str:
         number = str(chunk.index + 1)
@@ -412,6 +411,13 @@ def _joined(passages: Sequence[Chunk]) -> str:
         is_next = number > 0 and passages[number - 1].end == passage.start
         text = text + passage.text if is_next else f"{text.rstrip()}\n\n{passage.text.lstrip()}"
     return text.strip()
+
+
+def _sections(context: Context) -> Chunks:
+    settings = context.settings
+    return Chunks(
+        context.document, context.tokenizer, settings.chunk_tokens, ends=settings.section_ends
+    )
 
 
 def _check_sections(context: Context, empty: Sequence[Message], *, reply_tokens: int) -> None:

@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from memagent import trust
+from memagent.agent.journal import LATER_SETTINGS
 from memagent.agent.limits import Limits
+from memagent.agent.reader import check_section_ends
 from memagent.config import AgentConfig, EngineConfig
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
@@ -465,10 +467,13 @@ async def _open_method(
             f"{choice.title}: the endpoint must serve {gate.engine.model} with YaRN settings; "
             "`engine=vllm:MODEL` starts it so"
         )
+    settings = settings_for(choice.name, gate.engine, request.suite.agent, choice.settings)
+    if choice.name.partition(":")[0] not in ONE_CALL:
+        check_section_ends(settings, tokenizer, gate.engine.model)
     return OpenMethod(
         title=choice.title,
         function=open_method(choice.name),
-        settings=settings_for(choice.name, gate.engine, request.suite.agent, choice.settings),
+        settings=settings,
         gate=gate,
         tokenizer=tokenizer,
     )
@@ -498,7 +503,7 @@ def _identity(
         "methods": {
             method.title: {
                 "name": choice.name,
-                "settings": method.settings.model_dump(mode="json", exclude={"seed"}),
+                "settings": _settings_in_identity(method.settings),
                 "sha256": method_sha256(choice.name),
             }
             for method, choice in zip(methods, suite.methods, strict=True)
@@ -506,6 +511,12 @@ def _identity(
         "files": {Path(name).name: digest for name, digest in plan.files.items()},
         "sources": sources,
     }
+
+
+def _settings_in_identity(settings: MethodSettings) -> dict[str, Any]:
+    """The settings of a method, without those that are as they were before they existed."""
+    values = settings.model_dump(mode="json", exclude={"seed"})
+    return {n: v for n, v in values.items() if n not in LATER_SETTINGS or v != LATER_SETTINGS[n]}
 
 
 def _manifest(

@@ -301,3 +301,13 @@ def test_usage_adds_up() -> None:
     assert total == Usage(
         calls=3, prompt_tokens=6, completion_tokens=2, cached_tokens=1, is_estimated=True
     )
+
+
+def test_exact_sections_need_a_tokenizer_that_counts_exactly() -> None:
+    engine = ScriptedEngine(["a", "b", "c", "the end"])
+    with pytest.raises(ConfigError, match="`section_ends=exact` needs the tokenizer of scripted"):
+        Reader(engine, section_ends="exact")
+    reader = Reader(engine, tokenizer="bytes", section_ends="exact", chunk_tokens=20, window=4000)
+    trace = reader.ask("Who?", "One two three four five six seven. Eight nine ten.")
+    sections = [step.section for step in trace.steps if step.section]
+    assert [(section.start, section.end) for section in sections] == [(0, 20), (20, 40), (40, 50)]

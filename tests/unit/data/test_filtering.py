@@ -162,7 +162,12 @@ def test_by_the_original_rule_an_answer_anywhere_in_the_reply_is_right(
     reply: str, met: tuple[str, ...]
 ) -> None:
     question = BareQuestion(
-        number=0, id="q", task="t", question="Who?", answers=("Jane Austen", "Austen J"), match="all"
+        number=0,
+        id="q",
+        task="t",
+        question="Who?",
+        answers=("Jane Austen", "Austen J"),
+        match="all",
     )
     assert rules_met(question, reply, "original") == met
 

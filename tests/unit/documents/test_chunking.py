@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from memagent.documents.chunking import Chunks, Span, split
 from memagent.documents.document import Document
@@ -163,3 +165,38 @@ def test_chunks_of_joined_documents_know_their_sources(byte_tokenizer: ByteToken
     (chunk,) = split(Document.join(documents), byte_tokenizer, chunk_tokens=1000)
     assert [place.source for place in chunk.places] == ["a.txt", "b.txt"]
     assert [(place.start, place.end) for place in chunk.places] == [(0, 13), (0, 13)]
+
+
+# --- exact windows --------------------------------------------------------------------------------
+
+
+@given(st.text(max_size=400), st.integers(1, 50))
+def test_exact_windows_join_back_and_have_as_many_tokens_as_asked(text: str, size: int) -> None:
+    document = Document.from_text(text)
+    chunks = list(Chunks(document, ByteTokenizer(), size, ends="exact"))
+    assert "".join(chunk.text for chunk in chunks) == document.text
+    num_bytes = len(document.text.encode())
+    assert len(chunks) == -(-num_bytes // size)
+    assert [chunk.num_tokens for chunk in chunks[:-1]] == [size] * (len(chunks) - 1)
+    for number, chunk in enumerate(chunks[:-1], start=1):  # within a character of the exact place
+        assert 0 <= number * size - len(document.text[: chunk.end].encode()) < 4
+
+
+def test_exact_windows_are_those_of_the_whole_text_in_tokens(qwen_like_folder: Path) -> None:
+    qwen = HuggingFaceTokenizer.from_path(qwen_like_folder, "qwen")
+    text = prose(100)
+    ids = qwen._backend.encode(text, add_special_tokens=False).ids
+    windows = [qwen._backend.decode(ids[start : start + 64]) for start in range(0, len(ids), 64)]
+    chunks = Chunks(Document.from_text(text), qwen, 64, ends="exact")
+    assert [chunk.text for chunk in chunks] == windows
+    assert len(windows) > 5
+    assert [chunk.text for chunk in Chunks(Document.from_text(text), qwen, 64)] != windows
+
+
+def test_exact_windows_resume_where_they_stopped() -> None:
+    document = Document.from_text("abcdefghij" * 5)
+    whole = Chunks(document, ByteTokenizer(), 16, ends="exact")
+    assert whole.total() == 4
+    known = [Span(0, 16, 16), Span(16, 32, 16)]
+    resumed = Chunks(document, ByteTokenizer(), 16, ends="exact", known=known)
+    assert [chunk.text for chunk in resumed] == [chunk.text for chunk in whole]

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step
-from memagent.config import AgentConfig
+from memagent.config import AgentConfig, SectionEnds
 from memagent.data.example import Example
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
@@ -69,7 +69,7 @@ def _empty_answer(reads: list[Step], call: Step) -> Step:
 
 def _sections(task: Example, tokenizer: str, settings: MemorySettings) -> Chunks:
     """The sections of a task's text, which all rollouts of its group share."""
-    sections = _cut(task.id, task.text(), tokenizer, settings.chunk_tokens)
+    sections = _cut(task.id, task.text(), tokenizer, settings.chunk_tokens, settings.section_ends)
     limit = settings.max_sections
     if limit is not None and sections.get(limit) is not None:
         raise ConfigError(
@@ -80,8 +80,9 @@ def _sections(task: Example, tokenizer: str, settings: MemorySettings) -> Chunks
 
 
 @lru_cache(maxsize=256)
-def _cut(source: str, text: str, tokenizer: str, chunk_tokens: int) -> Chunks:
-    return Chunks(Document.from_text(text, source=source), _tokenizer(tokenizer), chunk_tokens)
+def _cut(source: str, text: str, tokenizer: str, chunk_tokens: int, ends: SectionEnds) -> Chunks:
+    document = Document.from_text(text, source=source)
+    return Chunks(document, _tokenizer(tokenizer), chunk_tokens, ends=ends)
 
 
 @lru_cache(maxsize=4)

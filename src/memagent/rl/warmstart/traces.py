@@ -72,7 +72,8 @@ def conversations(
     last_memory = moments[-1].memory if moments else NOTHING_YET
     answer = answer_of(example, last_memory, open_prompts(config.prompts))
     _check_fit(example, [moment.memory for moment in moments], answer, config, tokenizer)
-    sections = Chunks(Document.from_text(text), tokenizer, config.chunk_tokens)
+    document = Document.from_text(text)
+    sections = Chunks(document, tokenizer, config.chunk_tokens, ends=config.section_ends)
     numbers = counter()
     replies: list[str] = []
 
