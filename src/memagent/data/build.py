@@ -140,7 +140,7 @@ def identity_of(job: BuildJob, task: Task) -> dict[str, Any]:
     return {
         "memagent": __version__,
         "task": job.task,
-        "settings": task.settings.model_dump(mode="json"),
+        "settings": task.settings.stored(),
         "num": job.num,
         "store": job.store,
         "sources": dict(sorted(first.origin.sources.items())) if first.origin else {},

@@ -17,7 +17,7 @@ import random
 from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pydantic import Field
 
@@ -33,12 +33,21 @@ LEFT_OUT = "num_distractors_left_out"
 class TaskSettings(Settings):
     """The settings of every task; a task derives its own from it."""
 
+    stored_if_set: ClassVar[frozenset[str]] = frozenset()
+    """Settings that datasets store only where they are set: others keep their fingerprints."""
+
     tokens: int | None = Field(default=None, ge=64)
     """Length of the text in tokens of the tokenizer; reached within 2 %, never exceeded."""
     tokenizer: str = "smollm2-135m"
     """Tokenizer that counts the length: a pulled model's name, a hub id, a path, or tiktoken:NAME."""
     seed: int = 0
     """Every example depends on this and on its index, on nothing else."""
+
+    def stored(self) -> dict[str, Any]:
+        """The settings as datasets store them."""
+        values = self.model_dump(mode="json")
+        unset = {n for n in self.stored_if_set if values[n] == type(self).model_fields[n].default}
+        return {name: value for name, value in values.items() if name not in unset}
 
 
 class Task(Protocol):

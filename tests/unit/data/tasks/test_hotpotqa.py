@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import pytest
 
 from memagent.data.example import Example
+from memagent.data.formats.files import write_examples
+from memagent.data.formats.original import DatasetKind, write_original
 from memagent.data.manifest import evidence_depths
 from memagent.data.tasks.depth import bucket_counts, uniformity_p
 from memagent.data.tasks.hotpotqa.task import HotpotTask, open_hotpotqa
@@ -126,6 +130,51 @@ def test_every_length_asks_the_same_questions(files: HotpotFiles) -> None:
     assert asked[0] == asked[1] == asked[2] == asked[3]
     assert len(set(asked[0])) == 12
     assert [opened(files, docs=5, seed=1).example(n).question for n in range(12)] != asked[0]
+
+
+def test_questions_can_be_used_in_the_order_of_their_file(files: HotpotFiles) -> None:
+    task = opened(files, docs=5, order="file")
+    ids = [json.loads(line)["_id"] for line in files.dev.read_text().splitlines()]
+    assert [task.example(n).metadata["hotpotqa_id"] for n in range(12)] == ids
+    assert task.example(3).origin.settings["order"] == "file"
+    assert "order" not in opened(files, docs=5).example(3).origin.settings
+
+
+@pytest.mark.parametrize("kind", ["ours", "original-eval", "original-train"])
+def test_a_selection_names_the_questions_of_every_length(
+    files: HotpotFiles, tmp_path: Path, kind: DatasetKind
+) -> None:
+    chosen = [opened(files, docs=5).example(n) for n in (7, 2, 9)]
+    ending = {"ours": "jsonl", "original-eval": "json", "original-train": "parquet"}[kind]
+    file = tmp_path / f"chosen.{ending}"
+    if kind == "ours":
+        write_examples(file, chosen)
+    else:
+        write_original(file, kind, chosen)
+    for docs in (5, 60):
+        task = opened(files, docs=docs, selection=str(file), seed=3)
+        assert task.num_available == 3
+        assert [task.example(n).question for n in range(3)] == [one.question for one in chosen]
+    origin = task.example(0).origin
+    assert origin.sources["selection"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    with pytest.raises(DataError, match=rf"no question 3: {file} has 3; lower `num`"):
+        task.example(3)
+    assert rebuild(replace(task.example(1), documents=None)) == task.example(1)
+
+
+def test_questions_of_a_selection_that_are_not_in_the_split_are_counted(tmp_path: Path) -> None:
+    both = write_hotpot(tmp_path / "one", dev=[item("a"), item("b"), item("c")])
+    file = tmp_path / "chosen.jsonl"
+    write_examples(file, [opened(both, docs=5).example(n) for n in range(3)])
+    less = write_hotpot(tmp_path / "two", dev=[item("b")])
+    task = opened(less, docs=5, selection=str(file))
+    assert task.num_available == 1
+    assert task.about["left_out"]["questions of the selection that are not in the split"] == 2
+    none = write_hotpot(tmp_path / "three", dev=[item("d")])
+    with pytest.raises(DataError, match=r"no question of .*chosen.jsonl is among the 1 of this"):
+        opened(none, docs=5, selection=str(file))
+    with pytest.raises(DataError, match=r"missing.jsonl"):
+        opened(none, docs=5, selection=str(tmp_path / "missing.jsonl"))
 
 
 def test_an_example_does_not_depend_on_earlier_ones(files: HotpotFiles) -> None:

@@ -9,8 +9,8 @@
     task = open_task("hotpotqa", {"split": "dev", "docs": 200, "seed": 7, "dev": "dev.jsonl.gz"})
     task.example(0)
 
-The question of an index depends on seed and index alone, so datasets of several lengths ask the same
-questions. The places of gold paragraphs are drawn uniformly over the whole text. A paragraph of the
+The question of an index depends on seed and index alone, or on a file that names the questions, so datasets of
+several lengths ask the same questions. The places of gold paragraphs are drawn uniformly over the whole text. A paragraph of the
 question's own, by title or by text, is never used as filler. A question whose own paragraphs are longer than
 the text takes fewer of its distractors; its metadata and the manifest say so.
 """
@@ -21,12 +21,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, Self
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from memagent.data.example import Evidence, Example, Origin, Passage, fingerprint, join
-from memagent.data.sources.cache import open_source
+from memagent.data.sources.cache import open_source, sha256_of
+from memagent.data.tasks.hotpotqa.selection import SelectedItems, select_items
 from memagent.data.tasks.hotpotqa.store import (
     YES_NO,
     Gold,
@@ -51,8 +53,13 @@ SEPARATOR_TOKENS = 4
 MAX_TRIES = 8
 
 
+QuestionOrder = Literal["seed", "file"]
+
+
 class HotpotSettings(TaskSettings):
     """Which questions, how long a text, and from which files."""
+
+    stored_if_set: ClassVar[frozenset[str]] = frozenset({"order", "selection"})
 
     split: Split = "dev"
     """Questions to train on (train) or to evaluate with (dev)."""
@@ -68,6 +75,10 @@ class HotpotSettings(TaskSettings):
     """File of development questions, in place of the published one."""
     paragraphs: str | None = None
     """File of paragraphs to fill texts with; by default those of the split's own questions."""
+    order: QuestionOrder = "seed"
+    """Order of the questions: shuffled by the seed (seed), or that of the file (file)."""
+    selection: str | None = None
+    """Dataset whose questions are used, in its order: one that was filtered, or a file of the original project."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -115,18 +126,24 @@ class HotpotTask:
         self.name = name
         self.settings = settings
         self.store = store
-        self.num_available: int | None = store.num_items
-        self.about = {"left_out": store.left_out, "pool": store.num_pool}
+        self._order, num_unknown = _questions(store, settings)
+        self.num_available: int | None = len(self._order)
+        unknown = {"questions of the selection that are not in the split": num_unknown}
+        left_out = store.left_out | (unknown if num_unknown else {})
+        self.about = {"left_out": left_out, "pool": store.num_pool}
         """For the manifest."""
         self._tokenizer: Tokenizer = length_tokenizer(settings.tokenizer)
-        self._order = _shuffled(store.num_items, settings.seed)
+        self._sources = store.fingerprints
+        if settings.selection is not None:
+            selection = Path(settings.selection).expanduser()
+            self._sources = {**self._sources, "selection": sha256_of(selection)}
 
     def example(self, index: int) -> Example:
         """The example of an index, with its documents."""
-        if not 0 <= index < self.store.num_items:
+        if not 0 <= index < len(self._order):
+            where = self.settings.selection or self.settings.split
             raise DataError(
-                f"there is no question {index}: {self.settings.split} has {self.store.num_items}; "
-                "lower `num`"
+                f"there is no question {index}: {where} has {len(self._order)}; lower `num`"
             )
         item = self.store.item(self._order[index])
         own = [*(gold.paragraph for gold in item.gold), *item.distractors]
@@ -143,9 +160,9 @@ class HotpotTask:
             evidence=_evidence(item.gold, mixed.places, mixed.passages),
             origin=Origin(
                 task=self.name,
-                settings=settings.model_dump(mode="json"),
+                settings=settings.stored(),
                 index=index,
-                sources=self.store.fingerprints,
+                sources=self._sources,
             ),
             target_tokens=settings.tokens,
             num_tokens=mixed.num_tokens,
@@ -351,6 +368,15 @@ class HotpotTask:
 
     def _heading_cost(self, number: int) -> int:
         return self._heading_costs(number) - self._headings[number - 1]
+
+
+def _questions(store: Store, settings: HotpotSettings) -> SelectedItems:
+    """Numbers of the questions, in the order in which they are used."""
+    if settings.selection is not None:
+        return select_items(store, Path(settings.selection).expanduser())
+    if settings.order == "file":
+        return SelectedItems(list(range(store.num_items)), 0)
+    return SelectedItems(_shuffled(store.num_items, settings.seed), 0)
 
 
 @lru_cache(maxsize=4)
