@@ -63,7 +63,8 @@ def test_the_warm_start_is_followed_by_reinforcement_learning_on_its_adapter(
     assert Path(warm[1]).name == "warm_start.toml"
     assert after(warm, "--model") == after(rl, "--model") == "some-model"
     assert after(warm, "--max-minutes") == "8.00"
-    lessons = f'["{data}/lessons_long.jsonl","{data}/lessons_short.jsonl"]'
+    names = ("long", "short", "tasks")
+    lessons = "[" + ",".join(f'"{data}/lessons_{name}.jsonl"' for name in names) + "]"
     assert f"warm_start.files={lessons}" in warm
     assert Path(rl[1]).name == "rl.toml"
     assert 17.0 < float(after(rl, "--max-minutes")) <= 17.5

@@ -72,6 +72,7 @@ def test_the_fingerprints_that_runs_keep_do_not_change() -> None:
         "default": "58257937c2aab950",
         "boxed": "4cae50685b3204fd",
         "paper": "a77c493a32206769",
+        "keep": "f0d8c164622a93d1",
         "small": "2d57558a2d8a76a3",
     }
     assert methods.fingerprint()[:16] == "478aa2bcdc0301db"

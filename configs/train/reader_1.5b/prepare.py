@@ -1,14 +1,15 @@
 """Examples and warm-start conversations for the reader, from files of questions with their paragraphs.
 
-    python configs/train/reader_1.5b/prepare.py --qa QA --hotpotqa HOTPOTQA --tokenizer MODEL --out data/reader
+    python configs/train/reader_1.5b/prepare.py --qa QA --hotpotqa HOTPOTQA --essays ESSAYS --tokenizer MODEL --out data/reader
 
 QA holds `NAME.jsonl.gz` files, one question a line: `id`, `question`, `answers`, `paragraphs` (each with
 `title` and `sentences` or `text`), `supporting` (pairs of title and number of a sentence), and for some
 `distractors`, line numbers of `paragraphs.jsonl.gz`. HOTPOTQA holds `train`, `dev` and `paragraphs` files as
-HotpotQA publishes them. Written are
+HotpotQA publishes them. ESSAYS is a folder of texts for needles to hide in. Written are
 
     OUT/lessons_short.jsonl    conversations over short texts in short sections: many questions for few tokens
     OUT/lessons_long.jsonl     conversations over sections of full length
+    OUT/lessons_tasks.jsonl    conversations over generated tasks: needles, variables, corrections and others
     OUT/train_titled.jsonl     examples for reinforcement learning on other questions, whole paragraphs with titles
     OUT/train_plain.jsonl      the same with one to three sentences of a paragraph and no titles
 
@@ -41,6 +42,8 @@ from memagent.config import AgentConfig
 from memagent.data.example import Evidence, Example, Passage, body_starts
 from memagent.data.formats.files import write_examples
 from memagent.data.tasks.lengths import length_tokenizer
+from memagent.data.tasks.registry import open_task
+from memagent.data.tasks.ruler.needles import NEEDLES
 from memagent.documents.tokenizers import Tokenizer
 from memagent.rl.warmstart.traces import TraceRefused, conversations
 
@@ -63,6 +66,8 @@ RL_SHARE = 0.5
 MAX_PLAIN = 1500
 """Questions without titles for reinforcement learning; the others are for the warm start."""
 NUM_LONG_PLAIN = 300
+NUM_NATURAL = 1200
+"""Questions of Natural Questions."""
 FEW_HARD, FEW_HARD_SHARE = 4, 0.5
 """Half of the texts have few misleading paragraphs: most sections of a long text add nothing."""
 
@@ -101,14 +106,28 @@ SHORT = (
     Shape(tokens=480, chunk_tokens=512),
     Shape(tokens=800, chunk_tokens=512),
     Shape(tokens=1150, chunk_tokens=640),
-    Shape(tokens=1550, chunk_tokens=1024),
+    Shape(tokens=1550, chunk_tokens=512),
 )
-LONG = (Shape(tokens=4000, chunk_tokens=2048), Shape(tokens=3200, chunk_tokens=2048))
+LONG = (Shape(tokens=6000, chunk_tokens=2048), Shape(tokens=4000, chunk_tokens=2048))
 FULL = {
-    "titled": Shape(tokens=7100, chunk_tokens=2048),
-    "plain": Shape(tokens=4000, chunk_tokens=2048),
+    "titled": Shape(tokens=10200, chunk_tokens=2048),
+    "plain": Shape(tokens=6100, chunk_tokens=2048),
 }
 """What reinforcement learning reads."""
+TASK_SHAPES = (
+    Shape(tokens=900, chunk_tokens=512),
+    Shape(tokens=1800, chunk_tokens=512),
+    Shape(tokens=1800, chunk_tokens=1024),
+    Shape(tokens=4000, chunk_tokens=2048),
+)
+GENERATED = {
+    "ruler/niah_single_1": 40, "ruler/niah_single_2": 40, "ruler/niah_single_3": 60,
+    "ruler/niah_multikey_1": 60, "ruler/niah_multikey_2": 80, "ruler/niah_multikey_3": 80,
+    "ruler/niah_multivalue": 80, "ruler/niah_multiquery": 80, "ruler/vt": 120, "ruler/fwe": 140,
+    "beyond/two_hop": 60, "beyond/corrections": 60, "beyond/unanswerable": 80,
+    "beyond/injection": 40, "beyond/counting": 40,
+}  # fmt: skip
+"""Examples of generated tasks for the warm start."""
 
 
 class Pool:
@@ -492,6 +511,22 @@ def with_shapes(
             yield example, shape
 
 
+def generated(
+    num_of: dict[str, int], essays: Path, tokenizer: str, seed: int
+) -> Iterator[tuple[Example, Shape]]:
+    """Examples of generated tasks, of each of the shapes in turn."""
+    for name, num in num_of.items():
+        for place, shape in enumerate(TASK_SHAPES):
+            settings: dict[str, Any] = {
+                "tokens": shape.tokens, "tokenizer": tokenizer, "seed": seed + place,
+            }  # fmt: skip
+            if NEEDLES.get(name, {}).get("haystack") == "essay":
+                settings |= {"essays": str(essays), "shift": True}
+            task = open_task(name, settings)
+            for index in range(place, num, len(TASK_SHAPES)):
+                yield task.example(index), shape
+
+
 def write_lines(path: Path, lines: Iterable[str]) -> int:
     num = 0
     with path.open("w", encoding="utf-8") as file:
@@ -504,6 +539,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--qa", type=Path, required=True)
     parser.add_argument("--hotpotqa", type=Path, required=True)
+    parser.add_argument("--essays", type=Path, help="without them there are no generated tasks")
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=7)
@@ -522,7 +558,7 @@ def main() -> None:
         chunk_tokens=2048,
         memory_tokens=arguments.memory_tokens,
         answer_tokens=64,
-        prompts="boxed",
+        prompts="keep",
     )
     arguments.out.mkdir(parents=True, exist_ok=True)
     dev = list(hotpot_questions(arguments.hotpotqa / "dev.jsonl.gz"))
@@ -544,7 +580,7 @@ def main() -> None:
     cut = taken(cut_questions(arguments.qa / "hotpotqa_train_halueval.jsonl.gz", pool))
     wiki = taken(other_questions(arguments.qa / "2wiki_train.jsonl.gz", pool, is_titled=True))
     natural = taken(
-        other_questions(arguments.qa / "nq_open_gold.jsonl.gz", pool, is_titled=True), 600
+        other_questions(arguments.qa / "nq_open_gold.jsonl.gz", pool, is_titled=True), NUM_NATURAL
     )
     linked = taken(other_questions(arguments.qa / "iirc.jsonl.gz", pool, is_titled=False), 400)
     parts = {"seed": arguments.seed, "share": arguments.rl_share}
@@ -568,11 +604,19 @@ def main() -> None:
     out = arguments.out
     num_long = write_lines(out / "lessons_long.jsonl", lessons(long, agent, tokenizer))
     num_short = write_lines(out / "lessons_short.jsonl", lessons(short, agent, tokenizer))
+    num_tasks = 0
+    if arguments.essays is not None:
+        num_of = {name: min(num, arguments.limit or num) for name, num in GENERATED.items()}
+        made_up = generated(num_of, arguments.essays, arguments.tokenizer, arguments.seed)
+        num_tasks = write_lines(out / "lessons_tasks.jsonl", lessons(made_up, agent, tokenizer))
     for name, some in (("titled", titled), ("plain", plain)):
         made = (example for example, _ in with_shapes(some, [FULL[name]], writer, "train"))
         num = write_examples(out / f"train_{name}.jsonl", made)
         print(f"train_{name}.jsonl: {num} examples")
-    print(f"lessons_long.jsonl: {num_long}, lessons_short.jsonl: {num_short} conversations")
+    print(
+        f"lessons_long.jsonl: {num_long}, lessons_short.jsonl: {num_short}, "
+        f"lessons_tasks.jsonl: {num_tasks} conversations"
+    )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ adapter=${ADAPTER:-}
 if [ -z "$adapter" ]; then
   # shellcheck disable=SC2086  # options are words
   train warm warm_start.toml "$warm" ${WARM_OPTIONS:-} \
-    --set "warm_start.files=[\"$data/lessons_long.jsonl\",\"$data/lessons_short.jsonl\"]"
+    --set "warm_start.files=[\"$data/lessons_long.jsonl\",\"$data/lessons_short.jsonl\",\"$data/lessons_tasks.jsonl\"]"
   adapter=$results/warm/final
 fi
 say "adapter: $adapter"

@@ -53,6 +53,7 @@ def identity(
             "read": prompts.read,
             "answer": prompts.answer,
             "empty_memory": prompts.empty_memory,
+            **({"no_change": prompts.no_change} if prompts.no_change else {}),
         },
         "agent": config.model_dump(mode="json"),
     }

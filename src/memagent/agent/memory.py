@@ -30,7 +30,7 @@ class Rewritten(NamedTuple):
     was_cut: bool
     """True when the reply was longer than the memory may be."""
     was_kept: bool
-    """True when the reply was empty, so the old memory stays."""
+    """True when the reply was empty or said that nothing changes, so the old memory stays."""
 
 
 def split_reasoning(text: str) -> Reply:
@@ -48,10 +48,19 @@ def split_reasoning(text: str) -> Reply:
 
 
 def rewrite(
-    old: str, old_tokens: int, said: str, tokenizer: Tokenizer, *, memory_tokens: int
+    old: str,
+    old_tokens: int,
+    said: str,
+    tokenizer: Tokenizer,
+    *,
+    memory_tokens: int,
+    is_kept: bool = False,
 ) -> Rewritten:
-    """The memory after a reply. An empty reply keeps the old one: silence must not erase facts."""
-    if not said:
+    """The memory after a reply. An empty reply keeps the old one: silence must not erase facts.
+
+    `is_kept`: the reply says that nothing changes.
+    """
+    if is_kept or not said:
         return Rewritten(old, old_tokens, was_cut=False, was_kept=True)
     num_tokens = tokenizer.count(said)
     if num_tokens <= memory_tokens:

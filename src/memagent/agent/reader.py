@@ -248,6 +248,7 @@ class Reader:
             reply,
             self.tokenizer,
             memory_tokens=self.config.memory_tokens,
+            is_kept=self.prompts.says_no_change(reply),
         )
         flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
         flags += ["memory_cut"] if new.was_cut else []

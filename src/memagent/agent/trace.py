@@ -19,7 +19,7 @@ from memagent.types import Usage
 StepKind = Literal["read", "answer"]
 StepFlag = Literal["reply_cut", "memory_cut", "memory_kept"]
 """reply_cut: the limit ended the reply. memory_cut: the reply was longer than the memory may be.
-memory_kept: the reply was empty, so the memory before it stays."""
+memory_kept: the reply was empty or said that nothing changes, so the memory before it stays."""
 Status = Literal["answered", "unfinished"]
 
 

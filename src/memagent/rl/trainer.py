@@ -309,7 +309,7 @@ class Trainer:
                 break
             self._follow_time(optimizer, first, settings.steps)
             started = perf_counter()
-            rows = sft_rows(batch.examples)
+            rows = sft_rows(batch.examples, reply_balance=settings.reply_balance)
             packs = packed(rows, self.config.update)
             with memory_errors():
                 stats = summary(accumulate_sft(self.setup.policy, packs))

@@ -104,6 +104,21 @@ def test_a_reply_that_is_all_reasoning_keeps_the_memory() -> None:
     assert trace.steps[1].flags == ("memory_kept",)
 
 
+def test_a_reply_that_says_no_change_keeps_the_memory_byte_for_byte() -> None:
+    reader = reader_of(["No change.", "fact  one", "**no change**", "answer"], prompts="keep")
+    trace = reader.ask("what?", TEXT)
+    assert [step.memory for step in trace.steps[:3]] == ["", "fact  one", "fact  one"]
+    assert [step.flags for step in trace.steps[:3]] == [("memory_kept",), (), ("memory_kept",)]
+    assert [step.reply for step in trace.steps[:3]] == ["No change.", "fact  one", "**no change**"]
+    assert "(empty)" in prompts_of(reader)[1]
+    assert "fact  one" in prompts_of(reader)[3]
+
+
+def test_no_change_is_a_memory_like_any_other_where_the_prompt_does_not_offer_it() -> None:
+    trace = reader_of(["fact", "No change.", "fact", "answer"]).ask("what?", TEXT)
+    assert [step.memory for step in trace.steps[:3]] == ["fact", "No change.", "fact"]
+
+
 def test_a_reply_longer_than_the_memory_is_cut_and_flagged() -> None:
     trace = reader_of(["x" * 500, "m2", "m3", "answer"]).ask("what?", TEXT)
     assert trace.steps[0].memory == "x" * 100

@@ -14,13 +14,15 @@ there. `Reader` itself builds the prompts, so they are exactly those of a rollou
     memagent data traces train.jsonl --out traces.jsonl
 
 A memory contains only what the text up to the section's end says; evidence counts in the section where it
-ends. A section without news repeats the memory byte for byte. A memory that exceeds the limit is refused,
+ends. A section without news repeats the memory byte for byte, or says so where the prompts allow it. A memory that exceeds the limit is refused,
 never shortened.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count as counter
 from typing import Any, NamedTuple
@@ -41,7 +43,10 @@ from memagent.rl.warmstart.conversations import Conversation
 from memagent.types import Message, Sampling
 
 NOTHING_YET = "Nothing in the text so far helps to answer the question."
-"""The memory before the first evidence."""
+"""The memory before the first evidence, where a reply cannot say that nothing changes."""
+
+
+_word = re.compile(r"\w+")
 
 
 class TraceRefused(DataError):
@@ -69,23 +74,31 @@ def conversations(
     if not text:
         raise TraceRefused(f"{example.id} has an empty text")
     moments = _moments(example)
-    last_memory = moments[-1].memory if moments else NOTHING_YET
-    answer = answer_of(example, last_memory, open_prompts(config.prompts))
+    prompts = open_prompts(config.prompts)
+    nothing = "" if prompts.no_change else NOTHING_YET
+    answer = answer_of(example, moments[-1].memory if moments else nothing, prompts)
     _check_fit(example, [moment.memory for moment in moments], answer, config, tokenizer)
     document = Document.from_text(text)
     sections = Chunks(document, tokenizer, config.chunk_tokens, ends=config.section_ends)
     numbers = counter()
+    memories: list[str] = []
     replies: list[str] = []
 
     def script(messages: Sequence[Message], sampling: Sampling) -> str:
         section = sections.get(next(numbers))
-        replies.append(answer if section is None else _memory_at(section.end, moments))
+        if section is None:
+            replies.append(answer)
+            return answer
+        memory = _memory_at(section.end, moments, nothing)
+        is_same = memory == (memories[-1] if memories else "")
+        memories.append(memory)
+        replies.append(prompts.no_change if is_same and prompts.no_change else memory)
         return replies[-1]
 
     engine = ScriptedEngine(script)
     reader = Reader(engine, tokenizer=tokenizer, config=config)
     steps = blocking.run(_steps(reader, example.question, sections))
-    if [step.memory for step in steps[:-1]] != replies[:-1]:
+    if [step.memory for step in steps[:-1]] != memories:
         raise TraceRefused(
             f"{example.id}: the reader changes its memories; remove tags of reasoning from its evidence"
         )
@@ -121,10 +134,10 @@ async def _steps(reader: Reader, question: str, sections: Chunks) -> list[Step]:
     return [step async for step in reader.steps(question, sections)]
 
 
-def _memory_at(place: int, moments: Sequence[Moment]) -> str:
-    """The memory when the text up to a place has been read."""
+def _memory_at(place: int, moments: Sequence[Moment], nothing: str) -> str:
+    """The memory when the text up to a place has been read; `nothing` before the first moment."""
     num_due = bisect_right(moments, place, key=lambda moment: moment.end)
-    return moments[num_due - 1].memory if num_due else NOTHING_YET
+    return moments[num_due - 1].memory if num_due else nothing
 
 
 def _moments(example: Example) -> list[Moment]:
@@ -216,6 +229,18 @@ def nth(example: Example) -> list[Moment]:
     return [*moments, Moment(end, f"{kind.capitalize()} number {number} about {topic}:\n{wording}")]
 
 
+def frequent(example: Example) -> list[Moment]:
+    """Keep the commonest words so far with their counts: one more than the question asks for."""
+    counts: Counter[str] = Counter()
+    most = len(example.answers) + 1
+    moments: list[Moment] = []
+    for match in _word.finditer(example.text()):
+        counts[match[0]] += 1
+        common = ", ".join(f"{word} {num}" for word, num in counts.most_common(most))
+        moments.append(Moment(match.end(), f"Most frequent so far: {common}."))
+    return moments
+
+
 def resolve(example: Example) -> list[Moment]:
     """Keep all candidates for the second hop until the first one identifies it."""
     *_, link = notes = _noted(example)
@@ -249,12 +274,14 @@ RULES: dict[str, Rule] = {
     "beyond/corrections": latest,
     "beyond/unanswerable": collect_if_any,
     "questions": likely,
+    "ruler/fwe": frequent,
     "ruler/vt": latest,
 }
 """Rules by task; `collect` for every other task."""
 
-_WORDS = "its answer rests on the counts of all words of the text, which no memory holds"
-NO_RULE: dict[str, str] = {"ruler/cwe": _WORDS, "ruler/fwe": _WORDS}
+NO_RULE: dict[str, str] = {
+    "ruler/cwe": "its answer rests on the counts of all words of the text, which no memory holds"
+}
 """Tasks without a rule, and why."""
 
 

@@ -107,6 +107,48 @@ def test_a_section_without_news_repeats_the_memory(name: str) -> None:
     assert num_repeated > 10
 
 
+def test_a_section_without_news_says_so_where_the_prompts_allow_it() -> None:
+    example = facts("One.", "Two.", "Three.", "Four.", "Five.", evidence=(1, 3))
+    config = AgentConfig(window=4000, chunk_tokens=20, memory_tokens=200, prompts="keep")
+    first, second = "Two.".ljust(19, "x"), "Four.".ljust(19, "x")
+    steps = trace(example, config)
+    assert replies(steps) == [
+        "No change.",
+        first,
+        "No change.",
+        f"{first}\n{second}",
+        "No change.",
+        "\\boxed{a}",
+    ]
+    played = Reader(ScriptedEngine(replies(steps)), tokenizer=BYTES, config=config).ask(
+        example.question, example.text()
+    )
+    assert [step.memory for step in played.steps] == [
+        "",
+        first,
+        first,
+        *3 * [f"{first}\n{second}"],
+    ]
+
+
+def test_frequent_words_are_counted_up_to_the_end_of_each_section() -> None:
+    text = "... ab cd ab ... ef ab cd gh ij"
+    example = Example(
+        id="one",
+        task="ruler/fwe",
+        question="Which?",
+        answers=("ab", "cd", "ef"),
+        match="all",
+        documents=(Passage(text=text),),
+    )
+    config = AgentConfig(window=4000, chunk_tokens=16, memory_tokens=200)
+    assert replies(trace(example, config)) == [
+        "Most frequent so far: ab 2, cd 1.",
+        "Most frequent so far: ab 3, cd 2, ef 1, gh 1.",
+        "ab, cd, ef",
+    ]
+
+
 def _half_answerable(name: str) -> dict[str, object]:
     return {"answerable_share": 0.5} if name == "beyond/unanswerable" else {}
 
