@@ -15,6 +15,7 @@ from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.tokenizers import Tokenizer, tokenizer_for_model
 from memagent.errors import ConfigError, EmptyAnswer
+from memagent.rewards.evidence import recall
 from memagent.rl.agents.client import Client
 from memagent.rl.types import Outcome
 
@@ -42,6 +43,7 @@ async def agent(task: Example, client: Client, settings: MemorySettings = DEFAUL
         steps.append(_empty_answer(steps, session.steps[-1]))
     reads = steps[:-1]
     flags = [flag for step in reads for flag in step.flags]
+    found = recall([item.text for item in task.evidence], [step.memory for step in reads])
     return Outcome(
         answer=steps[-1].reply,
         trace=reader.trace(task.question, sections.document, steps),
@@ -50,6 +52,7 @@ async def agent(task: Example, client: Client, settings: MemorySettings = DEFAUL
             "memory_tokens": sum(step.usage.completion_tokens for step in reads) / len(reads),
             "cut_memories": flags.count("reply_cut") + flags.count("memory_cut"),
             "kept_memories": flags.count("memory_kept"),
+            **(found._asdict() if found else {}),
         },
     )
 
