@@ -6,7 +6,7 @@
     row 2   agent  data
     row 1   documents  engines  rewards
     row 0   types  errors  config  runs  tracking  blocking  jsonl  files  processes  names  plugins
-            control_tokens  extras  _version
+            control_tokens  chat_templates  template_worker  extras  foreign  _version
 
 A module may import its own room and rooms of lower rows; row 0 is one room. `memagent/__init__.py`
 is the front door and may name anything, but nothing inside comes in through it.
@@ -43,7 +43,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "processes",
         "names",
         "plugins",
+        "chat_templates",
         "control_tokens",
+        "foreign",
+        "template_worker",
         "trust",
         "extras",
         "_version",

@@ -17,15 +17,16 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from memagent.chat_templates import ChatTemplate
 from memagent.control_tokens import ControlTokens
 from memagent.documents.quick_counts import quick_counter
 from memagent.errors import ConfigError
+from memagent.foreign import foreign_file
 from memagent.types import Message
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class HuggingFaceTokenizer:
     def __init__(self, file: Path, name: str) -> None:
         self.name = name
         self._file = file
-        self._template = ChatTemplate.from_folder(file.parent)
+        self._template = _template_of(file.parent)
         self.knows_template = self._template is not None
         self._quick_count = quick_counter(file, lambda: self._exact_count)
         self.is_quick = self._quick_count is not None
@@ -312,27 +313,11 @@ class _CostsMeasured:
         return _ceil(self._totals[count - 1]) if count else 0
 
 
-class ChatTemplate:
-    """A model's chat template, as Hugging Face tokenizers carry it (Jinja)."""
-
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, **options)
-        environment.globals["raise_exception"] = _template_error
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        self._template = environment.from_string(source)
-        self._special_tokens = special_tokens
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> ChatTemplate | None:
-        """The template in a tokenizer's folder; None when it has none."""
+def _template_of(folder: Path) -> ChatTemplate | None:
+    """The chat template in a tokenizer's folder; None when it has none."""
+    file = folder / "chat_template.jinja"
+    with foreign_file(folder, "has a broken chat template"):
         settings = _read_json(folder / "tokenizer_config.json")
-        file = folder / "chat_template.jinja"
         source = (
             file.read_text(encoding="utf-8") if file.is_file() else settings.get("chat_template")
         )
@@ -341,22 +326,11 @@ class ChatTemplate:
         if not isinstance(source, str):
             return None
         special = {
-            name: _token_text(settings[name]) for name in settings if name.endswith("_token")
+            name: text
+            for name, value in settings.items()
+            if name.endswith("_token") and (text := _token_text(value)) is not None
         }
-        try:
-            return cls(source, {name: text for name, text in special.items() if text is not None})
-        except Exception as error:  # any Jinja error: the template is the model's, not the user's
-            raise ConfigError(f"{folder} has a broken chat template: {_one_line(error)}") from None
-
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt as the model will see it."""
-        return self._template.render(
-            messages=list(messages), add_generation_prompt=True, **self._special_tokens
-        )
-
-
-def _template_error(message: str) -> NoReturn:
-    raise ConfigError(f"the model's chat template refuses these messages: {message}")
+        return ChatTemplate(source, special)
 
 
 def _token_text(value: Any) -> str | None:

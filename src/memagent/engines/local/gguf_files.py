@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, dequantize
+from gguf import GGMLQuantizationType, dequantize
 from platformdirs import user_cache_path
 from tokenizers import (
     AddedToken,
@@ -33,13 +34,22 @@ from tokenizers import (
     pre_tokenizers,
 )
 
+from memagent.engines.local.gguf_format import (
+    HEADER_BYTES,
+    GgufContents,
+    GgufDamage,
+    GgufTensor,
+    read_contents,
+)
 from memagent.errors import ConfigError
-from memagent.files import replacing_folder
+from memagent.files import reason_of, replacing_folder
+from memagent.foreign import foreign_file, plain
 
-FORMAT = 1
+FORMAT = 2
 """Version of the cached header; incremented when its contents change."""
-HEADER_BYTES = 32 << 20
-"""The fingerprint covers this many bytes of a file and its size; headers are smaller."""
+CONVERSION_SECONDS = 60.0
+MAX_COUNT = 1 << 31
+"""Of layers, heads, tokens and sizes."""
 CONTROL_TOKEN, USER_TOKEN = 3, 4
 """GGUF's types of tokens such as <|im_start|>, and of words added to a vocabulary."""
 
@@ -67,25 +77,6 @@ QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GgufTensor:
-    """Location of a weight in the file."""
-
-    name: str
-    """GGUF's name, such as "blk.0.attn_q.weight"."""
-    shape: tuple[int, ...]
-    """In torch's order: rows first."""
-    kind: int
-    """GGML's number of the storage type."""
-    offset: int
-    """First byte in the file."""
-
-    @property
-    def num_bytes(self) -> int:
-        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(self.kind)]
-        return int(np.prod(self.shape)) // block * size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +116,11 @@ def weights(path: Path, header: GgufHeader) -> Iterator[tuple[str, np.ndarray[An
         yield _known_name(tensor), _unpermuted(tensor.name, array, header)
 
 
+def shapes(header: GgufHeader) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights, by transformers' names."""
+    return {_known_name(tensor): tensor.shape for tensor in header.tensors}
+
+
 def matrices(
     path: Path, header: GgufHeader
 ) -> Iterator[tuple[str, GGMLQuantizationType, np.ndarray[Any, Any]]]:
@@ -152,12 +148,12 @@ def _known_name(tensor: GgufTensor) -> str:
 
 
 def _kept_folder(path: Path) -> Path:
-    digest = hashlib.sha256(str(path.stat().st_size).encode())
     try:
+        digest = hashlib.sha256(str(path.stat().st_size).encode())
         with path.open("rb") as stream:
             digest.update(stream.read(HEADER_BYTES))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {path}: {reason_of(error)}") from None
     cache = user_cache_path("memagent", appauthor=False) / "gguf"
     return cache / f"{digest.hexdigest()[:32]}-{FORMAT}"
 
@@ -175,15 +171,22 @@ def _load(folder: Path) -> GgufHeader:
 
 def _convert(path: Path, folder: Path, architectures: tuple[str, ...]) -> GgufHeader:
     """Write the cached header; another process may do the same at the same time."""
-    reader = _read(path)
-    fields = {name: field.contents() for name, field in reader.fields.items()}
-    _check_runnable(path, fields, reader, architectures)
+    from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast  # noqa: F401
+
+    contents = _read(path)
+    fields = _Fields(path, contents.fields)
+    _check_runnable(path, fields, contents, architectures)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with replacing_folder(folder, is_shared=True) as part:
+        with (
+            replacing_folder(folder, is_shared=True) as part,
+            foreign_file(
+                path, "cannot be converted", seconds=CONVERSION_SECONDS, unless=_is_disk_error
+            ),
+        ):
             _write_tokenizer(path, fields, part)
-            _write_config(fields, reader, part)
-            _write_index(fields, reader, part)
+            _write_config(fields, contents, part)
+            _write_index(fields, contents, part)
     except OSError as error:
         raise ConfigError(
             f"cannot write to {folder.parent} ({error.strerror}); make it writable, or set "
@@ -192,74 +195,145 @@ def _convert(path: Path, folder: Path, architectures: tuple[str, ...]) -> GgufHe
     return _load(folder)
 
 
-def _read(path: Path) -> GGUFReader:
+def _is_disk_error(error: BaseException) -> bool:
+    return isinstance(error, OSError)
+
+
+def _read(path: Path) -> GgufContents:
     try:
-        return GGUFReader(path)
-    except OSError:  # no memory to map it
-        raise
-    except Exception as error:  # a damaged file makes the library and numpy raise many types
-        reason = " ".join(str(error).split())[:120]
+        return read_contents(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {reason_of(error)}") from None
+    except GgufDamage as error:
         raise ConfigError(
-            f"{path} is not a readable GGUF file ({reason}); it may be truncated, download it again"
+            f"{path} is not a readable GGUF file ({error}); it may be truncated, download it again"
         ) from None
 
 
 def _check_length(path: Path, header: GgufHeader) -> None:
-    end = max(tensor.offset + tensor.num_bytes for tensor in header.tensors)
+    end = max((tensor.offset + tensor.num_bytes for tensor in header.tensors), default=0)
     size = path.stat().st_size
     if size < end:
         raise ConfigError(f"{path} is truncated: {size:,} of {end:,} bytes; download it again")
 
 
 def _check_runnable(
-    path: Path, fields: dict[str, Any], reader: GGUFReader, architectures: tuple[str, ...]
+    path: Path, fields: _Fields, contents: GgufContents, architectures: tuple[str, ...]
 ) -> None:
-    architecture = fields.get("general.architecture")
+    architecture = fields.text("general.architecture", default="model of unknown kind")
     if architecture not in architectures:
         raise ConfigError(
-            f"{path} is a {architecture} model; the local engine runs {', '.join(architectures)}"
+            f"{path} is a {plain(architecture, 80)} model; the local engine runs {', '.join(architectures)}"
         )
-    if fields.get("split.count", 1) > 1:
+    if fields.integer("split.count", default=1) > 1:
         raise ConfigError(f"{path} is one of several parts; merge them into one GGUF file first")
-    scaling = fields.get(f"{architecture}.rope.scaling.type", "none")
-    names = {tensor.name for tensor in reader.tensors}
+    scaling = fields.text(f"{architecture}.rope.scaling.type", default="none")
+    names = {tensor.name for tensor in contents.tensors}
     if scaling != "none" or "rope_freqs.weight" in names:
         raise ConfigError(
             f"{path} uses RoPE scaling, which GGUF describes only in part; use the Hugging "
             "Face folder of the model"
         )
     unknown = sorted(name for name in names if _name(name) is None)
-    if unknown or "token_embd.weight" not in names:
+    if unknown:
         raise ConfigError(f"{path} has unknown weights for a {architecture} model: {unknown[:3]}")
+    missing = {"token_embd.weight", "blk.0.attn_q.weight"} - names
+    if missing:
+        raise ConfigError(f"{path} is missing weights, such as {min(missing)}")
+    num_blocks = len({name.split(".")[1] for name in names if name.startswith("blk.")})
+    expected = fields.integer(f"{architecture}.block_count")
+    if num_blocks != expected:
+        raise ConfigError(f"{path} has weights of {num_blocks} layers, its header says {expected}")
+
+
+class _Fields:
+    """The fields of a header, with the types that they must have."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+        self._path = path
+        self._values = values
+
+    def integer(self, name: str, *, default: int | None = None, low: int = 1) -> int:
+        value = self._values.get(name, default)
+        if type(value) is not int or not low <= value < MAX_COUNT:
+            raise self._error(name, f"a number from {low} on")
+        return value
+
+    def number(self, name: str, *, default: float | None = None) -> float:
+        value = self._values.get(name, default)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise self._error(name, "a positive number")
+        return float(value)
+
+    def text(self, name: str, *, default: str | None = None) -> str:
+        value = self._values.get(name, default)
+        if not isinstance(value, str):
+            raise self._error(name, "a text")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        return self.text(name) if name in self._values else None
+
+    def texts(self, name: str) -> list[str]:
+        value = self._values.get(name)
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise self._error(name, "a list of texts")
+        return value
+
+    def integers(self, name: str) -> list[int]:
+        value = self._values.get(name)
+        if not isinstance(value, list) or not all(type(one) is int for one in value):
+            raise self._error(name, "a list of numbers")
+        return value
+
+    def token(self, name: str) -> int | None:
+        """The number of a token in the vocabulary; None where the file names none."""
+        field = f"tokenizer.ggml.{name}_token_id"
+        if field not in self._values:
+            return None
+        number = self.integer(field, low=0)
+        if number >= len(self.texts("tokenizer.ggml.tokens")):
+            raise self._error(field, "a token of the vocabulary")
+        return number
+
+    def _error(self, name: str, expected: str) -> ConfigError:
+        value = self._values.get(name)
+        found = "nothing" if value is None else repr(value)
+        found = found if len(found) <= 60 else found[:57] + "..."
+        return ConfigError(f"{self._path}: the field {name} is {found}, not {expected}")
 
 
 # --- configuration ----------------------------------------------------------------------------------
 
 
-def _write_config(fields: dict[str, Any], reader: GGUFReader, folder: Path) -> None:
+def _write_config(fields: _Fields, contents: GgufContents, folder: Path) -> None:
     from transformers import AutoConfig, GenerationConfig
 
-    architecture = fields["general.architecture"]
-    shapes = {tensor.name: [int(size) for size in tensor.shape] for tensor in reader.tensors}
+    architecture = fields.text("general.architecture")
+    shapes = {tensor.name: tensor.shape for tensor in contents.tensors}
+    num_heads = fields.integer(f"{architecture}.attention.head_count")
     values = {
-        "hidden_size": fields[f"{architecture}.embedding_length"],
-        "intermediate_size": fields[f"{architecture}.feed_forward_length"],
-        "num_hidden_layers": fields[f"{architecture}.block_count"],
-        "num_attention_heads": fields[f"{architecture}.attention.head_count"],
+        "hidden_size": fields.integer(f"{architecture}.embedding_length"),
+        "intermediate_size": fields.integer(f"{architecture}.feed_forward_length"),
+        "num_hidden_layers": fields.integer(f"{architecture}.block_count"),
+        "num_attention_heads": num_heads,
         "num_key_value_heads": _num_kv_heads(fields),
-        "max_position_embeddings": fields[f"{architecture}.context_length"],
-        "rms_norm_eps": _as_written(fields[f"{architecture}.attention.layer_norm_rms_epsilon"]),
+        "max_position_embeddings": fields.integer(f"{architecture}.context_length"),
+        "rms_norm_eps": _as_written(
+            fields.number(f"{architecture}.attention.layer_norm_rms_epsilon")
+        ),
         "rope_parameters": {
             "rope_type": "default",
-            "rope_theta": _as_written(fields.get(f"{architecture}.rope.freq_base", 10000.0)),
+            "rope_theta": _as_written(
+                fields.number(f"{architecture}.rope.freq_base", default=10000.0)
+            ),
         },
-        "vocab_size": shapes["token_embd.weight"][-1],
+        "vocab_size": shapes["token_embd.weight"][0],
         "tie_word_embeddings": "output.weight" not in shapes,
-        "head_dim": shapes["blk.0.attn_q.weight"][-1]
-        // fields[f"{architecture}.attention.head_count"],
-        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "head_dim": shapes["blk.0.attn_q.weight"][0] // num_heads,
+        "bos_token_id": fields.token("bos"),
         "eos_token_id": _end_ids(fields)[0] if _end_ids(fields) else None,
-        "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
+        "pad_token_id": fields.token("padding"),
     }
     if architecture in ("llama", "qwen3"):
         values["attention_bias"] = "blk.0.attn_q.bias" in shapes
@@ -268,37 +342,30 @@ def _write_config(fields: dict[str, Any], reader: GGUFReader, folder: Path) -> N
     generation.save_pretrained(folder)
 
 
-def _write_index(fields: dict[str, Any], reader: GGUFReader, folder: Path) -> None:
-    architecture = fields["general.architecture"]
-    tensors = [
-        (
-            tensor.name,
-            [int(size) for size in reversed(tensor.shape)],  # GGUF lists columns first
-            int(tensor.tensor_type),
-            int(tensor.data_offset),
-        )
-        for tensor in reader.tensors
-    ]
+def _write_index(fields: _Fields, contents: GgufContents, folder: Path) -> None:
+    architecture = fields.text("general.architecture")
     kept = {
         "architecture": architecture,
-        "num_heads": fields[f"{architecture}.attention.head_count"],
+        "num_heads": fields.integer(f"{architecture}.attention.head_count"),
         "num_kv_heads": _num_kv_heads(fields),
-        "tensors": tensors,
+        "tensors": [
+            (tensor.name, list(tensor.shape), tensor.kind, tensor.offset)
+            for tensor in contents.tensors
+        ],
     }
     (folder / "header.json").write_text(json.dumps(kept), encoding="utf-8")
 
 
-def _num_kv_heads(fields: dict[str, Any]) -> int:
-    architecture = fields["general.architecture"]
-    num_heads = fields[f"{architecture}.attention.head_count"]
-    return int(fields.get(f"{architecture}.attention.head_count_kv", num_heads))
+def _num_kv_heads(fields: _Fields) -> int:
+    architecture = fields.text("general.architecture")
+    num_heads = fields.integer(f"{architecture}.attention.head_count")
+    return fields.integer(f"{architecture}.attention.head_count_kv", default=num_heads)
 
 
-def _end_ids(fields: dict[str, Any]) -> list[int]:
+def _end_ids(fields: _Fields) -> list[int]:
     """Tokens that end a reply."""
-    names = ("eos", "eot", "eom")
-    found = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in names]
-    return list(dict.fromkeys(int(token) for token in found if token is not None))
+    found = [fields.token(name) for name in ("eos", "eot", "eom")]
+    return list(dict.fromkeys(token for token in found if token is not None))
 
 
 def _as_written(value: float) -> float:
@@ -309,47 +376,57 @@ def _as_written(value: float) -> float:
 # --- tokenizer --------------------------------------------------------------------------------------
 
 
-def _write_tokenizer(path: Path, fields: dict[str, Any], folder: Path) -> None:
+def _write_tokenizer(path: Path, fields: _Fields, folder: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    tokens = fields.texts("tokenizer.ggml.tokens")
 
     def token(name: str) -> str | None:
-        number = fields.get(f"tokenizer.ggml.{name}_token_id")
+        number = fields.token(name)
         return None if number is None else tokens[number]
 
+    template = fields.optional_text("tokenizer.chat_template")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_tokenizer(path, fields),
         bos_token=token("bos"),
         eos_token=token("eos"),
         pad_token=token("padding"),
-        chat_template=fields.get("tokenizer.chat_template"),
+        chat_template=template,
         clean_up_tokenization_spaces=False,
     )
     tokenizer.save_pretrained(folder)
 
 
-def _tokenizer(path: Path, fields: dict[str, Any]) -> Tokenizer:
+def _tokenizer(path: Path, fields: _Fields) -> Tokenizer:
     """The tokenizer of a file, with the pre-tokenizer of its type."""
-    model, kind = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
+    model = fields.optional_text("tokenizer.ggml.model")
+    kind = fields.optional_text("tokenizer.ggml.pre")
     if model != "gpt2" or kind not in PRE_TOKENIZERS:
         raise ConfigError(
-            f"{path} has a tokenizer of type {model}/{kind}; known: "
+            f"{path} has a tokenizer of type {plain(f'{model}/{kind}', 80)}; known: "
             f"{', '.join(f'gpt2/{name}' for name in PRE_TOKENIZERS)}; use the Hugging Face folder"
         )
-    tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    tokens = fields.texts("tokenizer.ggml.tokens")
+    kinds = fields.integers("tokenizer.ggml.token_type")
     vocabulary = {token: number for number, token in enumerate(tokens)}
+    if len(vocabulary) < len(tokens) or len(kinds) != len(tokens):
+        raise ConfigError(
+            f"{path} has a vocabulary of {len(tokens)} tokens, {len(vocabulary)} different ones, "
+            f"and {len(kinds)} types of tokens"
+        )
+    merges: list[Any] = [tuple(one.split(" ")) for one in fields.texts("tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(PRE_TOKENIZERS[kind])
     tokenizer.decoder = decoders.ByteLevel()
     if kind == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-    for token, mark in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True):
-        if mark == CONTROL_TOKEN:
-            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif mark == USER_TOKEN:
-            tokenizer.add_tokens([AddedToken(token, normalized=False)])
+    marked = list(zip(tokens, kinds, strict=True))
+    tokenizer.add_special_tokens(
+        [AddedToken(one, special=True, normalized=False) for one, k in marked if k == CONTROL_TOKEN]
+    )
+    tokenizer.add_tokens(
+        [AddedToken(one, normalized=False) for one, k in marked if k == USER_TOKEN]
+    )
     return tokenizer
 
 

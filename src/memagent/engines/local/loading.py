@@ -6,26 +6,30 @@
     load("./my-model", yarn_window=131072)      # a longer window, see `yarn.py`
 
 Only safetensors and GGUF files are read and no code of a model is run, so loading an untrusted model is
-as safe as reading a file. Nothing is printed.
+as safe as reading a file: what a model's files say is compared with the weights that they hold before
+anything of that size is built, and any failure is one line with the file's name. Nothing is printed.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memagent.chat_templates import ChatTemplate
 from memagent.control_tokens import ControlTokens
 from memagent.engines import store
 from memagent.engines.yarn import yarn_settings
 from memagent.errors import ConfigError, EngineRefused
 from memagent.extras import require
+from memagent.foreign import foreign_file, plain
 from memagent.types import Message
 
 if TYPE_CHECKING:
@@ -37,14 +41,14 @@ ARCHITECTURES: tuple[str, ...] = ("llama", "qwen2", "qwen3")
 MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Their classes in transformers."""
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+LAYER_NAME = re.compile(r"model\.layers\.(\d{1,6})\.")
+LOADING_SECONDS = 60.0
+SLOW_DISK_BYTES = 10e6
+"""Files may take this long to load: so many seconds, and one for so many bytes."""
+MAX_WINDOW = 1 << 31
 ROWS_BETWEEN = 16
 QUANTISATION_ERROR = 0.15
 """Maximum relative difference of two copies of a matrix; quantisation to four bits causes about 0.08."""
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_INDEX = f"{ADAPTER_WEIGHTS}.index.json"
-"""Names the file of each weight of an adapter that is stored in several files."""
-ADAPTER_PREFIX = "base_model.model."
-"""Prefix of weight names in peft's adapter files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +86,9 @@ class LoadedModel:
         if not self.control.are_in_messages(messages):
             return self.encode(self.rendered(messages, is_open=True))
         shielded, mark = self.control.shielded(messages)
-        return self.control.encode_rendered(self.rendered(shielded, is_open=True), mark)
+        rendered = self.rendered(shielded, is_open=True)
+        with self._guard("has a tokenizer that fails"):
+            return self.control.encode_rendered(rendered, mark)
 
     @cached_property
     def control(self) -> ControlTokens:
@@ -91,27 +97,32 @@ class LoadedModel:
 
     def rendered(self, messages: Sequence[Message], *, is_open: bool) -> str:
         """A conversation in the model's chat template; with `is_open`, ready for a reply."""
-        given = [{"role": message["role"], "content": message["content"]} for message in messages]
         try:
-            text = self.tokenizer.apply_chat_template(
-                given, tokenize=False, add_generation_prompt=is_open
-            )
-        except Exception as error:  # a template is a program and may raise anything
-            raise EngineRefused(
-                f"the model's chat template rejects these messages: {error}"
-            ) from None
-        return str(text)
+            return self._template.render(messages, is_open=is_open)
+        except ConfigError as error:
+            raise EngineRefused(f"{self.public_name}: {error}") from None
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        with self._guard("has a broken chat template"):
+            source = self.tokenizer.get_chat_template()
+            return ChatTemplate(source, self.tokenizer.special_tokens_map)
+
+    def _guard(self, failure: str) -> AbstractContextManager[None]:
+        return foreign_file(self.public_name, failure, error=EngineRefused)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without special tokens around it; control strings are control tokens."""
         if self.quick_encode is not None:
             return self.quick_encode(text)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        with self._guard("has a tokenizer that fails"):
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Tokens as text, without special tokens."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        with self._guard("has a tokenizer that fails"):
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def load(
@@ -139,15 +150,18 @@ def load(
         folder, model = _load_model(path, _dtype(dtype, target), stretch)
         tokenizer = _load_tokenizer(folder)
         if adapter is not None:
-            _put_on(model, Path(adapter).expanduser())
+            _require("peft")
+            from memagent.engines.local.adapters import put_on
+
+            put_on(model, Path(adapter).expanduser())
         model.to(target)  # type: ignore[arg-type]
         model.eval()
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         name=source,
-        window=model.config.max_position_embeddings,
-        eos_ids=_eos_ids(model, tokenizer),
+        window=_window(path, model),
+        eos_ids=_eos_ids(path, model, tokenizer),
         tokenizer_folder=folder,
         gguf=path if path.is_file() else None,
     )
@@ -203,11 +217,16 @@ def _load_model(
     """The folder with its tokenizer, and the model. `dtype` None: as stored."""
     if path.is_file():
         return _load_gguf(path, dtype, stretch)
+    from transformers import AutoConfig  # noqa: F401  before the guard: an import takes its time
+
     architecture = _check_folder(path)
-    try:
-        model, report = _model_class(architecture).from_pretrained(
+    model_class = _model_class(architecture)
+    with loading(path, sum(file.stat().st_size for file in path.glob("*.safetensors"))):
+        config = _config(path, stretch)
+        _check_shapes(path, model_class, config, _stored_shapes(path))
+        model, report = model_class.from_pretrained(
             path,
-            config=_config(path, stretch),
+            config=config,
             dtype=dtype or "auto",
             attn_implementation="sdpa",
             use_safetensors=True,
@@ -215,14 +234,16 @@ def _load_model(
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except ConfigError:
-        raise
-    except Exception as error:  # files of any content: many types
-        if is_out_of_memory(error):
-            raise
-        raise ConfigError(f"{path} cannot be loaded: {_one_line(error)}") from None
     _check_report(path, report)
     return path, model
+
+
+def loading(
+    path: Path, num_bytes: int, failure: str = "cannot be loaded"
+) -> AbstractContextManager[None]:
+    """The guard around a model's files, with time for their size."""
+    seconds = LOADING_SECONDS + num_bytes / SLOW_DISK_BYTES
+    return foreign_file(path, failure, seconds=seconds, unless=is_out_of_memory)
 
 
 def _load_gguf(
@@ -236,26 +257,77 @@ def _load_gguf(
 
     dtype = dtype or torch.bfloat16
     header = gguf_files.open_header(path, architectures=ARCHITECTURES)
-    weights = {
-        name: torch.from_numpy(array).to(dtype, copy=True)
-        for name, array in gguf_files.weights(path, header)
-    }
-    config = _config(header.folder, stretch)
-    if not config.tie_word_embeddings and _is_same_matrix(weights[HEAD], weights[EMBEDDINGS]):
-        config.tie_word_embeddings = True
-        weights[EMBEDDINGS] = weights.pop(HEAD)  # files store the head with more bits
-    model, report = _model_class(header.architecture).from_pretrained(
-        None,
-        config=config,
-        state_dict=weights,
-        dtype=dtype,
-        attn_implementation="sdpa",
-        output_loading_info=True,
-    )
+    model_class = _model_class(header.architecture)
+    with loading(path, path.stat().st_size):
+        config = _config(header.folder, stretch)
+        _check_shapes(path, model_class, config, gguf_files.shapes(header))
+        weights = {
+            name: torch.from_numpy(array).to(dtype, copy=True)
+            for name, array in gguf_files.weights(path, header)
+        }
+        if not config.tie_word_embeddings and _is_same_matrix(weights[HEAD], weights[EMBEDDINGS]):
+            config.tie_word_embeddings = True
+            weights[EMBEDDINGS] = weights.pop(HEAD)  # files store the head with more bits
+        model, report = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+        )
+        model.generation_config = GenerationConfig.from_pretrained(
+            header.folder, local_files_only=True
+        )
     _check_report(path, report)
-    model.generation_config = GenerationConfig.from_pretrained(header.folder, local_files_only=True)
     model.name_or_path = str(path)  # adapters record their base model
     return header.folder, model
+
+
+def _check_shapes(
+    path: Path, model_class: Any, config: Any, stored: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuse a configuration that asks for other weights than the files hold, before any is read.
+
+    The model is built without memory for its weights; only the number of its layers costs time.
+    """
+    import torch
+
+    num_layers = config.num_hidden_layers
+    present = {found[1] for name in stored if (found := LAYER_NAME.match(name))}
+    if type(num_layers) is not int or not 1 <= num_layers <= len(present):
+        raise ConfigError(
+            f"{path} has weights of {len(present)} layers, its configuration says "
+            f"{plain(str(num_layers), 40)}"
+        )
+    with torch.device("meta"):
+        expected = model_class(config).state_dict()
+    for name, weight in expected.items():
+        if name in stored and stored[name] != tuple(weight.shape):
+            raise ConfigError(
+                f"{path}: {name} has the shape {stored[name]}, the configuration says "
+                f"{tuple(weight.shape)}"
+            )
+    is_tied = bool(config.tie_word_embeddings)
+    missing = sorted(
+        name for name in expected if name not in stored and not (is_tied and name == HEAD)
+    )
+    if missing:
+        raise ConfigError(f"{path} is missing {len(missing)} weights, such as {missing[0]}")
+
+
+def _stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights in a folder, by name."""
+    from safetensors import safe_open
+
+    whole = folder / "model.safetensors"
+    files = [whole] if whole.is_file() else indexed_files(folder / f"{whole.name}.index.json")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118  it is no mapping
+                shapes[name] = tuple(weights.get_slice(name).get_shape())
+    return shapes
 
 
 def _is_same_matrix(head: torch.Tensor, embeddings: torch.Tensor) -> bool:
@@ -288,16 +360,14 @@ def _model_class(architecture: str) -> Any:
 
 def _check_folder(folder: Path) -> str:
     """The architecture of the model in a folder, which is checked to be complete."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        architecture = config["model_type"]
-    except FileNotFoundError:
-        raise ConfigError(f"{folder} has no config.json, so it is not a model folder") from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{folder}/config.json cannot be read: {_one_line(error)}") from None
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ConfigError(f"{folder} has no config.json, so it is not a model folder")
+    with foreign_file(file, "cannot be read"):
+        architecture = json.loads(file.read_text(encoding="utf-8"))["model_type"]
     if architecture not in ARCHITECTURES:
         raise ConfigError(
-            f"{folder} is a {architecture} model; the local engine runs {', '.join(ARCHITECTURES)}"
+            f"{folder} is a {plain(str(architecture), 80)} model; the local engine runs {', '.join(ARCHITECTURES)}"
         )
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(f"{folder} has no tokenizer.json; copy the model's own there")
@@ -320,12 +390,10 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of tokenizer.json: model-specific classes would build their own instead."""
     from transformers import PreTrainedTokenizerFast
 
-    try:
+    with foreign_file(folder, "has a broken tokenizer", seconds=LOADING_SECONDS):
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
             folder, local_files_only=True, clean_up_tokenization_spaces=False
         )
-    except Exception as error:  # the binding raises bare Exception for a bad file
-        raise ConfigError(f"the tokenizer in {folder} is broken: {_one_line(error)}") from None
     if not tokenizer.chat_template:
         raise ConfigError(
             f"{folder} has no chat template, so it cannot take messages; use the instruct "
@@ -334,84 +402,39 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+def _eos_ids(
+    path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> tuple[int, ...]:
     generation = model.generation_config
     assert generation is not None, "causal models have a generation config"
     ids = [*_as_ids(generation.eos_token_id), *_as_ids(tokenizer.eos_token_id)]
+    if any(type(token) is not int for token in ids):
+        raise ConfigError(f"{path} ends replies with {plain(str(ids), 80)}, which are no tokens")
     return tuple(dict.fromkeys(ids))
 
 
-def _as_ids(value: int | list[int] | None) -> list[int]:
+def _as_ids(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list) else [value]
 
 
-# --- adapters ---------------------------------------------------------------------------------------
+def _window(path: Path, model: PreTrainedModel) -> int:
+    window = model.config.max_position_embeddings
+    if type(window) is not int or not 1 <= window < MAX_WINDOW:
+        raise ConfigError(f"{path} has a window of {plain(str(window), 40)} tokens")
+    return window
 
 
-def _put_on(model: PreTrainedModel, adapter: Path) -> None:
-    """Add LoRA layers to the model in place; its parameters then include the adapter's."""
-    _require("peft")
-    from peft import PeftConfig
-
-    if not (adapter / "adapter_config.json").is_file():
-        raise ConfigError(
-            f"{adapter} has no adapter_config.json; name a LoRA folder as peft saves it"
-        )
-    files = _adapter_files(adapter)
-    try:
-        config = PeftConfig.from_pretrained(str(adapter))
-    except Exception as error:  # a file of any content: many types
-        raise ConfigError(f"{adapter} is not an adapter: {_one_line(error)}") from None
-    if config.peft_type != "LORA":
-        raise ConfigError(
-            f"{adapter} is a {config.peft_type} adapter; the local engine supports LoRA only"
-        )
-    try:
-        _inject(model, adapter, files, config)
-    except ConfigError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        raise ConfigError(f"{adapter} does not fit this model: {_one_line(error)}") from None
-
-
-def _adapter_files(adapter: Path) -> list[Path]:
-    """The files with an adapter's weights: one, or those that an index names."""
-    weights, index = adapter / ADAPTER_WEIGHTS, adapter / ADAPTER_INDEX
-    if weights.is_file():
-        return [weights]
-    if not index.is_file():
-        raise ConfigError(f"{adapter} has no {ADAPTER_WEIGHTS}")
-    try:
+def indexed_files(index: Path) -> list[Path]:
+    """The files beside an index of weights that it names."""
+    with foreign_file(index, "is not an index of weights"):
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        files = [adapter / name for name in sorted(names)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{index} is not an index of weights: {_one_line(error)}") from None
+        files = [index.parent / name for name in sorted(names)]
     for file in files:
-        if not file.is_file():
-            raise ConfigError(f"{adapter} lacks {file.name}, a part of the adapter")
+        if file.parent != index.parent or not file.is_file():
+            raise ConfigError(f"{index.parent} lacks {plain(file.name, 80)}, a part of its weights")
     return files
-
-
-def _inject(model: PreTrainedModel, adapter: Path, files: list[Path], config: Any) -> None:
-    from peft import set_peft_model_state_dict
-    from safetensors.torch import load_file
-
-    config.inference_mode = False
-    model.add_adapter(config)
-    weights = {
-        name.removeprefix(ADAPTER_PREFIX): weight
-        for file in files
-        for name, weight in load_file(file).items()
-    }
-    report: Any = set_peft_model_state_dict(model, weights)
-    missing = [name for name in report.missing_keys if "lora_" in name]
-    if report.unexpected_keys or missing:
-        wrong = [*report.unexpected_keys, *missing][0]
-        raise ConfigError(f"{adapter} belongs to another model: {wrong} has no counterpart")
 
 
 # --- messages ---------------------------------------------------------------------------------------
@@ -457,7 +480,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     # torch on the CPU and mmap say it only in the message
     words = ("allocate memory", "not enough memory", "out of memory")
     return isinstance(error, (RuntimeError, OSError)) and any(word in str(error) for word in words)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

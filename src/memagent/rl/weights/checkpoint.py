@@ -40,13 +40,8 @@ from safetensors.torch import load_file, save_file
 
 from memagent._version import __version__
 from memagent.engines import store
-from memagent.engines.local.loading import (
-    ADAPTER_PREFIX,
-    ADAPTER_WEIGHTS,
-    LoadedModel,
-    load,
-    quietly,
-)
+from memagent.engines.local.adapters import ADAPTER_PREFIX, ADAPTER_WEIGHTS
+from memagent.engines.local.loading import LoadedModel, load, quietly
 from memagent.errors import ConfigError, RunError
 from memagent.files import reason_of, replacing_folder
 

@@ -268,7 +268,7 @@ def test_an_adapter_may_be_split_over_files(tiny: dict[Kind, Path], tmp_path: Pa
     (adapter / "adapter_model.safetensors").unlink()
     assert torch.equal(logits(load(str(tiny["llama"]), adapter=str(adapter))), expected)
     (adapter / "part-1.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"lora lacks part-1\.safetensors, a part of the adapter"):
+    with pytest.raises(ConfigError, match=r"lora lacks part-1\.safetensors, a part of its weights"):
         load(str(tiny["llama"]), adapter=str(adapter))
     for content in ("{", "[]", '{"weight_map": 3}'):
         index.write_text(content)
@@ -327,7 +327,7 @@ def test_broken_folders_are_one_line_errors(tiny: dict[Kind, Path], tmp_path: Pa
         "b": "config.json cannot be read",
         "c": "a gpt_neox model; the local engine runs llama, qwen2, qwen3",
         "d": "no tokenizer.json",
-        "e": "the tokenizer in .* is broken",
+        "e": "has a broken tokenizer",
         "f": "no chat template",
         "g": "no .safetensors",
         "h": "cannot be loaded",

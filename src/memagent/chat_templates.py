@@ -1,0 +1,158 @@
+"""Chat templates of models: programs of strangers, rendered in a process with limits.
+
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    template.render(messages)     # ConfigError if it fails, takes too long or needs too much memory
+
+Jinja's sandbox keeps a template from files and code, but not from loops without end or texts of any
+size. All templates of a program are rendered by one process, started with the first of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memagent.errors import ConfigError
+from memagent.foreign import one_line, plain
+from memagent.types import Message
+
+SECONDS = 5.0
+BYTES_PER_SECOND = 1e6
+"""A rendering may take this long: so many seconds, and one for so many bytes of messages."""
+START_SECONDS = 60.0
+"""For the process to start on a busy machine."""
+MAX_TEMPLATE_CHARS = 1 << 20
+WORKER = Path(__file__).with_name("template_worker.py")
+_PING = {"template": "ready", "values": {}}
+
+
+class ChatTemplate:
+    """A model's chat template, as Hugging Face tokenizers carry it (Jinja)."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise ConfigError(f"a chat template of {len(source):,} characters is refused")
+        _check_syntax(source)
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Message], *, is_open: bool = True) -> str:
+        """The conversation as the model sees it; with `is_open`, ready for a reply."""
+        given = [{"role": message["role"], "content": message["content"]} for message in messages]
+        values = {
+            **self._special_tokens,
+            "messages": given,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": is_open,
+        }
+        reply = _renderer.ask({"template": self._source, "values": values})
+        if "text" not in reply:
+            reason = plain(str(reply.get("error")))
+            raise ConfigError(f"the model's chat template rejects these messages: {reason}")
+        return str(reply["text"])
+
+
+def _check_syntax(source: str) -> None:
+    """Parse a template, which runs nothing of it."""
+    from memagent.template_worker import make_environment
+
+    try:
+        make_environment().parse(source)
+    except Exception as error:  # of Jinja, or a recursion too deep
+        raise ConfigError(f"the chat template is broken: {one_line(error)}") from None
+
+
+class _Renderer:
+    """The process that renders; started when needed, and again after it was ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._inherited: list[Any] = []
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        body = json.dumps(request).encode()
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+            try:
+                return self._exchange(body, SECONDS + len(body) / BYTES_PER_SECOND)
+            except TimeoutError as error:
+                self._end()
+                return {"error": str(error)}
+            except (OSError, EOFError):
+                self._end()
+                return {"error": "it needs too much memory"}
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(WORKER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+        try:
+            self._exchange(json.dumps(_PING).encode(), START_SECONDS)
+        except (OSError, EOFError):
+            self._end()
+            raise ConfigError("the process that renders chat templates does not start") from None
+
+    def _exchange(self, body: bytes, seconds: float) -> dict[str, Any]:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        deadline = time.monotonic() + seconds
+        data = memoryview(len(body).to_bytes(8, "little") + body)
+        while data:
+            data = data[os.write(process.stdin.fileno(), data) :]
+        size = int.from_bytes(_read(process.stdout.fileno(), 8, deadline, seconds), "little")
+        reply: dict[str, Any] = json.loads(_read(process.stdout.fileno(), size, deadline, seconds))
+        return reply
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def forget(self) -> None:
+        """In a fork of the program, whose parent keeps the process."""
+        self._inherited.append(self._process)
+        self._process = None
+        self._lock = threading.Lock()
+
+
+def _read(descriptor: int, num_bytes: int, deadline: float, seconds: float) -> bytes:
+    pieces = []
+    while num_bytes:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            raise TimeoutError(f"more than {seconds:.0f} seconds")
+        piece = os.read(descriptor, min(num_bytes, 1 << 20))
+        if not piece:
+            raise EOFError
+        pieces.append(piece)
+        num_bytes -= len(piece)
+    return b"".join(pieces)
+
+
+_renderer = _Renderer()
+atexit.register(_renderer.close)
+os.register_at_fork(after_in_child=_renderer.forget)

@@ -1,0 +1,98 @@
+"""Files that strangers wrote: a failure is one line with the file's name, within a limit of time.
+
+    with foreign_file(path, "cannot be loaded", seconds=60):
+        ...     # whatever raises here raises a ConfigError: "model.gguf cannot be loaded: ..."
+
+Libraries that parse a damaged file raise anything, Rust's panics included, which are no `Exception`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from memagent.errors import ConfigError, MemagentError, UserError
+
+MAX_REASON = 200
+"""Characters of a library's own message."""
+
+
+@contextmanager
+def foreign_file(
+    path: Path | str,
+    failure: str,
+    *,
+    seconds: float | None = None,
+    error: type[UserError] = ConfigError,
+    unless: Callable[[BaseException], bool] = lambda failed: False,
+) -> Iterator[None]:
+    """Turn what a file's contents cause into an error of one line: path, `failure` and the reason.
+
+    Errors of memagent pass, and so do those for which `unless` is true. `seconds` limits code in Python;
+    code in other languages is stopped when it returns.
+    """
+    try:
+        with _deadline(seconds):
+            yield
+    except MemagentError:
+        raise
+    except _TimeIsUp:
+        raise error(f"{path} {failure}: more than {seconds:g} seconds") from None
+    except BaseException as failed:
+        if not _is_failure(failed) or unless(failed):
+            raise
+        raise error(f"{path} {failure}: {one_line(failed)}") from None
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, as one short line without control characters."""
+    return plain(str(error)) or type(error).__name__
+
+
+def plain(text: str, max_chars: int = MAX_REASON) -> str:
+    """A text of a stranger inside a message: one short line without control characters."""
+    words = " ".join(text.split())[:max_chars]
+    return "".join(char if char.isprintable() else "\ufffd" for char in words)
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Not Ctrl-C, an exit, a cancelled task or a closed generator; a panic of Rust is a failure."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+class _TimeIsUp(BaseException):
+    """Raised in the thread whose time is up; no handler of a library catches it."""
+
+
+@contextmanager
+def _deadline(seconds: float | None) -> Iterator[None]:
+    if seconds is None:
+        yield
+        return
+    lock = threading.Lock()
+    thread = threading.get_ident()
+    is_over = False
+
+    def stop() -> None:
+        with lock:
+            if not is_over:
+                _raise_in(thread, _TimeIsUp)
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        with lock:
+            is_over = True
+            _raise_in(thread, None)  # too late to be raised
+        timer.cancel()
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    argument = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), argument)
