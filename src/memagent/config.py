@@ -7,14 +7,14 @@ command line, so a setting is described in one place only.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from memagent.errors import ConfigError
-from memagent.names import hint
+from memagent.names import hint, nearest
 
 SectionEnds = Literal["natural", "exact"]
 
@@ -233,6 +233,42 @@ def _explain(error: ValidationError, cls: type[Settings]) -> str:
     problem = error.errors(include_url=False, include_input=False)[0]
     name = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"unknown setting {name}; {hint(name, cls.model_fields)}"
+        return f"unknown setting {name}; {_hint(problem['loc'], cls)}"
     message = problem["msg"].removeprefix("Value error, ")
     return f"{name}: {message[0].lower()}{message[1:]}" if name else message
+
+
+def _hint(path: tuple[str | int, ...], cls: type[BaseModel]) -> str:
+    """What an unknown key was probably meant to be: a sibling, else the same key elsewhere."""
+    *above, key = path
+    siblings = [name for inside in _classes_at(above, cls) for name in inside.model_fields]
+    if near := nearest(str(key), siblings):
+        return f"did you mean {'.'.join(str(part) for part in [*above, near])}?"
+    elsewhere = [name for name in _dotted_names(cls) if name.rpartition(".")[2] == key]
+    return f"did you mean {elsewhere[0]}?" if elsewhere else hint(str(key), siblings)
+
+
+def _classes_at(path: Sequence[str | int], cls: type[BaseModel]) -> list[type[BaseModel]]:
+    """The settings classes that the values at a path may be of; places in lists add nothing."""
+    classes = [cls]
+    for part in path:
+        fields = [each.model_fields[part] for each in classes if part in each.model_fields]
+        classes = [each for field in fields for each in _classes_in(field.annotation)] or classes
+    return classes
+
+
+def _dotted_names(cls: type[BaseModel], above: str = "") -> Iterator[str]:
+    """All settings of a class and of the classes inside it, except those in lists."""
+    for name, field in cls.model_fields.items():
+        yield above + name
+        if get_origin(field.annotation) is not list:
+            for inside in _classes_in(field.annotation):
+                yield from _dotted_names(inside, f"{above}{name}.")
+
+
+def _classes_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The settings classes that an annotation such as `list[A] | None` names."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _classes_in(argument)

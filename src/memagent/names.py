@@ -13,6 +13,8 @@ from difflib import get_close_matches
 
 CUTOFF = 0.6
 """How similar a name must be to be suggested; difflib's own default."""
+MAX_BEGUN = 3
+"""Suggestions for a name that several known ones begin with."""
 
 
 def similar(
@@ -46,3 +48,30 @@ def hint(
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"known: {', '.join(known) or 'none'}" if otherwise is None else otherwise
+
+
+def hint_in_folders(name: str, known: Iterable[str]) -> str:
+    """As `hint`, for names such as ruler/vt, which a user may give without the folder, or only begin.
+
+    >>> hint_in_folders("vt", ["ruler/vt", "ruler/cwe", "small/colours"])
+    'did you mean ruler/vt?'
+    >>> hint_in_folders("ruler", ["ruler/vt", "ruler/cwe", "small/colours"])
+    'known: ruler/vt, ruler/cwe'
+    """
+    known = tuple(known)
+    wanted = name.casefold().strip("/")
+    folder = wanted.partition("/")[0]
+    inside = [each for each in known if each.casefold().startswith(f"{folder}/")]
+    if wanted == folder and inside:
+        return hint("", inside)
+    for candidates in (inside, known):
+        if near := _near_tails(wanted.rpartition("/")[2], candidates):
+            return f"did you mean {' or '.join(near)}?"
+    return hint("", inside or known)
+
+
+def _near_tails(tail: str, known: Iterable[str]) -> list[str]:
+    """Known names whose last part begins as `tail` does, else the one that is most similar."""
+    tails = {each.casefold().rpartition("/")[2]: each for each in known}
+    begun = [each for short, each in tails.items() if len(tail) > 1 and short.startswith(tail)]
+    return begun[:MAX_BEGUN] or [tails[short] for short in similar(tail, tails)]

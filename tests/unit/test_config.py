@@ -1,9 +1,13 @@
 """Settings: strict, and errors that say what to change."""
 
-import pytest
+from typing import Any
 
-from memagent.config import AgentConfig, EngineConfig, LocalConfig, VllmConfig
+import pytest
+from pydantic import Field
+
+from memagent.config import AgentConfig, EngineConfig, LocalConfig, Settings, VllmConfig
 from memagent.errors import ConfigError
+from memagent.rl.settings import TrainConfig
 
 
 def test_the_defaults_are_the_papers() -> None:
@@ -27,6 +31,48 @@ def test_a_wrong_setting_is_explained_in_one_line(values: dict[str, object], mes
         AgentConfig.parse(values)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+class _Rollout(Settings):
+    group_size: int = 4
+    """Attempts."""
+    num_prompts: int = 8
+    """Prompts."""
+
+
+class _Training(Settings):
+    rollout: _Rollout | None = None
+    """Rollouts."""
+    tasks: list[_Rollout] = Field(default_factory=list)
+    """Tasks."""
+    steps: int = 1
+    """Steps."""
+
+
+@pytest.mark.parametrize(
+    ("values", "hint"),
+    [
+        ({"rollout": {"group_sise": 4}}, "rollout.group_sise; did you mean rollout.group_size?"),
+        (
+            {"tasks": [{}, {"num_promts": 1}]},
+            "tasks.1.num_promts; did you mean tasks.1.num_prompts?",
+        ),
+        ({"rollout": {"xyz": 4}}, "rollout.xyz; known: group_size, num_prompts"),
+        ({"rolout": {}}, "rolout; did you mean rollout?"),
+        ({"group_size": 4}, "group_size; did you mean rollout.group_size?"),
+        ({"rollout": {"steps": 4}}, "rollout.steps; did you mean steps?"),
+    ],
+)
+def test_a_misspelt_key_gets_a_sibling_as_hint(values: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _Training.parse(values)
+    assert str(caught.value) == f"unknown setting {hint}"
+
+
+def test_a_misspelt_key_of_a_training_config_gets_a_hint() -> None:
+    values = {"model": {"source": "m"}, "tasks": [{"tasks": ["small/colours"]}]}
+    with pytest.raises(ConfigError, match=r"group_sise; did you mean rollout\.group_size\?"):
+        TrainConfig.parse(values, changes=["rollout.group_sise=4"])
 
 
 def test_every_setting_has_a_help_text() -> None:

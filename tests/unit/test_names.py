@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memagent.names import hint, nearest, similar
+from memagent.data.tasks.registry import TASKS
+from memagent.names import hint, hint_in_folders, nearest, similar
 
 GRADERS = ("strict", "lenient", "exact_match")
 
@@ -40,3 +41,25 @@ def test_names_of_any_case_are_given_as_they_are_written() -> None:
 def test_a_lower_cutoff_finds_what_is_less_similar() -> None:
     assert nearest("smollm", ["smollm2-135m"], cutoff=0.9) is None
     assert nearest("smollm", ["smollm2-135m"], cutoff=0.5) == "smollm2-135m"
+
+
+@pytest.mark.parametrize(
+    ("name", "suggested"),
+    [
+        ("vt", "did you mean ruler/vt?"),
+        ("cwe", "did you mean ruler/cwe?"),
+        ("colors", "did you mean small/colours?"),
+        ("hotpot", "did you mean hotpotqa?"),
+        ("HotpotQA", "did you mean hotpotqa?"),
+        ("ruler/niah_singel_1", "did you mean ruler/niah_single_1?"),
+        ("ruler/two_hop", "did you mean beyond/two_hop?"),
+        (
+            "niah",
+            "did you mean ruler/niah_single_1 or ruler/niah_single_2 or ruler/niah_single_3?",
+        ),
+        ("small/", "known: small/colours"),
+        ("xyz", "known: hotpotqa, beyond/coreference, "),
+    ],
+)
+def test_a_task_is_suggested_without_its_folder_too(name: str, suggested: str) -> None:
+    assert hint_in_folders(name, TASKS).startswith(suggested)

@@ -14,6 +14,7 @@ import click
 
 from memagent.cli.eval_options import EvalOptions, request_of
 from memagent.cli.shared.engine import engine_options
+from memagent.cli.shared.messages import TABLE_METAVAR
 from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
 from memagent.cli.shared.progress import ProgressFrame, PullProgress, duration
 from memagent.cli.shared.run_command import CommandConsole, resumable
@@ -65,7 +66,7 @@ SHOWN_FAILURES = 3
     "--source",
     "sources",
     multiple=True,
-    metavar="[NAME=]PATH",
+    metavar=TABLE_METAVAR,
     panel="Items",
     help="File or folder to use instead of a download; repeatable.",
 )

@@ -67,7 +67,7 @@ class TaskSelection(Settings):
         if self.tokens is not None and self.docs is not None:
             raise ValueError("give lengths as tokens or as docs, not both")
         if unknown := [task for task in self.tasks if task not in self.known]:
-            hint = names.hint(unknown[0], self.known)
+            hint = names.hint_in_folders(unknown[0], self.known)
             raise ValueError(f"there is no task {unknown[0]!r}; {hint}")
         return self
 

@@ -8,6 +8,7 @@ from typing import get_args
 
 import click
 
+from memagent.cli.shared.messages import TABLE_METAVAR
 from memagent.cli.shared.options import taking
 from memagent.cli.shared.progress import ProgressFrame, duration
 from memagent.cli.shared.run_command import CommandConsole
@@ -43,7 +44,7 @@ class BuildOptions:
     "--source",
     "sources",
     multiple=True,
-    metavar="[NAME=]PATH",
+    metavar=TABLE_METAVAR,
     help="A file or folder of yours in place of a download; a folder stands for all it holds.",
 )
 @click.option(

@@ -4,8 +4,9 @@
     lower --chunk-tokens or raise --window 16384     what `memagent ask` prints
 
 A setting that the command has no option for loses its backticks: `lr` becomes lr. With a value and a
-dotted name it becomes `--set optim.lr=2e-6` where the command has that option. Backticks around
-anything else, such as a command, stay.
+dotted name it becomes `--set optim.lr=2e-6` where the command has that option, and an entry of a table
+such as `sources.essays=PATH` becomes `--source essays=PATH`. Backticks around anything else, such as a
+command, stay.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import re
 
 import click
 
-_setting = re.compile(r"`([a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*)(?:=([^`]*))?`")
+_setting = re.compile(r"`([a-z_][a-z0-9_]*(?:\.[a-z0-9_-]+)*)(?:=([^`]*))?`")
+
+TABLE_METAVAR = "[NAME=]PATH"
+"""Of options that set entries of a table."""
 
 
 def with_options(message: str, command: click.Command | None = None) -> str:
@@ -42,6 +46,9 @@ def _spelled(name: str, value: str | None, options: dict[str, click.Option]) -> 
     option = options.get(name)
     if option is None:
         assignment = name if value is None else f"{name}={value}"
+        table, _, entry = assignment.partition(".")
+        if table in options and entry and options[table].metavar == TABLE_METAVAR:
+            return f"{max(options[table].opts, key=len)} {entry}"
         return f"--set {assignment}" if value and "." in name and "set" in options else assignment
     flag = max(option.opts, key=len)
     if not option.is_flag:

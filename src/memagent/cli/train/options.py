@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from memagent.cli.shared.messages import TABLE_METAVAR
 from memagent.cli.shared.options import all_options, panel_option
 from memagent.cli.shared.run_options import RunOptions
 from memagent.data.choices import named_sources
@@ -54,7 +55,7 @@ change_options = all_options(
         "--source",
         "sources",
         multiple=True,
-        metavar="[NAME=]PATH",
+        metavar=TABLE_METAVAR,
         panel=CONFIG,
         help="A file or folder of yours in place of a download; may be given several times.",
     ),

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from filelock import FileLock
 from platformdirs import user_cache_path
 
-from memagent.data.sources.catalogue import Source, find_source
+from memagent.data.sources.catalogue import Source, find_source, source_setting
 from memagent.data.sources.download import Fetched, OnFetched, download
 from memagent.data.sources.readers import (
     distinct,
@@ -58,7 +58,9 @@ def open_source(
     if path is not None:
         return _own(name, source, Path(path).expanduser())
     if source.kind == "texts":
-        raise ConfigError(f"{name} are texts of yours; name a folder of .txt files as the source")
+        raise ConfigError(
+            f"{name} are texts of yours; name a folder of .txt files: {source_setting(name)}"
+        )
     if not fetch and not is_here(name):
         raise ConfigError(f"{name} is not on this machine; run `memagent data sources pull {name}`")
     target = cached_path(name)
@@ -110,7 +112,9 @@ def sha256_of(path: str | Path) -> str:
 
 def _own(name: str, source: Source, path: Path) -> Path:
     if not path.exists():
-        raise DataError(f"{path} does not exist; name the file or folder of {name}")
+        raise DataError(
+            f"{path} does not exist; name the file or folder of {name}: {source_setting(name)}"
+        )
     if not path.is_dir():
         return path
     if source.kind == "texts":
@@ -120,7 +124,8 @@ def _own(name: str, source: Source, path: Path) -> Path:
         if (path / candidate).is_file():
             return path / candidate
     raise DataError(
-        f"{path} holds no {name}: no {source.names[0]} or {source.names[-1]}; name a file"
+        f"{path} holds no {name}: no {source.names[0]} or {source.names[-1]}; name a file: "
+        f"{source_setting(name)}"
     )
 
 
@@ -140,7 +145,14 @@ def _fetch(
     name: str, source: Source, url: str, target: Path, on_progress: OnFetched | None
 ) -> None:
     with _reported(name, source, on_progress) as report:
-        download(url, target, num_bytes=source.num_bytes, sha256=source.sha256, on_progress=report)
+        download(
+            url,
+            target,
+            num_bytes=source.num_bytes,
+            sha256=source.sha256,
+            on_progress=report,
+            elsewhere=f"fetch it elsewhere and give its path: {source_setting(name)}",
+        )
     _record(target)
 
 

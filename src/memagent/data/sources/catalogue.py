@@ -101,6 +101,11 @@ def find_source(name: str) -> Source:
     return SOURCES[name]
 
 
+def source_setting(name: str) -> str:
+    """How messages name the setting that says where a source lies."""
+    return f"`sources.{name}=PATH`"
+
+
 def held_by(folder: Path) -> dict[str, Path]:
     """The sources that a folder holds under the usual names of their files."""
     return {

@@ -51,9 +51,13 @@ def download(
     num_bytes: int | None = None,
     sha256: str | None = None,
     on_progress: OnFetched | None = None,
+    elsewhere: str = "fetch it elsewhere",
     first_delay_seconds: float = FIRST_DELAY_SECONDS,
 ) -> None:
-    """Fetch `url` to `target`; size and checksum are compared where they are known."""
+    """Fetch `url` to `target`; size and checksum are compared where they are known.
+
+    `elsewhere` is what a message advises where the file cannot be fetched from here.
+    """
     part = target.with_name(f"{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -61,6 +65,8 @@ def download(
         _fetch_all(url, part, num_bytes, on_progress, first_delay_seconds)
         _check(url, part, num_bytes, sha256)
         part.replace(target)
+    except _Unobtainable as error:
+        raise DataError(f"{error}, or {elsewhere}") from None
     except OSError as error:
         if error.errno in DISK_FULL:
             raise DataError(
@@ -71,6 +77,10 @@ def download(
             f"cannot write {error.filename or target} ({error.strerror}); allow it, or set "
             "XDG_CACHE_HOME to a folder of yours"
         ) from None
+
+
+class _Unobtainable(Exception):
+    """The file cannot be had from here; says why and what to try."""
 
 
 class _Retry(Exception):
@@ -159,22 +169,20 @@ def _check(url: str, part: Path, num_bytes: int | None, sha256: str | None) -> N
     if num_bytes is not None and _size(part) != num_bytes:
         found = _size(part)
         part.unlink()
-        raise DataError(
-            f"{url} is {found:,} bytes long, not {num_bytes:,} as published; it was deleted, fetch "
-            "it elsewhere and name its path"
+        raise _Unobtainable(
+            f"{url} is {found:,} bytes long, not {num_bytes:,} as published, and was deleted; fetch it "
+            "again"
         )
     if sha256 is not None and (found_sha256 := _sha256(part)) != sha256:
         part.unlink()
-        raise DataError(
+        raise _Unobtainable(
             f"{url} is not the published file (sha256 {found_sha256[:16]}..., not {sha256[:16]}...) "
-            "and was deleted; fetch it again, or elsewhere and name its path"
+            "and was deleted; fetch it again"
         )
 
 
-def _unreachable(url: str, reason: str) -> DataError:
-    return DataError(
-        f"cannot fetch {url} ({reason}); run it again to resume, or fetch it elsewhere and name its path"
-    )
+def _unreachable(url: str, reason: str) -> _Unobtainable:
+    return _Unobtainable(f"cannot fetch {url} ({reason}); run it again to resume")
 
 
 def _total(content_range: str | None, otherwise: int | None) -> int | None:

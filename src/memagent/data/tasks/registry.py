@@ -105,7 +105,7 @@ MAX_ANSWER_TOKENS: dict[str, int] = {
 def open_task(name: str, settings: dict[str, Any]) -> Task:
     """A task by name."""
     if name not in TASKS:
-        raise ConfigError(f"there is no task {name!r}; {names.hint(name, TASKS)}")
+        raise ConfigError(f"there is no task {name!r}; {names.hint_in_folders(name, TASKS)}")
     module, function = TASKS[name].split(":")
     task: Task = getattr(import_module(module), function)(name, settings)
     return task

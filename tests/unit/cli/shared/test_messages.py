@@ -16,7 +16,8 @@ from memagent.cli.shared.messages import with_options
 @click.option("-q", "--question", "questions", multiple=True)
 @click.option("--figure/--no-figure", default=True)
 @click.option("--force", is_flag=True)
-@click.option("--set", "changes", multiple=True)
+@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE")
+@click.option("--source", "sources", multiple=True, metavar="[NAME=]PATH")
 def example() -> None:
     """A command with one option of each kind."""
 
@@ -32,6 +33,8 @@ def example() -> None:
         ("with `figure=False` or `force=True`", "with --no-figure or --force"),
         ("try `optim.lr=2e-6`", "try --set optim.lr=2e-6"),
         ("lower `optim.lr`", "lower optim.lr"),
+        ("name it: `sources.squad-dev=PATH`", "name it: --source squad-dev=PATH"),
+        ("see `questions.a=b`", "see --set questions.a=b"),
         ("run `memagent models list`", "run `memagent models list`"),
         ("see `ulimit -n`", "see `ulimit -n`"),
     ],

@@ -329,9 +329,11 @@ def test_paragraphs_are_derived_from_both_official_files(
 def test_wrong_names_and_paths_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no source 'hotpot-dev'; did you mean hotpotqa-dev"):
         open_source("hotpot-dev")
-    with pytest.raises(ConfigError, match="essays are texts of yours; name a folder"):
+    with pytest.raises(ConfigError, match=r"folder of \.txt files: `sources\.essays=PATH`"):
         open_source("essays")
-    with pytest.raises(DataError, match="nowhere does not exist; name the file or folder of"):
+    with pytest.raises(
+        DataError, match=r"nowhere does not exist; name .*: `sources\.squad-dev=PATH`"
+    ):
         open_source("squad-dev", tmp_path / "nowhere")
     with pytest.raises(DataError, match="holds no texts"):
         open_source("essays", tmp_path)

@@ -134,8 +134,8 @@ def test_nobody_there_is_one_line(target: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/file.json"
-    with pytest.raises(DataError, match=r"Connection refused.*name its path"):
-        download(url, target, first_delay_seconds=0.001)
+    with pytest.raises(DataError, match=r"Connection refused.*; run it again to resume, or ask me"):
+        download(url, target, elsewhere="ask me", first_delay_seconds=0.001)
 
 
 def test_a_folder_that_cannot_be_created_is_one_line(server: FileServer, tmp_path: Path) -> None:

@@ -145,7 +145,9 @@ def test_an_unknown_setting_is_named(task: str, folder: Path) -> None:
 
 
 def test_essays_have_to_be_given_and_to_be_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the haystack essay needs `essays`; give a folder"):
+    with pytest.raises(
+        ConfigError, match=r"needs essays; name a folder of texts: `sources\.essays=PATH`"
+    ):
         open_task("ruler/niah_single_2", {"tokens": 4096, "tokenizer": "bytes"})
     given = {"tokens": 4096, "tokenizer": "bytes", "essays": str(tmp_path / "none")}
     with pytest.raises(DataError, match="none does not exist"):

@@ -28,6 +28,7 @@ from pydantic import Field, model_validator
 
 from memagent.data.example import Evidence, Example, Origin, Passage, fingerprint, join
 from memagent.data.sources.cache import open_source, sha256_of
+from memagent.data.sources.catalogue import source_setting
 from memagent.data.tasks.hotpotqa.selection import SelectedItems, select_items
 from memagent.data.tasks.hotpotqa.store import (
     YES_NO,
@@ -51,6 +52,7 @@ NEXT_HEADING = "\n\nDocument 1:\n"
 SEPARATOR_TOKENS = 4
 """At most so many tokens separate paragraphs; they are counted after the last one too."""
 MAX_TRIES = 8
+PARAGRAPHS = source_setting("hotpotqa-paragraphs")
 
 
 QuestionOrder = Literal["seed", "file"]
@@ -229,7 +231,7 @@ class HotpotTask:
             raise DataError(
                 f"docs={num_documents} needs {num_documents - num_own} paragraphs beside those of "
                 f"question {item.id}, and the pool has {len(fillers)}; lower `docs`, or name a larger "
-                "file as `paragraphs`"
+                f"file: {PARAGRAPHS}"
             )
         return fillers
 
@@ -255,7 +257,7 @@ class HotpotTask:
             if len(drawn) < num_requested:
                 raise DataError(
                     f"the pool has too few paragraphs for tokens={target}: all {len(drawn)} leave "
-                    f"{left_now} tokens free; lower `tokens`, or name a larger file as `paragraphs`"
+                    f"{left_now} tokens free; lower `tokens`, or name a larger file: {PARAGRAPHS}"
                 )
             num_requested *= 2
         return self._closed(index, item, own, fillers, left_now, slack)
@@ -315,7 +317,7 @@ class HotpotTask:
     def _out_of_reach(self, item: StoredQuestion) -> DataError:
         return _TooLongError(
             f"tokens={self.settings.tokens} cannot be met within 2 % for question {item.id}; raise "
-            "`tokens`, or name a larger file as `paragraphs`"
+            f"`tokens`, or name a larger file: {PARAGRAPHS}"
         )
 
     def _drawn(self, index: int, item: StoredQuestion, num_requested: int) -> list[int]:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from memagent.data.example import Evidence, Passage
+from memagent.data.sources.catalogue import source_setting
 from memagent.data.tasks.generated import Draft, GeneratedTask
 from memagent.data.tasks.lengths import LEAST_SHARE, fit
 from memagent.data.tasks.registry import TaskSettings
@@ -68,7 +69,9 @@ class NeedleSettings(TaskSettings):
                 "raise `num_keys`"
             )
         if self.haystack == "essay" and self.essays is None:
-            raise ValueError("the haystack essay needs `essays`; give a folder of texts")
+            raise ValueError(
+                f"the haystack essay needs essays; name a folder of texts: {source_setting('essays')}"
+            )
         return self
 
 

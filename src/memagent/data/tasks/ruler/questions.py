@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from memagent.data.example import Evidence, Passage, join
 from memagent.data.sources.cache import open_source, sha256_of
+from memagent.data.sources.catalogue import source_setting
 from memagent.data.sources.readers import (
     HotpotItem,
     SquadItem,
@@ -238,7 +239,10 @@ def _squad(path: Path, sha256: str) -> QuestionSet:
         articles.setdefault(item.title, {})[item.context] = Passage(text=item.context)
     questions = [_squad_question(item, articles[item.title]) for item in items if item.answers]
     if not questions:
-        raise DataError(f"{path} holds no question that has an answer; name another file")
+        raise DataError(
+            f"{path} holds no question that has an answer; name another file: "
+            f"{source_setting('squad-dev')}"
+        )
     return QuestionSet(
         questions=tuple(questions),
         pool=tuple({text: p for texts in articles.values() for text, p in texts.items()}.values()),
@@ -272,7 +276,10 @@ def sentence_around(text: str, start: int, end: int) -> tuple[int, int]:
 def _hotpot(path: Path, sha256: str, pool: Path, pool_sha256: str) -> QuestionSet:
     questions = [_hotpot_question(item) for item in hotpot_items(path) if item.gold_titles]
     if not questions:
-        raise DataError(f"{path} holds no question with its gold paragraphs; name another file")
+        raise DataError(
+            f"{path} holds no question with its gold paragraphs; name another file: "
+            f"{source_setting('hotpotqa-dev')}"
+        )
     sources = {"hotpotqa-dev": sha256}
     return QuestionSet(
         questions=tuple(questions),
