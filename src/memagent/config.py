@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import Any, Literal, Self, TypedDict, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
@@ -92,6 +92,21 @@ class AgentConfig(Settings):
                 "lower `chunk_tokens` or raise `window`"
             )
         return self
+
+
+class ReadingSettings(TypedDict, total=False):
+    """The fields of `AgentConfig`, for functions that take them one by one: a misspelt one is a type error."""
+
+    window: int
+    chunk_tokens: int
+    section_ends: SectionEnds
+    memory_tokens: int
+    answer_tokens: int
+    reasoning_tokens: int
+    prompts: str
+    temperature: float | None
+    top_p: float | None
+    seed: int | None
 
 
 class EngineConfig(Settings):

@@ -10,7 +10,7 @@
 step as soon as it is done, and the next call is sent only when the caller asks for the next step: a
 caller that writes the step to disk first loses nothing when it is killed.
 
-    reader = Reader(open_engine("openai:my-model", base_url="http://localhost:8000/v1"))
+    reader = Reader("local:smollm2-135m")
     trace = reader.ask("Who inherits the house?", Document.load("novel.txt"))
     print(trace.answer)
 """
@@ -18,10 +18,10 @@ caller that writes the step to disk first loses nothing when it is killed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from memagent import blocking
 from memagent.agent.budget import Budget, check_budget
@@ -31,11 +31,11 @@ from memagent.agent.memory import rewrite, split_reasoning
 from memagent.agent.model_call import ModelCall, call_model
 from memagent.agent.prompts import PromptSet, open_prompts
 from memagent.agent.trace import Section, Step, StepFlag, Trace, total_usage
-from memagent.config import AgentConfig
+from memagent.config import AgentConfig, ReadingSettings
 from memagent.documents.chunking import Chunks, Span
 from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
-from memagent.engines.base import BaseEngine
+from memagent.engines.base import SETTINGS, BaseEngine, open_engine
 from memagent.errors import ConfigError, DocumentError, EmptyAnswer
 from memagent.types import Engine, Message, Sampling
 
@@ -45,14 +45,17 @@ class Reader:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | str,
         *,
         tokenizer: Tokenizer | str | None = None,
         config: AgentConfig | None = None,
         limits: Limits | None = None,
-        **settings: Any,
+        **settings: Unpack[ReadingSettings],
     ) -> None:
-        """Settings may be given one by one: `Reader(engine, window=32768, chunk_tokens=20000)`.
+        """An engine by name is opened: `Reader("openai:my-model")`. Its own settings, such as
+        `base_url`, are given to `open_engine`.
+
+        Settings may be given one by one: `Reader(engine, window=32768, chunk_tokens=20000)`.
         What is not given is as the engine's model reads best, where the engine knows. Raises
         ConfigError when the engine serves a smaller window, and when exact sections are set without the
         model's tokenizer.
@@ -64,7 +67,9 @@ class Reader:
             raise ConfigError(
                 f"give either config or single settings, not both: {sorted(settings)}"
             )
-        self.engine = engine
+        _check_names(settings)
+        engine = open_engine(engine) if isinstance(engine, str) else engine
+        self.engine: Engine = engine
         own = engine.reading_defaults if isinstance(engine, BaseEngine) else {}
         self.config = config or AgentConfig.parse({**own, **settings})
         _check_served_window(engine, self.config)
@@ -107,6 +112,8 @@ class Reader:
         run_dir: str | Path | None = None,
     ) -> list[Trace]:
         """Answer several questions about one text, concurrently."""
+        if isinstance(questions, str):
+            raise ConfigError("`questions` is a list; ask a single question with ask or aask")
         chunks = self.chunks(document)
         identity = self.identity(questions, chunks.document)
         journal = Journal(None) if run_dir is None else Journal.open(Path(run_dir), identity)
@@ -215,6 +222,11 @@ class Reader:
             return document
         if isinstance(document, str):
             document = Document.from_text(document)
+        if not isinstance(document, Document):
+            raise DocumentError(
+                f"a text is a Document or a string, not {type(document).__name__}; read files with "
+                "Document.load(path)"
+            )
         config = self.config
         return Chunks(document, self.tokenizer, config.chunk_tokens, ends=config.section_ends)
 
@@ -343,6 +355,17 @@ def check_section_ends(config: AgentConfig, tokenizer: Tokenizer, model: str) ->
         raise ConfigError(
             f"`section_ends=exact` needs the tokenizer of {model}, which is not available; name one "
             "with `tokenizer`"
+        )
+
+
+def _check_names(settings: Mapping[str, object]) -> None:
+    """Raise ConfigError for settings of engines, before an engine is opened."""
+    of_engines = {
+        name for groups in SETTINGS.values() for group in groups for name in group.model_fields
+    }
+    if name := next((each for each in settings if each in of_engines), None):
+        raise ConfigError(
+            f"`{name}` is a setting of the engine, not of the reader; give it to open_engine"
         )
 
 

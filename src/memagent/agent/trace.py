@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from memagent.agent import display
 from memagent.documents.document import Chunk, Place
 from memagent.errors import RunError
 from memagent.runs import JOURNAL, read_manifest, read_records
@@ -93,6 +94,14 @@ class Trace:
     def __repr__(self) -> str:  # never all steps: there may be thousands
         parts = f"question={self.question!r}, answer={self.answer!r}, num_steps={len(self.steps)}"
         return f"Trace({parts}, source={self.source!r})"
+
+    def _repr_html_(self) -> str:
+        """The trace as a notebook shows it."""
+        return display.trace_html(self)
+
+    def _repr_markdown_(self) -> str:
+        """The trace as Markdown, for notebooks that show no HTML."""
+        return display.trace_markdown(self)
 
     @property
     def answer(self) -> str | None:

@@ -93,7 +93,7 @@ class BaseEngine(ABC):
 
 
 def open_engine(
-    spec: str | None = None,
+    engine: str | None = None,
     *,
     on_pull: Callable[[store.PullState], None] | None = None,
     **settings: Any,
@@ -107,7 +107,7 @@ def open_engine(
     An endpoint is asked what it serves. A local model with a short name is pulled when it is first used
     (`on_pull` gets the progress), and comes with the adapter that is shipped for it, if there is one.
     """
-    return choose_engine(spec, settings).open(on_pull=on_pull)
+    return choose_engine(engine, settings).open(on_pull=on_pull)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

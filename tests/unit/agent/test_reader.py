@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Unpack, get_type_hints
 
 import pytest
 
-from memagent import Document, Reader, Step, Trace
+from memagent import Document, Reader, Step, Trace, open_engine
 from memagent.agent.limits import Limits
 from memagent.agent.plan import plan_reading
+from memagent.config import AgentConfig, ReadingSettings
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import (
     BudgetError,
@@ -303,10 +305,38 @@ def test_a_trace_is_short_when_printed() -> None:
 
 
 def test_config_and_single_settings_exclude_each_other() -> None:
-    from memagent.config import AgentConfig
-
     with pytest.raises(ConfigError, match="not both"):
         Reader(ScriptedEngine([]), tokenizer="bytes", config=AgentConfig(), window=9000)
+
+
+def test_an_engine_by_name_is_opened() -> None:
+    reader = Reader("scripted", chunk_tokens=300)
+    assert isinstance(reader.engine, ScriptedEngine)
+    trace = reader.ask("Who inherits the house?", "It rained. Hedda inherits the house.")
+    assert trace.answer == "Hedda inherits the house."
+    assert open_engine(engine="scripted").model == "scripted"
+    with pytest.raises(ConfigError, match="unknown engine 'scriptd'; did you mean scripted"):
+        Reader("scriptd")
+
+
+def test_the_types_of_settings_given_one_by_one_are_those_of_the_config() -> None:
+    fields = {name: field.annotation for name, field in AgentConfig.model_fields.items()}
+    assert get_type_hints(ReadingSettings) == fields
+    assert get_type_hints(Reader.__init__)["settings"] == Unpack[ReadingSettings]
+
+
+def test_a_setting_of_the_engine_is_refused_before_the_engine_is_opened() -> None:
+    settings: dict[str, Any] = {"base_url": "http://localhost:1/v1"}
+    with pytest.raises(ConfigError, match=r"`base_url` is a setting of the engine.*open_engine"):
+        Reader("openai:none", **settings)
+
+
+def test_a_path_or_a_single_question_in_the_wrong_place_is_one_line() -> None:
+    reader = reader_of([])
+    with pytest.raises(DocumentError, match=r"not PosixPath; read files with Document\.load"):
+        reader.ask("what?", Path("book.txt"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="`questions` is a list"):
+        reader.ask_many("what?", TEXT)
 
 
 def test_usage_adds_up() -> None:

@@ -1,0 +1,123 @@
+"""A trace as notebooks show it: question, answer, and what was in memory after each section.
+
+Texts, names and answers may hold anything. All of it is escaped: no tag, link, formula or table of theirs
+becomes part of the page.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from memagent.agent.trace import Step, Trace
+
+MAX_ROWS = 40
+"""Sections that are shown; of more, the first and the last ones."""
+MAX_CHARS = 4000
+"""Characters of one memory or answer that are shown."""
+COLUMNS = ("section", "where", "memory", "flags")
+
+_hidden = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and marks that turn the direction of the text around them."""
+_punctuation = re.compile(r"""[!#$&(-+\-./:<=>@\[-`{-~]""")
+
+
+def trace_html(trace: Trace) -> str:
+    """The trace as HTML."""
+    header = "".join(f"<th>{name}</th>" for name in COLUMNS)
+    rows = "".join(
+        "<tr>" + "".join(_html_cell(cell) for cell in row) + "</tr>" for row in _rows(trace)
+    )
+    return (
+        '<div style="max-width: 60em">'
+        f"<p><b>{_as_html(trace.question)}</b></p>"
+        f'<p style="white-space: pre-wrap">{_as_html(_answer(trace))}</p>'
+        f"<details><summary>{_as_html(_summary(trace))}</summary>"
+        f"<table><thead><tr>{header}</tr></thead><tbody>{rows}</tbody></table></details></div>"
+    )
+
+
+def trace_markdown(trace: Trace) -> str:
+    """The trace as Markdown."""
+    lines = [
+        f"**{_as_markdown(trace.question)}**",
+        "",
+        f"> {_as_markdown(_answer(trace))}",
+        "",
+        _as_markdown(_summary(trace)),
+        "",
+        _table_line(COLUMNS),
+        _table_line(["---"] * len(COLUMNS)),
+        *(_table_line([_as_markdown(cell) for cell in row]) for row in _rows(trace)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+class _Row(NamedTuple):
+    """A line of the table, a cell for each of COLUMNS."""
+
+    section: str
+    where: str
+    memory: str
+    flags: str
+
+
+def _rows(trace: Trace) -> Iterator[_Row]:
+    steps = [step for step in trace.steps if step.section is not None]
+    num_left_out = len(steps) - MAX_ROWS
+    if num_left_out <= 0:
+        yield from map(_row, steps)
+        return
+    yield from map(_row, steps[: MAX_ROWS // 2])
+    yield _Row("...", f"{num_left_out:,} sections are not shown", "", "")
+    yield from map(_row, steps[-MAX_ROWS // 2 :])
+
+
+def _row(step: Step) -> _Row:
+    assert step.section is not None, "only sections are listed"
+    return _Row(
+        section=f"{step.index + 1:,}",
+        where=_cut(", ".join(str(place) for place in step.section.places)),
+        memory=_cut(step.memory),
+        flags=", ".join(step.flags),
+    )
+
+
+def _answer(trace: Trace) -> str:
+    return "no answer yet" if trace.answer is None else _cut(trace.answer)
+
+
+def _summary(trace: Trace) -> str:
+    usage = trace.usage
+    tokens = usage.prompt_tokens + usage.completion_tokens
+    sections = "1 section" if trace.num_chunks == 1 else f"{trace.num_chunks:,} sections"
+    return f"{sections} of {_cut(trace.source)}, {trace.model}, {tokens:,} tokens, {trace.seconds:.1f} s"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} ..."
+
+
+def _html_cell(text: str) -> str:
+    return f'<td style="text-align: left; white-space: pre-wrap">{_as_html(text)}</td>'
+
+
+def _as_html(text: str) -> str:
+    return f"<bdi>{html.escape(_visible(text))}</bdi>"
+
+
+def _as_markdown(text: str) -> str:
+    """Punctuation as entities: escaping by backslash would leave formulas such as \\(x\\) alive."""
+    escaped = _punctuation.sub(lambda match: f"&#{ord(match[0])};", _visible(text))
+    return "<br>".join(line.strip() for line in escaped.splitlines())
+
+
+def _visible(text: str) -> str:
+    return _hidden.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _table_line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
