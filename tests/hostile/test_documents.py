@@ -234,3 +234,38 @@ def pdf(content: bytes) -> bytes:
 def test_a_pdf_whose_pages_unpack_to_too_much_is_refused_in_one_line() -> None:
     with within(3), pytest.raises(DocumentError, match=r"^a.pdf has pages of more than 8,388,608 "):
         load_bytes(pdf(b"q Q " * 2_200_000), "a.pdf")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# " + "# " * 300_000,
+        "# a\n" * 120_000,
+        "a\n---\n\n" * 80_000,
+        "x" * 500_000 + "\n---" * 20_000,
+        "`" * 400_000,
+        "```\n" * 100_000,
+        " " * 400_000 + "#",
+    ],
+)
+def test_headings_of_markdown_take_no_time(text: str) -> None:
+    with within(1.5):
+        document = load_bytes(text.encode(), "a.md")
+        assert len(document.places(0, len(document.text))) == 1
+
+
+def test_a_table_of_contents_of_nested_links_takes_no_time() -> None:
+    package = (
+        '<package><manifest><item id="a" href="a.xhtml" media-type="application/xhtml+xml"/>'
+        '<item id="n" href="n.xhtml" media-type="application/xhtml+xml" properties="nav"/></manifest>'
+        '<spine><itemref idref="a"/></spine></package>'
+    )
+    depth = 100_000
+    files = {
+        "META-INF/container.xml": b'<container><rootfile full-path="book.opf"/></container>',
+        "book.opf": package.encode(),
+        "a.xhtml": b"<p>Text.</p>",
+        "n.xhtml": b"<nav>" + b"<a>x" * depth + b"</a>" * depth + b"</nav>",
+    }
+    with within(1.5):
+        assert load_bytes(packed(files), "a.epub").text == "Text."

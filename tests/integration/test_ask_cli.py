@@ -120,7 +120,7 @@ def test_show_memory_shows_each_change_on_standard_error(
     lines = outcome.stderr.splitlines()
     headings = [line for line in lines if line.startswith("memory after section ")]
     assert [heading.split()[3] for heading in headings] == ["1", "5"]
-    assert headings[0].startswith(f"memory after section 1 ({book} [0:")
+    assert headings[0].startswith(f"memory after section 1 ({book} line 1 [0:")
     assert lines.count(f"+ {FACT}") == 1
     assert lines.count(f"- {NOTHING_FOUND}") == lines.count(f"+ {NOTHING_FOUND}") == 1
 

@@ -147,6 +147,10 @@ places = st.builds(
     end=st.integers(0, 10**9),
     first_page=st.none() | st.integers(1, 10**6),
     last_page=st.none() | st.integers(1, 10**6),
+    first_heading=st.none() | st.text(),
+    last_heading=st.none() | st.text(),
+    first_line=st.none() | st.integers(1, 10**6),
+    last_line=st.none() | st.integers(1, 10**6),
 )
 sections = st.builds(
     Section,

@@ -1,13 +1,13 @@
 """Document and Chunk: the text that is read, and spans of it that know where they came from.
 
 A reading is always over one `Document`. Several files are joined into one, each headed by its name,
-and every span can be traced back to the file, the offsets inside it, and its pages:
+and every span can be traced back to the file, the offsets inside it, and its pages, headings or lines:
 
     report.pdf ─┐                       Document.text
     notes.md   ─┼─ Document.join ──▶  ┌─────────────────────────────────────────┐
     src/a.py   ─┘                     │ heading, report.pdf, heading, notes.md… │
                                       └───────────────▲─────────────────────────┘
-                                      Chunk.places: report.pdf p. 3-4, notes.md 0-512
+                                      Chunk.places: report.pdf p. 3-4, notes.md "Plan" lines 1-20
 """
 
 from __future__ import annotations
@@ -15,13 +15,28 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 from memagent.errors import DocumentError
 
 BLOCK_CHARS = 1 << 20
+LINE_BLOCK_CHARS = 1 << 16
+"""The number of line ends is kept for every so many characters."""
+MAX_HEADINGS = 100_000
+"""A source with more headings than this has none."""
+MAX_TITLE_CHARS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """Where a chapter or a part under a heading begins."""
+
+    start: int
+    """Character offset into the text."""
+    title: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +49,10 @@ class Part:
     end: int
     page_starts: tuple[int, ...] = ()
     """Where each page begins, as offsets into `Document.text`; empty for sources without pages."""
+    headings: tuple[Heading, ...] = ()
+    """Chapters or headings in order, with offsets into `Document.text`."""
+    has_lines: bool = False
+    """Whether lines of the text are lines of the source, as in text files and code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +69,26 @@ class Place:
     first_page: int | None = None
     """Page number, counted from 1; None for sources without pages."""
     last_page: int | None = None
+    first_heading: str | None = None
+    """The chapter or heading that the span begins under; None before the first, or without any."""
+    last_heading: str | None = None
+    """The one that the span ends under."""
+    first_line: int | None = None
+    """Line number, counted from 1; None for sources whose text has other lines than the file."""
+    last_line: int | None = None
 
     def __str__(self) -> str:
-        if self.first_page is None:
-            return f"{self.source} [{self.start}:{self.end}]"
-        if self.first_page == self.last_page:
-            return f"{self.source} p. {self.first_page}"
-        return f"{self.source} p. {self.first_page}-{self.last_page}"
+        if self.first_page is not None:
+            return f"{self.source} p. {_range(self.first_page, self.last_page)}"
+        words = [self.source]
+        if self.last_heading is not None:
+            words.append(_headings(self.first_heading, self.last_heading))
+        if self.first_line is not None:
+            unit = "line" if self.first_line == self.last_line else "lines"
+            words += [unit, _range(self.first_line, self.last_line)]
+        if len(words) == 1 or (self.first_line is not None and self.first_line == self.last_line):
+            words.append(f"[{self.start}:{self.end}]")
+        return " ".join(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +130,23 @@ class Document:
         return f"Document(source={self.source!r}, num_chars={len(self.text)})"
 
     @classmethod
-    def from_text(cls, text: str, source: str = "text") -> Document:
-        """A document from a string."""
-        return cls(text=text, parts=(Part(source=source, start=0, end=len(text)),))
+    def from_text(
+        cls,
+        text: str,
+        source: str = "text",
+        *,
+        headings: Sequence[Heading] = (),
+        has_lines: bool = False,
+    ) -> Document:
+        """A document from a string. `has_lines`: its lines are those of a file called `source`."""
+        part = Part(
+            source=source,
+            start=0,
+            end=len(text),
+            headings=tuple(headings) if len(headings) <= MAX_HEADINGS else (),
+            has_lines=has_lines,
+        )
+        return cls(text=text, parts=(part,))
 
     @classmethod
     def from_pages(cls, pages: Sequence[str], source: str) -> Document:
@@ -136,11 +182,14 @@ class Document:
                 body = document.text[part.start : part.end]
                 shift = position + len(heading) - part.start
                 parts.append(
-                    Part(
-                        source=part.source,
+                    replace(
+                        part,
                         start=part.start + shift,
                         end=part.end + shift,
                         page_starts=tuple(start + shift for start in part.page_starts),
+                        headings=tuple(
+                            Heading(each.start + shift, each.title) for each in part.headings
+                        ),
                     )
                 )
                 texts += [heading, body, "\n\n"]
@@ -170,8 +219,44 @@ class Document:
                 break
             low, high = max(start, part.start), min(end, part.end)
             if low < high:
-                found.append(_place(part, low, high))
+                found.append(self._place(part, low, high))
         return tuple(found)
+
+    def _place(self, part: Part, start: int, end: int) -> Place:
+        return Place(
+            source=part.source,
+            start=start - part.start,
+            end=end - part.start,
+            first_page=_page(part, start),
+            last_page=_page(part, end - 1),
+            first_heading=self._first_heading(part, start, end),
+            last_heading=_title(part, end - 1),
+            first_line=self._line(part, start),
+            last_line=self._line(part, end - 1),
+        )
+
+    def _first_heading(self, part: Part, start: int, end: int) -> str | None:
+        """The heading that a span begins under, blanks aside."""
+        if not part.headings:
+            return None
+        text = self.text[start:end]
+        return _title(part, min(end - len(text.lstrip()), end - 1))
+
+    def _line(self, part: Part, position: int) -> int | None:
+        if not part.has_lines:
+            return None
+        return self._num_line_ends(position) - self._num_line_ends(part.start) + 1
+
+    def _num_line_ends(self, position: int) -> int:
+        block = position // LINE_BLOCK_CHARS
+        return self._line_ends[block] + self.text.count("\n", block * LINE_BLOCK_CHARS, position)
+
+    @cached_property
+    def _line_ends(self) -> list[int]:
+        """Line ends before each block of the text."""
+        starts = range(0, len(self.text), LINE_BLOCK_CHARS)
+        counts = (self.text.count("\n", start, start + LINE_BLOCK_CHARS) for start in starts)
+        return list(accumulate(counts, initial=0))
 
     def _blocks(self) -> Iterator[tuple[int, str]]:
         """The text in pieces, with their offsets: encoding all of it at once would double its size."""
@@ -183,15 +268,24 @@ class Document:
         return [part.start for part in self.parts]
 
 
-def _place(part: Part, start: int, end: int) -> Place:
-    return Place(
-        source=part.source,
-        start=start - part.start,
-        end=end - part.start,
-        first_page=_page(part, start),
-        last_page=_page(part, end - 1),
-    )
-
-
 def _page(part: Part, position: int) -> int | None:
     return max(bisect_right(part.page_starts, position), 1) if part.page_starts else None
+
+
+def _title(part: Part, position: int) -> str | None:
+    index = bisect_right(part.headings, position, key=lambda heading: heading.start) - 1
+    return part.headings[index].title if index >= 0 else None
+
+
+def _range(first: int, last: int | None) -> str:
+    return f"{first}" if first == last else f"{first}-{last}"
+
+
+def _headings(first: str | None, last: str) -> str:
+    if first == last:
+        return _quoted(last)
+    return f"up to {_quoted(last)}" if first is None else f"{_quoted(first)} to {_quoted(last)}"
+
+
+def _quoted(title: str) -> str:
+    return f'"{title[:MAX_TITLE_CHARS]}..."' if len(title) > MAX_TITLE_CHARS else f'"{title}"'

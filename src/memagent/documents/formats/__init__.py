@@ -14,6 +14,7 @@ from memagent.documents.encoding import HEAD_BYTES, binary_error, bom_encoding, 
 from memagent.documents.formats.chat import read_chat
 from memagent.documents.formats.epub import read_epub
 from memagent.documents.formats.html import read_html
+from memagent.documents.formats.markdown import read_markdown
 from memagent.documents.formats.notebook import read_notebook
 from memagent.documents.formats.packed import is_gzip, unpack_gzip
 from memagent.documents.formats.pdf import read_pdf
@@ -24,7 +25,7 @@ from memagent.errors import DocumentError
 
 def read_text(raw: RawFile) -> Document:
     """Plain text, and everything that may be read as such."""
-    return Document.from_text(raw.text(), raw.source)
+    return Document.from_text(raw.text(), raw.source, has_lines=True)
 
 
 FORMATS: dict[str, FormatReader] = {
@@ -34,10 +35,15 @@ FORMATS: dict[str, FormatReader] = {
     ".html": read_html,
     ".ipynb": read_notebook,
     ".jsonl": read_chat,
+    ".markdown": read_markdown,
+    ".md": read_markdown,
     ".ndjson": read_chat,
     ".pdf": read_pdf,
     ".xhtml": read_html,
 }
+
+PLAIN = (read_text, read_markdown)
+"""Readers of files that are text as they are."""
 
 MAGIC: dict[bytes, FormatReader] = {b"%PDF-": read_pdf}
 """First bytes that decide the format whatever the name is."""
@@ -101,7 +107,7 @@ def check_head(raw: RawFile) -> None:
     for magic, advice in REFUSED.items():
         if head.startswith(magic):
             raise DocumentError(f"{raw.source} is {advice}")
-    if is_gzip(raw.name, head) or reader_for(raw.name, head) is not read_text:
+    if is_gzip(raw.name, head) or reader_for(raw.name, head) not in PLAIN:
         return
     is_announced = raw.encoding is not None or bom_encoding(head) is not None  # utf-16 has NULs
     if looks_binary(head) and not is_announced:

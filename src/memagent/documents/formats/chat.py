@@ -26,7 +26,9 @@ def read_chat(raw: RawFile) -> Document:
     """A chat log as `role: text` turns, or the text unchanged where it is no chat log."""
     text = raw.text()
     turns = chat_text(text)
-    return Document.from_text(text if turns is None else tidy(turns), raw.source)
+    if turns is None:
+        return Document.from_text(text, raw.source, has_lines=True)
+    return Document.from_text(tidy(turns), raw.source)
 
 
 def chat_text(text: str) -> str | None:

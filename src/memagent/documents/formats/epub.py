@@ -1,6 +1,7 @@
 """EPUB books: a zip archive whose package file lists the chapters, which are XHTML pages.
 
 META-INF/container.xml ─▶ content.opf: manifest (id -> file), spine (ids in reading order)
+                              └─▶ toc.ncx or nav.xhtml: titles of chapters
 """
 
 from __future__ import annotations
@@ -8,20 +9,27 @@ from __future__ import annotations
 import posixpath
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from memagent.documents.document import Document
+from memagent.documents.document import Document, Heading
 from memagent.documents.encoding import decode
 from memagent.documents.formats.html import declared_charset, html_text
 from memagent.documents.formats.packed import ZIP_ERRORS, open_zip, too_much_markup
-from memagent.documents.formats.raw import RawFile, damaged
+from memagent.documents.formats.raw import MAX_TITLE_CHARS, MarkedText, RawFile, damaged
 from memagent.errors import DocumentError
 
 CONTAINER = "META-INF/container.xml"
 ENCRYPTION = "META-INF/encryption.xml"
 PAGE_TYPES = frozenset({"application/xhtml+xml", "text/html", "application/x-dtbook+xml"})
+NCX_TYPE = "application/x-dtbncx+xml"
+EPUB_TYPE = "{http://www.idpf.org/2007/ops}type"
+BETWEEN_PAGES = "\n\n"
+MAX_CONTENTS_BYTES = 2 * 1024**2
+"""A larger table of contents is not read; that of a book of 1,000 chapters has 200 kB."""
 MIN_TAGS = 100_000
 """Tags that any book may hold; a larger file may hold one for each of its bytes, several times the usual."""
 
@@ -52,15 +60,122 @@ def read_epub(raw: RawFile) -> Document:
     """The chapters in reading order, a blank line between them."""
     with open_zip(raw, "epub", _ADVICE) as archive:
         try:
-            chapters = [html_text(page, raw.source) for page in _pages(archive, raw)]
+            package = _Package.read(archive, raw)
+            pages = [
+                (path, html_text(markup, raw.source))
+                for path, markup in _pages(archive, package.pages(), raw)
+            ]
+            labels = _contents(archive, package, raw)
         except (*ZIP_ERRORS, ElementTree.ParseError) as error:
             raise damaged(raw, "epub", error, _ADVICE) from error
-    return Document.from_text("\n\n".join(filter(None, chapters)), raw.source)
+    texts: list[str] = []
+    headings: list[Heading] = []
+    position = 0
+    for path, page in pages:
+        if page.text:
+            headings += _chapters(page, labels.get(path, []), position)
+            texts.append(page.text)
+            position += len(page.text) + len(BETWEEN_PAGES)
+    return Document.from_text(BETWEEN_PAGES.join(texts), raw.source, headings=headings)
 
 
-def _pages(archive: zipfile.ZipFile, raw: RawFile) -> Iterator[str]:
-    package_path = _package_path(archive, raw)
-    paths = _spine(_xml(archive, package_path, raw), posixpath.dirname(package_path))
+def _chapters(page: MarkedText, labels: Sequence[str], start: int) -> Iterator[Heading]:
+    """The chapters that begin on a page, which itself begins at `start`.
+
+    They are what the table of contents names. Where it names several, those that are headings of the page;
+    where it names none, the first heading.
+    """
+    if len(labels) > 1:
+        named = {_folded(label) for label in labels}
+        found = [heading for heading in page.headings if _folded(heading.title) in named]
+        if found:
+            yield from (Heading(start + heading.start, heading.title) for heading in found)
+            return
+    title = labels[0] if labels else page.headings[0].title if page.headings else None
+    if title is not None:
+        yield Heading(start, title)
+
+
+def _folded(title: str) -> str:
+    return " ".join(title.casefold().split())
+
+
+@dataclass(frozen=True, slots=True)
+class _Package:
+    """The package file: which files there are, and in which order they are read."""
+
+    root: ElementTree.Element
+    folder: str
+
+    @classmethod
+    def read(cls, archive: zipfile.ZipFile, raw: RawFile) -> _Package:
+        path = _package_path(archive, raw)
+        return cls(_xml(archive, path, raw), posixpath.dirname(path))
+
+    def path(self, item: ElementTree.Element) -> str:
+        return _resolved(self.folder, item.get("href", ""))
+
+    def items(self) -> Iterator[ElementTree.Element]:
+        return self.root.iterfind(".//{*}manifest/{*}item")
+
+    def pages(self) -> list[str]:
+        """Paths of the pages in reading order. Pictures and styles in the manifest are not pages."""
+        pages = {
+            item.get("id"): self.path(item)
+            for item in self.items()
+            if item.get("media-type") in PAGE_TYPES
+        }
+        ids = [each.get("idref") for each in self.root.iterfind(".//{*}spine/{*}itemref")]
+        return [pages[name] for name in ids if name in pages]
+
+    def contents(self) -> str | None:
+        """Path of the table of contents: the page for it, or the older form for programs."""
+        for item in self.items():
+            if "nav" in item.get("properties", "").split() or item.get("media-type") == NCX_TYPE:
+                return self.path(item)
+        return None
+
+
+def _contents(archive: zipfile.ZipFile, package: _Package, raw: RawFile) -> dict[str, list[str]]:
+    """The titles in the table of contents by the page they lead to; empty if it cannot be read."""
+    path = package.contents()
+    labels: dict[str, list[str]] = {}
+    with suppress(DocumentError, ElementTree.ParseError, *ZIP_ERRORS):
+        if path is None or archive.getinfo(path).file_size > MAX_CONTENTS_BYTES:
+            return {}
+        folder = posixpath.dirname(path)
+        for target, title in _entries(_xml(archive, path, raw)):
+            if words := " ".join(title.split())[:MAX_TITLE_CHARS]:
+                page = _resolved(folder, target.partition("#")[0])
+                labels.setdefault(page, []).append(words)
+    return labels
+
+
+def _entries(root: ElementTree.Element) -> Iterator[tuple[str, str]]:
+    """Links of a table of contents, and what they are called."""
+    for point in root.iterfind(".//{*}navPoint"):
+        link, label = point.find("{*}content"), point.find("{*}navLabel/{*}text")
+        if link is not None and label is not None:
+            yield link.get("src", ""), label.text or ""
+    navs = root.findall(".//{*}nav")
+    tables = [nav for nav in navs if nav.get(EPUB_TYPE) == "toc"] or navs[:1]
+    for table in tables[:1]:
+        for link in table.iterfind(".//{*}a"):
+            yield link.get("href", ""), _words(link)
+
+
+def _words(link: ElementTree.Element) -> str:
+    """The text of a link and of the tags in it, not deeper: links may be nested without end."""
+    parts = [link.text, *(part for child in link for part in (child.text, child.tail))]
+    return "".join(part for part in parts if part)
+
+
+def _resolved(folder: str, href: str) -> str:
+    return posixpath.normpath(posixpath.join(folder, unquote(href)))
+
+
+def _pages(archive: zipfile.ZipFile, paths: list[str], raw: RawFile) -> Iterator[tuple[str, str]]:
+    """The path and the markup of each page."""
     if _encrypted(archive, raw).intersection(paths):
         raise DocumentError(f"{raw.source} is protected by DRM; get an unprotected copy")
     max_tags, num_tags = max(MIN_TAGS, len(raw.data)), 0
@@ -72,7 +187,7 @@ def _pages(archive: zipfile.ZipFile, raw: RawFile) -> Iterator[str]:
         page = (
             decode(data, f"{raw.source} ({path})", declared=declared_charset(data)) if data else ""
         )
-        yield _EMPTY_TAG.sub(_with_end_tag, page)
+        yield path, _EMPTY_TAG.sub(_with_end_tag, page)
 
 
 def _package_path(archive: zipfile.ZipFile, raw: RawFile) -> str:
@@ -81,17 +196,6 @@ def _package_path(archive: zipfile.ZipFile, raw: RawFile) -> str:
     if path is None:
         raise damaged(raw, "epub", f"{CONTAINER} names no package", _ADVICE)
     return path
-
-
-def _spine(package: ElementTree.Element, folder: str) -> list[str]:
-    """Paths of the pages in reading order. Pictures and styles in the manifest are not pages."""
-    pages = {
-        item.get("id"): posixpath.normpath(posixpath.join(folder, unquote(item.get("href", ""))))
-        for item in package.iterfind(".//{*}manifest/{*}item")
-        if item.get("media-type") in PAGE_TYPES
-    }
-    ids = [reference.get("idref") for reference in package.iterfind(".//{*}spine/{*}itemref")]
-    return [pages[name] for name in ids if name in pages]
 
 
 def _encrypted(archive: zipfile.ZipFile, raw: RawFile) -> set[str]:

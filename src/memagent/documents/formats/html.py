@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memagent.documents.document import Document
-from memagent.documents.formats.raw import RawFile, missing_library, tidy
+from memagent.documents.formats.raw import (
+    HEADING_MARK,
+    MarkedText,
+    RawFile,
+    missing_library,
+    tidy_marked,
+)
 
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup, Tag
@@ -46,7 +52,7 @@ DROPPED = frozenset(
     ]
 )
 """Not text, not meant to be read, or repeated elsewhere (`rt`, `annotation`)."""
-HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+HEADINGS = {f"h{level}": HEADING_MARK + "#" * level + " " for level in range(1, 7)}
 PARAGRAPHS = frozenset(
     [
         "p",
@@ -101,8 +107,8 @@ _CHARSET_BYTES = 4096
 
 def read_html(raw: RawFile) -> Document:
     """A web page. Its title is kept where no first heading says it."""
-    text = html_text(raw.text(declared=declared_charset(raw.data)), raw.source, with_title=True)
-    return Document.from_text(text, raw.source)
+    page = html_text(raw.text(declared=declared_charset(raw.data)), raw.source, with_title=True)
+    return Document.from_text(page.text, raw.source, headings=page.headings)
 
 
 def declared_charset(data: bytes) -> str | None:
@@ -111,20 +117,20 @@ def declared_charset(data: bytes) -> str | None:
     return found[1].decode("ascii") if found else None
 
 
-def html_text(markup: str, source: str, *, with_title: bool = False) -> str:
-    """The readable text of a page. `source` names it in errors."""
+def html_text(markup: str, source: str, *, with_title: bool = False) -> MarkedText:
+    """The readable text of a page, and its headings. `source` names it in errors."""
     soup = _parse(markup, source)
     layout = _Layout()
     if with_title and soup.title is not None and soup.h1 is None:
-        layout.heading("# ", soup.title.get_text())
+        layout.heading(HEADINGS["h1"], soup.title.get_text().replace(HEADING_MARK, ""))
     for node, is_end in _walk(soup):
         if isinstance(node, str):
-            layout.text(node)
+            layout.text(node.replace(HEADING_MARK, ""))
         elif is_end:
             layout.close(node)
         else:
             layout.open(node)
-    return tidy(layout.finish())
+    return tidy_marked(layout.finish())
 
 
 def _parse(markup: str, source: str) -> BeautifulSoup:

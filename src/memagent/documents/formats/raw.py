@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
-from memagent.documents.document import Document
+from memagent.documents.document import Document, Heading
 from memagent.documents.encoding import decode, normalize_newlines
 from memagent.errors import DocumentError
 
@@ -14,6 +16,10 @@ MAX_UNPACKED_BYTES = 2 * 1024**3
 MIN_UNPACKED_BYTES = 64 * 1024**2
 MAX_GROWTH = 100
 """Nor to more than so many times their size, if that is more than `MIN_UNPACKED_BYTES`. Text grows about fivefold."""
+
+HEADING_MARK = "\0"
+"""Stands before a heading while a text is put together. `tidy` removes it from every text."""
+MAX_TITLE_CHARS = 200
 
 
 def unpacked_limit(num_packed: int) -> int:
@@ -64,6 +70,34 @@ def reason(error: Exception | str) -> str:
     """The message of a library, as one short line."""
     words = " ".join(str(error).split())
     return words[:120] or type(error).__name__
+
+
+class MarkedText(NamedTuple):
+    """Text of a container, and its headings."""
+
+    text: str
+    headings: tuple[Heading, ...]
+
+
+def tidy_marked(text: str) -> MarkedText:
+    r"""As `tidy`, of text in which HEADING_MARK stands before each heading.
+
+    >>> tidy_marked("\0# Whales\n\nBig.")
+    MarkedText(text='# Whales\n\nBig.', headings=(Heading(start=0, title='Whales'),))
+    """
+    pieces = [tidy(piece) for piece in text.split(HEADING_MARK)]
+    starts = accumulate(map(len, pieces))
+    headings = [
+        Heading(start, title)
+        for start, before, piece in zip(starts, pieces, pieces[1:], strict=False)
+        if (not start or before.endswith("\n")) and (title := title_of(piece))
+    ]
+    return MarkedText("".join(pieces), tuple(headings))
+
+
+def title_of(line: str) -> str:
+    """The words of a heading, the first line of a text, without its `#` marks."""
+    return " ".join(line.partition("\n")[0].strip().strip("#").split())[:MAX_TITLE_CHARS]
 
 
 def tidy(text: str) -> str:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from memagent.documents.document import Document
 from memagent.documents.formats.packed import open_zip, too_much_markup
-from memagent.documents.formats.raw import RawFile, damaged, missing_library, tidy
+from memagent.documents.formats.raw import (
+    HEADING_MARK,
+    RawFile,
+    damaged,
+    missing_library,
+    tidy_marked,
+)
 from memagent.errors import DocumentError
 
 if TYPE_CHECKING:
@@ -54,7 +60,8 @@ def read_word(raw: RawFile) -> Document:
         raise
     except Exception as error:  # on damaged files the XML may be anything, and so is what it raises
         raise damaged(raw, "docx", error, _ADVICE) from error
-    return Document.from_text(tidy("\n\n".join(blocks)), raw.source)
+    text, headings = tidy_marked("\n\n".join(blocks))
+    return Document.from_text(text, raw.source, headings=headings)
 
 
 def _check_markup(raw: RawFile) -> None:
@@ -83,9 +90,9 @@ def _heading_marks(document: WordDocument) -> dict[str, str]:
     for style in document.styles:
         name = style.name or ""
         if found := _HEADING.fullmatch(name):
-            marks[style.style_id] = "#" * int(found[1]) + " "
+            marks[style.style_id] = HEADING_MARK + "#" * int(found[1]) + " "
         elif name == "Title":
-            marks[style.style_id] = "# "
+            marks[style.style_id] = HEADING_MARK + "# "
     return marks
 
 
