@@ -11,6 +11,7 @@ section, as the published checkpoints were trained. `small` is for models of som
 parameters. The memory stands first, as if it were the text's first sentence: next to the question such a
 model copies it forever, even when it is wrong and the section corrects it. `keep` lets the model reply that
 a section adds nothing, in a few tokens: the memory then stays byte for byte, however long the text is.
+`compact` is the same for small models that were trained with it: few tokens beside the section.
 """
 
 from __future__ import annotations
@@ -289,6 +290,29 @@ Answer the question from the memory alone. If the memory does not hold the answe
 does not tell. Put the final answer, as short and exact as the text has it, inside \\boxed{}.
 """
 
+_COMPACT_READ = """\
+Question: {question}
+
+<section>
+{section}
+</section>
+
+<memory>
+{memory}
+</memory>
+
+Question: {question}
+If the section adds nothing that helps to answer it, write: No change. Otherwise write the new memory: \
+whatever of the old memory and of the section helps."""
+
+_COMPACT_ANSWER = """\
+<memory>
+{memory}
+</memory>
+
+Question: {question}
+Answer from the memory, inside \\boxed{}."""
+
 PROMPT_SETS: dict[str, PromptSet] = {
     "default": PromptSet(name="default", read=_DEFAULT_READ, answer=_DEFAULT_ANSWER),
     "boxed": PromptSet(name="boxed", read=_DEFAULT_READ, answer=_BOXED_ANSWER),
@@ -297,6 +321,9 @@ PROMPT_SETS: dict[str, PromptSet] = {
     ),
     "keep": PromptSet(name="keep", read=_KEEP_READ, answer=_KEEP_ANSWER, no_change="No change."),
     "small": PromptSet(name="small", read=_SMALL_READ, answer=_SMALL_ANSWER, empty_memory=""),
+    "compact": PromptSet(
+        name="compact", read=_COMPACT_READ, answer=_COMPACT_ANSWER, no_change="No change."
+    ),
 }
 
 CLOSED_BOOK = """\

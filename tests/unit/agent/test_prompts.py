@@ -58,13 +58,19 @@ def test_an_empty_memory_is_marked() -> None:
     assert "(empty)" in read_prompt("default", memory="")
 
 
-def test_boxed_and_paper_answers_ask_for_a_box_without_doubled_braces() -> None:
-    for name in ("boxed", "paper"):
+def test_prompts_that_ask_for_a_box_have_no_doubled_braces() -> None:
+    for name in ("boxed", "paper", "compact"):
         (message,) = PROMPT_SETS[name].answer_messages(
             question="QQ", memory="MM", num_sections=3, answer_tokens=100
         )
         assert "\\boxed{}" in message["content"]
         assert "{{" not in message["content"]
+
+
+def test_compact_prompts_have_the_question_before_and_after_the_section() -> None:
+    before, section, after = read_prompt("compact").partition("SS")
+    assert (section, before.count("QQ"), after.count("QQ")) == ("SS", 1, 1)
+    assert after.index("MM") < after.index("QQ")
 
 
 def test_boxed_reads_with_the_default_words() -> None:
