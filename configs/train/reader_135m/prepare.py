@@ -1,0 +1,675 @@
+"""Warm-start conversations and validation files for the 135M reader.
+
+    python configs/train/reader_135m/prepare.py --qa QA --hotpotqa HOTPOTQA --squad SQUAD --books BOOKS \
+        --out data/reader_135m --workers 2
+
+QA and HOTPOTQA are as for `reader_1.5b/prepare.py`, SQUAD is SQuAD 2.0's development file, BOOKS a folder of
+texts. Written are
+
+    OUT/lessons-0.jsonl        conversations written by rule, as `MIXTURE` says; one file for each worker
+    OUT/dev_needles_8k.jsonl   validation: needles, 8,192 tokens
+    OUT/dev_squad_12k.jsonl    validation: SQuAD questions among paragraphs of other articles, 12,000 tokens
+    OUT/dev_hotpotqa_7k.jsonl  validation: HotpotQA development questions
+    OUT/dev_archive.jsonl      validation: questions about invented archives in the style of `make demo`
+    OUT/dev_demo.jsonl         validation: the questions of `make demo` and of `benchmarks/small_model.py`
+
+Without SQUAD only the lessons are written. No SQuAD question or paragraph is in a lesson, and no development question of HotpotQA or paragraph that
+supports one; `check_apart` refuses them. The same files and seed give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import re
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from memagent.config import AgentConfig
+from memagent.data.example import Evidence, Example, Passage, body_starts
+from memagent.data.formats.files import write_examples
+from memagent.data.tasks.beyond.filler import sentences as invented_sentences
+from memagent.data.tasks.beyond.unanswerable import NOT_TOLD
+from memagent.data.tasks.lengths import length_tokenizer
+from memagent.data.tasks.registry import open_task
+from memagent.documents.tokenizers import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from questions import (
+    YES_NO,
+    Paragraph,
+    Pool,
+    Question,
+    Shape,
+    Writer,
+    check_apart,
+    cut_questions,
+    hotpot_questions,
+    is_sound,
+    lessons,
+    other_questions,
+    read_lines,
+    sentences_of,
+    words,
+    write_lines,
+)
+from written import FORBIDDEN, Chronicle, place_questions, relation_questions
+
+MODEL = "smollm2-135m"
+READING = AgentConfig(
+    window=2048, chunk_tokens=1024, memory_tokens=192, answer_tokens=64, prompts="compact"
+)
+"""How the model reads, in training and afterwards."""
+NUM_FILLERS = 16_000
+"""Different paragraphs that fill texts: fewer compress better."""
+SHARE_YES_NO = 0.25
+UNANSWERABLE_SHARE = 0.06
+MAX_EVIDENCE_TOKENS = 150
+LENGTHS = (
+    (0.38, 220, 600),
+    (0.32, 650, 1000),
+    (0.18, 1100, 2900),
+    (0.08, 3000, 5000),
+    (0.04, 6000, 11_000),
+)
+"""Share, least and most tokens of texts around questions."""
+SYNTHETIC_LENGTHS = (
+    (0.50, 600, 1000),
+    (0.34, 1100, 3000),
+    (0.11, 3000, 5000),
+    (0.05, 6000, 11_000),
+)
+NEEDLES = (
+    *("ruler/niah_single_1", "ruler/niah_single_2", "ruler/niah_single_3"),
+    *("ruler/niah_multikey_1", "ruler/niah_multikey_2", "ruler/niah_multikey_3"),
+    *("ruler/niah_multivalue", "ruler/niah_multiquery"),
+)
+SYNTHETIC: dict[str, tuple[int, dict[str, Any]]] = {
+    **dict.fromkeys(NEEDLES, (340, {})),
+    "ruler/vt": (600, {}),
+    "ruler/fwe": (250, {}),
+    "beyond/two_hop": (700, {"num_candidates": 4}),
+    "beyond/corrections": (500, {}),
+    "beyond/unanswerable": (600, {"answerable_share": 0.5}),
+    "beyond/counting": (600, {"max_events": 6, "num_near_misses": 4}),
+    "beyond/injection": (500, {}),
+    "beyond/aggregation": (150, {}),
+    "beyond/coreference": (150, {}),
+}
+"""Examples and settings of each generated task."""
+MIXTURE = {
+    "natural": 2600,
+    "natural again": 2600,
+    "linked": 3000,
+    "papers": 1500,
+    "yes or no": 400,
+    "relation": 4500,
+    "place": 6000,
+    "chronicle": 5500,
+    "HotpotQA": 11_000,
+}
+"""Questions of each kind, at most."""
+
+
+def drawn_length(rng: random.Random, lengths: Sequence[tuple[float, int, int]]) -> int:
+    """Tokens of a text."""
+    _, least, most = rng.choices(lengths, [share for share, _, _ in lengths])[0]
+    return rng.randint(least, most)
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+class FilledWriter(Writer):
+    """Builds texts with fillers of a question's own kind."""
+
+    def __init__(self, pool: Pool, tokenizer: Tokenizer, seed: int, **settings: int) -> None:
+        super().__init__(pool, tokenizer, seed, **settings)
+        self.fillers: Callable[[random.Random], Iterator[Paragraph]] | None = None
+
+    def _others(self, generator: random.Random) -> Iterator[Paragraph]:
+        return super()._others(generator) if self.fillers is None else self.fillers(generator)
+
+
+def as_prose(example: Example, heading: str = "") -> Example:
+    """The documents of an example as paragraphs of one text, without numbers."""
+    texts, starts, position = [], [], 0
+    for passage in example.passages:
+        head = f"{passage.title}\n" if passage.title else ""
+        head = f"{heading}\n\n{head}" if heading and not texts else head
+        starts.append(position + len(head))
+        texts.append(head + passage.text)
+        position += len(texts[-1]) + 2
+    evidence = []
+    for item in example.evidence:
+        title, start = example.passages[item.document].title, starts[item.document]
+        note = f"{title}: {item.text}" if title and title not in item.text else item.text
+        evidence.append(
+            replace(item, document=0, start=start + item.start, end=start + item.end, note=note)
+        )
+    before = body_starts(example.passages)
+    candidates = [
+        (end - before[number] + starts[number], note, rank)
+        for end, note, rank in example.metadata.get("candidates", ())
+        for number in (bisect_right(before, end) - 1,)
+    ]
+    return replace(
+        example,
+        documents=(Passage(text="\n\n".join(texts)),),
+        evidence=tuple(evidence),
+        metadata={**example.metadata, "candidates": candidates},
+    )
+
+
+def without_titles(question: Question) -> Question:
+    """The question over paragraphs without titles, if its evidence can be understood without."""
+    evidence = [one.sentences[number] for one in question.gold for number in one.support]
+    if any(one.split()[0] in ("He", "She", "It", "They", "His", "Her") for one in evidence):
+        return question
+    strip = [
+        tuple(replace(one, title="") for one in group) for group in (question.gold, question.hard)
+    ]
+    return replace(question, gold=strip[0], hard=strip[1])
+
+
+def unanswered(example: Example) -> Example:
+    """The example without the documents that hold its evidence."""
+    gone = {item.document for item in example.evidence}
+    kept = tuple(one for number, one in enumerate(example.passages) if number not in gone)
+    metadata = {**example.metadata, "candidates": []}
+    return replace(
+        example, id=f"{example.id}/unanswerable", task="beyond/unanswerable", answers=NOT_TOLD,
+        documents=kept, evidence=(), metadata=metadata,
+    )  # fmt: skip
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+def best_support(question: Question) -> Question:
+    """Only the sentence with an answer that has most of the question's words."""
+    if len(question.gold) != 1:
+        return question
+    [gold] = question.gold
+    asked = words(question.text)
+    holding = [
+        number
+        for number, sentence in enumerate(gold.sentences)
+        if any(answer.lower() in sentence.lower() for answer in question.answers)
+    ]
+    if not holding:
+        return question
+    best = max(holding, key=lambda number: (len(asked & words(gold.sentences[number])), -number))
+    answers = [one for one in question.answers if one.lower() in gold.sentences[best].lower()]
+    return replace(question, gold=(replace(gold, support=(best,)),), answers=(answers[0],))
+
+
+def as_written(question: Question) -> Question:
+    """The answer with the letters it has in the evidence."""
+    evidence = " ".join(one.sentences[number] for one in question.gold for number in one.support)
+    match = re.search(re.escape(question.answers[0]), evidence, re.IGNORECASE)
+    return replace(question, answers=(match.group(),)) if match else question
+
+
+def fewer_yes_no(questions: Iterable[Question], rng: random.Random) -> Iterator[Question]:
+    """Leave out most questions whose answer is yes or no."""
+    for question in questions:
+        if (
+            not question.answers
+            or question.answers[0].lower() not in YES_NO
+            or rng.random() < SHARE_YES_NO
+        ):
+            yield question
+
+
+def yes_no_questions(path: Path) -> Iterator[Question]:
+    """As many with the answer yes as with no."""
+    items = list(read_lines(path))
+    for answer in YES_NO:
+        for item in [one for one in items if one["answers"] == [answer]][
+            : MIXTURE["yes or no"] // 2
+        ]:
+            [record] = item["paragraphs"]
+            sentences = sentences_of(record)
+            asked = words(item["question"])
+            best = max(
+                range(len(sentences)), key=lambda number: len(asked & words(sentences[number]))
+            )
+            gold = Paragraph(title=record["title"], sentences=sentences, support=(best,))
+            yield Question(
+                id=item["id"], text=item["question"], answers=(answer,), gold=(gold,), hard=(), is_titled=True
+            )  # fmt: skip
+
+
+def paragraphs_of(path: Path) -> list[Paragraph]:
+    """The distinct paragraphs of a file of questions."""
+    found = {
+        record["text"]: Paragraph(title=record["title"], sentences=sentences_of(record))
+        for item in read_lines(path)
+        for record in item["paragraphs"]
+        if "text" in record
+    }
+    return [one for one in found.values() if one.sentences]
+
+
+# --- fillers of other kinds -----------------------------------------------------------------------
+
+
+def pieces(texts: Iterable[str], num_chars: int) -> list[Paragraph]:
+    """Texts cut between lines or paragraphs."""
+    found = []
+    for text in texts:
+        part: list[str] = []
+        for block in re.split(r"\n\s*\n", text):
+            part.append(block.strip("\n"))
+            if sum(map(len, part)) >= num_chars:
+                found.append(Paragraph(title="", sentences=("\n\n".join(part),)))
+                part = []
+    return found
+
+
+def invented(generator: random.Random) -> Iterator[Paragraph]:
+    """Paragraphs of invented prose."""
+    source = invented_sentences(generator)
+    while True:
+        yield Paragraph(title="", sentences=tuple(islice(source, generator.randint(3, 7))))
+
+
+REPEATED = (
+    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.",
+    "The train passes. A bird sings. The kettle boils. Someone waits. The street is empty.",
+)
+
+
+def repeated(generator: random.Random) -> Iterator[Paragraph]:
+    """The same few sentences, again and again."""
+    text = generator.choice(REPEATED)
+    while True:
+        yield Paragraph(title="", sentences=(" ".join([text] * generator.randint(1, 20)),))
+
+
+def sampled(paragraphs: Sequence[Paragraph]) -> Callable[[random.Random], Iterator[Paragraph]]:
+    """Paragraphs in random order, and without their titles where they are all without."""
+
+    def source(generator: random.Random) -> Iterator[Paragraph]:
+        return iter(generator.sample(paragraphs, min(len(paragraphs), 600)))
+
+    return source
+
+
+def unique(
+    source: Callable[[random.Random], Iterator[Paragraph]],
+) -> Callable[[random.Random], Iterator[Paragraph]]:
+    """At most 400 of an endless source."""
+    return lambda generator: islice(source(generator), 400)
+
+
+# --- validation -----------------------------------------------------------------------------------
+
+
+def squad_examples(
+    path: Path, tokens: int, num: int, tokenizer: Tokenizer, seed: int
+) -> Iterator[Example]:
+    """Questions over paragraphs of many articles as one text, the question's own article included."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:  # type: ignore[operator]
+        articles = json.load(file)["data"]
+    contexts = [one["context"] for article in articles for one in article["paragraphs"]]
+    questions = [
+        (paragraph["context"], question)
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+        if not question.get("is_impossible") and question["answers"]
+    ]
+    rng = random.Random(f"{seed}/squad")
+    for context, question in rng.sample(questions, num):
+        answers = tuple(dict.fromkeys(one["text"] for one in question["answers"]))
+        left = tokens - tokenizer.count(context)
+        chosen = [context]
+        for other in rng.sample(contexts, len(contexts)):
+            if other == context or any(
+                len(one) > 3 and one.lower() in other.lower() for one in answers
+            ):
+                continue
+            left -= tokenizer.count(other) + 2
+            if left < 0:
+                break
+            chosen.append(other)
+        rng.shuffle(chosen)
+        text = "\n\n".join(chosen)
+        first = question["answers"][0]
+        start = text.index(context) + first["answer_start"]
+        yield Example(
+            id=f"squad/{question['id']}", task="squad", question=question["question"].strip(), answers=answers,
+            grader="lenient", documents=(Passage(text=text),), target_tokens=tokens, seed=seed,
+            evidence=(Evidence(document=0, start=start, end=start + len(first["text"]), text=first["text"]),),
+        )  # fmt: skip
+
+
+def demo_examples() -> Iterator[Example]:
+    """The questions of `make demo` and of `benchmarks/small_model.py`, over their own texts."""
+    root = Path(__file__).resolve().parents[3]
+    sys.path.insert(0, str(root))
+    from benchmarks.small_model import FACTS, SAMPLE, text_with
+
+    texts = {"demo": SAMPLE["town_archive"](), "facts": text_with(FACTS, 50)}
+    sums = ("Marta Lindqvist, 340 crowns", "Marta Lindqvist and 340 crowns")
+    for name, facts in (("demo", FACTS[:2]), ("facts", FACTS)):
+        for number, fact in enumerate(facts):
+            place = fact.sentence.lower().index(fact.answer.lower())
+            answer = fact.sentence[place : place + len(fact.answer)]
+            start = texts[name].index(fact.sentence)
+            yield Example(
+                id=f"{name}/{number}", task=f"archive_{name}", question=fact.question,
+                answers=(answer, *(sums if number == 1 else ())), grader="contains",
+                documents=(Passage(text=texts[name]),),
+                evidence=(Evidence(document=0, start=start, end=start + len(fact.sentence), text=fact.sentence),),
+            )  # fmt: skip
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+class Preparation:
+    """All sources of lessons."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.shard = 0
+        self.tokenizer = length_tokenizer(arguments.tokenizer)
+        self.rng = random.Random(arguments.seed)
+        self.dev = list(hotpot_questions(arguments.hotpotqa / "dev.jsonl.gz"))
+        banned = {one.title for question in self.dev for one in question.gold}
+        qa = arguments.qa
+        self.pool = Pool(
+            [
+                Paragraph(title=record["title"], sentences=sentences_of(record))
+                for record in read_lines(qa / "paragraphs.jsonl.gz")
+            ],
+            banned=banned,
+        )
+        allowed = [self.pool.all[number] for number in self.pool.allowed]
+        self.rng.shuffle(allowed)
+        self.wiki, self.asked = allowed[:NUM_FILLERS], allowed[: NUM_FILLERS + 8000]
+        self.natural_paragraphs = paragraphs_of(qa / "nq_open_gold.jsonl.gz")
+        self.paper_paragraphs = paragraphs_of(qa / "qasper_evidence.jsonl.gz")
+        books = [text_of(path)[20_000:320_000] for path in sorted(arguments.books.iterdir())]
+        self.essays = arguments.out / "essays"
+        self.essays.mkdir(parents=True, exist_ok=True)
+        for number, text in enumerate(books[:4]):
+            (self.essays / f"{number}.txt").write_text(text, encoding="utf-8")
+        code = sorted((Path(__file__).resolve().parents[3] / "src" / "memagent").rglob("*.py"))
+        prose = {
+            "wiki": sampled(self.wiki),
+            "books": sampled(pieces(books, 500)),
+            "code": sampled(pieces((path.read_text(encoding="utf-8") for path in code), 400)),
+            "invented": unique(invented),
+            "repeated": unique(repeated),
+        }
+        self.kinds = prose
+        self.writer = FilledWriter(
+            self.pool, self.tokenizer, arguments.seed, num_candidates=1, max_evidence_tokens=MAX_EVIDENCE_TOKENS
+        )  # fmt: skip
+
+    def questions(self) -> dict[str, list[Question]]:
+        """Questions of each kind that has a file or paragraphs."""
+        qa, rng = self.arguments.qa, self.rng
+
+        def taken(name: str, questions: Iterable[Question]) -> list[Question]:
+            found = [as_written(one) for one in questions if is_sound(one)]
+            rng.shuffle(found)
+            return found[: min(MIXTURE[name], self.arguments.limit or MIXTURE[name])]
+
+        natural = [
+            best_support(one)
+            for one in other_questions(qa / "nq_open_gold.jsonl.gz", self.pool, is_titled=True)
+        ]
+        papers = other_questions(qa / "qasper_evidence.jsonl.gz", self.pool, is_titled=True)
+        papers = (replace(one, hard=()) for one in map(best_support, papers))
+        linked = other_questions(qa / "iirc.jsonl.gz", self.pool, is_titled=False)
+        hotpot = chain(
+            hotpot_questions(self.arguments.hotpotqa / "train.jsonl.gz"),
+            cut_questions(qa / "hotpotqa_train_halueval.jsonl.gz", self.pool),
+            other_questions(qa / "2wiki_train.jsonl.gz", self.pool, is_titled=True),
+        )
+        relation = [
+            one for paragraph in self.asked for one in islice(relation_questions(paragraph), 2)
+        ]
+        rng.shuffle(relation)
+        place_rng = random.Random(f"{self.arguments.seed}/place")
+        place = [
+            one
+            for paragraph in self.asked
+            for one in islice(place_questions(paragraph, place_rng), 1)
+        ]
+        chronicle = [self._chronicle(number) for number in range(MIXTURE["chronicle"])]
+        found = {
+            "natural": taken("natural", natural),
+            "linked": taken("linked", fewer_yes_no(linked, rng)),
+            "papers": taken("papers", fewer_yes_no(papers, rng)),
+            "yes or no": list(yes_no_questions(qa / "boolq_train.jsonl.gz")),
+            "relation": taken("relation", relation),
+            "place": taken("place", place),
+            "chronicle": taken("chronicle", chronicle),
+            "HotpotQA": taken("HotpotQA", fewer_yes_no(hotpot, rng)),
+        }
+        found["natural again"] = found["natural"]
+        return found
+
+    def _chronicle(self, number: int) -> Question:
+        rng = random.Random(f"{self.arguments.seed}/chronicle/{number}")
+        while True:
+            question = Chronicle(rng).question(rng.choice((0, 1, 2, 3)))
+            text = " ".join(
+                [question.text, *(s for p in (*question.gold, *question.hard) for s in p.sentences)]
+            ).lower()
+            if not any(one in text for one in FORBIDDEN):
+                return replace(question, id=f"chronicle/{number}")
+
+    def examples(self, questions: dict[str, list[Question]]) -> Iterator[tuple[Example, Shape]]:
+        """Texts around questions."""
+        for name, some in questions.items():
+            for number, question in enumerate(some):
+                if self._is_ours(number):
+                    yield from self._example(name, question)
+
+    def _example(self, name: str, question: Question) -> Iterator[tuple[Example, Shape]]:
+        rng = random.Random(f"{self.arguments.seed}/{name}/{question.id}")
+        tokens = drawn_length(rng, LENGTHS)
+        chunk_tokens = 512 if 600 < tokens < 3000 and rng.random() < 0.25 else READING.chunk_tokens
+        fillers = "wiki"
+        heading = ""
+        self.writer.fillers = self.kinds["wiki"]
+        if name.startswith("natural"):
+            mixed = [*self.natural_paragraphs, *self.wiki[: len(self.natural_paragraphs)]]
+            self.writer.fillers = sampled(mixed)
+        elif name == "papers":
+            self.writer.fillers = sampled(self.paper_paragraphs)
+        elif name == "chronicle":
+            fillers = rng.choices(("chronicle", *self.kinds), (9, 2, 2, 2, 2, 1))[0]
+            place = Chronicle(random.Random(f"{self.arguments.seed}/{question.id}/place"))
+            heading = place.heading if rng.random() < 0.5 else ""
+            self.writer.fillers = self.kinds.get(fillers) or unique(
+                lambda _: clean(place.entries())
+            )
+        elif name in ("relation", "place") and rng.random() < 0.6:
+            near = self.pool.near(question.text, rng.randint(2, 10))
+            answer = question.answers[0].lower()
+            title = question.gold[0].title
+            hard = tuple(
+                one
+                for one in near
+                if one.title != title and answer not in " ".join(one.sentences).lower()
+            )
+            question = replace(question, hard=hard)
+        is_prose = name in ("papers", "chronicle") or rng.random() < 0.4
+        if name == "papers" or (
+            is_prose and name in ("relation", "place", "natural") and rng.random() < 0.5
+        ):
+            question = without_titles(question)
+            if not question.gold[0].title and name != "papers":
+                source = self.writer.fillers
+                self.writer.fillers = lambda draw: (replace(one, title="") for one in source(draw))
+            if name == "papers":
+                question = bare_titles(question)
+                self.writer.fillers = lambda draw: (
+                    replace(one, title="") for one in sampled(self.paper_paragraphs)(draw)
+                )
+        example = self.writer.example(question, tokens, name)
+        if example is None and tokens < READING.chunk_tokens:
+            tokens = READING.chunk_tokens
+            example = self.writer.example(question, tokens, name)
+        if example is None:
+            return
+        if name != "HotpotQA" and name != "linked":
+            example = replace(example, metadata={"candidates": [], "num_candidates": 0})
+        if (
+            name not in ("yes or no", "HotpotQA", "linked")
+            and rng.random() < UNANSWERABLE_SHARE
+            and len(example.passages) > 1
+        ):
+            example = unanswered(example)
+        example = as_prose(example, heading) if is_prose else example
+        yield (
+            replace(example, id=f"{name}/{question.id}"),
+            Shape(tokens=tokens, chunk_tokens=chunk_tokens),
+        )
+
+    def generated(self) -> Iterator[tuple[Example, Shape]]:
+        """Examples of the generated tasks."""
+        for name, (num, settings) in SYNTHETIC.items():
+            lengths = random.Random(f"{self.arguments.seed}/{name}")
+            for number in range(min(num, self.arguments.limit or num)):
+                tokens = drawn_length(lengths, SYNTHETIC_LENGTHS)
+                if not self._is_ours(number):
+                    continue
+                tokens = tokens // 50 * 50
+                essays = {"essays": str(self.essays), "shift": True} if name in NEEDLES else {}
+                if name in NEEDLES and lengths.random() < 0.2:
+                    essays = (
+                        {"haystack": "repeat"}
+                        if "multikey_2" not in name and "multikey_3" not in name
+                        else {}
+                    )
+                values = {
+                    "tokens": tokens,
+                    "seed": 1_000_000 + number,
+                    "tokenizer": self.arguments.tokenizer,
+                }
+                task = open_task(name, {**values, **essays, **settings})
+                example = task.example(number)
+                yield (
+                    replace(example, id=f"{name}/{number}"),
+                    Shape(tokens=tokens, chunk_tokens=READING.chunk_tokens),
+                )
+
+    def write(self, questions: dict[str, list[Question]], shard: int) -> None:
+        """Write the lessons of one worker."""
+        self.shard = shard
+        examples = chain(self.generated(), self.examples(questions))
+        path = self.arguments.out / f"lessons-{shard}.jsonl"
+        num = write_lines(path, lessons(examples, READING, self.tokenizer))
+        print(f"{path.name}: {num} conversations", flush=True)
+
+    def _is_ours(self, number: int) -> bool:
+        return number % self.arguments.workers == self.shard
+
+    def validation(self) -> None:
+        """Write the validation files."""
+        out, seed, tokenizer = self.arguments.out, self.arguments.seed, self.arguments.tokenizer
+        needles = [
+            open_task(
+                name,
+                {"tokens": 8192, "seed": 77, "tokenizer": tokenizer, "essays": str(self.essays), "shift": True},
+            ).example(number)
+            for name in NEEDLES
+            for number in range(5)
+        ]  # fmt: skip
+        write_examples(out / "dev_needles_8k.jsonl", (replace(one, origin=None) for one in needles))
+        squad = squad_examples(self.arguments.squad, 12_000, 100, self.tokenizer, seed)
+        write_examples(out / "dev_squad_12k.jsonl", squad)
+        dev = [one for one in self.dev if is_sound(one)]
+        random.Random(seed).shuffle(dev)
+        writer = Writer(self.pool, self.tokenizer, seed)
+        hotpot = (writer.example(one, 7000, "dev") for one in dev[:60])
+        write_examples(
+            out / "dev_hotpotqa_7k.jsonl", islice((one for one in hotpot if one is not None), 50)
+        )
+        archive = []
+        for number in range(40):
+            place = Chronicle(random.Random(f"{seed}/archive/{number}"))
+            question = place.question(3)
+            self.writer.fillers = unique(lambda _, place=place: place.entries())  # type: ignore[misc]
+            example = self.writer.example(question, 4000, "archive")
+            if example is not None:
+                example = replace(example, metadata={}, id=f"archive/{number}", task="archive")
+                archive.append(as_prose(example, place.heading))
+        write_examples(out / "dev_archive.jsonl", archive)
+        write_examples(out / "dev_demo.jsonl", demo_examples())
+
+
+def bare_titles(question: Question) -> Question:
+    """The question over paragraphs that have no titles."""
+    gold, hard = (
+        tuple(replace(one, title="") for one in group) for group in (question.gold, question.hard)
+    )
+    return replace(question, gold=gold, hard=hard)
+
+
+def clean(entries: Iterator[Paragraph]) -> Iterator[Paragraph]:
+    """Entries without words of the demo."""
+    for one in entries:
+        if not any(word in " ".join(one.sentences).lower() for word in FORBIDDEN):
+            yield one
+
+
+def text_of(path: Path) -> str:
+    if path.suffix == ".gz":
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            return file.read()
+    return path.read_text(encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--qa", type=Path, required=True)
+    parser.add_argument("--hotpotqa", type=Path, required=True)
+    parser.add_argument("--squad", type=Path)
+    parser.add_argument("--books", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tokenizer", default=MODEL)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--limit", type=int, help="questions of each kind, to try it out")
+    parser.add_argument("--workers", type=int, default=2, help="processes, each with its own file")
+    arguments = parser.parse_args()
+    preparation = Preparation(arguments)
+    if arguments.squad is not None:
+        preparation.validation()
+    questions = preparation.questions()
+    check_apart(development=preparation.dev, lessons=chain(*questions.values()))
+    for name, some in questions.items():
+        print(f"{name}: {len(some)} questions", flush=True)
+    context = get_context("fork")  # the questions and paragraphs are shared
+    workers = [
+        context.Process(target=preparation.write, args=(questions, shard))
+        for shard in range(arguments.workers)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if any(worker.exitcode for worker in workers):
+        raise SystemExit("a worker failed")
+
+
+if __name__ == "__main__":
+    main()
