@@ -284,6 +284,7 @@ NO_RULE: dict[str, str] = {
 }
 """Tasks without a rule, and why."""
 
+
 def _noted(example: Example) -> list[Moment]:
     """The memory of each evidence alone, and where it ends, in the order of the text."""
     found: list[Moment] = []

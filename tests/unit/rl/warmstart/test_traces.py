@@ -273,6 +273,7 @@ def test_a_text_stored_as_its_origin_has_the_same_demonstration() -> None:
             AgentConfig(answer_tokens=5),
             r"has 11 tokens, more than `answer_tokens=5`; raise `answer_tokens`",
         ),
+        (facts("One.", task="ruler/cwe"), CONFIG, "counts of all words"),
         (
             facts("One.", evidence=(0,), task="beyond/counting"),
             CONFIG,
@@ -363,22 +364,11 @@ def test_a_file_is_not_resumed_with_other_settings(dataset: Path, tmp_path: Path
         write_traces(dataset, out, config=other, tokenizer=BYTES)
 
 
-@pytest.mark.parametrize("task", ["ruler/cwe", "ruler/fwe"])
-def test_the_most_frequent_words_are_kept_in_their_order(task: str) -> None:
-    example = made(task, tokens=9000)
-    *memories, answer = replies(trace(example, CONFIG.model_copy(update={"prompts": "boxed"})))
-    words = memories[-1].removeprefix("Most frequent so far: ").removesuffix(".").split(", ")
-    assert set(words[: len(example.answers)]) == set(example.answers)
-    assert len(words) == len(example.answers) + 2
-    assert answer == f"\\boxed{{{', '.join(words[:-2])}}}"
-    assert all(memory.startswith("Most frequent so far: ") for memory in memories)
-
-
 def test_refused_examples_are_counted_or_an_error(dataset: Path, tmp_path: Path) -> None:
     source, out = tmp_path / "mixed.jsonl", tmp_path / "out.jsonl"
-    plain = replace(made("ruler/niah_single_1", haystack="repeat"), evidence=())
-    write_examples(source, [made("ruler/vt"), plain, made("beyond/counting"), plain])
-    with pytest.raises(TraceRefused, match=r"niah_single_1.*; `skip_refused` skips it"):
+    words = made("ruler/cwe", tokens=9000)
+    write_examples(source, [made("ruler/vt"), words, made("beyond/counting"), words])
+    with pytest.raises(TraceRefused, match=r"ruler/cwe.*; `skip_refused` skips it"):
         write(source, out)
     written = write(source, out, skip_refused=True)
     assert (written.num_examples, written.num_refused) == (2, 2)
