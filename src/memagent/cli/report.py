@@ -23,6 +23,7 @@ from memagent.eval.report.report import (
     write_report,
 )
 from memagent.eval.report.sheets import Sheet, published_sheet
+from memagent.rewards.verifiers import GRADERS
 
 FILE_WIDTH = 200
 """Columns of output that goes to a file or another program, where lines need not fit a screen."""
@@ -47,6 +48,11 @@ DEFAULT_OUT = Path("report")
     show_default=True,
     help="Published lines to show too: paper, none, or a JSON file.",
 )
+@click.option(
+    "--grader",
+    type=click.Choice(tuple(GRADERS)),
+    help="Report the scores of this grader: one that graded beside the runs' own, or later.",
+)
 @click.option("--title", default="Evaluation", show_default=True, help="Heading of the report.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def command(
@@ -54,6 +60,7 @@ def command(
     out: Path | None,
     figure: str | None,
     anchors: str,
+    grader: str | None,
     title: str,
     as_json: bool,
 ) -> None:
@@ -69,7 +76,7 @@ def command(
     if figure and anchors == "none":
         raise ConfigError("--figure paper needs the paper's lines; leave out --anchors none")
     published = () if anchors == "none" else read_anchors(anchors)
-    report = load_report(runs, anchors=published)
+    report = load_report(runs, anchors=published, grader=grader)
     folder = out or (DEFAULT_OUT if figure else None)
     written = write_report(report, folder, title=title, with_paper=bool(figure)) if folder else []
     if as_json:

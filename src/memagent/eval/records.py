@@ -2,6 +2,7 @@
 
     RUN/run.json       kind "eval": engine, model, methods, tasks, lengths, num, seed, grader
     RUN/steps.jsonl    one ItemRecord per line, in the order in which items finished
+    RUN/grades/        scores of graders that graded the answers later (`memagent.eval.regrading`)
 
     for record in read_items(Path("RUN")):
         print(record.task, record.target_tokens, record.method, record.score)
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,10 +23,13 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from memagent.errors import RunError
 from memagent.jsonl import read_lines
+from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Match
 from memagent.runs import JOURNAL, read_manifest
 from memagent.types import AttemptStatus
 
 KIND = "eval"
+GRADES = "grades"
+"""Folder in a run directory with a file for each grader that graded later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ class ItemRecord:
     answer: str = ""
     answers: tuple[str, ...] = ()
     """The accepted answers."""
+    match: Match | None = None
+    """Whether one of them is enough or all are required; None in runs of earlier versions."""
     grader: str
     score: float
     """From 0 to 1, unless the method grades itself; 0 for a failed item."""
@@ -77,6 +83,8 @@ class ItemRecord:
     """Tokens that were generated for the answer, at most; None for those of the method's settings."""
     answer_tokens: int | None = None
     """Tokens of the answer, without what precedes it in the reply; None where no limit is graded."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """Scores by further graders, by their name; empty for a failed item."""
     num_calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -109,6 +117,18 @@ class ItemRecord:
         """Which item of the run this is."""
         return ItemKey(self.task, self.method, self.target_tokens, self.index)
 
+    def graded_by(self, grader: str) -> ItemRecord | None:
+        """The record with the score of another grader; None where that one has not graded it.
+
+        A question without an accepted answer keeps its own grader where the other one needs an answer.
+        """
+        if grader in self.scores:
+            return replace(self, grader=grader, score=self.scores[grader], extracted=None)
+        has_no_answers = bool(self.id) and not self.answers
+        if grader == self.grader or (has_no_answers and grader not in NEEDS_NO_ANSWERS):
+            return self
+        return replace(self, grader=grader) if self.status == "failed" else None
+
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values."""
         return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}
@@ -127,7 +147,8 @@ class ItemRecord:
 def read_items(path: Path, *, with_traces: bool = True) -> Iterator[ItemRecord]:
     """The records of an evaluation's directory, one by one; a torn last line is skipped.
 
-    Without traces they are small, whatever the length of the texts.
+    Without traces they are small, whatever the length of the texts. `scores` has the graders that graded
+    later, too.
     """
     manifest = read_manifest(path)
     if manifest.get("kind") != KIND:
@@ -135,10 +156,13 @@ def read_items(path: Path, *, with_traces: bool = True) -> Iterator[ItemRecord]:
     journal = path / JOURNAL
     if not journal.exists():
         return
+    later = _later_scores(path)
     for number, (values, _) in enumerate(read_lines(journal), start=1):
-        yield parse_item(
+        record = parse_item(
             values if with_traces else {**values, "trace": {}}, f"{journal}, line {number},"
         )
+        scores = later.get(record.key)
+        yield replace(record, scores=record.scores | scores) if scores else record
 
 
 def parse_item(values: Mapping[str, Any], where: str) -> ItemRecord:
@@ -149,8 +173,24 @@ def parse_item(values: Mapping[str, Any], where: str) -> ItemRecord:
         raise RunError(f"{where} is damaged; the run cannot be resumed") from None
 
 
+def _later_scores(path: Path) -> dict[ItemKey, dict[str, float]]:
+    """Scores of the graders that graded later, by item."""
+    found: dict[ItemKey, dict[str, float]] = {}
+    for file in sorted((path / GRADES).glob("*.jsonl")):
+        for number, (values, _) in enumerate(read_lines(file), start=1):
+            try:
+                key, score = _key.validate_python(values["item"]), float(values["score"])
+            except (KeyError, TypeError, ValueError):
+                raise RunError(
+                    f"{file}, line {number}, is damaged; delete the file and grade again"
+                ) from None
+            found.setdefault(key, {})[file.stem] = score
+    return found
+
+
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
 _record = TypeAdapter(ItemRecord)
+_key = TypeAdapter(ItemKey)

@@ -51,7 +51,7 @@ from memagent.eval.records import ItemKey, parse_item
 from memagent.eval.records import ItemRecord as ItemRecord
 from memagent.eval.stats import Interval, mean_interval
 from memagent.rewards.answer_limits import limit_answer
-from memagent.rewards.verifiers import grade
+from memagent.rewards.verifiers import further_scores, grade
 from memagent.runs import Run
 from memagent.types import Engine, Prices, Usage
 
@@ -102,8 +102,12 @@ class Evaluation:
         limits: Limits | None = None,
         prices: Prices | None = None,
         concurrency: int = 16,
+        graders: Sequence[str] = (),
     ) -> None:
-        """Without a run nothing is written. Finished items of the run are not asked again."""
+        """Without a run nothing is written. Finished items of the run are not asked again.
+
+        `graders` grade every answer too, beside the grader of its item.
+        """
         self.plan = plan
         self.methods = tuple(methods)
         self.run = run
@@ -113,6 +117,7 @@ class Evaluation:
         self._examples = examples
         self._seed = seed
         self._prices = prices
+        self._graders = tuple(graders)
         self._max_in_flight = concurrency + concurrency // 2 + 1
         self._max_failures = max(LEAST_FAILURES, 2 * concurrency)
         self._on_record: OnRecord | None = None
@@ -277,6 +282,13 @@ class Evaluation:
                 "answer": answer,
                 **_graded(answer, example, grader, context, source.graded_tokens),
             }
+            values["scores"] = further_scores(
+                answer,
+                example.answers,
+                example.match,
+                self._graders,
+                max_tokens=source.graded_tokens,
+            )
         except LimitReached:
             raise
         except Exception as error:  # whatever a method raises, other items continue
@@ -299,6 +311,7 @@ class Evaluation:
             depth=fmean(places) if places else None,
             depths=places,
             answers=example.answers,
+            match=example.match,
             grader=grader,
             graded_tokens=source.graded_tokens,
             generated_tokens=source.generated_tokens,

@@ -347,6 +347,7 @@ async def open_evaluation(
             limits=request.limits(),
             prices=request.prices,
             concurrency=max(request.concurrency_of(gate.engine) for gate in gates),
+            graders=suite.graders,
         )
         try:
             yield evaluation
@@ -498,6 +499,7 @@ def _identity(
         "seed": suite.seed,
         "grader": suite.grader,
         "reply_limit": suite.reply_limit if suite.reply_limit != "graded" else None,
+        "graders": suite.graders or None,
         "num": suite.num,
         "tasks": [task.model_dump(mode="json", exclude={"files"}) for task in suite.tasks],
         "methods": {

@@ -88,6 +88,8 @@ class Suite(Settings):
     reply_limit: ReplyLimit = "graded"
     """What a task's limit on answers applies to: the part of a reply that is graded (graded), all tokens
     that are generated for the answer, reasoning included, as RULER does (generated), or nothing (off)."""
+    graders: list[str] = Field(default_factory=list)
+    """Further graders; their scores are recorded and shown beside."""
     agent: dict[str, Any] = Field(default_factory=dict)
     """Settings of every method: window, chunk_tokens, temperature, and so on."""
     methods: list[MethodChoice] = Field(default_factory=lambda: [MethodChoice(name="reader")])
@@ -102,7 +104,7 @@ class Suite(Settings):
             raise ValueError("name at least one method")
         if twice := next((title for title in titles if titles.count(title) > 1), None):
             raise ValueError(f"two methods are called {twice}; give one a `label`")
-        for grader in [self.grader, *(task.grader for task in self.tasks)]:
+        for grader in [self.grader, *self.graders, *(task.grader for task in self.tasks)]:
             if grader is not None:
                 try:
                     open_grader(grader)

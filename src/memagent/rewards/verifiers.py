@@ -79,6 +79,22 @@ def grade(
     return min(whole, max(parts, key=_value), key=_value)
 
 
+def further_scores(
+    reply: str,
+    answers: Sequence[str],
+    match: Match,
+    graders: Sequence[str],
+    *,
+    max_tokens: int | None = None,
+) -> dict[str, float]:
+    """The score by each of several graders; those that need an accepted answer only where there is one."""
+    return {
+        name: grade(name, reply, answers, match, max_tokens=max_tokens).value
+        for name in graders
+        if answers or name in NEEDS_NO_ANSWERS
+    }
+
+
 def open_grader(name: str) -> Grader:
     """A grader by name."""
     if name not in GRADERS:

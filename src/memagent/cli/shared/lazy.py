@@ -12,15 +12,29 @@ import click
 class LazyGroup(click.Group):
     """A group that knows its commands by name and one line of help, until one of them is called.
 
-    Where the context's `obj` is a list, the command that is called is appended to it.
+    With a `default`, arguments that begin with no command are those of that command. Where the context's
+    `obj` is a list, the command that is called is appended to it.
     """
 
-    def __init__(self, *args: Any, lazy: Mapping[str, str], prefix: str, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        lazy: Mapping[str, str],
+        prefix: str,
+        default: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._default = default
         self._lazy = lazy
         """Name to one-line help."""
         self._prefix = prefix
         """What stands before a name to make its module, which has the command as `command`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self._default and args and args[0] not in (*self._lazy, *ctx.help_option_names):
+            args = [self._default, *args]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._lazy)

@@ -15,23 +15,14 @@ COMMANDS: dict[str, str] = {
     "export": "Write the model or adapter of a run as a folder that other tools load.",
 }
 """Name to one-line help; `NAME` lives in `memagent.cli.train.NAME` as `command`."""
-HELP = ("-h", "--help")
-
-
-class TrainGroup(LazyGroup):
-    """A group whose first command needs no name."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in (*COMMANDS, *HELP):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
 
 
 @click.group(
-    cls=TrainGroup,
+    cls=LazyGroup,
     lazy=COMMANDS,
     prefix="memagent.cli.train.",
-    context_settings={"help_option_names": list(HELP)},
+    default="run",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 def command() -> None:
     """Train a model for an agent: a warm start on given replies, then reinforcement learning.

@@ -52,6 +52,7 @@ from memagent.eval.report.tables import (
     result_rows,
 )
 from memagent.files import reason_of
+from memagent.rewards.verifiers import open_grader
 from memagent.runs import read_manifest
 
 BYTES = "bytes"
@@ -147,9 +148,14 @@ class _Loaded:
 # --- loading --------------------------------------------------------------------------------------
 
 
-def load_report(names: Sequence[str], *, anchors: Sequence[Anchor] = ()) -> Report:
-    """The report of run directories, each as PATH or LABEL=PATH."""
-    runs = [_loaded(name) for name in names]
+def load_report(
+    names: Sequence[str], *, anchors: Sequence[Anchor] = (), grader: str | None = None
+) -> Report:
+    """The report of run directories, each as PATH or LABEL=PATH.
+
+    With `grader`, scores are those of that grader, which has graded the runs beside their own or later.
+    """
+    runs = [_loaded(name, grader) for name in names]
     _check_distinct(runs)
     _check_tokenizers(runs)
     _check_sources(runs)
@@ -187,7 +193,7 @@ def load_report(names: Sequence[str], *, anchors: Sequence[Anchor] = ()) -> Repo
     )
 
 
-def _loaded(name: str) -> _Loaded:
+def _loaded(name: str, grader: str | None) -> _Loaded:
     label, path = _split(name)
     manifest = read_manifest(path)
     if manifest.get("kind") != KIND:
@@ -203,6 +209,8 @@ def _loaded(name: str) -> _Loaded:
 
     # records are journalled in the order in which they finish, which varies
     records = tuple(sorted(read_items(path, with_traces=False), key=place))
+    if grader is not None:
+        records = tuple(_graded(record, grader, path) for record in records)
     info = RunInfo(
         name=path.resolve().name,
         label=label,
@@ -226,6 +234,17 @@ def _loaded(name: str) -> _Loaded:
         sources=manifest.get("sources", {}),
         records=records,
     )
+
+
+def _graded(record: ItemRecord, grader: str, path: Path) -> ItemRecord:
+    open_grader(grader)
+    graded = record.graded_by(grader)
+    if graded is None:
+        raise RunError(
+            f"{path} has answers that {grader} has not graded; `memagent eval regrade {path}` with "
+            f"`grader={grader}` grades them without asking again"
+        )
+    return graded
 
 
 def _split(name: str) -> tuple[str | None, Path]:

@@ -93,6 +93,8 @@ class ResultRow:
     lost_tokens: int
     """Tokens of prompts and replies of all failed and empty answers together."""
     graders: tuple[str, ...]
+    further: tuple[tuple[str, Interval], ...]
+    """Scores by further graders that have graded every item of the row, by name."""
     prompt_tokens: float
     """Mean per answer, as are the fields below."""
     completion_tokens: float
@@ -210,6 +212,7 @@ def _result_row(cell: Cell, records: Sequence[ItemRecord]) -> ResultRow:
             if record.status == "failed" or record.is_empty
         ),
         graders=tuple(sorted({record.grader for record in records})),
+        further=_further(records),
         prompt_tokens=fmean(record.prompt_tokens for record in records),
         completion_tokens=fmean(record.completion_tokens for record in records),
         cached_tokens=fmean(record.cached_tokens for record in records),
@@ -217,6 +220,16 @@ def _result_row(cell: Cell, records: Sequence[ItemRecord]) -> ResultRow:
         seconds=fmean(record.seconds for record in records),
         cost=fmean(costs) if len(costs) == len(records) else None,
     )
+
+
+def _further(records: Sequence[ItemRecord]) -> tuple[tuple[str, Interval], ...]:
+    found = []
+    for name in sorted({name for record in records for name in record.scores}):
+        graded = [record.graded_by(name) for record in records]
+        whole = [record for record in graded if record is not None]
+        if len(whole) == len(records):
+            found.append((name, mean_interval(list(_by_item(whole).values()))))
+    return tuple(found)
 
 
 def _cells(entries: Iterable[Entry]) -> dict[Cell, list[ItemRecord]]:

@@ -30,7 +30,7 @@ class SuiteOptions:
     sources: tuple[str, ...]
     length_tokenizer: str | None
     methods: tuple[str, ...]
-    grader: str | None
+    graders: tuple[str, ...]
     changes: tuple[str, ...]
     tokenizer: str | None
     agent: Annotated[dict[str, Any], AgentConfig]
@@ -101,7 +101,9 @@ def _with_options(suite: Suite, options: SuiteOptions, *, has_tasks: bool = Fals
         values["num"] = options.num
         for task in values["tasks"]:
             task["num"] = options.num
-    for name in ("seed", "grader", "tokenizer", "length_tokenizer"):
+    if options.graders:
+        values["grader"], *values["graders"] = options.graders
+    for name in ("seed", "tokenizer", "length_tokenizer"):
         value = getattr(options, name)
         if value is not None:
             values[name] = value

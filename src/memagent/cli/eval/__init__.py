@@ -1,0 +1,37 @@
+"""`memagent eval`: score methods on questions. Each command is in `memagent.cli.eval.NAME`; without a name, `run`.
+
+Not here: opening and running an evaluation (`eval/setup.py`, `eval/runner.py`).
+"""
+
+from __future__ import annotations
+
+import click
+
+from memagent.cli.shared.lazy import LazyGroup
+
+COMMANDS: dict[str, str] = {
+    "run": "Ask questions and score the answers; `memagent eval SUITE.toml` is the same.",
+    "regrade": "Grade the answers of a run again, by other graders, without asking again.",
+}
+"""Name to one-line help; `NAME` lives in `memagent.cli.eval.NAME` as `command`."""
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy=COMMANDS,
+    prefix="memagent.cli.eval.",
+    default="run",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def command() -> None:
+    """Ask many questions by one or more methods, and score the answers.
+
+    \b
+      memagent eval configs/eval/smoke.toml
+      memagent eval --task ruler/niah_multikey_2 --lengths 8k,32k,128k --num 500 \\
+        --method reader --method direct --base-url http://localhost:8000/v1
+      memagent eval --resume RUN
+      memagent eval regrade RUN --grader f1
+
+    `memagent eval run --help` lists the options.
+    """

@@ -1,0 +1,115 @@
+"""What `memagent eval` prints: plans and results on standard output."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from memagent.cli.shared.run_command import print_json
+from memagent.eval.items import EvalPlan
+from memagent.eval.records import ItemRecord
+from memagent.eval.report.tables import Entry, ResultRow, result_rows
+from memagent.eval.setup import EvalRequest, estimate_calls
+
+SHOWN_FAILURES = 3
+
+
+def print_plan(request: EvalRequest, plan: EvalPlan) -> None:
+    """What an evaluation would ask."""
+    cells = Counter((item.task, item.target_tokens) for item in plan.items)
+    for (task, target), num in sorted(
+        cells.items(), key=lambda cell: (cell[0][0], cell[0][1] or 0)
+    ):
+        length = "any length" if target is None else f"{target:,} tokens"
+        print(f"{task}, {length}: {num:,} items")
+    for method in request.suite.methods:
+        print(f"{method.title}: about {estimate_calls(plan, request.suite, method):,} calls")
+
+
+def print_results(records: list[ItemRecord], *, as_json: bool) -> None:
+    """The scores, and which items failed."""
+    rows = result_rows(Entry(record.method, record) for record in records)
+    if as_json:
+        print_json([_as_json(row) for row in rows])
+        return
+    print(results_table(rows), end="")
+    failed = [record for record in records if record.status == "failed"]
+    lost = sum(row.lost_tokens for row in rows)
+    if num_empty := sum(row.num_empty for row in rows):
+        print(f"{num_empty:,} of {len(records):,} answers are empty")
+    if num_long := sum(record.is_over_limit for record in records):
+        print(
+            f"{num_long:,} of {len(records):,} answers exceed their task's limit; the rest of them is not graded"
+        )
+    if failed or num_empty:
+        print(f"failed and empty answers used {lost:,} tokens")
+    if failed:
+        print(f"{len(failed):,} of {len(records):,} items failed; they count as wrong:")
+        reasons = Counter(record.error or "" for record in failed)
+        for reason, num in reasons.most_common(SHOWN_FAILURES):
+            print(f"  {num:,} x {reason}")
+        if len(reasons) > SHOWN_FAILURES:
+            print(f"  and {len(reasons) - SHOWN_FAILURES:,} other reasons, see the records")
+
+
+def results_table(rows: list[ResultRow]) -> str:
+    """The results as a table: a line per task, length and method, a column for each further grader."""
+    further = sorted({name for row in rows for name, _ in row.further})
+    head = ["task", "length", "method", "items", "failed", "score", "95 % interval", "calls", "s"]
+    head += further
+    lines = [
+        [
+            row.task,
+            row.length.label,
+            row.series,
+            f"{row.num_samples:,}",
+            f"{row.num_failed:,}",
+            f"{100 * row.score.value:.1f}",
+            f"{100 * row.score.low:.1f} to {100 * row.score.high:.1f}",
+            f"{row.num_calls:,.1f}",
+            f"{row.seconds:,.1f}",
+            *(_further_score(row, name) for name in further),
+        ]
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
+    return "".join(
+        "  ".join(
+            cell.ljust(width) if column in (0, 2) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        + "\n"
+        for line in [head, *lines]
+    )
+
+
+def _further_score(row: ResultRow, grader: str) -> str:
+    found = dict(row.further).get(grader)
+    return "" if found is None else f"{100 * found.value:.1f}"
+
+
+def _as_json(row: ResultRow) -> dict[str, Any]:
+    return {
+        "task": row.task,
+        "target_tokens": row.length.tokens,
+        "method": row.series,
+        "num": row.num_samples,
+        "num_failed": row.num_failed,
+        "num_empty": row.num_empty,
+        "num_cut": row.num_cut,
+        "answered_score": row.answered_score,
+        "lost_tokens": row.lost_tokens,
+        "score": row.score.value,
+        "low": row.score.low,
+        "high": row.score.high,
+        "graders": list(row.graders),
+        "further": {
+            name: {"score": one.value, "low": one.low, "high": one.high}
+            for name, one in row.further
+        },
+        "num_calls": row.num_calls,
+        "prompt_tokens": row.prompt_tokens,
+        "completion_tokens": row.completion_tokens,
+        "seconds": row.seconds,
+        "cost": row.cost,
+    }

@@ -1,0 +1,171 @@
+"""`memagent eval run`, or `memagent eval` for short: ask many questions by one or more methods, and score the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import click
+
+from memagent.cli.eval.options import EvalOptions, request_of
+from memagent.cli.eval.output import print_plan, print_results
+from memagent.cli.eval.progress import EvalProgress
+from memagent.cli.shared.engine import engine_options
+from memagent.cli.shared.messages import TABLE_METAVAR
+from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
+from memagent.cli.shared.progress import PullProgress
+from memagent.cli.shared.run_command import CommandConsole, resumable
+from memagent.cli.shared.run_options import limit_options, price_options, run_options
+from memagent.config import AgentConfig
+from memagent.engines.base import EngineChoice
+from memagent.eval.records import ItemRecord
+from memagent.eval.runner import Evaluation
+from memagent.eval.setup import open_evaluation, open_plan
+from memagent.rewards.verifiers import GRADERS
+from memagent.runs import default_path
+
+
+@click.command("run", cls=PanelCommand)
+@click.argument("suite", required=False, type=click.Path(path_type=Path), metavar="[SUITE.toml]")
+@panel_option(
+    "--task",
+    "tasks",
+    multiple=True,
+    panel="Items",
+    help="Task to generate examples of; repeatable.",
+)
+@panel_option(
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    panel="Items",
+    help="File of examples; repeatable.",
+)
+@panel_option(
+    "--lengths", panel="Items", help="Lengths of the texts in tokens, such as 8k,32k,128k."
+)
+@panel_option(
+    "--docs", panel="Items", help="Lengths of the texts in documents, such as 50,100,200."
+)
+@panel_option(
+    "--num",
+    type=click.IntRange(min=1),
+    panel="Items",
+    help="Examples of each task and length.",
+)
+@panel_option("--seed", type=int, panel="Items", help="Seed of the examples and of sampling.")
+@panel_option(
+    "--source",
+    "sources",
+    multiple=True,
+    metavar=TABLE_METAVAR,
+    panel="Items",
+    help="File or folder to use instead of a download; repeatable.",
+)
+@panel_option(
+    "--length-tokenizer",
+    panel="Items",
+    help="Tokenizer that counts the lengths of generated texts. [default: the model's]",
+)
+@panel_option(
+    "--method",
+    "methods",
+    multiple=True,
+    panel="Methods",
+    help="reader, reader:PROMPTS, direct, yarn, bm25, refine, map_reduce, or FILE.py:FUNCTION; repeatable. [default: reader]",
+)
+@panel_option(
+    "--grader",
+    "graders",
+    multiple=True,
+    type=click.Choice(tuple(GRADERS)),
+    panel="Methods",
+    help="Override the grader that each example names; repeatable: the others are recorded and shown beside.",
+)
+@panel_option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="NAME=VALUE",
+    panel="Methods",
+    help="Set any value of the suite, such as tasks.0.num=16; repeatable.",
+)
+@settings_options(AgentConfig, panel="Methods", skip=("seed",))
+@panel_option(
+    "--tokenizer",
+    panel="Methods",
+    help="Tokenizer of the model: a hub id, a path, tiktoken:NAME, bytes.",
+)
+@run_options("the records")
+@limit_options
+@price_options
+@panel_option(
+    "--processes",
+    type=click.IntRange(min=0),
+    panel="Run",
+    help="Processes that generate examples; 0 uses a thread of this one.",
+)
+@panel_option("--dry-run", is_flag=True, panel="Run", help="Print what would be asked, and stop.")
+@panel_option("--json", "as_json", is_flag=True, panel="Run", help="Print the results as JSON.")
+@panel_option("--quiet", is_flag=True, panel="Run", help="Show no progress.")
+@engine_options
+@taking(EvalOptions)
+def command(options: EvalOptions) -> int:
+    """Ask many questions by one or more methods, and score the answers.
+
+    \b
+      memagent eval configs/eval/smoke.toml
+      memagent eval --task ruler/niah_multikey_2 --lengths 8k,32k,128k --num 500 \\
+        --method reader --method direct --base-url http://localhost:8000/v1
+      memagent eval --file dev.jsonl --method my_method.py:ask_twice
+      memagent eval --resume RUN
+
+    Each finished item is a record in the run directory, with its full trace. A failed item counts as
+    wrong and is reported. At the end a table is printed, with 95 % intervals.
+
+    Exit codes: 0 done, 2 something to correct in the input, 3 the engine failed repeatedly, 4 a
+    limit was reached, 130 interrupted. After 3, 4 and 130 all answers are kept and the command that
+    resumes the run is printed.
+    """
+    return asyncio.run(_run(options))
+
+
+async def _run(options: EvalOptions) -> int:
+    console = CommandConsole(is_quiet=options.quiet)
+    request = request_of(options)
+    assert isinstance(request.engine, EngineChoice)
+    if request.engine.is_embedded and not options.dry_run:
+        console.report(f"no endpoint given: asking the embedded model {request.engine.spec}")
+    async with AsyncExitStack() as stack:
+        with PullProgress(request.engine.model, console) as on_pull:
+            if options.dry_run:
+                print_plan(
+                    request, await open_plan(request, on_note=console.report, on_pull=on_pull)
+                )
+                return 0
+            evaluation = await stack.enter_async_context(
+                open_evaluation(
+                    request,
+                    run_dir=options.run.resume or options.run.run_dir or default_path(),
+                    resume=options.run.resume is not None,
+                    processes=options.processes,
+                    on_note=console.report,
+                    on_pull=on_pull,
+                )
+            )
+        records = await _evaluate(evaluation, console)
+        print_results(records, as_json=options.as_json)
+        assert evaluation.run is not None
+        console.report(f"run: {evaluation.run.path}")
+    return 0
+
+
+async def _evaluate(evaluation: Evaluation, console: CommandConsole) -> list[ItemRecord]:
+    assert evaluation.run is not None
+    progress = EvalProgress(evaluation, console)
+    kept = "all answers are kept"
+    with resumable(evaluation.run, console, kept=kept, command="memagent eval"), progress:
+        return await evaluation.evaluate(on_record=progress.record, on_retry=progress.frame.retry)
+    raise AssertionError("`resumable` ends the command after an error")
