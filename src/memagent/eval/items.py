@@ -94,9 +94,10 @@ class EvalPlan:
         return sum(item.num_tokens for item in self.items)
 
 
-def item_seed(seed: int, item: Item) -> int:
-    """The sampling seed of an item: the same for every method, different for every example."""
+def item_seed(seed: int, item: Item, sample: int = 0) -> int:
+    """The sampling seed of an item: the same for every method, different for every example and sample."""
     key = f"{seed}/{item.task}/{item.target_tokens}/{item.index}"
+    key += f"/{sample}" if sample else ""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") >> 1  # servers: 31 bits
 
 

@@ -40,6 +40,7 @@ class ItemKey:
     method: str
     target_tokens: int | None
     index: int
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,8 @@ class ItemRecord:
     """Actual length, by the tokenizer it was generated with."""
     index: int
     """Number of the example within its task, or within its file."""
+    sample: int = 0
+    """Number of the answer, where an example is answered several times."""
     seed: int
     """Sampling seed of the item."""
     depth: float | None = None
@@ -115,7 +118,7 @@ class ItemRecord:
     @property
     def key(self) -> ItemKey:
         """Which item of the run this is."""
-        return ItemKey(self.task, self.method, self.target_tokens, self.index)
+        return ItemKey(self.task, self.method, self.target_tokens, self.index, self.sample)
 
     def graded_by(self, grader: str) -> ItemRecord | None:
         """The record with the score of another grader; None where that one has not graded it.

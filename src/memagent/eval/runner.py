@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import astuple, dataclass, replace
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from memagent.agent.limits import Limits
 from memagent.agent.trace import Trace
@@ -77,6 +77,13 @@ class OpenMethod:
     tokenizer: Tokenizer
 
 
+class _Attempt(NamedTuple):
+    """One answer to an item."""
+
+    method: OpenMethod
+    sample: int
+
+
 class ExampleFeed(Protocol):
     """Supplies the examples of items."""
 
@@ -103,10 +110,12 @@ class Evaluation:
         prices: Prices | None = None,
         concurrency: int = 16,
         graders: Sequence[str] = (),
+        samples: int = 1,
     ) -> None:
         """Without a run nothing is written. Finished items of the run are not asked again.
 
-        `graders` grade every answer too, beside the grader of its item.
+        Each item is answered `samples` times by each method. `graders` grade every answer too, beside the
+        grader of its item.
         """
         self.plan = plan
         self.methods = tuple(methods)
@@ -118,6 +127,7 @@ class Evaluation:
         self._seed = seed
         self._prices = prices
         self._graders = tuple(graders)
+        self._samples = samples
         self._max_in_flight = concurrency + concurrency // 2 + 1
         self._max_failures = max(LEAST_FAILURES, 2 * concurrency)
         self._on_record: OnRecord | None = None
@@ -134,7 +144,7 @@ class Evaluation:
     @property
     def num_items(self) -> int:
         """How many records a finished evaluation has."""
-        return len(self.plan.items) * len(self.methods)
+        return len(self.plan.items) * len(self.methods) * self._samples
 
     async def evaluate(
         self, *, on_record: OnRecord | None = None, on_retry: RetryListener | None = None
@@ -148,10 +158,8 @@ class Evaluation:
         for method in self.methods:
             if on_retry is not None and isinstance(method.gate.engine, BaseEngine):
                 method.gate.engine.on_retry = on_retry
-        pending = [
-            (item, methods) for item in self.plan.items if (methods := self._unfinished(item))
-        ]
-        names = [_name(_key(item, method)) for item, methods in pending for method in methods]
+        pending = [(item, open) for item in self.plan.items if (open := self._unfinished(item))]
+        names = [_name(_key(item, one)) for item, attempts in pending for one in attempts]
         if self.run is not None:
             self._calls = CallLog(self.run.path / CALLS, names)
         in_flight: set[asyncio.Task[None]] = set()
@@ -169,35 +177,38 @@ class Evaluation:
     def _is_stopped(self) -> bool:
         return self._stopped is not None
 
-    def _unfinished(self, item: Item) -> list[OpenMethod]:
-        return [method for method in self.methods if _key(item, method) not in self.records]
+    def _unfinished(self, item: Item) -> list[_Attempt]:
+        attempts = [
+            _Attempt(method, sample) for sample in range(self._samples) for method in self.methods
+        ]
+        return [attempt for attempt in attempts if _key(item, attempt) not in self.records]
 
     async def _start_all(
         self,
-        pending: Iterable[tuple[Item, list[OpenMethod]]],
+        pending: Iterable[tuple[Item, list[_Attempt]]],
         in_flight: set[asyncio.Task[None]],
     ) -> None:
         """Start the items one after the other, whenever there is a free slot."""
-        ahead: deque[tuple[Item, list[OpenMethod], asyncio.Future[Example]]] = deque()
+        ahead: deque[tuple[Item, list[_Attempt], asyncio.Future[Example]]] = deque()
         remaining = iter(pending)
         try:
             while not self._is_stopped():
                 while len(ahead) < self._examples.num_ahead and (
                     following := next(remaining, None)
                 ):
-                    item, methods = following
-                    ahead.append((item, methods, self._examples.example(item)))
+                    item, attempts = following
+                    ahead.append((item, attempts, self._examples.example(item)))
                 if not ahead:
                     return
-                item, methods, future = ahead.popleft()
+                item, attempts, future = ahead.popleft()
                 example = await self._example(future)
-                for method in methods:
+                for attempt in attempts:
                     while len(in_flight) >= self._max_in_flight:
                         await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
                         _collect(in_flight)
                     if self._is_stopped():
                         return
-                    in_flight.add(asyncio.create_task(self._ask(item, example, method)))
+                    in_flight.add(asyncio.create_task(self._ask(item, example, attempt)))
         finally:
             for _, _, future in ahead:
                 future.cancel()
@@ -231,17 +242,18 @@ class Evaluation:
 
     # --- one item ------------------------------------------------------------------------------
 
-    async def _ask(self, item: Item, example: Example | Exception, method: OpenMethod) -> None:
+    async def _ask(self, item: Item, example: Example | Exception, attempt: _Attempt) -> None:
         """Ask one item by one method, and write its record."""
         if self._stopped is not None:
             return
-        name = _name(_key(item, method))
-        seed = item_seed(self._seed, item)
+        method = attempt.method
+        name = _name(_key(item, attempt))
+        seed = item_seed(self._seed, item, attempt.sample)
         if isinstance(example, Exception):
-            await self._write(name, _without_example(item, method, seed, example))
+            await self._write(name, _without_example(item, attempt, seed, example))
             return
         try:
-            record, error = await self._answered(item, example, method, name, seed)
+            record, error = await self._answered(item, example, attempt, name, seed)
         except LimitReached as reached:
             self._stopped = self._stopped or reached
             return
@@ -257,9 +269,10 @@ class Evaluation:
         await self._write(name, record)
 
     async def _answered(
-        self, item: Item, example: Example, method: OpenMethod, name: str, seed: int
+        self, item: Item, example: Example, attempt: _Attempt, name: str, seed: int
     ) -> tuple[ItemRecord, BaseException | None]:
         """The record of an item, and the error if it failed."""
+        method = attempt.method
         engine = ItemEngine(method.gate, self._calls, name)
         source = item.source
         context = Context(
@@ -307,6 +320,7 @@ class Evaluation:
             target_tokens=item.target_tokens,
             num_tokens=example.num_tokens,
             index=item.index,
+            sample=attempt.sample,
             seed=seed,
             depth=fmean(places) if places else None,
             depths=places,
@@ -454,17 +468,24 @@ class _InMemory:
 # --- underneath -----------------------------------------------------------------------------------
 
 
-def _key(item: Item, method: OpenMethod) -> ItemKey:
-    return ItemKey(item.task, method.title, item.target_tokens, item.index)
+def _key(item: Item, attempt: _Attempt) -> ItemKey:
+    return ItemKey(item.task, attempt.method.title, item.target_tokens, item.index, attempt.sample)
 
 
 def _name(key: ItemKey) -> str:
-    """A key as one string, for the call log."""
-    return json.dumps(astuple(key))
+    """A key as one string, for the call log; that of a first sample has no number."""
+    parts = astuple(key)
+    return json.dumps(parts if key.sample else parts[:-1])
 
 
-def _order(record: ItemRecord) -> tuple[str, int, str, int]:
-    return (record.task, record.target_tokens or 0, record.method, record.index)
+def _order(record: ItemRecord) -> tuple[str, int, str, int, int]:
+    return (
+        record.task,
+        record.target_tokens or 0,
+        record.method,
+        record.index,
+        record.sample,
+    )
 
 
 def _collect(in_flight: set[asyncio.Task[None]]) -> None:
@@ -505,15 +526,16 @@ def _graded(
     return values
 
 
-def _without_example(item: Item, method: OpenMethod, seed: int, error: Exception) -> ItemRecord:
+def _without_example(item: Item, attempt: _Attempt, seed: int, error: Exception) -> ItemRecord:
     """The record of an item whose example could not be generated."""
     return ItemRecord(
         id="",
         task=item.task,
-        method=method.title,
+        method=attempt.method.title,
         target_tokens=item.target_tokens,
         num_tokens=None,
         index=item.index,
+        sample=attempt.sample,
         seed=seed,
         status="failed",
         error=f"the example could not be generated: {_one_line(error)}",

@@ -335,7 +335,10 @@ async def open_evaluation(
                 run = open_run(run_dir, identity)
             else:
                 run = Run.create(
-                    run_dir, _manifest(request, first, identity, len(plan.items) * len(methods))
+                    run_dir,
+                    _manifest(
+                        request, first, identity, len(plan.items) * len(methods) * suite.samples
+                    ),
                 )
             stack.enter_context(run)
         evaluation = Evaluation(
@@ -348,6 +351,7 @@ async def open_evaluation(
             prices=request.prices,
             concurrency=max(request.concurrency_of(gate.engine) for gate in gates),
             graders=suite.graders,
+            samples=suite.samples,
         )
         try:
             yield evaluation
@@ -375,7 +379,7 @@ async def open_plan(
 
 def estimate_calls(plan: EvalPlan, suite: Suite, method: MethodChoice) -> int:
     """About how many calls a method makes; your own methods count one call for each item."""
-    return sum(_num_calls(item, suite, method) for item in plan.items)
+    return suite.samples * sum(_num_calls(item, suite, method) for item in plan.items)
 
 
 def _num_calls(item: Item, suite: Suite, method: MethodChoice) -> int:
@@ -471,6 +475,8 @@ async def _open_method(
     settings = settings_for(choice.name, gate.engine, request.suite.agent, choice.settings)
     if choice.name.partition(":")[0] not in ONE_CALL:
         check_section_ends(settings, tokenizer, gate.engine.model)
+    if request.suite.samples > 1 and settings.temperature == 0 and on_note:
+        on_note(f"{choice.title}: samples of a question do not differ at `temperature=0`; raise it")
     return OpenMethod(
         title=choice.title,
         function=open_method(choice.name),
@@ -500,6 +506,7 @@ def _identity(
         "grader": suite.grader,
         "reply_limit": suite.reply_limit if suite.reply_limit != "graded" else None,
         "graders": suite.graders or None,
+        "samples": suite.samples if suite.samples > 1 else None,
         "num": suite.num,
         "tasks": [task.model_dump(mode="json", exclude={"files"}) for task in suite.tasks],
         "methods": {

@@ -81,6 +81,8 @@ class Suite(Settings):
     """Tokenizer that counts the lengths of generated texts; the model's when not given."""
     num: int = Field(default=DEFAULT_NUM, ge=1)
     """Examples of each task and length, where a task sets no `num`."""
+    samples: int = Field(default=1, ge=1)
+    """Answers to each question by each method; scores are averaged over them first."""
     seed: int = 0
     """Every example and every sample depends on it."""
     grader: str | None = None

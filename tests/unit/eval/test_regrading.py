@@ -147,6 +147,28 @@ def test_the_command_prints_a_column_for_each_grader(
     assert "with --grader strict grades them without asking again" in capsys.readouterr().err
 
 
+def test_samples_are_averaged_for_each_question_before_the_interval(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    asked = ["--task", "beyond/two_hop", "--lengths", "2k", "--num", "2", "--samples", "3"]
+    engine = ["--engine", "scripted", "--length-tokenizer", "bytes", "--temperature", "0"]
+    assert memagent(["eval", *asked, *engine, "--run-dir", str(run)]) == 0
+    shown = capsys.readouterr()
+    head, row, *_ = shown.out.splitlines()
+    assert head.split()[3:5] == ["items", "answers"]
+    assert row.split()[3:5] == ["2", "6"]
+    assert "do not differ at --temperature 0" in shown.err
+    [result] = load_report([str(run)]).results
+    assert (result.score.num, result.num_samples) == (2, 6)
+    assert load_report([str(run)]).runs[0].is_finished
+    regraded = regrade(run, ["f1"])
+    assert len({record.key for record in regraded}) == 6
+    assert all("f1" in record.scores for record in regraded)
+    assert memagent(["eval", "--resume", str(run), "--samples", "4"]) == 2
+    assert "samples was 3, now 4" in capsys.readouterr().err
+
+
 def test_eval_without_a_command_still_runs_a_suite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,6 +106,32 @@ def test_calls_of_all_items_and_methods_share_one_limit() -> None:
     assert engine.num_calls == sum(record.num_calls for record in found)
 
 
+def test_each_sample_of_a_question_has_its_own_seed_and_record() -> None:
+    once = evaluate(Counting(), make(3), methods=("direct", "reader"))
+    found = evaluate(Counting(), make(3), methods=("direct", "reader"), samples=4)
+    assert len(found) == 24
+    assert [record.sample for record in found] == 6 * [0, 1, 2, 3]
+    assert len({record.key for record in found}) == 24
+    assert len({record.seed for record in found}) == 12  # the same for both methods
+    first = [record for record in found if record.sample == 0]
+    assert [record.answer for record in first] == [record.answer for record in once]
+    assert {record.answer for record in found} == {f"reply {record.seed}" for record in found}
+
+
+def test_a_run_with_samples_is_resumed_where_it_stopped(tmp_path: Path) -> None:
+    whole = evaluate(Counting(), make(3), samples=3)
+    engine = Counting()
+    with (
+        new_run(tmp_path / "run") as run,
+        pytest.raises(LimitReached),
+    ):
+        evaluate(engine, make(3), samples=3, run=run, limits=Limits(max_calls=4))
+    with open_run(tmp_path / "run", {}) as run:
+        found = evaluate(engine, make(3), samples=3, run=run)
+    assert engine.num_calls == 9
+    assert [(one.key, one.answer) for one in found] == [(one.key, one.answer) for one in whole]
+
+
 def test_a_call_that_fails_is_the_items_fault_if_the_engine_still_answers() -> None:
     found = evaluate(Counting(fails=[2, 5]), make(6))
     assert sorted(record.status for record in found) == ["failed"] * 2 + ["ok"] * 4

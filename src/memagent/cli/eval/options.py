@@ -26,6 +26,7 @@ class SuiteOptions:
     lengths: str | None
     docs: str | None
     num: int | None
+    samples: int | None
     seed: int | None
     sources: tuple[str, ...]
     length_tokenizer: str | None
@@ -103,7 +104,7 @@ def _with_options(suite: Suite, options: SuiteOptions, *, has_tasks: bool = Fals
             task["num"] = options.num
     if options.graders:
         values["grader"], *values["graders"] = options.graders
-    for name in ("seed", "tokenizer", "length_tokenizer"):
+    for name in ("samples", "seed", "tokenizer", "length_tokenizer"):
         value = getattr(options, name)
         if value is not None:
             values[name] = value

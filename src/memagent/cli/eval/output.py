@@ -55,14 +55,17 @@ def print_results(records: list[ItemRecord], *, as_json: bool) -> None:
 def results_table(rows: list[ResultRow]) -> str:
     """The results as a table: a line per task, length and method, a column for each further grader."""
     further = sorted({name for row in rows for name, _ in row.further})
-    head = ["task", "length", "method", "items", "failed", "score", "95 % interval", "calls", "s"]
-    head += further
+    is_sampled = any(row.num_samples > row.score.num for row in rows)
+    answers = ["answers"] if is_sampled else []
+    head = ["task", "length", "method", "items", *answers, "failed"]
+    head += ["score", "95 % interval", "calls", "s", *further]
     lines = [
         [
             row.task,
             row.length.label,
             row.series,
-            f"{row.num_samples:,}",
+            f"{row.score.num:,}",
+            *([f"{row.num_samples:,}"] if is_sampled else []),
             f"{row.num_failed:,}",
             f"{100 * row.score.value:.1f}",
             f"{100 * row.score.low:.1f} to {100 * row.score.high:.1f}",
@@ -94,6 +97,7 @@ def _as_json(row: ResultRow) -> dict[str, Any]:
         "target_tokens": row.length.tokens,
         "method": row.series,
         "num": row.num_samples,
+        "num_questions": row.score.num,
         "num_failed": row.num_failed,
         "num_empty": row.num_empty,
         "num_cut": row.num_cut,

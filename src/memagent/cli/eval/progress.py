@@ -16,11 +16,12 @@ class EvalProgress:
 
     def __init__(self, evaluation: Evaluation, console: CommandConsole) -> None:
         plan = evaluation.plan
-        num_methods = len(evaluation.methods)
         self.frame = ProgressFrame(console)
         self._tokens = {(item.task, item.target_tokens): item.num_tokens for item in plan.items}
         self._num_total = evaluation.num_items
-        self._work_total = sum(item.num_tokens + 1 for item in plan.items) * num_methods
+        self._work_total = sum(item.num_tokens + 1 for item in plan.items) * (
+            evaluation.num_items // max(1, len(plan.items))
+        )
         self._work_done = 0
         self._num_done = self._num_failed = 0
         self._score = self._cost = 0.0

@@ -55,6 +55,12 @@ from memagent.runs import default_path
     panel="Items",
     help="Examples of each task and length.",
 )
+@panel_option(
+    "--samples",
+    type=click.IntRange(min=1),
+    panel="Items",
+    help="Answers to each question by each method; scores are averaged over them first. [default: 1]",
+)
 @panel_option("--seed", type=int, panel="Items", help="Seed of the examples and of sampling.")
 @panel_option(
     "--source",

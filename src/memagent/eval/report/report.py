@@ -203,9 +203,9 @@ def _loaded(name: str, grader: str | None) -> _Loaded:
     methods = tuple(manifest.get("methods", {}))
     order = {method: number for number, method in enumerate(methods)}
 
-    def place(record: ItemRecord) -> tuple[str, int, int, int]:
+    def place(record: ItemRecord) -> tuple[str, int, int, int, int]:
         number = order.get(record.method, len(order))
-        return (record.task, number, record.target_tokens or 0, record.index)
+        return (record.task, number, record.target_tokens or 0, record.index, record.sample)
 
     # records are journalled in the order in which they finish, which varies
     records = tuple(sorted(read_items(path, with_traces=False), key=place))
