@@ -8,13 +8,14 @@ message, trace or log. Several addresses, separated by commas, are one engine: s
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -44,6 +45,8 @@ from memagent.engines.retry import (
 )
 from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError, PromptTooLong
 from memagent.types import Completion, Message, Sampling, Usage
+
+T = TypeVar("T")
 
 AZURE_API_VERSION = "2024-10-21"
 CONNECT_SECONDS = 10.0
@@ -84,6 +87,13 @@ def open_endpoint(model: str, **settings: Any) -> EndpointEngine:
     engine = EndpointEngine(config) if len(addresses(base_url)) < 2 else BalancedEngine(config)
     blocking.run(_inspect(engine))
     return engine
+
+
+def open_endpoint_at(model: str, **settings: Any) -> EndpointEngine:
+    """An engine for one model at one address; the endpoint is not asked what it serves."""
+    address = endpoint_from(os.environ, settings.get("base_url"), settings.get("api_key"))
+    given = {**settings, "model": model, "base_url": address.base_url, "api_key": address.api_key}
+    return EndpointEngine(EngineConfig.parse(given))
 
 
 async def _inspect(engine: EndpointEngine) -> None:
@@ -157,6 +167,24 @@ class EndpointEngine(BaseEngine):
                 )
             elif result.kind != "unreachable":
                 self._has_answered = True
+            delay = patience.delay(result)
+            if delay is None:
+                raise EngineError(self._gave_up(result, patience))
+            if self.on_retry:
+                self.on_retry(result, delay)
+            await asyncio.sleep(delay)
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """A vector for each text, retried until they come or patience runs out."""
+        patience = Patience(self.config.patience, has_answered_before=self._has_answered)
+        body = {"model": self.model, "input": list(texts), "encoding_format": "float"}
+        while True:
+            result = await self._post(
+                "/embeddings", body, lambda reply: parse_embeddings(reply, num=len(texts))
+            )
+            if not isinstance(result, Failure):
+                self._has_answered = True
+                return result
             delay = patience.delay(result)
             if delay is None:
                 raise EngineError(self._gave_up(result, patience))
@@ -254,15 +282,21 @@ class EndpointEngine(BaseEngine):
         self, messages: Sequence[Message], sampling: Sampling
     ) -> Completion | Failure:
         """One request: its completion, or a failure that can be retried. Raises EngineRefused."""
+        return await self._post(
+            "/chat/completions", self._body(messages, sampling), parse_completion
+        )
+
+    async def _post(
+        self, path: str, body: dict[str, Any], parse: Callable[[Any], T]
+    ) -> T | Failure:
+        """One request: its parsed reply, or a failure that can be retried. Raises EngineRefused."""
         client = self._client()
         try:
             async with slot(client.slots):
                 # `post` gives the plain JSON: servers differ, and typed objects cost more than the call
-                call = client.api.post(
-                    "/chat/completions", cast_to=object, body=self._body(messages, sampling)
-                )
+                call = client.api.post(path, cast_to=object, body=body)
                 reply = await _within(self.config.timeout, call)
-            return parse_completion(reply)
+            return parse(reply)
         except openai.APIStatusError as error:
             return await self._classify(error)
         except (openai.APITimeoutError, TimeoutError) as error:
@@ -429,6 +463,25 @@ def parse_completion(data: Any) -> Completion:
         completion_ids=completion_ids,
         logprobs=_logprobs(choice.get("logprobs"), completion_ids),
     )
+
+
+def parse_embeddings(data: Any, *, num: int) -> list[list[float]]:
+    """The vectors in a reply, in the order of the texts. Raises ValueError with the reason."""
+    entries = data.get("data") if isinstance(data, dict) else None
+    if not isinstance(entries, list) or len(entries) != num:
+        raise ValueError(f"not {num} embeddings")
+    found: dict[int, list[float]] = {}
+    for number, entry in enumerate(entries):
+        values = entry.get("embedding") if isinstance(entry, dict) else None
+        if not isinstance(values, list) or not values:
+            raise ValueError("an embedding that is no list of numbers")
+        if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+            raise ValueError("an embedding that is no list of numbers")
+        index = entry.get("index", number)
+        found[index if type(index) is int else number] = [float(value) for value in values]
+    if sorted(found) != list(range(num)) or len({len(one) for one in found.values()}) != 1:
+        raise ValueError("embeddings of different sizes or with wrong numbers")
+    return [found[number] for number in range(num)]
 
 
 def redact(text: str, key: SecretStr | None) -> str:

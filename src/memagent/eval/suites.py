@@ -33,6 +33,8 @@ from memagent.plugins import is_file_spec
 from memagent.rewards.verifiers import open_grader
 
 DEFAULT_NUM = 100
+PATHS = ("prompts", "embedder")
+"""Settings of methods that may be paths."""
 
 ReplyLimit = Literal["graded", "generated", "off"]
 
@@ -41,7 +43,7 @@ class MethodChoice(Settings):
     """One method, and its name in tables."""
 
     name: str
-    """reader, reader:PROMPTS, direct, yarn, bm25, refine, map_reduce, or FILE.py:FUNCTION."""
+    """reader, reader:PROMPTS, direct, yarn, bm25, dense, refine, map_reduce, or FILE.py:FUNCTION."""
     label: str | None = None
     """Name in records and tables; `name` when not given."""
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -151,8 +153,10 @@ def _absolute_method(method: MethodChoice) -> MethodChoice:
 
 
 def _absolute_prompts(settings: dict[str, Any]) -> dict[str, Any]:
-    prompts = settings.get("prompts")
-    return {**settings, "prompts": absolute_path(prompts)} if isinstance(prompts, str) else settings
+    return {
+        name: absolute_path(value) if name in PATHS and isinstance(value, str) else value
+        for name, value in settings.items()
+    }
 
 
 def absolute_path(name: str) -> str:

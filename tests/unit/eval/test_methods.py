@@ -14,6 +14,7 @@ from memagent.agent.trace import Trace
 from memagent.data.example import Example, Passage
 from memagent.documents.document import Document
 from memagent.documents.tokenizers import ByteTokenizer
+from memagent.engines.embedding import Embedder, unit
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import BudgetError, ConfigError, EngineError, LimitReached
 from memagent.eval import prompts
@@ -45,6 +46,24 @@ def with_fact(at: int) -> str:
     return "\n\n".join(lines) + "\n"
 
 
+class Keywords(Embedder):
+    """A vector with a place for each of three words."""
+
+    name = "keywords"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def embed(self, texts: Sequence[str], *, is_query: bool = False) -> list[list[float]]:
+        if is_query:
+            self.asked += texts
+        words = ("code", "box", "nothing")
+        return [unit([float(word in text) for word in words]) for text in texts]
+
+    async def aclose(self) -> None:
+        pass
+
+
 def context_for(
     text: str, engine: ScriptedEngine, *, limits: Limits | None = None, **settings: Any
 ) -> Context:
@@ -57,6 +76,7 @@ def context_for(
         method="m",
         document=Document.from_text(text, source="e"),
         question=QUESTION,
+        embedder=Keywords(),
     )
 
 
@@ -133,6 +153,25 @@ def test_bm25_finds_the_passage_and_leaves_out_the_rest() -> None:
     assert prompt(engine).count("tells of nothing") <= 6
     assert context.is_cut
     assert context.notes["num_passages_in_text"] > 10
+
+
+def test_dense_finds_the_passage_by_its_embedding_and_leaves_out_the_rest() -> None:
+    engine = ScriptedEngine(answer_if_seen)
+    trace, context = run("dense", with_fact(40), engine, passage_tokens=100, retrieved_tokens=250)
+    assert FACT in prompt(engine)
+    assert FILLER[0] not in prompt(engine)
+    assert trace.answer == r"\boxed{4711}"
+    assert isinstance(context.embedder, Keywords)
+    assert context.embedder.asked == [QUESTION]
+    assert context.is_cut
+    assert context.notes["num_passages"] == 2
+
+
+def test_dense_without_an_embedder_is_an_error_of_one_line() -> None:
+    context = context_for(with_fact(3), ScriptedEngine(answer_if_seen))
+    context.embedder = None
+    with pytest.raises(ConfigError, match="has no `embedder`"):
+        asyncio.run(METHODS["dense"](example(with_fact(3)), context))
 
 
 def test_bm25_names_the_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

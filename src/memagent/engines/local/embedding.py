@@ -1,0 +1,147 @@
+"""Embeddings from a folder of sentence-transformers: the encoder, its pooling, its prompts.
+
+    FOLDER/
+      config.json, tokenizer.json, model.safetensors     the encoder
+      sentence_bert_config.json                          max_seq_length
+      1_Pooling/config.json                              mean (the default) or the first token
+      config_sentence_transformers.json                  prompts before questions and passages, if any
+
+A text longer than the encoder reads at once is split, and the mean of its parts is its vector: nothing is
+cut off. No code of the folder is run, and only safetensors are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModel, PreTrainedTokenizerFast
+
+from memagent.engines.embedding import Embedder, Vector
+from memagent.engines.local.loading import quietly
+from memagent.errors import ConfigError
+
+TOKENS_PER_BATCH = 8192
+"""Tokens of texts that are encoded together, padding included."""
+DEFAULT_TOKENS = 512
+"""Tokens that an encoder reads at once where nothing says how many."""
+MAX_JSON_BYTES = 1_000_000
+
+
+class LocalEmbedder(Embedder):
+    """An encoder in this process, on the GPU where there is one."""
+
+    def __init__(self, folder: Path, *, name: str) -> None:
+        self.name = name
+        pooling = _read(folder / "1_Pooling" / "config.json")
+        self._takes_first = _takes_first(pooling, folder)
+        self._prompts = _prompts(folder)
+        try:
+            with quietly():
+                self._tokenizer = PreTrainedTokenizerFast.from_pretrained(
+                    folder, local_files_only=True
+                )
+                model: Any = AutoModel.from_pretrained(
+                    folder,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    dtype=torch.float32,
+                )
+        except Exception as error:  # a foreign file: whatever the libraries raise
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"{folder} is no embedding model ({type(error).__name__}: {reason})"
+            ) from None
+        positions = int(getattr(model.config, "max_position_embeddings", DEFAULT_TOKENS))
+        asked = _read(folder / "sentence_bert_config.json").get("max_seq_length")
+        self._max_tokens = min(positions, asked) if isinstance(asked, int) else positions
+        if self._max_tokens <= self._tokenizer.num_special_tokens_to_add():
+            raise ConfigError(f"{folder}: a max_seq_length of {self._max_tokens} leaves no room")
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._model = model.eval().to(self._device)
+        self._lock = threading.Lock()
+
+    async def embed(self, texts: Sequence[str], *, is_query: bool = False) -> list[Vector]:
+        prompt = self._prompts["query" if is_query else "passage"]
+        return await asyncio.to_thread(self._embed, [prompt + text for text in texts])
+
+    async def aclose(self) -> None:
+        """Nothing to free: the model goes with the object."""
+
+    def _embed(self, texts: list[str]) -> list[Vector]:
+        if not texts:
+            return []
+        split = self._tokenizer(
+            texts, truncation=True, max_length=self._max_tokens, return_overflowing_tokens=True
+        )
+        parts: list[list[int]] = split["input_ids"]
+        owners: list[int] = split["overflow_to_sample_mapping"]
+        sums = [torch.zeros(self._model.config.hidden_size) for _ in texts]
+        with self._lock, torch.inference_mode():
+            for batch in _batches(parts):
+                vectors = self._encode([parts[number] for number in batch])
+                for number, vector in zip(batch, vectors, strict=True):
+                    sums[owners[number]] += vector * len(parts[number])
+        return [torch.nn.functional.normalize(total, dim=0).tolist() for total in sums]
+
+    def _encode(self, parts: list[list[int]]) -> torch.Tensor:
+        """A vector for each part, a row each; rows are normalised."""
+        padded = self._tokenizer.pad({"input_ids": parts}, return_tensors="pt").to(self._device)
+        states = self._model(**padded).last_hidden_state
+        if self._takes_first:
+            vectors = states[:, 0]
+        else:
+            mask = padded["attention_mask"].unsqueeze(-1).to(states.dtype)
+            vectors = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
+        return torch.nn.functional.normalize(vectors, dim=1).cpu()
+
+
+def _batches(parts: Sequence[list[int]]) -> list[list[int]]:
+    """Numbers of parts of similar length, so that little is padding."""
+    batches: list[list[int]] = []
+    for number in sorted(range(len(parts)), key=lambda one: -len(parts[one])):
+        longest = len(parts[batches[-1][0]]) if batches else 0
+        if not batches or (len(batches[-1]) + 1) * longest > TOKENS_PER_BATCH:
+            batches.append([])
+        batches[-1].append(number)
+    return batches
+
+
+def _takes_first(pooling: dict[str, Any], folder: Path) -> bool:
+    """Whether the first token's state is the vector; else it is the mean of all."""
+    chosen = {name for name, value in pooling.items() if name.startswith("pooling_mode") and value}
+    if not chosen or chosen == {"pooling_mode_mean_tokens"}:
+        return False
+    if chosen == {"pooling_mode_cls_token"}:
+        return True
+    raise ConfigError(
+        f"{folder} pools by {', '.join(sorted(chosen))}; only the mean and the first token are known"
+    )
+
+
+def _prompts(folder: Path) -> dict[str, str]:
+    found = _read(folder / "config_sentence_transformers.json").get("prompts")
+    texts = found if isinstance(found, dict) else {}
+    passage = texts.get("passage") or texts.get("document") or ""
+    return {"query": str(texts.get("query") or ""), "passage": str(passage)}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where the file is not there."""
+    if not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError("it is too large")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} cannot be read: it is no object")
+    return found
