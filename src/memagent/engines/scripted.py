@@ -1,13 +1,15 @@
 """An engine without a model: replies come from a list or a function. For tests, docs and demos.
 
 `scripted` alone replies by `keyword_reply`, a rule that reads our default prompts and keeps the
-sentences that share most words with the question: enough to see the loop at work, and no more.
+sentences, or lines of logs and tables, that share most words with the question: enough to see the loop
+at work, and no more.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,7 +20,29 @@ from memagent.types import Completion, Message, Sampling, Usage
 Script = Callable[[Sequence[Message], Sampling], str]
 
 _block = re.compile(r"<(question|section|memory)(?: [^>]*)?>\n?(.*?)\n?</\1>", re.DOTALL)
-_sentence = re.compile(r"[^.!?\n]+[.!?]*")
+_blank_line = re.compile(r"\n[ \t]*\n")
+_record = re.compile(
+    r"""\s*(?:[\d\[{<|*#\u2022"-] | [A-Z]{3,}\b | [A-Z][a-z]{2}\s+\d | [\w.-]+\s?[=:] | \w+,)""",
+    re.VERBOSE,
+)
+"""How lines of logs, lists and tables begin: a date, a level, a bracket, a key."""
+MIN_RECORDS = 0.75
+"""The share of lines that must begin so; others are stack traces, or cut by the end of a section."""
+_end = re.compile(r"""[.!?]+["'\u201d\u2019)\]]*(?=\s|$)|[\u3002\uff01\uff1f]+""")
+_last_word = re.compile(r"""[^\s("']*$""")
+_ABBREVIATIONS = """
+    al. approx. art. bros. ca. cap. capt. cf. ch. col. cpl. dept. dr. ed. eds. eq. esp. est. ex. fig. figs. fr.
+    gen. gov. hon. lt. maj. messrs. misc. mr. mrs. ms. mt. nr. op. orig. pp. pres. prof. pvt. rep. rev.
+    sec. sen. sgt. sr. st. vol. vols. vs. e.g. i.e. viz.
+"""
+_abbreviations = frozenset(_ABBREVIATIONS.split())
+"""Never the end of a sentence."""
+_ENDINGS = "a.m. p.m. etc. co. corp. inc. ltd. jr. u.s. u.k. u.n. b.c. a.d. ph.d. jan. feb. mar. apr. jun. jul. aug. sep. sept. oct. nov. dec. no."
+_may_end = frozenset(_ENDINGS.split())
+"""The end of a sentence only where a capital letter follows."""
+_initials = re.compile(r"(?:[^\W\d_]\.)+")
+MAX_UNIT_CHARS = 500
+"""A longer sentence or line is cut at a space, so that a memory can hold a part of it."""
 _word = re.compile(r"\w+")
 _COMMON = """
     a an and are as at be by did do does for from had has have he her his how i in is it its of on or
@@ -73,15 +97,50 @@ def keyword_reply(messages: Sequence[Message], sampling: Sampling) -> str:
     remembered = [line for line in blocks.get("memory", "").splitlines() if line != "(empty)"]
     if "section" not in blocks:
         return remembered[0] if remembered else "The text does not tell."
-    text = " ".join(blocks["section"].split())
-    sentences = [match.strip() for match in _sentence.findall(text)]
-    ranked = sorted(
-        dict.fromkeys(
-            remembered + [sentence for sentence in sentences if _words(sentence) & wanted]
-        ),
-        key=lambda sentence: -len(_words(sentence) & wanted),
-    )
+    found = [unit for unit in text_units(blocks["section"]) if _words(unit) & wanted]
+    ranked = sorted(dict.fromkeys(remembered + found), key=lambda unit: -len(_words(unit) & wanted))
     return _first_that_fit(ranked, max_chars=min(sampling.max_tokens * 3, 1000))
+
+
+def text_units(text: str) -> Iterator[str]:
+    """The sentences of prose, and the lines of logs, lists and tables.
+
+    >>> list(text_units("Dr. Lund paid 3.50 crowns. She left."))
+    ['Dr. Lund paid 3.50 crowns.', 'She left.']
+    >>> list(text_units("02:14 ERROR disk full\\n02:15 INFO retry"))
+    ['02:14 ERROR disk full', '02:15 INFO retry']
+    """
+    for block in _blank_line.split(text):
+        lines = [line.strip() for line in block.splitlines() if line.strip()]
+        num_records = sum(_record.match(line) is not None for line in lines)
+        is_list = len(lines) > 1 and num_records >= MIN_RECORDS * len(lines)
+        units = lines if is_list else _sentences(" ".join(" ".join(lines).split()))
+        for unit in units:
+            yield from textwrap.wrap(unit, MAX_UNIT_CHARS) if len(unit) > MAX_UNIT_CHARS else [unit]
+
+
+def _sentences(text: str) -> Iterator[str]:
+    start = 0
+    for end in _end.finditer(text):
+        if not _is_abbreviated(text, start, end):
+            yield text[start : end.end()].strip()
+            start = end.end()
+    if rest := text[start:].strip():
+        yield rest
+
+
+def _is_abbreviated(text: str, start: int, end: re.Match[str]) -> bool:
+    """Whether a full stop belongs to the word before it and ends no sentence."""
+    if end[0] != ".":
+        return False
+    last = _last_word.search(text, max(start, end.start() - 20), end.start())
+    word = f"{last[0] if last else ''}.".casefold()
+    follows = text[end.end() : end.end() + 2].strip()
+    if not follows:
+        return False
+    if word in _may_end:
+        return not follows[0].isupper()
+    return word in _abbreviations or _initials.fullmatch(word) is not None
 
 
 def _first_that_fit(lines: list[str], *, max_chars: int) -> str:

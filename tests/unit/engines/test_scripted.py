@@ -1,13 +1,14 @@
 """The scripted engine, and the opening of engines by name."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from memagent import Reader, open_engine
 from memagent.engines.base import split_spec
-from memagent.engines.scripted import ScriptedEngine
+from memagent.engines.scripted import ScriptedEngine, text_units
 from memagent.errors import ConfigError
 from tests.conftest import prose
 
@@ -23,6 +24,86 @@ def test_the_keyword_rule_finds_a_sentence_in_a_long_text() -> None:
 def test_the_keyword_rule_says_when_nothing_was_found() -> None:
     reader = Reader(open_engine("scripted"), window=4000, chunk_tokens=1000, memory_tokens=400)
     assert reader.ask("Quetzalcoatl?", prose(50)).answer == "The text does not tell."
+
+
+LOG = """\
+2026-03-01T02:13:58Z INFO  db: checkpoint complete: wrote 3.5 MB to 10.0.0.7
+2026-03-01T02:14:07Z ERROR db: disk full on /var/lib/db, writes refused
+2026-03-01T02:14:09Z WARN  web: upstream timed out (110) for req 8812
+2026-03-01T02:15:30Z INFO  db: writes accepted again. Took 83 s
+"""
+
+
+def test_the_keyword_rule_answers_with_one_line_of_a_log() -> None:
+    log = (
+        "".join(f"2026-03-01T01:{n:02}:00Z INFO  web: GET /item/{n} 200\n" for n in range(60)) + LOG
+    )
+    reader = Reader("scripted", window=4000, chunk_tokens=1000, memory_tokens=400)
+    trace = reader.ask("Which error made the db refuse writes on a full disk?", log)
+    assert trace.answer == LOG.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (
+            "Where did Dr. Lund meet Prof. Berg?",
+            "Dr. A. Lund met Prof. Berg at St. Olav's at 5 p.m. on Dec. 3.",
+        ),
+        ("What did the bell weigh?", "The bell weighed approx. 3.5 t, i.e. 3,500 kg (see Fig. 2)."),
+        ("Who founded the mill?", "The mill was founded by J. R. Holm Jr. and sold in 1902."),
+        ("What was whispered?", 'She whispered: "Not now!"'),
+    ],
+)
+def test_abbreviations_initials_and_numbers_end_no_sentence(question: str, answer: str) -> None:
+    text = (
+        "It rained all day. Dr. A. Lund met Prof. Berg at St. Olav's at 5 p.m. on Dec. 3. They talked "
+        "until 9 p.m. The bell weighed approx. 3.5 t, i.e. 3,500 kg (see Fig. 2). Nobody knew. The\n"
+        'mill was founded by J. R. Holm Jr. and sold in 1902. She whispered: "Not now!" Then he left.'
+    )
+    assert Reader("scripted").ask(question, text).answer == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "units"),
+    [
+        ("One. Two! Three?", ["One.", "Two!", "Three?"]),
+        ("They met at 9 p.m. The bell rang.", ["They met at 9 p.m.", "The bell rang."]),
+        ("A wrapped\nsentence. Another\none here.", ["A wrapped sentence.", "Another one here."]),
+        ("Title\n\nFirst line\nof prose", ["Title", "First line of prose"]),
+        ("- tea. Hot.\n- milk", ["- tea. Hot.", "- milk"]),
+        ("name = x\nsize = 3.4", ["name = x", "size = 3.4"]),
+        (
+            "Nov 16 02:01 host a\nNov 16 02:02 host b",
+            ["Nov 16 02:01 host a", "Nov 16 02:02 host b"],
+        ),
+        ("\u96e8\u3002\u98a8\uff01", ["\u96e8\u3002", "\u98a8\uff01"]),
+        ("x" * 1200, ["x" * 500, "x" * 500, "x" * 200]),
+        ("", []),
+        (
+            "f a line\n[1] one\n  at x.py\n[2] two\n[3] three\n[4] four\n[5] 5\n[6] 6",
+            [
+                "f a line",
+                "[1] one",
+                "at x.py",
+                "[2] two",
+                "[3] three",
+                "[4] four",
+                "[5] 5",
+                "[6] 6",
+            ],
+        ),
+    ],
+)
+def test_texts_are_parted_into_sentences_or_lines(text: str, units: list[str]) -> None:
+    assert list(text_units(text)) == units
+
+
+def test_parting_a_hostile_text_takes_no_time() -> None:
+    for text in ("." * 200_000, "a." * 100_000, "Dr. " * 50_000, "\n" * 200_000, "\n \t" * 90_000):
+        start = time.process_time()
+        list(text_units(text))
+        assert time.process_time() - start < 1.5
 
 
 def test_replies_can_come_from_a_file(tmp_path: Path) -> None:
