@@ -45,6 +45,11 @@ def is_file_spec(spec: str) -> bool:
     return spec.partition(":")[0].endswith(".py")
 
 
+def code_file(spec: str) -> str:
+    """The absolute path of the file in `path.py:function`."""
+    return str(Path(spec.partition(":")[0]).expanduser().resolve())
+
+
 def load_function(spec: str, *, what: str, parameters: Sequence[str]) -> Callable[..., Any]:
     """The function that `path.py:function` names, taking these parameters by position.
 

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 from memagent.cli.main import run
+from memagent.config import with_override
+from memagent.rl.settings import parse_config, remember_named, resumed_config, stored_values
+from memagent.runs import Run
 from tests.support.loopback import Endpoint, running
+from tests.support.tiny_training import tiny_run
 
 QUESTION = 'What is the code of "amber-17"?'
 SMALL = ("--tokenizer", "bytes", "--window", "4096", "--chunk-tokens", "400")
@@ -167,3 +171,78 @@ def test_programs_and_addresses_in_a_strangers_evaluation_are_refused(
     path.write_text(json.dumps(manifest))
     assert run(["eval", "--resume", str(evaluated), "--quiet"]) == 2
     assert "which you have not named on this machine" in " ".join(capsys.readouterr().err.split())
+
+
+CODE = """\
+from pathlib import Path
+
+Path(__file__).with_name("was-run").touch()
+
+
+async def score(task, outcome):
+    return 0.0
+"""
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """The manifest of a training run whose reward is a file that leaves a mark when it is run."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "mine.py").write_text(CODE)
+    config = tiny_run(tmp_path)
+    config["agent"]["reward"] = f"{tmp_path}/code/mine.py:score"
+    config["rollout"]["driver"] = "free"
+    return manifest_of(tmp_path / "run", config)
+
+
+def manifest_of(folder: Path, config: dict[str, Any]) -> Path:
+    with Run.create(folder, {"kind": "train", "config": config}):
+        return folder
+
+
+def test_code_in_a_strangers_training_run_is_not_run(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, mark = f"{tmp_path}/code/mine.py:score", tmp_path / "code" / "was-run"
+    resume = ["train", "--resume", str(trained), "--dry-run"]
+    assert run(resume) == 2
+    assert f"give it again: --set agent.reward={spec}" in capsys.readouterr().err
+    assert not mark.exists()
+    assert run([*resume, "--reward", f"{tmp_path}/code/mine.py:other"]) == 2
+    assert "`" not in capsys.readouterr().err
+    assert not mark.exists()
+    assert run([*resume, "--reward", spec]) == 0, capsys.readouterr().err
+    assert mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("validation.graders=['{file}:score']", "give it again: --set validation.graders=["),
+        ("agent.name={file}:agent", "give it again: --set agent.name="),
+        (
+            "rollout.engine_settings.base_url=http://127.0.0.1:9/v1",
+            "give it again: --set rollout.engine_settings.base_url=http://127.0.0.1:9/v1",
+        ),
+        ("rollout.engine_settings.vllm_args=--load-x", "give rollout.engine_settings.vllm_args"),
+    ],
+)
+def test_graders_agents_and_endpoints_of_a_strangers_training_run_are_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str, expected: str
+) -> None:
+    config = with_override(tiny_run(tmp_path), change.replace("{file}", f"{tmp_path}/code/mine.py"))
+    config["agent"]["reward"] = "strict"
+    folder = manifest_of(tmp_path / "run", config)
+    assert run(["train", "--resume", str(folder), "--dry-run"]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_code_of_my_own_training_run_is_run_again(tmp_path: Path) -> None:
+    config = parse_config(tiny_run(tmp_path))
+    remember_named(config)
+    assert resumed_config(config.model_dump(mode="json")) == config
+
+
+def test_the_key_of_an_endpoint_is_not_kept_with_a_training_run(tmp_path: Path) -> None:
+    values = with_override(tiny_run(tmp_path), "rollout.engine_settings.api_key=secret")
+    assert "secret" not in json.dumps(stored_values(parse_config(values)))

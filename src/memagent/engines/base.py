@@ -201,11 +201,11 @@ def choose_engine(
     )
 
 
-def check_stored(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def check_stored(stored: Mapping[str, Any], given: Mapping[str, Any], *, prefix: str = "") -> None:
     """Raise ConfigError for settings of a run directory that only the user may decide.
 
     That is where text and keys are sent, and which code is run: what the user neither gives now nor
-    named before is refused.
+    named before is refused. Messages write `prefix` before the name of a setting.
     """
     address = stored.get("base_url")
     if address is not None and given.get("base_url") is None:
@@ -215,15 +215,15 @@ def check_stored(stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"the run directory names the endpoint {public_url(str(address))}, which you have not "
                 f"named on this machine; if the text may go there, give it again: "
-                f"`base_url={public_url(str(address))}`"
+                f"`{prefix}base_url={public_url(str(address))}`"
             )
     for name in CODE_SETTINGS:
         value = stored.get(name)
         if value is None or given.get(name) is not None or trust.is_known("code", str(value)):
             continue
         raise ConfigError(
-            f"the run directory sets `{name}` to {str(value)[:200]!r}, which you have not named on this "
-            f"machine; if it is right, give `{name}` again"
+            f"the run directory sets `{prefix}{name}` to {str(value)[:200]!r}, which you have not named on "
+            f"this machine; if it is right, give `{prefix}{name}` again"
         )
 
 

@@ -56,7 +56,7 @@ from memagent.eval.methods import (
 from memagent.eval.records import KIND, ItemRecord
 from memagent.eval.runner import Evaluation, OnRecord, OpenMethod
 from memagent.eval.suites import MethodChoice, Suite, parse_suite, with_absolute_paths
-from memagent.plugins import is_file_spec
+from memagent.plugins import code_file, is_file_spec
 from memagent.runs import MANIFEST, Run, read_manifest
 from memagent.types import Engine, Prices
 
@@ -238,11 +238,6 @@ def _check_stored_embedder(url: str, run: Path) -> None:
             f"{run} names the endpoint {public_url(url)} for embeddings, which you have not named on this "
             "machine; if the text may go there, start a run of your own with it"
         )
-
-
-def code_file(method: str) -> str:
-    """The absolute path of the file in `FILE.py:FUNCTION`."""
-    return str(Path(method.partition(":")[0]).expanduser().resolve())
 
 
 def _choose_engine(

@@ -28,9 +28,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from memagent import trust
 from memagent.config import Settings, read_toml, with_override
+from memagent.engines.addresses import origins
+from memagent.engines.base import CODE_SETTINGS, check_stored
 from memagent.errors import ConfigError
 from memagent.names import hint
+from memagent.plugins import code_file, is_file_spec
 from memagent.rl.rollouts.tasks import TaskSource
 from memagent.rl.update.advantages import check_group_size
 
@@ -465,6 +469,9 @@ MAY_CHANGE = ("steps", "sources", "checkpoint", "logging", "validation", "update
               "update.checkpointing", "update.compiled", "rollout.concurrency", "rollout.seconds",
               "rollout.engine_settings")  # fmt: skip
 """Settings that may change when a run is resumed."""
+CODE_NAMES = ("agent.name", "agent.reward")
+"""Settings that may be given again, unchanged: they may name code."""
+GRADERS = "validation.graders"
 
 
 def read_config(path: Path, *, changes: Sequence[str] = ()) -> TrainConfig:
@@ -494,15 +501,77 @@ def parse_config(values: Mapping[str, Any], *, changes: Sequence[str] = ()) -> T
 
 
 def resumed_config(values: Mapping[str, Any], *, changes: Sequence[str] = ()) -> TrainConfig:
-    """The config of a run that is resumed. Only settings in `MAY_CHANGE` can be changed."""
+    """The config of a run that is resumed. Only settings in `MAY_CHANGE` can be changed.
+
+    The stored config is data: code and endpoints that it names are used only if the user named them
+    before on this machine, or names them again in `changes`.
+    """
+    made, named = [], []
     for change in changes:
-        name = change.partition("=")[0].strip()
+        name, _, value = (part.strip() for part in change.partition("="))
+        named.append(name)
+        if name in CODE_NAMES and _is_same_code(value, values, name):
+            continue
         if not any(name == one or name.startswith(f"{one}.") for one in MAY_CHANGE):
             raise ConfigError(
                 f"`{name}` cannot change when a run is resumed; start a new run with it (may change: "
                 f"{', '.join(MAY_CHANGE)})"
             )
-    return parse_config(values, changes=changes)
+        made.append(change)
+    config = parse_config(values, changes=made)
+    _check_trust(config, named)
+    return config
+
+
+def remember_named(config: TrainConfig) -> None:
+    """Record the code and the endpoints of a config as named by the user, see `memagent.trust`."""
+    settings = config.rollout.engine_settings
+    engine_code = [str(settings[name]) for name in CODE_SETTINGS if settings.get(name) is not None]
+    trust.remember("code", *(code_file(spec) for _, spec in _code(config)), *engine_code)
+    if settings.get("base_url") is not None:
+        trust.remember("address", *origins(str(settings["base_url"])))
+
+
+def stored_values(config: TrainConfig) -> dict[str, Any]:
+    """The config as a run keeps it: without the key of an endpoint."""
+    values = config.model_dump(mode="json")
+    values["rollout"]["engine_settings"].pop("api_key", None)
+    return values
+
+
+def _check_trust(config: TrainConfig, named: Sequence[str]) -> None:
+    """Raise ConfigError for code or an endpoint of a stored config that the user has not named."""
+
+    def is_named(setting: str) -> bool:
+        return any(setting == one or setting.startswith(f"{one}.") for one in named)
+
+    for setting, spec in _code(config):
+        if not is_named(setting) and not trust.is_known("code", code_file(spec)):
+            again = f"[{spec!r}]" if setting == GRADERS else spec
+            raise ConfigError(
+                f"the run directory names the code {spec}, a file that you have not named on this machine; "
+                f"if it may run, give it again: `{setting}={again}`"
+            )
+    stored, prefix = config.rollout.engine_settings, "rollout.engine_settings."
+    given = {name: value for name, value in stored.items() if is_named(f"{prefix}{name}")}
+    check_stored(stored, given, prefix=prefix)
+
+
+def _code(config: TrainConfig) -> list[tuple[str, str]]:
+    """Settings that name functions in files, each with such a name."""
+    graders = config.validation.graders if config.validation else ()
+    found = [("agent.name", config.agent.name), ("agent.reward", config.agent.reward)]
+    found += [(GRADERS, grader) for grader in graders]
+    return [(setting, spec) for setting, spec in found if is_file_spec(spec)]
+
+
+def _is_same_code(given: str, values: Mapping[str, Any], name: str) -> bool:
+    """Whether a change names the function that the stored config has already."""
+    given, stored = given.strip("\"'"), str(values.get("agent", {}).get(name.partition(".")[2]))
+    if not (is_file_spec(given) and is_file_spec(stored)):
+        return given == stored
+    is_same = given.partition(":")[2] == stored.partition(":")[2]
+    return is_same and code_file(given) == code_file(stored)
 
 
 def _preset(name: object) -> dict[str, Any]:

@@ -36,7 +36,13 @@ from memagent.rl.rollouts.collect import RolloutStats
 from memagent.rl.rollouts.rollout_log import forget_rollouts, readable_record
 from memagent.rl.rollouts.step import Gatherer, StepRollouts
 from memagent.rl.rollouts.tasks import TasksAhead
-from memagent.rl.settings import OptimSettings, TrainConfig, resumed_config
+from memagent.rl.settings import (
+    OptimSettings,
+    TrainConfig,
+    remember_named,
+    resumed_config,
+    stored_values,
+)
 from memagent.rl.setup import SCRATCH, Setup, open_setup
 from memagent.rl.update.agreement import check_agreement
 from memagent.rl.update.loss import summary
@@ -121,7 +127,8 @@ async def open_training(
     no further step starts.
     """
     limit = TimeLimit(max_minutes)
-    manifest = {"kind": KIND, "config": config.model_dump(mode="json")}
+    manifest = {"kind": KIND, "config": stored_values(config)}
+    remember_named(config)
     with Run.create(run_dir, manifest) as run:
         try:
             async with _open_trainer(config, run.path, callbacks, limit) as trainer:
@@ -143,12 +150,14 @@ async def resume_training(
 ) -> AsyncIterator[Trainer]:
     """The trainer of an existing run, from its newest checkpoint on.
 
-    `changes` such as `steps=200` change its config; only settings in `MAY_CHANGE` can. After
-    `max_minutes`, counted from here, no further step starts.
+    `changes` such as `steps=200` change its config; only settings in `MAY_CHANGE` can. Code and endpoints
+    that it names must be known from a run of the user, or be given again in `changes`, see
+    `resumed_config`. After `max_minutes`, counted from here, no further step starts.
     """
     limit = TimeLimit(max_minutes)
     with Run.open(run_dir) as run:
         config = config_of_run(run_dir, changes=changes)
+        remember_named(config)
         async with _open_trainer(config, run.path, callbacks, limit) as trainer:
             yield trainer
 
@@ -158,7 +167,10 @@ def config_of_run(run_dir: Path, *, changes: Sequence[str] = ()) -> TrainConfig:
     manifest = read_manifest(run_dir)
     if manifest.get("kind") != KIND:
         raise RunError(f"{run_dir} is not a training run; another command created it")
-    return resumed_config(manifest["config"], changes=changes)
+    stored = manifest.get("config")
+    if not isinstance(stored, dict):
+        raise RunError(f"{run_dir} has no config in its manifest; it cannot be resumed")
+    return resumed_config(stored, changes=changes)
 
 
 @asynccontextmanager
@@ -193,7 +205,7 @@ async def _open_trainer(
         tracker = stack.enter_context(
             Tracker(
                 run_dir,
-                config=config.model_dump(mode="json"),
+                config=stored_values(config),
                 name=config.logging.name or run_dir.name,
                 project=config.logging.project,
                 tensorboard=config.logging.tensorboard,

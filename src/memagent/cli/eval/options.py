@@ -11,9 +11,9 @@ from memagent.cli.shared.run_options import LimitOptions, RunOptions
 from memagent.config import AgentConfig
 from memagent.data.choices import named_sources
 from memagent.errors import ConfigError
-from memagent.eval.setup import EvalRequest, code_file, make_request, stored_request
+from memagent.eval.setup import EvalRequest, make_request, stored_request
 from memagent.eval.suites import Suite, parse_suite, read_suite
-from memagent.plugins import is_file_spec
+from memagent.plugins import code_file, is_file_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
