@@ -40,7 +40,7 @@ def write(run: Path, loaded: Any, step: int) -> None:
             parameter.fill_(step)
     save_checkpoint(
         run,
-        step,
+        f"step-{step:06}",
         model=loaded.model,
         tokenizer=loaded.tokenizer,
         optimizer={"moments": torch.full((1000,), float(step))},
@@ -79,7 +79,8 @@ def killed(run: Path, loaded: Any, step: int, seconds: float) -> int:
 
 def checked(run: Path, loaded: Any) -> int:
     """The step of the newest checkpoint. All that are there must be whole."""
-    for step, checkpoint in list_checkpoints(run).items():
+    for checkpoint in list_checkpoints(run):
+        step = int(checkpoint.name.removeprefix("step-"))
         assert read_state(checkpoint) == {"step": step}
         assert torch.equal(read_optimizer(checkpoint)["moments"], torch.full((1000,), float(step)))
         load_weights(loaded.model, checkpoint)
@@ -107,7 +108,8 @@ def main(source: Path, run: Path, num_kills: int) -> None:
         step = found
         num_hidden += any((run / "checkpoints").glob(".*"))
     write(run, loaded, step + 1)
-    assert list(list_checkpoints(run)) == [step, step + 1]
+    names = [path.name for path in list_checkpoints(run)]
+    assert names == [f"step-{number:06}" for number in (step, step + 1)]
     assert len(list((run / "checkpoints").iterdir())) == KEEP, "something torn is left"
     print(json.dumps({"step": step, "num_hidden": num_hidden}))  # noqa: T201
 

@@ -330,6 +330,8 @@ class CheckpointSettings(Settings):
     """Number of newest checkpoints that are kept."""
     keep_every: int | None = Field(default=None, ge=1)
     """Checkpoints of every keep_every-th step are never removed."""
+    keep_best: bool = True
+    """Save and keep the checkpoint with the highest validation reward, besides the newest."""
 
 
 class LogSettings(Settings):

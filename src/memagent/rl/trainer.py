@@ -22,16 +22,18 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from memagent.errors import EngineError, RunError
 from memagent.rl.agents.offload import WorkerPool
+from memagent.rl.progress import Pace, TimeLimit, TrainProgress
 from memagent.rl.rollouts.collect import RolloutStats
 from memagent.rl.rollouts.rollout_log import forget_rollouts, readable_record
 from memagent.rl.rollouts.step import Gatherer, StepRollouts
@@ -53,8 +55,10 @@ from memagent.rl.update.step import memory_errors, packed, update
 from memagent.rl.warmstart.lessons import ahead
 from memagent.rl.warmstart.rows import accumulate_sft, sft_rows
 from memagent.rl.weights.checkpoint import (
+    best_validation,
     export,
     latest_checkpoint,
+    list_checkpoints,
     load_weights,
     random_state,
     read_optimizer,
@@ -64,7 +68,7 @@ from memagent.rl.weights.checkpoint import (
 )
 from memagent.rl.weights.models import Snapshot
 from memagent.runs import Run, read_manifest
-from memagent.tracking import METRICS, Tracker
+from memagent.tracking import METRICS, Tracker, read_metrics
 
 KIND = "train"
 """Kind of a training run in its manifest."""
@@ -90,27 +94,6 @@ class TrainingCallbacks:
 
     def on_note(self, text: str) -> None:
         """Something the user should know."""
-
-
-@dataclass(slots=True, kw_only=True)
-class TrainProgress:
-    """How far a run is: with weights and optimizer, the content of a checkpoint."""
-
-    warm_step: int = 0
-    """Finished steps of the warm start."""
-    step: int = 0
-    """Finished steps of reinforcement learning; also the version of the weights."""
-    position: int = 0
-    """Tasks taken from the stream."""
-    num_unused: int = 0
-    """Consecutive steps without signal."""
-    validated: int = -1
-    """The step after which the last validation ran; 0 is before the first."""
-
-    @property
-    def total(self) -> int:
-        """Numbers checkpoints."""
-        return self.warm_step + self.step
 
 
 @asynccontextmanager
@@ -188,7 +171,7 @@ async def try_setup(
             progress = TrainProgress()
             if checkpoint is not None:
                 load_weights(setup.trained.model, checkpoint)
-                progress = TrainProgress(**read_state(checkpoint)["progress"])
+                progress = _progress_of(read_state(checkpoint), checkpoint)
             settings = config.warm_start
             if setup.lessons is not None and settings and progress.warm_step < settings.steps:
                 setup.lessons.batch(progress.warm_step)
@@ -221,26 +204,6 @@ async def _open_trainer(
         yield trainer
 
 
-class TimeLimit:
-    """The time a run may take, counted from the creation of this object."""
-
-    def __init__(self, minutes: float | None) -> None:
-        self.minutes = minutes
-        self._started = perf_counter()
-
-    @property
-    def share(self) -> float:
-        """Fraction of the time that has passed; 0 without a limit."""
-        if self.minutes is None:
-            return 0.0
-        return (perf_counter() - self._started) / (60 * self.minutes)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all of it has passed."""
-        return self.share >= 1.0
-
-
 class Trainer:
     """Trains the model of one run."""
 
@@ -268,6 +231,8 @@ class Trainer:
         self._restored: dict[str, torch.Tensor] | None = None
         """State of the optimizer of the phase that is resumed."""
         self._restore()
+        self._best = best_validation(read_metrics(run_dir))
+        self._pace = Pace()
         self._tasks: TasksAhead | None = None
 
     def close(self) -> None:
@@ -316,6 +281,7 @@ class Trainer:
             "warm_start", num_done=self.progress.warm_step, num_steps=settings.steps
         )
         first = optimizer.schedule_step
+        self._pace = Pace()
         for batch in ahead(lessons, self.progress.warm_step, settings.steps):
             if self._limit.is_over:
                 break
@@ -330,9 +296,10 @@ class Trainer:
             seconds = perf_counter() - started
             num_tokens = sum(one.num_tokens for one in packs)
             self.progress.warm_step += 1
-            self._log(
+            self._log_step(
                 "warm_start",
                 self.progress.warm_step,
+                settings.steps,
                 {
                     **stats,
                     **stepped,
@@ -368,10 +335,12 @@ class Trainer:
             return
         tasks = TasksAhead(self.setup.stream(progress.position), config.rollout.prompts)
         self._tasks = tasks
+        self._pace = Pace()
         while progress.step < config.steps and not self._limit.is_over:
             await self._learn_step(optimizer, reference, tasks)
-            await self._validate()
-            if progress.step == config.steps or progress.step % config.checkpoint.every == 0:
+            is_best = await self._validate()
+            is_due = progress.step == config.steps or progress.step % config.checkpoint.every == 0
+            if is_due or (is_best and config.checkpoint.keep_best):
                 self._save(optimizer)
         if progress.step < config.steps:
             self._save(optimizer)  # before the validation, which may take long
@@ -395,9 +364,10 @@ class Trainer:
         seconds = perf_counter() - rolled
         num_packed = updated.pop("packed_tokens")
         self._keep_samples(number, found)
-        self._log(
+        self._log_step(
             "train",
             number,
+            self.config.steps,
             {
                 **group_metrics(found.all_groups),
                 **task_metrics(
@@ -457,17 +427,20 @@ class Trainer:
         snapshot.save(path)
         return snapshot
 
-    async def _validate(self, *, is_last: bool = False) -> None:
-        """Validate if it is due: before the first step, every few steps, after the last."""
+    async def _validate(self, *, is_last: bool = False) -> bool:
+        """Validate if it is due: before the first step, every few steps, after the last.
+
+        Whether the reward is the best so far.
+        """
         validation, settings, step = (
             self.setup.validation,
             self.config.validation,
             self.progress.step,
         )
         if validation is None or settings is None or self.progress.validated == step:
-            return
+            return False
         if not is_last and step != self.config.steps and step % settings.every:
-            return
+            return False
         started = perf_counter()
         result = await validation.run(self.setup.engine)
         folder = self.run_dir / VALIDATION
@@ -477,8 +450,16 @@ class Trainer:
         self.progress.validated = step
         seconds = perf_counter() - started
         self._log("validation", step, {**result.metrics, "time/validation": seconds})
+        before, self._best = self._best, best_validation(read_metrics(self.run_dir))
+        return self._best != before
 
     # --- files of the run ----------------------------------------------------------------------
+
+    def _log_step(self, kind: str, step: int, num_steps: int, metrics: dict[str, float]) -> None:
+        """Log a step of a phase, with an estimate of the time until the end of the phase."""
+        self._pace.step()
+        left = self._limit.limited(self._pace.seconds_for(num_steps - step))
+        self._log(kind, step, {**metrics, "time/left": left})
 
     def _log(self, kind: str, step: int, metrics: dict[str, float]) -> None:
         self._tracker.log(step, metrics, kind=kind)
@@ -505,7 +486,7 @@ class Trainer:
             return
         save_checkpoint(
             self.run_dir,
-            progress.total,
+            progress.checkpoint,
             model=self.setup.trained.model,
             tokenizer=self.setup.trained.loaded.tokenizer,
             optimizer=optimizer.state_dict(),
@@ -516,17 +497,25 @@ class Trainer:
             },
             keep=self.config.checkpoint.keep,
             keep_every=self.config.checkpoint.keep_every,
+            kept=self._best_checkpoint(),
         )
         self._saved = progress.total
         forget_rollouts(self.run_dir, until=progress.step)
 
+    def _best_checkpoint(self) -> str | None:
+        """Name of the checkpoint with the best validation; None if none is to be kept."""
+        if self._best is None or not self.config.checkpoint.keep_best:
+            return None
+        return TrainProgress(step=self._best.step, warm_step=self.progress.warm_step).checkpoint
+
     def _restore(self) -> None:
+        _rename_checkpoints(self.run_dir)
         checkpoint = latest_checkpoint(self.run_dir)
         if checkpoint is None:
             return
         state = read_state(checkpoint)
         load_weights(self.setup.trained.model, checkpoint)
-        self.progress = TrainProgress(**state["progress"])
+        self.progress = _progress_of(state, checkpoint)
         self._saved = self.progress.total
         restore_random_state(state["random"])
         if self.is_warm and self.progress.step == 0:
@@ -546,3 +535,22 @@ class Trainer:
         shutil.rmtree(final, ignore_errors=True)  # of the same run with fewer steps
         export(checkpoint, final)
         return final
+
+
+def _rename_checkpoints(run_dir: Path) -> None:
+    """Give checkpoints of earlier versions, numbered over both phases, the names of today.
+
+    In ascending order, so that the newest one comes last at any moment.
+    """
+    for path in list_checkpoints(run_dir):
+        with suppress(RunError):  # a damaged one is named where it is used
+            name = _progress_of(read_state(path), path).checkpoint
+            if path.name != name:
+                path.rename(path.with_name(name))
+
+
+def _progress_of(state: dict[str, Any], checkpoint: Path) -> TrainProgress:
+    try:
+        return TrainProgress(**state["progress"])
+    except (KeyError, TypeError):
+        raise RunError(f"{checkpoint} has no valid progress; remove it") from None

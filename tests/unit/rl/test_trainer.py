@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError, RunError
+from memagent.rl.progress import TimeLimit
 from memagent.rl.settings import parse_config
-from memagent.rl.trainer import TimeLimit, TrainingCallbacks, open_training, resume_training
+from memagent.rl.trainer import TrainingCallbacks, open_training, resume_training
 from memagent.rl.update import step as update
-from memagent.rl.weights.checkpoint import latest_checkpoint
+from memagent.rl.weights.checkpoint import find_checkpoint, latest_checkpoint
 from memagent.runs import MANIFEST, Run
 from memagent.tracking import comparable, read_metrics
 from tests.support.tiny_server import serving_tiny
@@ -125,8 +126,13 @@ def test_a_run_writes_metrics_samples_answers_checkpoints_and_a_model(whole: Pat
     assert not list((whole / "rollouts").iterdir()), "all of them are in a checkpoint"
     newest = latest_checkpoint(whole)
     assert newest is not None
-    assert newest.name == "step-000009"
-    assert len(list((whole / "checkpoints").iterdir())) == 2
+    assert newest.name == "step-000003"
+    best = find_checkpoint(whole, best=True).name
+    names = {path.name for path in (whole / "checkpoints").iterdir()}
+    assert names == {"step-000002", "step-000003", best}
+    assert [record["time/left"] > 0 for record in records if record["kind"] == "train"] == [
+        True, True, False,
+    ]  # fmt: skip
     assert load(str(newest / "model")).window == 256
     final, last = (folder / "model.safetensors" for folder in (whole / "final", newest / "model"))
     assert final.read_bytes() == last.read_bytes()
@@ -206,7 +212,7 @@ def test_a_warm_start_alone(files: Path, tmp_path: Path) -> None:
     assert kinds == ["warm_start"] * 6 + ["validation"]
     newest = latest_checkpoint(folder)
     assert newest is not None
-    assert newest.name == "step-000006"
+    assert newest.name == "warm-000006"
 
 
 class Clock(TrainingCallbacks):
@@ -225,8 +231,8 @@ class Clock(TrainingCallbacks):
 @pytest.mark.parametrize(
     ("at", "last", "checkpoint"),
     [
-        (("train", 1), [("train", 1), ("validation", 1)], "step-000007"),
-        (("warm_start", 3), [("warm_start", 3), ("validation", 0)], "step-000003"),
+        (("train", 1), [("train", 1), ("validation", 1)], "step-000001"),
+        (("warm_start", 3), [("warm_start", 3), ("validation", 0)], "warm-000003"),
     ],
 )
 def test_when_the_time_is_over_a_run_validates_saves_and_can_be_resumed(
@@ -425,6 +431,22 @@ def test_a_checkpoint_without_a_counter_of_the_schedule_resumes_at_its_step(
     save_file({**state, "num_done": torch.tensor(2)}, newest / "optimizer.safetensors")
     assert run({}, folder)
     assert metrics_of(folder) == metrics_of(whole)
+
+
+def test_checkpoints_numbered_over_both_phases_are_renamed(
+    files: Path, whole: Path, tmp_path: Path
+) -> None:
+    """As earlier versions wrote them: step 1 after a warm start of 6 steps was step-000007."""
+    folder = tmp_path / "run"
+    assert not run(tiny_run(files), folder, Stop("train", 1))
+    checkpoints = folder / "checkpoints"
+    (checkpoints / "warm-000006").rename(checkpoints / "step-000006")
+    (checkpoints / "step-000001").rename(checkpoints / "step-000007")
+    assert not run({}, folder, Stop("train", 2))
+    assert latest_checkpoint(folder) == checkpoints / "step-000002"
+    assert run({}, folder)
+    assert metrics_of(folder) == metrics_of(whole)
+    assert not (checkpoints / "step-000007").exists()
 
 
 def test_only_training_runs_are_resumed(tmp_path: Path) -> None:

@@ -70,10 +70,10 @@ class TrainConsole(TrainingCallbacks):
             ]
             if metrics.get("num_failed_policy"):
                 shown.append(f"by the policy {metrics['num_failed_policy']:.0f}")
-            seconds = duration(metrics["time/step"])
-            self._frame.print(
-                f"{_title(kind)} {step}/{self._num_steps}  {'  '.join(shown)}  {seconds}"
-            )
+            shown.append(duration(metrics["time/step"]))
+            if step < self._num_steps:
+                shown.append(f"left {duration(metrics['time/left'])}")
+            self._frame.print(f"{_title(kind)} {step}/{self._num_steps}  {'  '.join(shown)}")
 
     def on_note(self, text: str) -> None:
         self._frame.print(f"note: {text}")

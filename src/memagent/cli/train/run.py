@@ -29,8 +29,9 @@ from memagent.errors import ConfigError
 from memagent.rl.settings import TrainConfig, read_config
 
 if TYPE_CHECKING:
+    from memagent.rl.progress import TrainProgress
     from memagent.rl.setup import Setup
-    from memagent.rl.trainer import Trainer, TrainProgress
+    from memagent.rl.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

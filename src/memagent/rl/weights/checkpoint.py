@@ -1,15 +1,16 @@
 """Checkpoints of a run: each is complete or does not exist, and older ones are removed.
 
     RUN/checkpoints/
-      step-000010/
+      warm-000140/               after step 140 of the warm start
+      step-000010/               after step 10 of reinforcement learning
         state.json               progress of the trainer, and the version that wrote it
         optimizer.safetensors    state of the optimizer
         model/                   all weights, as a Hugging Face folder with its tokenizer; or
         adapter/                 a LoRA folder of peft, where an adapter is trained
       .step-000020/              incomplete, left by a crash; removed at the next write
 
-    save_checkpoint(run, 10, model=model, tokenizer=tokenizer, optimizer=optimizer.state_dict(),
-                    state={"position": 160}, keep=2, keep_every=None)
+    save_checkpoint(run, "step-000010", model=model, tokenizer=tokenizer, optimizer=optimizer.state_dict(),
+                    state={"position": 160}, keep=2, keep_every=None, kept="step-000005")
     checkpoint = latest_checkpoint(run)
     load_weights(model, checkpoint)
     optimizer.load_state_dict(read_optimizer(checkpoint))
@@ -28,10 +29,10 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +45,7 @@ from memagent.engines.local.adapters import ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from memagent.engines.local.loading import LoadedModel, load, quietly
 from memagent.errors import ConfigError, RunError
 from memagent.files import reason_of, replacing_folder
+from memagent.tracking import read_metrics
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
@@ -53,12 +55,12 @@ MODEL = "model"
 ADAPTER = "adapter"
 LOADING_KEYS = ("backend", "is_local", "local_files_only")
 """How a tokenizer was loaded, which transformers saves with it; removed."""
-NAME = re.compile(r"step-(\d{6,})")
+NAME = re.compile(r"(warm|step)-(\d{6,})")
 
 
 def save_checkpoint(
     run: Path,
-    step: int,
+    name: str,
     *,
     model: Any,
     tokenizer: Any,
@@ -66,14 +68,15 @@ def save_checkpoint(
     state: Mapping[str, Any],
     keep: int,
     keep_every: int | None,
+    kept: str | None = None,
 ) -> Path:
-    """Write the checkpoint of a step, then remove all but the newest `keep` and each `keep_every`-th.
+    """Write a checkpoint, then remove all but the newest `keep`, each `keep_every`-th, and `kept`.
 
     `model` is a transformers model; if it has an adapter, only that is written. `state` must be
     serializable as JSON.
     """
     folder = run / CHECKPOINTS
-    path = folder / f"step-{step:06}"
+    path = folder / name
     with _disk_errors(path):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for incomplete in folder.glob(".*"):
@@ -85,35 +88,87 @@ def save_checkpoint(
             tensors = {name: tensor.contiguous() for name, tensor in optimizer.items()}
             save_file(tensors, part / OPTIMIZER)
             _write_weights(model, tokenizer, part)
-        _remove_old(run, keep=keep, keep_every=keep_every)
+        _remove_old(run, keep=keep, keep_every=keep_every, kept=kept)
     return path
 
 
-def list_checkpoints(run: Path) -> dict[int, Path]:
-    """The checkpoints of a run by their step, in order."""
+def list_checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run, in the order of its steps: the warm start comes first."""
     folder = run / CHECKPOINTS
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    found = {int(match[1]): folder / match[0] for name in names if (match := NAME.fullmatch(name))}
-    return dict(sorted(found.items()))
+    found = (
+        [path for path in folder.iterdir() if NAME.fullmatch(path.name)] if folder.is_dir() else []
+    )
+    return sorted(found, key=lambda path: (path.name.startswith("step"), _number(path)))
 
 
 def latest_checkpoint(run: Path) -> Path | None:
     """The newest checkpoint, if there is one."""
-    return next(reversed(list_checkpoints(run).values()), None)
+    return next(reversed(list_checkpoints(run)), None)
 
 
-def find_checkpoint(run: Path, step: int | None = None) -> Path:
-    """The checkpoint of a step, by default the newest; refused in one line if there is none."""
+def find_checkpoint(run: Path, step: int | None = None, *, best: bool = False) -> Path:
+    """The checkpoint of a step, by default the newest; refused in one line if there is none.
+
+    A step of the warm start is found where reinforcement learning has no checkpoint of that number.
+    `best` finds the one with the highest validation reward.
+    """
     if not run.is_dir():
         raise RunError(f"{run} is not a run folder")
     found = list_checkpoints(run)
     if not found:
         raise RunError(f"{run} has no checkpoint yet")
-    if step is not None and step not in found:
-        raise ConfigError(
-            f"there is no checkpoint of step {step}; there are {', '.join(map(str, found))}"
+    if best:
+        return _best_of(run, found)
+    if step is None:
+        return found[-1]
+    fitting = [path for path in found if _number(path) == step]
+    if not fitting:
+        names = ", ".join(path.name for path in found)
+        raise ConfigError(f"there is no checkpoint of step {step}; there are {names}")
+    return fitting[-1]
+
+
+class BestValidation(NamedTuple):
+    """The validation with the highest reward."""
+
+    step: int
+    """After which it ran; 0 is before the first."""
+    reward: float
+
+
+def best_validation(records: Iterable[Mapping[str, Any]]) -> BestValidation | None:
+    """The best validation in the metrics of a run; of equal ones the first."""
+    rewards = {
+        int(record["step"]): float(record["reward"])
+        for record in records
+        if record["kind"] == "validation"
+    }
+    if not rewards:
+        return None
+    return BestValidation(*max(rewards.items(), key=lambda item: item[1]))
+
+
+def _best_of(run: Path, found: Sequence[Path]) -> Path:
+    best = best_validation(read_metrics(run))
+    if best is None:
+        raise RunError(f"{run} has no validation, so no checkpoint is the best")
+    fitting = [
+        path
+        for path in found
+        if path.name.startswith("warm" if best.step == 0 else "step")
+        and (best.step == 0 or _number(path) == best.step)
+    ]
+    if not fitting:
+        when = f"after step {best.step}" if best.step else "before the first step"
+        raise RunError(
+            f"{run}: the best validation is that {when}, with a reward of {best.reward:.3f}, and there is "
+            "no checkpoint of it"
         )
-    return found[max(found) if step is None else step]
+    return fitting[-1]
+
+
+def _number(path: Path) -> int:
+    return int(path.name.partition("-")[2])
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
@@ -288,13 +343,13 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 # --- folders --------------------------------------------------------------------------------------
 
 
-def _remove_old(run: Path, *, keep: int, keep_every: int | None) -> None:
-    found = list_checkpoints(run)
-    for step, path in list(found.items())[:-keep]:
-        if keep_every is None or step % keep_every:
-            hidden = path.with_name(f".{path.name}")
-            path.rename(hidden)  # atomic, unlike the removal of its files
-            shutil.rmtree(hidden)
+def _remove_old(run: Path, *, keep: int, keep_every: int | None, kept: str | None) -> None:
+    for path in list_checkpoints(run)[:-keep]:
+        if path.name == kept or (keep_every is not None and _number(path) % keep_every == 0):
+            continue
+        hidden = path.with_name(f".{path.name}")
+        path.rename(hidden)  # atomic, unlike the removal of its files
+        shutil.rmtree(hidden)
 
 
 @contextmanager

@@ -26,3 +26,15 @@ def test_a_validation_always_shows_the_count_of_failures(
     numbers = {"reward": 0.5, "reward_low": 0.4, "reward_high": 0.6, "num_examples": 64}
     assert lines(capsys, "validation", num_failed=0, **numbers).rstrip().endswith("failed 0 of 64")
     assert lines(capsys, "validation", num_failed=3, **numbers).rstrip().endswith("failed 3 of 64")
+
+
+def test_a_step_shows_the_time_left_until_the_last_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with TrainConsole(CommandConsole(is_quiet=False)) as console:
+        console.on_phase("train", num_done=0, num_steps=4)
+        for step, left in ((3, 7500.0), (4, 0.0)):
+            console.on_step("train", step, {"time/step": 30.0, "time/left": left, "reward": 0.5})
+    before, last = capsys.readouterr().err.splitlines()
+    assert before.endswith("30 s  left 2 h 5 min")
+    assert last.endswith("30 s")

@@ -28,6 +28,7 @@ from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.policy import Policy
 from memagent.rl.weights.checkpoint import (
     export,
+    find_checkpoint,
     latest_checkpoint,
     list_checkpoints,
     load_weights,
@@ -35,6 +36,7 @@ from memagent.rl.weights.checkpoint import (
     read_state,
     save_checkpoint,
 )
+from memagent.tracking import Tracker
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import KINDS, make_tiny_model
 
@@ -74,7 +76,12 @@ def save(run: Path, loaded: LoadedModel, step: int = 1, **changes: Any) -> Path:
         "keep_every": None,
         **changes,
     }
-    return save_checkpoint(run, step, model=loaded.model, tokenizer=loaded.tokenizer, **arguments)
+    name = f"step-{step:06}"
+    return save_checkpoint(run, name, model=loaded.model, tokenizer=loaded.tokenizer, **arguments)
+
+
+def steps_of(run: Path) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in list_checkpoints(run)]
 
 
 def weights(model: Any) -> dict[str, torch.Tensor]:
@@ -240,7 +247,7 @@ def test_old_checkpoints_are_removed(
     for step in range(1, 8):
         path = save(tmp_path, loaded, step, keep=keep, keep_every=keep_every)
         assert latest_checkpoint(tmp_path) == path == tmp_path / "checkpoints" / f"step-{step:06}"
-    assert list(list_checkpoints(tmp_path)) == expected
+    assert steps_of(tmp_path) == expected
     assert len(list((tmp_path / "checkpoints").iterdir())) == len(expected)
 
 
@@ -249,7 +256,46 @@ def test_checkpoints_are_ordered_by_number(folders: dict[str, Path], tmp_path: P
     for step in (999_999, 1_000_000):
         save(tmp_path, loaded, step)
     (tmp_path / "checkpoints" / "step-9999999-mine").mkdir()  # not ours
-    assert list(list_checkpoints(tmp_path)) == [999_999, 1_000_000]
+    assert steps_of(tmp_path) == [999_999, 1_000_000]
+
+
+def test_checkpoints_of_the_warm_start_come_first_and_the_best_one_is_kept(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    loaded = with_adapter(load(str(folders["llama"])))
+    arguments: dict[str, Any] = {
+        "model": loaded.model,
+        "tokenizer": loaded.tokenizer,
+        "optimizer": {},
+        "state": {},
+        "keep": 1,
+        "keep_every": None,
+    }
+    for name in ("warm-000140", "step-000001", "step-000002", "step-000003"):
+        save_checkpoint(tmp_path, name, **arguments, kept="step-000001")
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000001", "step-000003"]
+    save_checkpoint(tmp_path, "warm-000200", **arguments, kept="step-000001")
+    names = [path.name for path in list_checkpoints(tmp_path)]
+    assert names == ["step-000001", "step-000003"], "the newest is that of the last step"
+
+
+def test_the_best_checkpoint_is_that_of_the_best_validation(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    loaded = with_adapter(load(str(folders["llama"])))
+    for step in (1, 2):
+        save(tmp_path, loaded, step)
+    with Tracker(tmp_path, config={}, name="x", tensorboard=False) as tracker:
+        with pytest.raises(RunError, match="no validation"):
+            find_checkpoint(tmp_path, best=True)
+        for step, reward in ((0, 0.1), (1, 0.5), (2, 0.5)):
+            tracker.log(step, {"reward": reward}, kind="validation")
+            tracker.log(step, {"reward": 1.0}, kind="train")
+        assert find_checkpoint(tmp_path, best=True).name == "step-000001"
+        tracker.log(0, {"reward": 0.9}, kind="validation")
+        with pytest.raises(RunError, match="before the first step, with a reward of"):
+            find_checkpoint(tmp_path, best=True)
+    assert find_checkpoint(tmp_path).name == "step-000002"
 
 
 # --- crashes ------------------------------------------------------------------------------------
@@ -301,7 +347,7 @@ def test_a_full_disk_leaves_the_checkpoints_before(
     assert list((tmp_path / "checkpoints").iterdir()) == [first]
     load_weights(loaded.model, first)
     save(tmp_path, loaded, 2, keep=1)  # there is room again
-    assert list(list_checkpoints(tmp_path)) == [2]
+    assert steps_of(tmp_path) == [2]
 
 
 def test_a_state_that_json_cannot_express_leaves_nothing_behind(
