@@ -40,7 +40,7 @@ from memagent.rl.update.advantages import check_group_size
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
-LossMean = Literal["token", "rollout", "constant"]
+LossMean = Literal["token", "group", "rollout", "constant"]
 
 
 # --- what is trained ------------------------------------------------------------------------------
@@ -191,8 +191,8 @@ class ObjectiveSettings(Settings):
     """Coefficient of the KL divergence to the reference model, the weights after the warm start; 0 keeps
     no reference."""
     loss_mean: LossMean = "token"
-    """Normalization of the loss. token: every token of an optimizer step weighs the same. rollout: every
-    rollout does. constant: the sum over tokens is divided by the number of rollouts times
+    """Normalization of the loss. token: every token of an optimizer step weighs the same. group: every group
+    does, and every token within it, as in the paper's formula. rollout: every rollout does. constant: the sum over tokens is divided by the number of rollouts times
     constant_tokens."""
     constant_tokens: int | None = Field(default=None, gt=0)
     """Tokens per rollout that the loss is divided by with loss_mean = "constant"."""
@@ -209,7 +209,9 @@ class ObjectiveSettings(Settings):
     """Tokens whose trainer / engine probability ratio, before the first update of a step, is above this are
     masked. With several updates per step, masks take one more forward pass."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """Rows sampled by weights more than this many steps old are masked; no limit when not given."""
+    """Rows sampled by weights more than this many training steps old are masked; no limit when not given.
+    It counts training steps, not the updates within a step: rollouts of the newest weights have age 0 in
+    all updates of their step, and objective.clip_low and clip_high bound what those change."""
     dynamic_sampling: bool = False
     """Replace groups whose rewards, before the overlong penalty, are all equal: they have no signal."""
     overlong_tokens: int | None = Field(default=None, gt=0)

@@ -153,6 +153,11 @@ def without_mismatch(stats: LossStats) -> LossStats:
     return {name: value for name, value in stats.items() if name not in MISMATCH}
 
 
+def scaled(stats: LossStats, factor: float) -> LossStats:
+    """Statistics of a sample of tokens, as an estimate for `factor` times as many."""
+    return {name: value if name in MAXIMA else value * factor for name, value in stats.items()}
+
+
 def summary(stats: LossStats) -> dict[str, float]:
     """Statistics as metrics: means over tokens, maxima, and the loss, which is a sum already."""
     values = {name: value.item() for name, value in stats.items()}

@@ -14,7 +14,7 @@ Dropout is always off: it would make ratios differ from 1 for unchanged weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -192,7 +192,38 @@ def accumulate(
     `old`, `reference` and `start` are results of `score` for the same packs. `scale` is the number of processes
     where gradients are averaged over processes: losses are sums, so gradients must be summed.
     """
-    stats = []
+    return merged(
+        _each(
+            policy, packs, objective, old, reference, start, with_entropy=with_entropy, scale=scale
+        )
+    )
+
+
+def measure(
+    policy: Policy,
+    packs: Sequence[Pack],
+    objective: ObjectiveSettings,
+    *,
+    old: Sequence[torch.Tensor] | None = None,
+    start: Sequence[torch.Tensor] | None = None,
+) -> LossStats:
+    """The statistics of `accumulate`, for packs whose gradient is zero and is not computed."""
+    with torch.no_grad():
+        return merged(_each(policy, packs, objective, old, None, start, with_entropy=True))
+
+
+def _each(
+    policy: Policy,
+    packs: Sequence[Pack],
+    objective: ObjectiveSettings,
+    old: Sequence[torch.Tensor] | None,
+    reference: Sequence[torch.Tensor] | None,
+    start: Sequence[torch.Tensor] | None,
+    *,
+    with_entropy: bool,
+    scale: float = 1.0,
+) -> Iterator[LossStats]:
+    """The statistics of each pack; with gradients enabled, its gradient is added to the parameters."""
     for number, pack in enumerate(packs):
         scores = policy(pack, with_entropy=with_entropy)
         behaviour_M, advantages_M, weights_M = (
@@ -208,6 +239,6 @@ def accumulate(
             start=None if start is None else start[number],
         )
         result = policy_loss(inputs, weights_M, objective, entropies=scores.entropies)
-        torch.autograd.backward(result.loss * scale)
-        stats.append(result.stats)
-    return merged(stats)
+        if torch.is_grad_enabled():
+            torch.autograd.backward(result.loss * scale)
+        yield result.stats

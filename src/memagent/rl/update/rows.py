@@ -7,6 +7,7 @@ counts over the whole step. The loss is then a plain weighted sum: it does not d
 split into micro-batches, ordered, or distributed over processes.
 
     token       1 / tokens of the step
+    group       1 / (groups of the step x tokens of the group)
     rollout     1 / (rollouts of the step x tokens of the rollout)
     constant    1 / (rollouts of the step x constant)
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from memagent.errors import ConfigError
 from memagent.rl.settings import ObjectiveSettings
@@ -44,6 +46,8 @@ class StepRows:
 
     rows: tuple[TrainingRow, ...]
     """Only rows with a gradient."""
+    idle: tuple[TrainingRow, ...]
+    """Rows whose gradient is zero: their group has no signal, and there is no KL term."""
     num_stale: int
     """Rows that are masked because the weights that sampled them are too old."""
 
@@ -53,26 +57,26 @@ def rows_of(
 ) -> StepRows:
     """The rows of one optimizer step. `policy_version` is that of the weights before the step.
 
-    Rows without a gradient are left out, but stay in the counts that weights are computed from.
+    Rows without a gradient stay in the counts that weights are computed from.
     """
-    counted = [rollout for group in groups for rollout in group.scored if rollout.num_sampled]
-    num_tokens = sum(rollout.num_sampled for rollout in counted)
+    counts = _Counts.of(groups)
     rows: list[TrainingRow] = []
+    idle: list[TrainingRow] = []
     num_stale = number = 0
     for position, group in enumerate(groups):
         advantages_G = group_advantages(group, scale_by_std=objective.scale_by_std)
         for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
             if advantage is None or not rollout.num_sampled:
                 continue
-            weight = _weight(rollout, objective, num_rollouts=len(counted), num_tokens=num_tokens)
+            weight = _weight(rollout, group, objective, counts)
             has_gradient = advantage != 0.0 or objective.kl_coef != 0.0
             for sample in rollout.samples:
-                if not sample.num_sampled or not has_gradient:
+                if not sample.num_sampled:
                     continue
                 if is_stale(sample, policy_version, max_staleness=objective.max_staleness):
                     num_stale += 1
                     continue
-                rows.append(
+                (rows if has_gradient else idle).append(
                     TrainingRow(
                         sample=sample,
                         group=position,
@@ -82,7 +86,7 @@ def rows_of(
                     )
                 )
             number += 1
-    return StepRows(rows=tuple(rows), num_stale=num_stale)
+    return StepRows(rows=tuple(rows), idle=tuple(idle), num_stale=num_stale)
 
 
 def is_stale(sample: Sample, policy_version: int, *, max_staleness: int | None) -> bool:
@@ -101,12 +105,30 @@ def split_groups(groups: Sequence[Group], num_steps: int) -> list[list[Group]]:
     return [list(groups[a:b]) for a, b in pairwise(edges)]
 
 
-def _weight(
-    rollout: Rollout, objective: ObjectiveSettings, *, num_rollouts: int, num_tokens: int
-) -> float:
+class _Counts(NamedTuple):
+    """Counts over a whole step, of scored rollouts that sampled something."""
+
+    groups: int
+    rollouts: int
+    tokens: int
+
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> _Counts:
+        tokens = [_num_sampled(group) for group in groups]
+        counted = [one for group in groups for one in group.scored if one.num_sampled]
+        return cls(groups=sum(num > 0 for num in tokens), rollouts=len(counted), tokens=sum(tokens))
+
+
+def _num_sampled(group: Group) -> int:
+    return sum(rollout.num_sampled for rollout in group.scored)
+
+
+def _weight(rollout: Rollout, group: Group, objective: ObjectiveSettings, counts: _Counts) -> float:
     if objective.loss_mean == "token":
-        return 1.0 / num_tokens
+        return 1.0 / counts.tokens
+    if objective.loss_mean == "group":
+        return 1.0 / (counts.groups * _num_sampled(group))
     if objective.loss_mean == "rollout":
-        return 1.0 / (num_rollouts * rollout.num_sampled)
+        return 1.0 / (counts.rollouts * rollout.num_sampled)
     assert objective.constant_tokens is not None
-    return 1.0 / (num_rollouts * objective.constant_tokens)
+    return 1.0 / (counts.rollouts * objective.constant_tokens)

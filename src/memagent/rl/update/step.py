@@ -5,6 +5,8 @@
     metrics = update(setup, groups, optimizer, reference, policy_version=12)
 
 The old and reference log-probabilities of all updates are computed before the first one changes the weights.
+Statistics are over all tokens: of rows without a gradient, which no update needs, a sample is scored and
+counted for all of them.
 """
 
 from __future__ import annotations
@@ -12,18 +14,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
+from typing import NamedTuple
 
 from memagent.engines.local.loading import is_out_of_memory
 from memagent.errors import ConfigError
 from memagent.rl.settings import UpdateSettings
 from memagent.rl.setup import Setup
 from memagent.rl.types import Group
-from memagent.rl.update.loss import LossStats, merged, summary, without_mismatch
+from memagent.rl.update.loss import LossStats, merged, scaled, summary, without_mismatch
 from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.packing import Pack, num_row_tokens, pack
-from memagent.rl.update.policy import accumulate, score
+from memagent.rl.update.policy import accumulate, measure, score
 from memagent.rl.update.rows import StepRows, TrainingRow, rows_of, split_groups
 from memagent.rl.weights.models import Snapshot
+
+IDLE_SHARE = 0.25
+"""Tokens of rows without a gradient that are scored for statistics, per token that is trained on."""
 
 
 def update(
@@ -40,39 +46,73 @@ def update(
     parts = split_groups(groups, min(settings.updates, len(groups))) if groups else []
     steps = [rows_of(part, objective, policy_version=policy_version) for part in parts]
     batches = [packed(step.rows, settings) for step in steps]
+    idle = [_IdleSample.of(step, settings) for step in steps]
+    everything = [[*packs, *one.packs] for packs, one in zip(batches, idle, strict=True)]
     old = scored = start = None
     if objective.old_logprobs == "recompute":
-        old = [score(policy, packs) for packs in batches]
+        old = [score(policy, packs) for packs in everything]
     elif objective.has_masks and len(batches) > 1:
-        start = [score(policy, packs) for packs in batches]
+        start = [score(policy, packs) for packs in everything]
     if reference is not None:
         with reference.in_place(setup.trained):
             scored = [score(policy, packs) for packs in batches]
     stats: list[LossStats] = []
-    stepped = []
+    stepped: list[dict[str, float]] = []
     for number, packs in enumerate(batches):
-        if not packs:
-            continue
-        found = accumulate(
-            policy,
-            packs,
-            objective,
-            old=None if old is None else old[number],
-            reference=None if scored is None else scored[number],
-            start=None if start is None else start[number],
-            with_entropy=True,
-        )
-        is_comparable = not stats or old is not None or start is not None
-        stats.append(found if is_comparable else without_mismatch(found))
-        stepped.append(optimizer.step())
+        is_comparable = not stepped or old is not None or start is not None
+        own_old, own_start = (None if some is None else some[number] for some in (old, start))
+        found = []
+        if packs:
+            found.append(
+                accumulate(
+                    policy,
+                    packs,
+                    objective,
+                    old=own_old,
+                    reference=None if scored is None else scored[number],
+                    start=own_start,
+                    with_entropy=True,
+                )
+            )
+        if idle[number].packs:
+            measured = measure(
+                policy,
+                idle[number].packs,
+                objective,
+                old=None if own_old is None else own_old[len(packs) :],
+                start=None if own_start is None else own_start[len(packs) :],
+            )
+            found.append(scaled(measured, idle[number].factor))
+        stats += found if is_comparable else map(without_mismatch, found)
+        if packs:
+            stepped.append(optimizer.step())
     return {
         **(summary(merged(stats)) if stats else {}),
         **_mean(stepped),
         "num_updates": float(len(stepped)),
         "num_stale": float(sum(step.num_stale for step in steps)),
-        "packed_tokens": float(sum(one.num_tokens for packs in batches for one in packs)),
+        "packed_tokens": float(sum(one.num_tokens for packs in everything for one in packs)),
         "sharing": _sharing(steps, batches),
     }
+
+
+class _IdleSample(NamedTuple):
+    """Some of the rows without a gradient of an update."""
+
+    packs: list[Pack]
+    factor: float
+    """How many tokens of such rows there are for each one in `packs`."""
+
+    @classmethod
+    def of(cls, step: StepRows, settings: UpdateSettings) -> _IdleSample:
+        """Rows at even distances, at most `IDLE_SHARE` of the tokens trained on, but at least one pack."""
+        most = max(int(IDLE_SHARE * num_row_tokens(step.rows)), settings.max_tokens)
+        stride = max(1, -(-num_row_tokens(step.idle) // most))
+        some = step.idle[::stride]
+        num_all, num_some = (
+            sum(row.sample.num_sampled for row in rows) for rows in (step.idle, some)
+        )
+        return cls(packed(some, settings), num_all / num_some if num_some else 1.0)
 
 
 def packed(rows: Sequence[TrainingRow], settings: UpdateSettings) -> list[Pack]:

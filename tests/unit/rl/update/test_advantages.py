@@ -149,10 +149,21 @@ def test_weights_follow_from_the_counts_of_the_step(
     assert [row.weight for row in step.rows] == pytest.approx(weights)
 
 
+def test_each_group_has_the_same_weight_with_the_mean_of_the_papers_formula() -> None:
+    # 1 / G times 1 / tokens of the group: six tokens in one group, two in the other
+    other = group_of(1.0, 0.0, task_id="b")
+    step = rows_of([UNEVEN, other], ObjectiveSettings(loss_mean="group"))
+    assert [row.weight for row in step.rows] == pytest.approx([1 / 12] * 3 + [1 / 4] * 2)
+    failed = group_of(1.0, 1.0, task_id="c", failed=(0, 1))
+    step = rows_of([UNEVEN, failed], ObjectiveSettings(loss_mean="group"))
+    assert [row.weight for row in step.rows] == pytest.approx([1 / 6] * 3)
+
+
 def test_groups_without_signal_have_no_rows_but_stay_in_the_denominator() -> None:
     flat = group_of(1.0, 1.0, task_id="b")
     step = rows_of([UNEVEN, flat], ObjectiveSettings())
     assert {row.group for row in step.rows} == {0}
+    assert {row.group for row in step.idle} == {1}
     assert step.rows[0].weight == pytest.approx(1 / 8)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError
 from memagent.rl.settings import ObjectiveSettings, OptimSettings, UpdateSettings
+from memagent.rl.types import Group
 from memagent.rl.update.agreement import check_agreement
 from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.policy import Policy
@@ -90,3 +92,60 @@ async def test_an_engine_whose_log_probabilities_are_not_the_trainers_is_refused
         await check_agreement(Noisy(model, lambda p: p - 0.3), Policy(model))
     with pytest.raises(ConfigError, match="noisy"):
         await check_agreement(Noisy(model, lambda p: p), Policy(model, temperature=0.5))
+
+
+def run_update(
+    model: Any, groups: Sequence[Group], *, max_tokens: int = 10_000, **objective: Any
+) -> dict[str, float]:
+    """The metrics of one update that changes nothing."""
+    config = SimpleNamespace(
+        objective=ObjectiveSettings(**objective), update=UpdateSettings(max_tokens=max_tokens)
+    )
+    setup: Any = SimpleNamespace(config=config, policy=Policy(model), trained=None)
+    settings = OptimSettings(lr=1e-30)
+    optimizer = Optimizer(model.named_parameters(), settings, num_steps=1)
+    return update(setup, groups, optimizer, None, policy_version=0)
+
+
+def with_equal_rewards(group: Group) -> Group:
+    same = tuple(replace(rollout, reward=1.0) for rollout in group.rollouts)
+    return replace(group, rollouts=same)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_statistics_cover_tokens_of_groups_without_signal(model: Any, recompute: bool) -> None:
+    groups = near_policy(model, random_groups(model, num_groups=4), noise=0.1)
+    objective: dict[str, Any] = {"clip_low": 0.01, "clip_high": 0.01}
+    objective["old_logprobs"] = "recompute" if recompute else "engine"
+    alone = run_update(model, groups[:1], **objective)
+    both = run_update(model, [groups[0], with_equal_rewards(groups[1])], **objective)
+    num_one, num_two = (
+        sum(rollout.num_sampled for rollout in group.scored) for group in groups[:2]
+    )
+    assert alone["num_tokens"] == num_one
+    assert both["num_tokens"] == pytest.approx(num_one + num_two)
+    for name in ("clip_low", "clip_high"):
+        share = alone[name] * num_one / (num_one + num_two)
+        assert both[name] == pytest.approx(share), "tokens without advantage are not clipped"
+    if not recompute:
+        assert alone["clip_low"] > 0
+    everything = run_update(model, groups[:2], **objective)
+    assert both["entropy"] == pytest.approx(everything["entropy"])
+    assert both["entropy"] != pytest.approx(alone["entropy"])
+
+
+def test_a_step_without_signal_has_statistics_and_no_update(model: Any) -> None:
+    groups = near_policy(model, random_groups(model, num_groups=2), noise=0.1)
+    equal = [with_equal_rewards(group) for group in groups]
+    metrics = run_update(model, equal)
+    assert metrics["num_updates"] == 0
+    assert metrics["entropy"] > 0
+    assert metrics["mismatch_kl"] > 0
+    assert metrics["clip_low"] == metrics["clip_high"] == 0
+    trained = run_update(model, groups)
+    assert metrics["num_tokens"] == trained["num_tokens"]
+    assert metrics["entropy"] == pytest.approx(trained["entropy"])
+    sampled = run_update(model, equal, max_tokens=200)
+    assert sampled["packed_tokens"] < metrics["packed_tokens"], "a sample of the rows is scored"
+    assert sampled["num_tokens"] == pytest.approx(trained["num_tokens"])
+    assert sampled["entropy"] == pytest.approx(trained["entropy"], rel=0.05)
