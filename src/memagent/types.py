@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypedDict
+from typing import Literal, Protocol, TypedDict, runtime_checkable
 
 AttemptStatus = Literal["ok", "failed"]
 """How an attempt ended: at a task in training, at an item in an evaluation."""
@@ -100,6 +100,23 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Free connections, processes and memory."""
+        ...
+
+
+@runtime_checkable
+class TokenEngine(Protocol):
+    """An engine that also takes prompts as tokens, so that a conversation continues the sampled ones."""
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation, ready for the reply."""
+        ...
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """One reply to a prompt of tokens."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Tokens as text without special tokens."""
         ...
 
 

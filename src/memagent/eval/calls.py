@@ -17,7 +17,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from memagent.engines.queueing import Queue, slot
 from memagent.errors import EngineError, EngineRefused, RunError
 from memagent.files import reason_of, replacing
 from memagent.jsonl import LineFile, read_lines
-from memagent.types import Completion, Engine, Message, Sampling, Usage
+from memagent.types import Completion, Engine, Message, Sampling, TokenEngine, Usage
 
 CALLS = "calls.jsonl"
 MAX_DEAD_BYTES = 64_000_000
@@ -137,12 +137,21 @@ class EngineGate:
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """One reply of the engine."""
+        return await self._counted(lambda: self.engine.complete(messages, sampling))
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """One reply of an engine that takes tokens."""
+        engine = self.engine
+        assert isinstance(engine, TokenEngine)
+        return await self._counted(lambda: engine.generate(prompt_ids, sampling))
+
+    async def _counted(self, ask: Callable[[], Awaitable[Completion]]) -> Completion:
         try:
             if self._slots is None:
-                completion = await self.engine.complete(messages, sampling)
+                completion = await ask()
             else:
                 async with slot(self._slots):
-                    completion = await self.engine.complete(messages, sampling)
+                    completion = await ask()
         except (EngineError, EngineRefused) as error:
             self.fail(error)
             raise
@@ -196,19 +205,22 @@ class ItemEngine(BaseEngine):
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """The logged reply, or a new one, which is logged before it is returned."""
         call = self._name(messages, sampling)
+        return await self._logged(call, lambda: self._gate.complete(messages, sampling))
+
+    async def aclose(self) -> None:
+        """Nothing to free: the engine belongs to the run."""
+
+    async def _logged(self, call: str, ask: Callable[[], Awaitable[Completion]]) -> Completion:
         logged = self._calls.find(self._item, call)
         if logged is not None:
             self.seconds_before += logged.seconds
             return logged.completion
         clock = time.perf_counter()
         with self.queue.call() as queued:
-            completion = await self._gate.complete(messages, sampling)
+            completion = await ask()
         seconds = round(time.perf_counter() - clock - queued.seconds, 6)
         self._calls.append(self._item, call, LoggedReply(completion, seconds))
         return completion
-
-    async def aclose(self) -> None:
-        """Nothing to free: the engine belongs to the run."""
 
     def _name(self, messages: Sequence[Message], sampling: Sampling) -> str:
         """The fingerprint of a call, and its number among identical ones."""
@@ -216,9 +228,40 @@ class ItemEngine(BaseEngine):
         for message in messages:
             digest.update(f"\0{message['role']}\0".encode())
             digest.update(message["content"].encode("utf-8", "surrogatepass"))
-        name = digest.hexdigest()[:32]
+        return self._numbered(digest.hexdigest()[:32])
+
+    def _numbered(self, name: str) -> str:
         number = self._num_same[name] = self._num_same.get(name, 0) + 1
         return f"{name}-{number}"
+
+
+class TokenItemEngine(ItemEngine):
+    """The engine of an item where it also takes prompts as tokens, such as the local one."""
+
+    def __init__(self, gate: EngineGate, calls: CallLog, item: str) -> None:
+        super().__init__(gate, calls, item)
+        assert isinstance(gate.engine, TokenEngine)
+        self._tokens = gate.engine
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation, ready for the reply."""
+        return self._tokens.prompt_ids(messages)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Tokens as text without special tokens."""
+        return self._tokens.decode(ids)
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """As `complete`, for a prompt of tokens."""
+        name = hashlib.sha256(f"{sampling!r} {list(prompt_ids)}".encode()).hexdigest()[:32]
+        call = self._numbered(name)
+        return await self._logged(call, lambda: self._gate.generate(prompt_ids, sampling))
+
+
+def item_engine(gate: EngineGate, calls: CallLog, item: str) -> ItemEngine:
+    """The engine as one item sees it."""
+    kind = TokenItemEngine if isinstance(gate.engine, TokenEngine) else ItemEngine
+    return kind(gate, calls, item)
 
 
 def _record(item: str, call: str, reply: LoggedReply) -> dict[str, Any]:

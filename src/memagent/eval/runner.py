@@ -44,7 +44,7 @@ from memagent.engines.base import BaseEngine
 from memagent.engines.embedding import Embedder
 from memagent.engines.retry import RetryListener
 from memagent.errors import DataError, EngineError, EngineRefused, LimitReached, MemagentError
-from memagent.eval.calls import CALLS, CallLog, EngineGate, ItemEngine
+from memagent.eval.calls import CALLS, CallLog, EngineGate, item_engine
 from memagent.eval.items import EvalPlan, Item, ItemSource, item_seed
 from memagent.eval.methods import Context as Context  # these two by name for training
 from memagent.eval.methods import Method, MethodSettings
@@ -276,7 +276,7 @@ class Evaluation:
     ) -> tuple[ItemRecord, BaseException | None]:
         """The record of an item, and the error if it failed."""
         method = attempt.method
-        engine = ItemEngine(method.gate, self._calls, name)
+        engine = item_engine(method.gate, self._calls, name)
         source = item.source
         context = Context(
             engine=engine,

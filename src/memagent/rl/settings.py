@@ -315,12 +315,25 @@ class ValidationSettings(Settings):
     """Examples of each task and length."""
     tasks: list[TaskSource] = Field(min_length=1)
     """Tasks, as those of the run; a task with the same settings gets other examples."""
+    samples: int = Field(default=1, ge=1)
+    """Attempts at each example; several need a temperature above 0."""
     temperature: float = Field(default=0.0, ge=0)
     """Sampling temperature; 0 decodes greedily."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Nucleus sampling; from all tokens when not given."""
     concurrency: int = Field(default=256, ge=1)
-    """Maximum number of questions in progress at once."""
+    """Maximum number of attempts in progress at once."""
     graders: tuple[str, ...] = ()
     """Additional graders, such as lenient."""
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(
+                f"`samples={self.samples}` would all be the same at `temperature=0`; raise one or lower the "
+                "other"
+            )
+        return self
 
 
 class CheckpointSettings(Settings):

@@ -10,12 +10,15 @@
 
 Items, records and failures are those of an evaluation: a failed item counts as 0 and stays in every mean
 reward, and an engine that fails again and again ends the validation with its error. With the driver
-`lockstep` examples are asked in waves, so that replies are as reproducible as those of rollouts.
+`lockstep` examples are asked in waves, so that replies are as reproducible as those of rollouts. Conversations
+continue the sampled tokens, as rollouts do.
 
-    reward, reward_low, reward_high     over all examples, with its 95 % interval
+    reward, reward_low, reward_high     mean over all attempts; its 95 % interval treats the attempts at one
+                                        example as one observation
+    best_reward, pass_at_K              with several attempts at each example, as in `update/metrics.py`
     GRADER                              mean of a further grader
     TASK/reward, TASK/reward_low, ...   the same per task, and per TASK/TOKENS where it has several lengths
-    num_examples, num_failed
+    num_examples, num_attempts, num_failed
     agent/NAME                          numbers of the agent, calls and tokens: mean over successful items
 """
 
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from statistics import fmean
@@ -39,6 +42,7 @@ from memagent.rl.agents.session import RunSampling, Session
 from memagent.rl.rollouts.collect import reward_of, run_agent
 from memagent.rl.rollouts.drivers import Driver, DriverName, RolloutKey, open_driver
 from memagent.rl.settings import ValidationSettings
+from memagent.rl.update.metrics import passes
 from memagent.types import Engine
 
 TITLE = "agent"
@@ -54,7 +58,7 @@ class ValidationResult:
     metrics: Mapping[str, float]
     """By name, as listed above."""
     records: tuple[dict[str, Any], ...]
-    """One ItemRecord per example, trace included; ordered by task, length and number."""
+    """One ItemRecord per attempt, trace included; ordered by task, length and number."""
 
 
 class Validation:
@@ -84,7 +88,10 @@ class Validation:
         self._seed = seed
         self._driver: DriverName = driver
         self._sampling = RunSampling(
-            temperature=settings.temperature, max_tokens=max_tokens, is_forced=True
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_tokens=max_tokens,
+            is_forced=True,
         )
 
     async def run(self, engine: Engine) -> ValidationResult:
@@ -92,12 +99,19 @@ class Validation:
         driver = open_driver(self._driver, engine)
         numbers = count()
         finished: list[ItemRecord] = []
+        asked = [
+            (replace(example), sample)  # a copy for each attempt
+            for example in self.examples
+            for sample in range(self._settings.samples)
+        ]
+        sample_of = {id(example): sample for example, sample in asked}
 
         async def attempt(example: Example, context: Context) -> Trace:
-            return await self._attempt(example, context, driver, (next(numbers), 0))
+            sample = sample_of[id(example)]
+            return await self._attempt(example, context, driver, (next(numbers), 0), sample)
 
         records = await evaluate_examples(
-            self.examples,
+            [example for example, _ in asked],
             attempt,
             engine,
             title=TITLE,
@@ -114,13 +128,13 @@ class Validation:
         )
 
     async def _attempt(
-        self, example: Example, context: Context, driver: Driver, key: RolloutKey
+        self, example: Example, context: Context, driver: Driver, key: RolloutKey, sample: int
     ) -> Trace:
-        """One example, as a method of the evaluation."""
+        """One attempt at an example, as a method of the evaluation."""
         session = Session(
             context.engine,
             task_id=example.id,
-            index=0,
+            index=sample,
             seed=self._seed,
             sampling=self._sampling,
             turn=partial(driver.turn, key),
@@ -146,7 +160,8 @@ class Validation:
 
     def _metrics(self, records: Sequence[ItemRecord]) -> dict[str, float]:
         found = {
-            "num_examples": float(len(records)),
+            "num_examples": float(len(self.examples)),
+            "num_attempts": float(len(records)),
             "num_failed": float(sum(record.status == "failed" for record in records)),
             **self._rewards(records),
         }
@@ -159,16 +174,27 @@ class Validation:
         return found | {f"agent/{name}": fmean(values) for name, values in sorted(own.items())}
 
     def _rewards(self, records: Sequence[ItemRecord]) -> dict[str, float]:
-        interval = score_interval([record.score for record in records])
+        by_example: dict[tuple[str, int | None, int], list[float]] = defaultdict(list)
+        for record in records:  # attempts at one example have consecutive numbers
+            number = record.index // self._settings.samples
+            by_example[record.task, record.target_tokens, number].append(record.score)
+        interval = score_interval([fmean(scores) for scores in by_example.values()])
         return {
             "reward": interval.value,
             "reward_low": interval.low,
             "reward_high": interval.high,
+            **(_of_several(list(by_example.values())) if self._settings.samples > 1 else {}),
             **{
                 name: fmean(_notes(record, "rewards").get(name, 0.0) for record in records)
                 for name in self._graders
             },
         }
+
+
+def _of_several(scores_EG: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Metrics of several attempts at each example."""
+    best = fmean(max(scores) for scores in scores_EG)
+    return {"best_reward": best, **passes(scores_EG)}
 
 
 def _by_kind(records: Sequence[ItemRecord]) -> dict[str, list[ItemRecord]]:

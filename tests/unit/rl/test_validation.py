@@ -15,15 +15,18 @@ from memagent.data.example import Example, Passage
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, EngineError
 from memagent.eval.records import ItemRecord
+from memagent.eval.runner import score_interval
 from memagent.rl.agents.api import Agent, open_agent
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.offload import WorkerPool
 from memagent.rl.agents.rewards import Reward, open_reward
+from memagent.rl.agents.session import Session
 from memagent.rl.settings import ValidationSettings
 from memagent.rl.types import Outcome
 from memagent.rl.validation import Validation
 from memagent.types import Completion, Message, Sampling, Usage
 from tests.conftest import prose
+from tests.support.token_engine import TokenTakingScript, in_pairs
 
 SMALL = {"window": 4000, "chunk_tokens": 300, "memory_tokens": 100, "answer_tokens": 50}
 
@@ -223,3 +226,61 @@ def test_missing_examples_and_unknown_graders_are_errors() -> None:
         validation([])
     with pytest.raises(ConfigError, match="did you mean lenient"):
         validation([example(1)], graders=("leniend",))
+
+
+async def test_several_attempts_at_a_question_are_one_observation() -> None:
+    """Even seeds are right: of four attempts at each question some are."""
+    engine = Knowing()
+    seeds: dict[str, list[int]] = {}
+
+    async def agent(task: Example, client: Client) -> Outcome:
+        said = (await ask(task, client)).answer
+        sampling = engine.asked[-1]
+        assert sampling.seed is not None
+        seeds.setdefault(task.id, []).append(sampling.seed)
+        return Outcome(answer=said if len(seeds[task.id]) % 2 else "wrong")
+
+    examples = [example(0, task="a"), example(1, task="b")]
+    settings = {"samples": 4, "temperature": 1.0, "top_p": 0.7, "concurrency": 1}
+    result = await validation(examples, agent, **settings).run(engine)
+    metrics = result.metrics
+    assert (metrics["num_examples"], metrics["num_attempts"]) == (2, 8)
+    assert metrics["reward"] == metrics["a/reward"] == metrics["pass_at_1"] == 0.5
+    assert metrics["best_reward"] == metrics["pass_at_4"] == 1.0
+    assert metrics["pass_at_2"] == pytest.approx(1 - 1 / 6)
+    assert {sampling.top_p for sampling in engine.asked} == {0.7}
+    assert all(len(set(some)) == 4 for some in seeds.values()), "each attempt has its own seed"
+    of_two = score_interval([0.5, 0.5])
+    assert (metrics["reward_low"], metrics["reward_high"]) == (of_two.low, of_two.high)
+    assert [record["id"] for record in result.records] == ["e0"] * 4 + ["e1"] * 4
+
+
+def test_several_attempts_need_a_temperature() -> None:
+    with pytest.raises(ConfigError, match=r"`samples=4` would all be the same at `temperature=0`"):
+        validation([example(1)], samples=4)
+
+
+async def test_a_conversation_continues_the_sampled_tokens_as_in_training() -> None:
+    """The engine samples tokens that its text would not be encoded to."""
+
+    async def talk(task: Example, client: Client) -> Outcome:
+        messages = [{"role": "user", "content": task.question}]
+        for _ in range(2):
+            completion = await client.chat.completions.create(messages=messages, max_tokens=50)
+            reply = completion.choices[0].message.content
+            messages += [
+                {"role": "assistant", "content": reply},
+                {"role": "user", "content": "Go on."},
+            ]
+        return Outcome(answer=reply)
+
+    def engine() -> TokenTakingScript:
+        return TokenTakingScript(lambda messages, sampling: "Abcd", drift=True)
+
+    trained, validated = engine(), engine()
+    session = Session(trained, task_id="e1", index=0, seed=4)
+    await talk(example(1), Client(session))
+    result = await validation([example(1)], talk).run(validated)
+    assert result.metrics["num_failed"] == 0
+    assert validated.prompts == trained.prompts
+    assert tuple(in_pairs("Abcd")) == validated.prompts[1][len(trained.prompts[0]) :][:2]

@@ -92,5 +92,5 @@ def _validation_line(step: int, metrics: dict[str, float]) -> str:
         if name.endswith("/reward")
     ]
     more = f"; {', '.join(parts)}" if len(parts) > 1 else ""
-    failed = f"; failed {metrics['num_failed']:.0f} of {metrics['num_examples']:.0f}"
+    failed = f"; failed {metrics['num_failed']:.0f} of {metrics['num_attempts']:.0f}"
     return f"{where}: reward {metrics['reward']:.3f}{interval}{more}{failed}"

@@ -21,14 +21,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 from memagent.agent.trace import Step, Trace
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError
 from memagent.rl.agents.recorder import Recorder, Turn, call_of, continued_prompt, continues
 from memagent.rl.types import AgentTask
-from memagent.types import Completion, Engine, Message, Sampling, Usage
+from memagent.types import Completion, Engine, Message, Sampling, TokenEngine, Usage
 
 SEED_BITS = 31
 """Bits of a seed that servers accept."""
@@ -65,17 +64,6 @@ class RunSampling:
         )
 
 
-@runtime_checkable
-class TokenEngine(Protocol):
-    """An engine that also takes prompts as tokens, so that a conversation continues the sampled ones."""
-
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]: ...
-
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-
 class Session(BaseEngine):
     """The engine of one rollout."""
 
@@ -91,8 +79,8 @@ class Session(BaseEngine):
         needs_tokens: bool = True,
         policy_version: int = 0,
     ) -> None:
-        """Without `needs_tokens` no token is recorded and any engine will do, as in validation. `turn` is
-        entered for each call. `policy_version` is used where the engine reports none."""
+        """Without `needs_tokens` no token is recorded and any engine will do, as in validation; an engine
+        that takes tokens continues the sampled ones all the same. `turn` is entered for each call. `policy_version` is used where the engine reports none."""
         self.engine = engine
         self.model = engine.model
         self.tokenizer = engine.tokenizer
@@ -128,9 +116,12 @@ class Session(BaseEngine):
             seconds = time.perf_counter() - clock
         self.seconds += seconds
         self._count(number, completion, sampling, started, seconds)
-        if self._needs_tokens:
+        if self._needs_tokens or (
+            isinstance(self.engine, TokenEngine) and completion.completion_ids is not None
+        ):
             call = call_of(completion, model=self.model, policy_version=self._policy_version)
-            self.recorder.finish(number, call)
+            if self._needs_tokens:
+                self.recorder.finish(number, call)
             self._turns.append(
                 Turn(
                     messages=tuple(messages),

@@ -49,7 +49,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward": fmean(rollout.reward for rollout in rollouts),
         "group_std": fmean(pstdev(rewards) for rewards in rewards_EG),
         "best_reward": fmean(max(rewards) for rewards in rewards_EG),
-        **_passes(groups),
+        **passes([[rollout.score for rollout in group.scored] for group in groups]),
         "signal": fmean(has_signal(group) for group in groups),
         "rows": float(len(rows)),
         "sampled_tokens": float(sum(sample.num_sampled for sample in rows)),
@@ -63,14 +63,15 @@ def pass_at_k(num: int, num_right: int, k: int) -> float:
     return 1.0 - comb(num - num_right, k) / comb(num, k)
 
 
-def _passes(groups: Sequence[Group]) -> dict[str, float]:
-    largest = max(len(group.scored) for group in groups)
+def passes(scores_EG: Sequence[Sequence[float]]) -> dict[str, float]:
+    """pass@k for k = 1, 2, 4, ... from the scores of the attempts at each task, mean over tasks."""
+    largest = max(len(scores) for scores in scores_EG)
     found = {}
     for k in (1 << power for power in range(largest.bit_length())):
-        some = [group.scored for group in groups if len(group.scored) >= k]
+        some = [scores for scores in scores_EG if len(scores) >= k]
         found[f"pass_at_{k}"] = fmean(
-            pass_at_k(len(one), sum(rollout.score >= FULL_SCORE for rollout in one), k)
-            for one in some
+            pass_at_k(len(scores), sum(score >= FULL_SCORE for score in scores), k)
+            for scores in some
         )
     return found
 

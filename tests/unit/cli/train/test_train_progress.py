@@ -23,7 +23,7 @@ def test_a_step_always_shows_the_count_of_failures(capsys: pytest.CaptureFixture
 def test_a_validation_always_shows_the_count_of_failures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    numbers = {"reward": 0.5, "reward_low": 0.4, "reward_high": 0.6, "num_examples": 64}
+    numbers = {"reward": 0.5, "reward_low": 0.4, "reward_high": 0.6, "num_attempts": 64}
     assert lines(capsys, "validation", num_failed=0, **numbers).rstrip().endswith("failed 0 of 64")
     assert lines(capsys, "validation", num_failed=3, **numbers).rstrip().endswith("failed 3 of 64")
 
