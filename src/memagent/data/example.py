@@ -83,15 +83,17 @@ class Example:
 
     id: str
     """Unique within a dataset, and the same whenever it is rebuilt."""
-    task: str
+    task: str = "custom"
+    """Groups examples in reports and metrics; names the rule of its demonstrations where one exists."""
     question: str
     answers: tuple[str, ...]
     match: Match = "any"
     """Whether one of the answers is enough, or all are required."""
     grader: str = "lenient"
     """Name of the grader in `memagent.rewards` that evaluation uses by default."""
-    documents: tuple[Passage, ...] | None
-    """The text, in reading order; None when it must be rebuilt from `origin`."""
+    documents: tuple[Passage, ...] | None = ()
+    """The text, in reading order; empty for a question without one, None when it must be rebuilt from
+    `origin`."""
     evidence: tuple[Evidence, ...] = ()
     origin: Origin | None = None
     target_tokens: int | None = None

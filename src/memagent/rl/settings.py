@@ -296,6 +296,9 @@ class SftSettings(Settings):
     reply_balance: float = Field(default=0.0, ge=0, le=1)
     """Weight of short replies: with 0 every token of a step counts the same, with 1 every reply does,
     however long it is. A token of a reply of n tokens has a weight in proportion to n to the power of minus this."""
+    replies: str | None = None
+    """path.py:function: the right replies to a task, in order, as a list of texts. The agent in training is
+    played with them. The agents that ship have a rule of their own."""
     optim: OptimSettings = OptimSettings(lr=1e-4, warmup_steps=5, schedule="cosine")
     """Optimizer of the warm start."""
 
@@ -303,6 +306,8 @@ class SftSettings(Settings):
     def _has_one_source(self) -> Self:
         if self.tasks and self.files:
             raise ValueError("set either `tasks` or `files` of conversations")
+        if self.replies is not None and self.files:
+            raise ValueError("`replies` are for `tasks`; files of conversations have their own")
         return self
 
 
@@ -486,7 +491,7 @@ MAY_CHANGE = ("steps", "sources", "checkpoint", "logging", "validation", "update
               "update.checkpointing", "update.compiled", "rollout.concurrency", "rollout.seconds",
               "rollout.engine_settings")  # fmt: skip
 """Settings that may change when a run is resumed."""
-CODE_NAMES = ("agent.name", "agent.reward")
+CODE_NAMES = ("agent.name", "agent.reward", "warm_start.replies")
 """Settings that may be given again, unchanged: they may name code."""
 GRADERS = "validation.graders"
 
@@ -579,12 +584,15 @@ def _code(config: TrainConfig) -> list[tuple[str, str]]:
     graders = config.validation.graders if config.validation else ()
     found = [("agent.name", config.agent.name), ("agent.reward", config.agent.reward)]
     found += [(GRADERS, grader) for grader in graders]
+    if config.warm_start is not None and config.warm_start.replies is not None:
+        found.append(("warm_start.replies", config.warm_start.replies))
     return [(setting, spec) for setting, spec in found if is_file_spec(spec)]
 
 
 def _is_same_code(given: str, values: Mapping[str, Any], name: str) -> bool:
     """Whether a change names the function that the stored config has already."""
-    given, stored = given.strip("\"'"), str(values.get("agent", {}).get(name.partition(".")[2]))
+    table, _, key = name.partition(".")
+    given, stored = given.strip("\"'"), str((values.get(table) or {}).get(key))
     if not (is_file_spec(given) and is_file_spec(stored)):
         return given == stored
     is_same = given.partition(":")[2] == stored.partition(":")[2]

@@ -17,9 +17,11 @@ from typing import Any
 
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.engines.base import BaseEngine
+from memagent.plugins import is_file_spec
 from memagent.rl.agents.api import Agent, open_agent
 from memagent.rl.agents.rewards import Reward, check_reward, open_reward
-from memagent.rl.rollouts.collect import check_engine
+from memagent.rl.agents.session import RunSampling
+from memagent.rl.rollouts.collect import check_agent, check_engine
 from memagent.rl.rollouts.tasks import (
     VALIDATION_SEED,
     OpenSource,
@@ -71,7 +73,8 @@ async def open_setup(config: TrainConfig, run_dir: Path) -> AsyncIterator[Setup]
     reward = open_reward(config.agent.reward)
     opening: dict[str, Any] = {"tokenizer": config.model.source, "paths": config.sources}
     sources = open_sources(config.tasks, seed=config.seed, **opening)
-    for example in check_ids(sources):
+    firsts = check_ids(sources)
+    for example in firsts:
         await check_reward(reward, example)
     validation = _validation(config, agent, reward, sources, opening)
     trained = open_model(config.model, _source(config, run_dir, sources), seed=config.seed)
@@ -85,6 +88,10 @@ async def open_setup(config: TrainConfig, run_dir: Path) -> AsyncIterator[Setup]
     merged = open_merged(config.rollout, trained)
     async with open_rollout_engine(config.rollout, trained, merged=merged) as engine:
         await check_engine(engine)
+        if is_file_spec(config.agent.name) and firsts:
+            rollout = config.rollout
+            sampling = RunSampling(temperature=rollout.temperature, max_tokens=rollout.max_tokens)
+            await check_agent(agent, firsts[0], engine, sampling=sampling, seconds=rollout.seconds)
         yield Setup(
             config=config,
             agent=agent,
@@ -155,7 +162,9 @@ def _lessons(config: TrainConfig, trained: Trained, opening: dict[str, Any]) -> 
         settings.tasks or config.tasks, seed=config.seed + LESSON_SEED, **opening
     )
     tokenizer = length_tokenizer(str(trained.loaded.tokenizer_folder))
-    show = demonstrations_for(config.agent.name, config.agent.settings, tokenizer=tokenizer)
+    show = demonstrations_for(
+        config.agent.name, config.agent.settings, tokenizer=tokenizer, replies=settings.replies
+    )
     lessons = TaskLessons(settings, sources, show, **common)
     lessons.check_sources()
     return lessons

@@ -454,3 +454,52 @@ def test_only_training_runs_are_resumed(tmp_path: Path) -> None:
         pass
     with pytest.raises(RunError, match="is not a training run"):
         run({}, tmp_path / "run")
+
+
+MINE = r"""
+from memagent.rl.types import Outcome
+
+
+async def agent(task, client):
+    messages = [{"role": "user", "content": task.question[:40]}]
+    completion = await client.chat.completions.create(messages=messages, max_tokens=12)
+    return Outcome(answer=completion.choices[0].message.content)
+
+
+async def careless(task, client):
+    return (await agent(task, client)).answer
+
+
+def replies(task):
+    return ["\\boxed{" + task.answers[0] + "}"]
+"""
+
+
+def own_agent(files: Path, tmp_path: Path, function: str) -> dict[str, Any]:
+    (tmp_path / "mine.py").write_text(MINE)
+    config = tiny_run(files, steps=1, tasks=[{"tasks": ["arithmetic"]}])
+    config["agent"] = {**config["agent"], "name": f"{tmp_path}/mine.py:{function}"}
+    del config["agent"]["settings"], config["validation"]
+    own = {"replies": f"{tmp_path}/mine.py:replies", "optim": {"lr": 3e-3}}
+    config["warm_start"] = {"steps": 4, "batch": 4, **own}
+    return config
+
+
+def test_an_agent_of_the_user_is_warmed_up_with_its_own_replies(
+    files: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    assert run(own_agent(files, tmp_path, "agent"), folder)
+    first, *_, last, step = read_metrics(folder)
+    assert (first["kind"], last["kind"], step["kind"]) == ("warm_start", "warm_start", "train")
+    assert last["logprob"] > first["logprob"]
+    assert step["num_failed"] == 0
+
+
+def test_a_wrong_return_type_is_found_before_the_first_step(files: Path, tmp_path: Path) -> None:
+    config = own_agent(files, tmp_path, "careless")
+    with pytest.raises(ConfigError, match=r"the agent returned str; return Outcome"):
+        run(config, tmp_path / "run")  # by its demonstrations
+    with pytest.raises(ConfigError, match=r"the agent returned str; return Outcome.*tried on"):
+        run({**config, "warm_start": None}, tmp_path / "run")
+    assert not (tmp_path / "run" / MANIFEST).exists()

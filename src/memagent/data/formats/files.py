@@ -18,7 +18,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
@@ -102,6 +102,8 @@ def from_json(line: str | bytes, where: str) -> Example:
         example = _example.validate_json(line)
     except ValidationError as error:
         raise DataError(f"{where}: {_explain(error)}") from None
+    if not example.documents and example.origin is not None:
+        example = replace(example, documents=None)  # left out of the line
     return check_evidence(example, where)
 
 

@@ -15,9 +15,11 @@ An agent with settings has a parameter `settings` whose default is an instance o
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib import import_module
+from numbers import Real
 from typing import Any, TypeVar
 
 from memagent.config import Settings
@@ -68,3 +70,23 @@ def with_defaults(default: S, settings: Mapping[str, Any]) -> S:
     """Settings of an agent: those given, and the agent's own defaults for the others."""
     kept = default.model_dump(exclude_unset=True)
     return type(default).parse({**kept, **settings})
+
+
+def check_outcome(outcome: object) -> Outcome:
+    """What an agent returned, as an Outcome. Raises ConfigError when it is something else."""
+    if not isinstance(outcome, Outcome) or not isinstance(outcome.answer, str):
+        what = type(outcome).__name__
+        if isinstance(outcome, Outcome):
+            what = f"Outcome(answer={type(outcome.answer).__name__})"
+        raise ConfigError(f"the agent returned {what}; return Outcome(answer=TEXT)")
+    reported: Mapping[str, object] = outcome.metrics
+    for name, value in reported.items():
+        if not isinstance(value, Real):
+            raise ConfigError(
+                f"the agent returned {type(value).__name__} as its metric {name!r}; metrics are numbers"
+            )
+    try:
+        json.dumps(dict(outcome.record))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the record of an outcome must be plain JSON: {error}") from None
+    return outcome

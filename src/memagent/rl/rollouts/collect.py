@@ -18,7 +18,6 @@ that is needed and for each one that was replaced.
 from __future__ import annotations
 
 import asyncio
-import json
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -38,7 +37,7 @@ from memagent.errors import (
     PromptTooLong,
 )
 from memagent.plugins import error_line
-from memagent.rl.agents.api import Agent
+from memagent.rl.agents.api import Agent, check_outcome
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.offload import WorkerPool
 from memagent.rl.agents.recorder import call_of
@@ -120,6 +119,34 @@ async def check_engine(engine: Engine) -> None:
         [{"role": "user", "content": "Hello."}], Sampling(max_tokens=1)
     )
     call_of(completion, model=engine.model, policy_version=0)
+
+
+async def check_agent(
+    agent: Agent,
+    task: AgentTask,
+    engine: Engine,
+    *,
+    sampling: RunSampling,
+    seconds: float | None = None,
+) -> None:
+    """Run an agent once, on a task. Raises ConfigError when every rollout would fail as this one does.
+
+    That is when it returns no Outcome, raises before its first call, or asks for what the run does not
+    allow. Errors after a reply may be due to the reply, and say nothing about other rollouts.
+    """
+    session = Session(engine, task_id=task.id, index=0, seed=0, sampling=sampling)
+    try:
+        async with _limit(seconds, "the agent"):
+            outcome = await run_agent(agent, task, session, open_driver("free", engine), (0, 0))
+        if outcome.reward is not None:
+            checked_reward(outcome.reward, "the agent")
+    except ConfigError as error:
+        raise ConfigError(f"{error} (tried on {task.id})") from None
+    except (Exception, SystemExit) as error:
+        if not session.usage.calls and not isinstance(error, MemagentError):
+            raise ConfigError(
+                f"the agent fails on {task.id} before its first call: {error_line(error)}"
+            ) from None
 
 
 def collect(
@@ -454,20 +481,13 @@ async def reward_of(task: AgentTask, outcome: Outcome, reward: Reward | None) ->
 
 
 def _checked(outcome: object, task: AgentTask, session: Session) -> Outcome:
-    if not isinstance(outcome, Outcome) or not isinstance(outcome.answer, str):
-        raise ConfigError(
-            f"the agent returned {type(outcome).__name__}; return Outcome(answer=TEXT)"
-        )
+    checked = check_outcome(outcome)
     if not session.usage.calls:
         raise ConfigError("the agent returned without a call of the client")
-    trace = session.trace(task, outcome.answer) if outcome.trace is None else outcome.trace
-    if not isinstance(trace, Trace) or trace.answer != outcome.answer:
+    trace = session.trace(task, checked.answer) if checked.trace is None else checked.trace
+    if not isinstance(trace, Trace) or trace.answer != checked.answer:
         raise ConfigError("the trace of an outcome must be a Trace that ends with its answer")
-    try:
-        json.dumps(dict(outcome.record))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the record of an outcome must be plain JSON: {error}") from None
-    return replace(outcome, trace=trace)
+    return replace(checked, trace=trace)
 
 
 @asynccontextmanager

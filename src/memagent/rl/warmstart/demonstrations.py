@@ -4,6 +4,7 @@
 
     show = demonstrations_for("calculator", tokenizer=open_tokenizer("./my-model"))
     show(problem(0, seed=7))         # [system, problem, <calc>..., result, \\boxed{...}]
+    show = demonstrations_for("my_agent.py:agent", tokenizer=..., replies="my_agent.py:replies")
 
 The agent that will be trained builds the prompts, so they are exactly those of its rollouts. What exceeds
 the agent's limits is refused, never shortened.
@@ -19,16 +20,16 @@ from memagent import blocking
 from memagent.data.example import Example
 from memagent.documents.tokenizers import ByteTokenizer, Tokenizer
 from memagent.engines.scripted import ScriptedEngine
-from memagent.errors import ConfigError, DataError
-from memagent.plugins import is_file_spec
+from memagent.errors import ConfigError, DataError, MemagentError
+from memagent.plugins import error_line, is_file_spec, load_function
 from memagent.rl.agents import memory
-from memagent.rl.agents.api import AGENTS, Agent, open_agent, with_defaults
+from memagent.rl.agents.api import AGENTS, Agent, check_outcome, open_agent, with_defaults
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.expressions import calculate
 from memagent.rl.agents.session import Session
-from memagent.rl.types import Outcome
 from memagent.rl.warmstart import traces
 from memagent.rl.warmstart.conversations import Conversation
+from memagent.rl.warmstart.traces import TraceRefused
 from memagent.types import Message, Sampling
 
 NO_LIMIT = 1 << 30
@@ -39,14 +40,25 @@ Demonstrations = Callable[[Example], list[Conversation]]
 
 
 def demonstrations_for(
-    agent: str, settings: Mapping[str, Any] | None = None, *, tokenizer: Tokenizer
+    agent: str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    tokenizer: Tokenizer,
+    replies: str | None = None,
 ) -> Demonstrations:
-    """Demonstrations of an agent. `tokenizer` is the model's, to check the agent's limits."""
-    if is_file_spec(agent):
+    """Demonstrations of an agent. `tokenizer` is the model's, to check the agent's limits.
+
+    `replies` names a function of the user, `path.py:function`: the right replies to a task, in order. The
+    shipped agents have a rule of their own.
+    """
+    if is_file_spec(agent) and replies is None:
         raise ConfigError(
-            f"there is no rule for the replies of {agent}; use files of conversations for its warm start"
+            f"there is no rule for the replies of {agent}; name a function that writes them as "
+            "`warm_start.replies=path.py:function`, or use files of conversations for its warm start"
         )
     opened = open_agent(agent, settings)  # checks the name and the settings
+    if replies is not None:
+        return partial(_played, opened, _users_rule(replies), tokenizer)
     if agent == "memory":
         config = with_defaults(memory.DEFAULTS, settings or {})
         return partial(traces.conversations, config=config, tokenizer=tokenizer)
@@ -96,15 +108,42 @@ def _boxed(text: str) -> str:
     return f"\\boxed{{{text}}}"
 
 
+def _users_rule(spec: str) -> Callable[[Example], list[str]]:
+    """The replies that a function of the user writes. None or no replies skip an example."""
+    function = load_function(spec, what="function that writes replies", parameters=("task",))
+
+    def rule(example: Example) -> list[str]:
+        try:
+            found = function(example)
+            replies = None if found is None else list(found)
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"{spec} fails on {example.id}: {error_line(error)}") from None
+        if not replies:
+            raise TraceRefused(f"{spec} has no replies for {example.id}")
+        if isinstance(found, str) or not all(isinstance(reply, str) for reply in replies):
+            raise ConfigError(
+                f"{spec} returned {type(found).__name__} for {example.id}; return a list of texts, the "
+                "replies in order"
+            )
+        return replies
+
+    return rule
+
+
 def _played(
     agent: Agent, rule: Callable[[Example], list[str]], tokenizer: Tokenizer, example: Example
 ) -> list[Conversation]:
-    """The last prompt of an agent that gets these replies, and the last reply."""
+    """The conversations of an agent that gets these replies."""
     replies = rule(example)
     upcoming = iter(replies)
 
     def script(messages: Sequence[Message], sampling: Sampling) -> str:
-        reply = next(upcoming)
+        reply = next(upcoming, None)
+        if reply is None:
+            raise ConfigError(
+                f"{example.id}: the agent asks for more than the {len(replies)} replies of its "
+                "demonstration"
+            )
         num_tokens = tokenizer.count(reply) + 1  # the end-of-reply token
         if num_tokens > sampling.max_tokens:
             raise ConfigError(
@@ -114,16 +153,42 @@ def _played(
         return reply
 
     engine = ScriptedEngine(script)
+    engine.tokenizer = tokenizer.name
     session = Session(engine, task_id=example.id, index=0, seed=0, needs_tokens=False)
     blocking.run(_outcome(agent, example, Client(session)))
     if len(engine.prompts) < len(replies):
         raise ConfigError(
             f"{example.id} takes {len(replies)} replies, and the agent asks for "
-            f"{len(engine.prompts)}; raise `max_turns`"
+            f"{len(engine.prompts)}; raise `max_turns`, or the agent's own limit"
         )
-    last: Message = {"role": "assistant", "content": replies[-1]}
-    return [Conversation(id=example.id, messages=(*engine.prompts[-1], last))]
+    return [
+        Conversation(id=example.id, messages=messages)
+        for messages in _longest(engine.prompts, replies)
+    ]
 
 
-async def _outcome(agent: Agent, example: Example, client: Client) -> Outcome:
-    return await agent(example, client)
+def _longest(
+    prompts: Sequence[Sequence[Message]], replies: Sequence[str]
+) -> list[tuple[Message, ...]]:
+    """The calls as conversations, without those that a later call continues."""
+    calls: list[tuple[Message, ...]] = [
+        (*prompt, {"role": "assistant", "content": reply})
+        for prompt, reply in zip(prompts, replies, strict=True)
+    ]
+    return [
+        call
+        for number, call in enumerate(calls)
+        if not any(later[: len(call)] == call for later in calls[number + 1 :])
+    ]
+
+
+async def _outcome(agent: Agent, example: Example, client: Client) -> None:
+    try:
+        outcome: object = await agent(example, client)
+    except MemagentError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"the agent fails on the demonstration of {example.id}: {error_line(error)}"
+        ) from None
+    check_outcome(outcome)

@@ -315,3 +315,19 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cannot write .*fox\.jsonl: "):
         write_examples(tmp_path / "file" / "fox.jsonl", [FOX])
+
+
+def test_a_line_needs_only_an_id_a_question_and_answers() -> None:
+    example = from_json('{"id": "a", "question": "?", "answers": []}', "here")
+    assert example == Example(id="a", question="?", answers=())
+    assert (example.task, example.documents, example.text()) == ("custom", (), "")
+
+
+def test_documents_that_are_left_out_are_rebuilt_where_there_is_an_origin() -> None:
+    line = {
+        "id": "a",
+        "question": "?",
+        "answers": [],
+        "origin": {"task": "t", "settings": {}, "index": 0},
+    }
+    assert from_json(json.dumps(line), "here").documents is None

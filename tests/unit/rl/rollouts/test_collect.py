@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from memagent.agent.trace import Trace
+from memagent.data.tasks.arithmetic import problem
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import (
     ConfigError,
@@ -25,7 +26,8 @@ from memagent.errors import (
     RunError,
 )
 from memagent.rl.agents.client import Client
-from memagent.rl.rollouts.collect import RolloutStats, check_engine
+from memagent.rl.agents.session import RunSampling
+from memagent.rl.rollouts.collect import RolloutStats, check_agent, check_engine
 from memagent.rl.rollouts.rollout_log import rollout_from_dict, rollout_to_dict
 from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.types import Group, Outcome, Rollout
@@ -259,7 +261,7 @@ async def test_an_outage_of_a_tool_stops_like_one_of_the_engine() -> None:
         ),
         (Outcome(answer="x", reward=1.0, record={"x": object()}), "must be plain JSON"),
         (Outcome(answer="x", reward=1.0, trace="y"), "must be a Trace that ends with its answer"),  # type: ignore[arg-type]
-        (Outcome(answer="x", reward=1.0, metrics={"x": "y"}), "ValueError: could not convert"),  # type: ignore[dict-item]
+        (Outcome(answer="x", reward=1.0, metrics={"x": "y"}), "str as its metric 'x'"),  # type: ignore[dict-item]
     ],
 )
 async def test_an_invalid_outcome_is_a_failed_rollout_with_the_remedy(
@@ -454,3 +456,62 @@ async def test_any_engine_will_do_for_validation() -> None:
     (group,) = await collecting(jobs(1), ask, scripted, group_size=1, needs_tokens=False).all()
     assert group.rollouts[0].reward == 1.0
     assert group.rollouts[0].samples == ()
+
+
+# --- a trial -----------------------------------------------------------------------------------------
+
+
+async def returns_text(task: Any, client: Client) -> Any:
+    return (await reply_of(client)).strip()
+
+
+async def returns_a_list(task: Any, client: Client) -> Any:
+    return Outcome(answer=[await reply_of(client)])  # type: ignore[arg-type]
+
+
+async def reports_text(task: Any, client: Client) -> Outcome:
+    return Outcome(answer=await reply_of(client), metrics={"name": "x"})  # type: ignore[dict-item]
+
+
+async def asks_nothing(task: Any, client: Client) -> Outcome:
+    return Outcome(answer="42")
+
+
+async def misspells(task: Any, client: Client) -> Outcome:
+    return Outcome(answer=task.qestion)
+
+
+async def is_cold(task: Any, client: Client) -> Outcome:
+    return Outcome(answer=await reply_of(client, temperature=0.1))
+
+
+async def dislikes_replies(task: Any, client: Client) -> Outcome:
+    raise ValueError(await reply_of(client))
+
+
+async def reply_of(client: Client, **options: Any) -> str:
+    messages = [{"role": "user", "content": "Hello."}]
+    completion = await client.chat.completions.create(messages=messages, max_tokens=20, **options)
+    return completion.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (returns_text, r"returned str; return Outcome\(answer=TEXT\) \(tried on"),
+        (returns_a_list, r"returned Outcome\(answer=list\)"),
+        (reports_text, "returned str as its metric 'name'"),
+        (asks_nothing, "without a call of the client"),
+        (misspells, "before its first call: AttributeError"),
+        (is_cold, "temperature=0.1"),
+    ],
+)
+async def test_an_agent_that_can_never_work_is_found_by_a_trial(agent: Any, message: str) -> None:
+    hello = TokenScript(lambda messages, sampling: "Hi.")
+    with pytest.raises(ConfigError, match=message):
+        await check_agent(agent, problem(0, seed=0), hello, sampling=RunSampling())
+
+
+async def test_an_agent_that_fails_because_of_a_reply_passes_its_trial() -> None:
+    hello = TokenScript(lambda messages, sampling: "Hi.")
+    await check_agent(dislikes_replies, problem(0, seed=0), hello, sampling=RunSampling())

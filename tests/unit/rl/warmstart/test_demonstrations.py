@@ -16,7 +16,7 @@ from memagent.data.tasks.arithmetic import problem
 from memagent.data.tasks.registry import open_task
 from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.scripted import ScriptedEngine
-from memagent.errors import DataError, MemagentError
+from memagent.errors import ConfigError, DataError, MemagentError
 from memagent.rl.agents.api import open_agent
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.rewards import open_reward
@@ -24,6 +24,7 @@ from memagent.rl.agents.session import Session
 from memagent.rl.types import Outcome
 from memagent.rl.warmstart.conversations import Conversation, read_conversations
 from memagent.rl.warmstart.demonstrations import demonstrations_for, texts_for
+from memagent.rl.warmstart.traces import TraceRefused
 from memagent.types import Message
 
 BYTES = ByteTokenizer()
@@ -195,3 +196,75 @@ def test_a_file_without_conversations_is_refused(tmp_path: Path) -> None:
         read_conversations(path)
     with pytest.raises(DataError, match="does not exist"):
         read_conversations(tmp_path / "missing.jsonl")
+
+
+TALK = r"""
+from memagent.rl.types import Outcome
+
+
+async def agent(task, client):
+    messages = [{"role": "user", "content": task.question}]
+    plan = await client.chat.completions.create(messages=messages, max_tokens=40)
+    said = plan.choices[0].message.content
+    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "And now?"}]
+    await client.chat.completions.create(messages=messages, max_tokens=40)
+    fresh = [{"role": "user", "content": f"Answer from: {said}"}]
+    last = await client.chat.completions.create(messages=fresh, max_tokens=40)
+    return Outcome(answer=last.choices[0].message.content)
+
+
+def replies(task):
+    if task.id.endswith("/1"):
+        return None
+    return ["A plan.", "More.", f"\\boxed{{{task.answers[0]}}}"]
+
+
+def few(task):
+    return ["A plan."]
+
+
+def text(task):
+    return "A plan."
+
+
+def broken(task):
+    return [task.nothing]
+"""
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> str:
+    file = tmp_path / "talk.py"
+    file.write_text(TALK)
+    return str(file)
+
+
+def test_a_users_agent_is_played_with_the_replies_of_its_own_rule(talk: str) -> None:
+    example = problem(0, seed=7)
+    show = demonstrations_for(f"{talk}:agent", tokenizer=BYTES, replies=f"{talk}:replies")
+    first, second = show(example)
+    assert [message["content"] for message in first.messages] == [
+        example.question, "A plan.", "And now?", "More.",
+    ]  # fmt: skip
+    assert [message["content"] for message in second.messages] == [
+        "Answer from: A plan.", f"\\boxed{{{example.answers[0]}}}",
+    ]  # fmt: skip
+    with pytest.raises(TraceRefused, match="has no replies"):
+        show(problem(1, seed=7))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("few", "the agent asks for more than the 1 replies"),
+        ("text", "returned str .* return a list of texts"),
+        ("broken", "fails on .*AttributeError.*talk.py, line"),
+        ("missing", "has no missing"),
+    ],
+)
+def test_mistakes_in_a_users_rule_are_one_line(talk: str, function: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        demonstrations_for(f"{talk}:agent", tokenizer=BYTES, replies=f"{talk}:{function}")(
+            problem(0, seed=7)
+        )
+    assert "\n" not in str(raised.value)
