@@ -28,6 +28,7 @@ from typing import Any
 from memagent import trust
 from memagent.agent.journal import LATER_SETTINGS
 from memagent.agent.limits import Limits
+from memagent.agent.prompts import PROMPT_SETS, open_prompts
 from memagent.agent.reader import check_section_ends
 from memagent.config import AgentConfig, EngineConfig
 from memagent.data.tasks.lengths import length_tokenizer
@@ -55,6 +56,7 @@ from memagent.eval.methods import (
 )
 from memagent.eval.records import KIND, ItemRecord
 from memagent.eval.runner import Evaluation, OnRecord, OpenMethod
+from memagent.eval.selection import with_questions
 from memagent.eval.suites import MethodChoice, Suite, parse_suite, with_absolute_paths
 from memagent.plugins import code_file, is_file_spec
 from memagent.runs import MANIFEST, Run, read_manifest
@@ -161,6 +163,8 @@ def make_request(
     suite = with_absolute_paths(suite)
     for method in suite.methods:
         open_method(method.name)
+        if prompts := _template_file(suite.agent | method.settings, method.name):
+            open_prompts(prompts)
     settings = dict(engine_settings or {})
     concurrency = settings.pop("concurrency", None) or concurrency
     if resumed is not None:
@@ -329,12 +333,13 @@ async def open_evaluation(
     generate examples; 0 uses a thread of this one, None decides by the amount of text.
     """
     suite = request.suite
+    asked = await with_questions(suite, on_note=on_note)
     async with AsyncExitStack() as stack:
         gates = _Gates(request, on_pull)
         stack.push_async_callback(gates.aclose)
         first = (await gates.open(suite.methods[0])).engine
         tokenizer = _open_tokenizer(suite, first, on_note)
-        plan = plan_items(suite, length_tokenizer=_length_name(suite, first, tokenizer))
+        plan = plan_items(asked, length_tokenizer=_length_name(suite, first, tokenizer))
         _compare_tokenizers(plan, tokenizer, on_note)
         methods = []
         for choice in suite.methods:
@@ -533,6 +538,7 @@ def _identity(
                 "name": choice.name,
                 "settings": _settings_in_identity(method.settings),
                 "sha256": method_sha256(choice.name),
+                **_wording(method.settings, choice.name),
             }
             for method, choice in zip(methods, suite.methods, strict=True)
         },
@@ -546,6 +552,19 @@ def _settings_in_identity(settings: MethodSettings) -> dict[str, Any]:
     values = settings.model_dump(mode="json", exclude={"seed"})
     later = {**LATER_SETTINGS, **LATER_METHOD_SETTINGS}
     return {n: v for n, v in values.items() if n not in later or v != later[n]}
+
+
+def _wording(settings: MethodSettings, method: str) -> dict[str, str]:
+    """The fingerprint of the reader's prompts, where they come from a file."""
+    file = _template_file(settings.model_dump(), method)
+    return {"prompts": open_prompts(file).sha256} if file else {}
+
+
+def _template_file(settings: Mapping[str, Any], method: str) -> str | None:
+    """The file of the reader's prompts; None for a prompt set, and for other methods."""
+    kind, _, own = method.partition(":")
+    name = str(own or settings.get("prompts") or "")
+    return name if kind == "reader" and name and name not in PROMPT_SETS else None
 
 
 def _manifest(

@@ -26,8 +26,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from memagent.config import Settings
+from memagent.config import Settings, read_toml
 from memagent.data.choices import ExampleChoice
+from memagent.data.filtering.screening import FilterSettings
 from memagent.errors import ConfigError
 from memagent.plugins import is_file_spec
 from memagent.rewards.verifiers import open_grader
@@ -35,6 +36,10 @@ from memagent.rewards.verifiers import open_grader
 DEFAULT_NUM = 100
 PATHS = ("prompts", "embedder")
 """Settings of methods that may be paths."""
+
+HOTPOTQA = "hotpotqa"
+PATH_KEYS = frozenset({"prompts", "files", "file", "sources"})
+"""Keys of a suite that may name a file; methods are named by `name`."""
 
 ReplyLimit = Literal["graded", "generated", "off"]
 
@@ -68,6 +73,25 @@ class SuiteTasks(ExampleChoice):
     """Tokens that an answer may have; for RULER's tasks those of RULER when not given."""
 
 
+class QuestionSelection(Settings):
+    """The questions of hotpotqa: those of a file, or the first that no engine answers without the text."""
+
+    file: str | None = None
+    """Dataset with the questions, in their order: one that was filtered, or a file of the original project."""
+    engines: list[str] = Field(default_factory=list)
+    """Without a file: engines as KIND:MODEL that are asked without the text, one after the other."""
+    candidates: int = Field(default=400, ge=1)
+    """Questions that they are asked, in the order of their file."""
+    screening: FilterSettings = FilterSettings()
+    """How they are asked, and when a reply is right."""
+
+    @model_validator(mode="after")
+    def _has_a_way(self) -> Self:
+        if self.file is None and not self.engines:
+            raise ValueError("name a `file` of questions, or `engines` that select them")
+        return self
+
+
 class Suite(Settings):
     """What an evaluation asks: which questions, by which methods, how many, and how they are graded."""
 
@@ -98,6 +122,8 @@ class Suite(Settings):
     """Settings of every method: window, chunk_tokens, temperature, and so on."""
     methods: list[MethodChoice] = Field(default_factory=lambda: [MethodChoice(name="reader")])
     tasks: list[SuiteTasks] = Field(min_length=1)
+    selection: QuestionSelection | None = None
+    """Which questions of hotpotqa are asked; the first `num` in an order by seed when not given."""
     sources: dict[str, str] = Field(default_factory=dict)
     """Path of each source, by its name; published sources that are not named are downloaded."""
 
@@ -108,6 +134,8 @@ class Suite(Settings):
             raise ValueError("name at least one method")
         if twice := next((title for title in titles if titles.count(title) > 1), None):
             raise ValueError(f"two methods are called {twice}; give one a `label`")
+        if self.selection and any(len(task.tasks) > 1 and HOTPOTQA in task.tasks for task in self.tasks):
+            raise ValueError(f"`selection` is for {HOTPOTQA}; put other tasks into their own entry")
         for grader in [self.grader, *self.graders, *(task.grader for task in self.tasks)]:
             if grader is not None:
                 try:
@@ -118,13 +146,40 @@ class Suite(Settings):
 
 
 def read_suite(path: Path, *, changes: Sequence[str] = ()) -> Suite:
-    """A suite from a TOML file, with `changes` such as `tasks.0.num=16` applied."""
-    return Suite.read(path, "suite", changes=changes)
+    """A suite from a TOML file, with `changes` such as `tasks.0.num=16` applied.
+
+    Files that it names are looked for beside it, then in the current folder.
+    """
+    values = _beside(read_toml(path, "suite"), path.parent)
+    try:
+        return Suite.parse(values, changes=changes)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def parse_suite(values: dict[str, Any], *, changes: Sequence[str] = ()) -> Suite:
     """A suite from a table, validated."""
     return Suite.parse(values, changes=changes)
+
+
+def _beside(values: Any, folder: Path, key: str = "") -> Any:
+    """The values of a suite; relative paths of files in its folder are absolute."""
+    if isinstance(values, dict):
+        is_sources = key == "sources"
+        return {n: _beside(v, folder, key if is_sources else n) for n, v in values.items()}
+    if isinstance(values, list):
+        return [_beside(value, folder, key) for value in values]
+    if not isinstance(values, str):
+        return values
+    if key == "name" and is_file_spec(values):
+        file, colon, function = values.partition(":")
+        return f"{_found(file, folder)}{colon}{function}"
+    return _found(values, folder) if key in PATH_KEYS else values
+
+
+def _found(name: str, folder: Path) -> str:
+    path = folder / name
+    return str(path.resolve()) if path.exists() else name
 
 
 def with_absolute_paths(suite: Suite) -> Suite:
@@ -136,6 +191,7 @@ def with_absolute_paths(suite: Suite) -> Suite:
             "sources": {name: absolute_path(path) for name, path in suite.sources.items()},
             "tokenizer": suite.tokenizer and absolute_path(suite.tokenizer),
             "agent": _absolute_prompts(suite.agent),
+            "selection": suite.selection and _absolute_selection(suite.selection),
         }
     )
 
@@ -150,6 +206,10 @@ def _absolute_method(method: MethodChoice) -> MethodChoice:
     name = f"{absolute_path(file)}:{function}" if is_file_spec(method.name) else method.name
     settings = _absolute_prompts(method.settings)
     return method.model_copy(update={"name": name, "label": method.title, "settings": settings})
+
+
+def _absolute_selection(selection: QuestionSelection) -> QuestionSelection:
+    return selection.model_copy(update={"file": selection.file and absolute_path(selection.file)})
 
 
 def _absolute_prompts(settings: dict[str, Any]) -> dict[str, Any]:

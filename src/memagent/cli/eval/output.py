@@ -9,6 +9,7 @@ from memagent.cli.shared.run_command import print_json
 from memagent.eval.items import EvalPlan
 from memagent.eval.records import ItemRecord
 from memagent.eval.report.tables import Entry, ResultRow, result_rows
+from memagent.eval.selection import describe_selection
 from memagent.eval.setup import EvalRequest, estimate_calls
 
 SHOWN_FAILURES = 3
@@ -22,6 +23,8 @@ def print_plan(request: EvalRequest, plan: EvalPlan) -> None:
     ):
         length = "any length" if target is None else f"{target:,} tokens"
         print(f"{task}, {length}: {num:,} items")
+    if line := describe_selection(request.suite):
+        print(line)
     for method in request.suite.methods:
         print(f"{method.title}: about {estimate_calls(plan, request.suite, method):,} calls")
 
