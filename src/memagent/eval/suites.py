@@ -134,7 +134,9 @@ class Suite(Settings):
             raise ValueError("name at least one method")
         if twice := next((title for title in titles if titles.count(title) > 1), None):
             raise ValueError(f"two methods are called {twice}; give one a `label`")
-        if self.selection and any(len(task.tasks) > 1 and HOTPOTQA in task.tasks for task in self.tasks):
+        if self.selection and any(
+            len(task.tasks) > 1 and HOTPOTQA in task.tasks for task in self.tasks
+        ):
             raise ValueError(f"`selection` is for {HOTPOTQA}; put other tasks into their own entry")
         for grader in [self.grader, *self.graders, *(task.grader for task in self.tasks)]:
             if grader is not None:

@@ -42,7 +42,7 @@ def print_results(records: list[ItemRecord], *, as_json: bool) -> None:
         print(f"{num_empty:,} of {len(records):,} answers are empty")
     if num_long := sum(record.is_over_limit for record in records):
         print(
-            f"{num_long:,} of {len(records):,} answers exceed their task's limit; the rest of them is not graded"
+            f"{num_long:,} of {len(records):,} answers are longer than their task allows; a part of each is graded"
         )
     if failed or num_empty:
         print(f"failed and empty answers used {lost:,} tokens")
