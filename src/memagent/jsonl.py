@@ -5,13 +5,16 @@
         lines.append(json.dumps(record).encode())
 
 A process that is killed loses at most the line it was writing. Any other damage is an error that names
-the line: nothing is skipped.
+the line: nothing is skipped. With `checksums`, lines end in `,"crc":"1a2b3c4d"}`, the CRC-32 of the line
+without it, so that a changed value is found too; lines of earlier versions have none.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -22,6 +25,9 @@ from memagent.files import sync_folder, write_all
 Record = dict[str, Any]
 Shrink = Callable[[Record], Record]
 """Makes a record smaller before it is held in memory."""
+
+_seal = re.compile(rb'"crc":"[0-9a-f]{8}"\}\n')
+_SEAL_BYTES = len(b'"crc":"00000000"}\n')
 
 _sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
@@ -37,20 +43,42 @@ class Line(NamedTuple):
 def read_lines(path: Path) -> Iterator[Line]:
     """The complete lines of a file. A torn last line is left out; any other damage is a RunError."""
     end = 0
+    has_checksums = False
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 return
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            if not isinstance(record, dict):
+            is_sealed = _seal.fullmatch(line[-_SEAL_BYTES:]) is not None
+            has_checksums = has_checksums or is_sealed
+            record = _parsed(line, is_sealed) if is_sealed or not has_checksums else None
+            if record is None:
                 if not lines.read(1):  # the last line
                     return
                 raise RunError(f"{path}, line {number}, is damaged; the run cannot be resumed")
             end += len(line)
             yield Line(record, end)
+
+
+def sealed(line: bytes) -> bytes:
+    """A JSON object with its checksum as the last field."""
+    assert line.endswith(b"}"), "a line is a JSON object"
+    comma = b"" if line == b"{}" else b","
+    return b'%b%b"crc":"%08x"}' % (line[:-1], comma, zlib.crc32(line))
+
+
+def _parsed(line: bytes, is_sealed: bool) -> Record | None:
+    """The record of a line; None if it is damaged."""
+    try:
+        record = json.loads(line)
+        if not isinstance(record, dict):
+            return None
+        if is_sealed:
+            del record["crc"]
+            bare = line[:-_SEAL_BYTES].removesuffix(b",") + b"}"
+            return record if sealed(bare) == line[:-1] else None
+    except (ValueError, RecursionError):
+        return None
+    return record
 
 
 def recover(path: Path, shrink: Shrink | None = None) -> list[Record]:
@@ -73,11 +101,14 @@ def truncate(path: Path, num_bytes: int) -> None:
 class LineFile:
     """A file that lines are appended to, created if it is not there."""
 
-    def __init__(self, path: Path, *, sync: bool = True, mode: int = 0o600) -> None:
+    def __init__(
+        self, path: Path, *, sync: bool = True, checksums: bool = False, mode: int = 0o600
+    ) -> None:
         """With `sync`, a line survives a power cut; without, it survives the process.
 
         `mode` is that of a new file.
         """
+        self._checksums = checksums
         self._sync = sync
         self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
         if sync:
@@ -88,7 +119,8 @@ class LineFile:
         assert self._descriptor is not None, "the file is closed"
         size = os.fstat(self._descriptor).st_size
         try:
-            write_all(self._descriptor, b"".join(line + b"\n" for line in lines))
+            whole = [sealed(line) if self._checksums else line for line in lines]
+            write_all(self._descriptor, b"".join(line + b"\n" for line in whole))
             if self._sync:
                 _sync_data(self._descriptor)
         except OSError:

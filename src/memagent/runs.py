@@ -5,7 +5,8 @@
       steps.jsonl    one JSON line per finished step, on disk before the next call leaves
 
 Killing the process loses at most the line being written. A torn last line is dropped when the run
-is opened again; anything else that cannot be read is an error, never skipped.
+is opened again; anything else that cannot be read is an error, never skipped. Lines carry a checksum. A
+run directory may come from anybody: its manifest is checked before it is used.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 from platformdirs import user_state_path
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from memagent._version import __version__
 from memagent.errors import RunError
 from memagent.files import reason_of, write_atomically
+from memagent.foreign import one_line, plain
 from memagent.jsonl import LineFile, Shrink, read_lines, recover
+from memagent.types import Usage
 
 FORMAT = 1
 MANIFEST = "run.json"
@@ -106,7 +110,7 @@ class Run:
         """Put one JSON line on disk. Returns when it is safe from a crash or power loss."""
         try:
             if self._journal is None:
-                self._journal = LineFile(self.path / JOURNAL)
+                self._journal = LineFile(self.path / JOURNAL, checksums=True)
             self._journal.append(line)
         except OSError as error:
             raise RunError(
@@ -151,10 +155,55 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} holds no run: there is no {MANIFEST} in it") from None
     except NotADirectoryError:
         raise RunError(f"{path} is not a run directory") from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {path / MANIFEST}: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"cannot read {path / MANIFEST}: {one_line(error)}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise RunError(f"{path / MANIFEST} has a format this version of memagent does not know")
+    return manifest
+
+
+class ManifestShape(BaseModel):
+    """What a command needs of a manifest: fields with their types; others are left as they are."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class LimitsShape(ManifestShape):
+    """Limits and prices as manifests store them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_calls: int | None = Field(default=None, ge=1)
+    max_cost: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    price_in: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    price_out: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+
+
+class _UsageShape(ManifestShape):
+    model_config = ConfigDict(extra="forbid")
+
+    calls: int = Field(default=0, ge=0)
+    prompt_tokens: int = Field(default=0, ge=0)
+    completion_tokens: int = Field(default=0, ge=0)
+    cached_tokens: int = Field(default=0, ge=0)
+    is_estimated: bool = False
+
+
+def stored_usage(values: Any) -> Usage:
+    """The usage in a line of a run. Raises ValueError for what no call can have used."""
+    return Usage(**_UsageShape.model_validate(values).model_dump())
+
+
+def check_manifest(
+    manifest: dict[str, Any], shape: type[ManifestShape], path: Path
+) -> dict[str, Any]:
+    """The manifest of the run at `path`. Raises RunError where it has not the shape."""
+    try:
+        shape.model_validate(manifest)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise RunError(f"{path / MANIFEST} is damaged: {plain(place)}: {first['msg']}") from None
     return manifest
 
 

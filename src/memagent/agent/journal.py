@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from memagent.agent.prompts import PromptSet
 from memagent.agent.trace import Step, journal_line, steps_by_question
 from memagent.config import AgentConfig
 from memagent.documents.document import Document
 from memagent.errors import RunError
-from memagent.runs import MANIFEST, Run, read_manifest
+from memagent.runs import MANIFEST, LimitsShape, ManifestShape, Run, check_manifest, read_manifest
 
 KIND = "ask"
 FREE_SETTINGS = ("prompts", "answer_tokens")
@@ -59,6 +59,47 @@ def identity(
     }
 
 
+class _DocumentShape(ManifestShape):
+    source: str
+    sha256: str
+    num_chars: int
+
+
+class _PromptsShape(ManifestShape):
+    name: str
+    sha256: str
+
+
+class _CommandShape(ManifestShape):
+    paths: list[str]
+    folder: str
+    encoding: str | None
+    engine: str
+    engine_settings: dict[str, Any]
+    limits: LimitsShape
+
+
+class ReadingShape(ManifestShape):
+    """The manifest of a reading."""
+
+    kind: Literal["ask"]
+    questions: list[str]
+    document: _DocumentShape
+    model: str
+    tokenizer: str
+    prompts: _PromptsShape
+    agent: dict[str, Any]
+    command: _CommandShape | None = None
+
+
+def read_reading(path: Path) -> dict[str, Any]:
+    """The manifest of the reading at `path`, checked."""
+    manifest = read_manifest(path)
+    if manifest.get("kind") != KIND:
+        raise RunError(f"cannot resume {path}: {_another_kind(manifest)}; start a new run for it")
+    return check_manifest(manifest, ReadingShape, path)
+
+
 class Journal:
     """The steps of a reading, finished ones and new ones. Without a run it keeps nothing on disk."""
 
@@ -75,7 +116,7 @@ class Journal:
         """Begin a run at `path`, or resume the one that is there if it is the same reading."""
         if not (path / MANIFEST).exists():
             return cls(Run.create(path, reading))
-        check_same(read_manifest(path), reading, path)
+        check_same(read_reading(path), reading, path)
         return cls(Run.open(path))
 
     @property
@@ -111,7 +152,7 @@ def check_same(stored: dict[str, Any], reading: dict[str, Any], path: Path) -> N
 
 def _difference(stored: dict[str, Any], reading: dict[str, Any]) -> str | None:
     if stored.get("kind") != reading["kind"]:
-        return f"it is a run of kind {stored.get('kind')!r}, not {reading['kind']!r}"
+        return _another_kind(stored)
     if stored["document"]["sha256"] != reading["document"]["sha256"]:
         was, now = stored["document"]["num_chars"], reading["document"]["num_chars"]
         return f"the text has changed since (then {was:,} characters, now {now:,})"
@@ -126,6 +167,10 @@ def _difference(stored: dict[str, Any], reading: dict[str, Any]) -> str | None:
         if name not in FREE_SETTINGS and then.get(name) != value:
             return f"{name} was {then.get(name)}, now {value}"
     return None
+
+
+def _another_kind(stored: dict[str, Any]) -> str:
+    return f"it is a run of kind {stored.get('kind')!r:.60}, not {KIND!r}"
 
 
 def _short(value: Any) -> str:

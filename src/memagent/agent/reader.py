@@ -32,11 +32,11 @@ from memagent.agent.model_call import ModelCall, call_model
 from memagent.agent.prompts import PromptSet, open_prompts
 from memagent.agent.trace import Section, Step, StepFlag, Trace, total_usage
 from memagent.config import AgentConfig, ReadingSettings
-from memagent.documents.chunking import Chunks, Span
+from memagent.documents.chunking import EDGE_TOKENS, Chunks, Span
 from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.engines.base import SETTINGS, BaseEngine, open_engine
-from memagent.errors import ConfigError, DocumentError, EmptyAnswer
+from memagent.errors import ConfigError, DocumentError, EmptyAnswer, RunError
 from memagent.types import Engine, Message, Sampling
 
 
@@ -194,6 +194,7 @@ class Reader:
         chunks = self.chunks(document)
         if not chunks.document.text:
             raise DocumentError("the text is empty; there is nothing to read")
+        _check_sections(finished, chunks, self.tokenizer, self.config.chunk_tokens)
         chunks.restore(_spans(finished))
         state = _State.after(finished, self.tokenizer)
         if finished and finished[-1].kind == "answer":
@@ -391,6 +392,30 @@ def _resolve_tokenizer(
 def _spans(steps: Sequence[Step]) -> list[Span]:
     sections = [step.section for step in steps if step.section is not None]
     return [Span(section.start, section.end, section.num_tokens) for section in sections]
+
+
+def _check_sections(
+    steps: Sequence[Step], chunks: Chunks, tokenizer: Tokenizer, chunk_tokens: int
+) -> None:
+    """Raise RunError where the sections of finished steps are not sections of this text."""
+    spans = _spans(steps)
+    text = chunks.document.text
+    is_joined = all(
+        span.start == start < span.end
+        for span, start in zip(spans, [0, *(span.end for span in spans)], strict=False)
+    )
+    end = spans[-1].end if spans else 0
+    is_read = end == len(text) if steps and steps[-1].kind == "answer" else end <= len(text)
+    if is_joined and is_read and spans:
+        last = spans[-1]  # no other section tells where this one ends
+        num_tokens = tokenizer.count(text[last.start : last.end])
+        is_joined = abs(num_tokens - last.num_tokens) <= max(EDGE_TOKENS, last.num_tokens // 50)
+        is_joined = is_joined and num_tokens <= chunk_tokens + EDGE_TOKENS
+    if not is_joined or not is_read:
+        raise RunError(
+            "the finished steps have sections that are not those of this text: the run is damaged; "
+            "start a new one"
+        )
 
 
 def _no_answer(was_cut: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter
 from memagent.agent import display
 from memagent.documents.document import Chunk, Place
 from memagent.errors import RunError
-from memagent.runs import JOURNAL, read_manifest, read_records
+from memagent.runs import JOURNAL, read_records
 from memagent.types import Usage
 
 StepKind = Literal["read", "answer"]
@@ -157,8 +158,10 @@ class Trace:
     @classmethod
     def load(cls, run_dir: str | Path) -> list[Trace]:
         """The traces of a run directory, one per question, finished or not."""
+        from memagent.agent.journal import read_reading  # it needs this module
+
         path = Path(run_dir)
-        manifest = read_manifest(path)
+        manifest = read_reading(path)
         steps = steps_by_question(read_records(path), path)
         return [
             cls(
@@ -192,12 +195,27 @@ def steps_by_question(records: Iterable[dict[str, Any]], path: Path) -> dict[int
             done = steps.setdefault(record["question"], [])
         except (KeyError, TypeError, ValueError):
             step, done = None, []
-        if step is None or step.index != len(done):
+        if step is None or step.index != len(done) or not _is_possible(step, done):
             raise RunError(
                 f"{path / JOURNAL}, line {number}, is damaged; the run cannot be resumed"
             )
         done.append(step)
     return steps
+
+
+def _is_possible(step: Step, before: list[Step]) -> bool:
+    """Whether a step can follow: sections join, nothing follows an answer, and nothing is negative."""
+    usage = step.usage
+    counts = (usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+    if min(counts) < 0 or not 0 <= step.seconds < math.inf or step.num_attempts < 1:
+        return False
+    last = before[-1] if before else None
+    if last is not None and last.section is None:
+        return False
+    if step.kind == "answer" or step.section is None:
+        return step.kind == "answer" and step.section is None
+    start = last.section.end if last is not None and last.section is not None else 0
+    return step.section.start == start < step.section.end and step.section.num_tokens >= 0
 
 
 _steps = TypeAdapter(Step)

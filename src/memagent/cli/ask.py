@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from memagent.agent.journal import Journal, check_same
+from memagent.agent.journal import Journal, check_same, read_reading
 from memagent.agent.plan import plan_reading
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace, total_usage
@@ -33,7 +33,7 @@ from memagent.engines import store
 from memagent.engines.addresses import OPENAI_URL, endpoint_from
 from memagent.engines.base import BaseEngine, check_engine
 from memagent.errors import DocumentError, RunError
-from memagent.runs import Run, read_manifest
+from memagent.runs import Run
 
 STDIN_COPY = "stdin"
 """File in a run directory that keeps what came in on standard input, for resuming."""
@@ -178,7 +178,7 @@ class Ask:
         identity = reader.identity(request.questions, document)
         resume = self._options.run.resume
         if resume:
-            check_same(read_manifest(resume), identity, resume)
+            check_same(read_reading(resume), identity, resume)
             return Journal(Run.open(resume))
         files = {STDIN_COPY: self._stdin_bytes} if "-" in request.paths else {}
         manifest = {**identity, "command": request.kept(engine)}

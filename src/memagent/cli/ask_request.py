@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from memagent.agent.journal import read_reading
 from memagent.agent.limits import Limits
 from memagent.agent.reader import checked_question
 from memagent.cli.shared.engine import EngineOptions
@@ -18,7 +19,6 @@ from memagent.engines.base import EMBEDDED as EMBEDDED
 from memagent.engines.base import SECRET_SETTINGS as SECRET_SETTINGS
 from memagent.engines.base import BaseEngine, EngineChoice
 from memagent.errors import ConfigError
-from memagent.runs import read_manifest
 from memagent.types import Prices
 
 
@@ -79,7 +79,7 @@ class AskRequest:
 def make_request(options: AskOptions) -> AskRequest:
     """The request that these options mean, checked."""
     resume = options.run.resume
-    manifest = None if resume is None else read_manifest(resume)
+    manifest = None if resume is None else read_reading(resume)
     request = _new_request(options) if manifest is None else _resumed_request(options, manifest)
     if not request.paths:
         raise ConfigError("name at least one file or folder to read, or - for standard input")

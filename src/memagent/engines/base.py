@@ -193,6 +193,7 @@ def choose_engine(
     check_settings(spec, given)
     own = _own_settings(spec, stored, given)
     if stored:
+        check_settings(spec, own)
         check_stored(own, given)
     return EngineChoice(
         spec=spec,

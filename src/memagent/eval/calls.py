@@ -27,8 +27,9 @@ from memagent.engines.embedding import Embedder, Vector
 from memagent.engines.queueing import Queue, slot
 from memagent.errors import EngineError, EngineRefused, RunError
 from memagent.files import reason_of, replacing
-from memagent.jsonl import LineFile, read_lines
-from memagent.types import Completion, Engine, Message, Sampling, TokenEngine, Usage
+from memagent.jsonl import LineFile, read_lines, sealed
+from memagent.runs import stored_usage
+from memagent.types import Completion, Engine, Message, Sampling, TokenEngine
 
 CALLS = "calls.jsonl"
 MAX_DEAD_BYTES = 64_000_000
@@ -279,7 +280,7 @@ def _record(item: str, call: str, reply: LoggedReply) -> dict[str, Any]:
 
 
 def _encode(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, separators=(",", ":")).encode()
+    return sealed(json.dumps(record, separators=(",", ":")).encode())
 
 
 def _parsed(record: dict[str, Any], where: str) -> tuple[str, str, LoggedReply]:
@@ -289,9 +290,16 @@ def _parsed(record: dict[str, Any], where: str) -> tuple[str, str, LoggedReply]:
             text=record["text"],
             finish_reason=record["finish_reason"],
             reasoning=record["reasoning"],
-            num_attempts=record["num_attempts"],
-            usage=None if record["usage"] is None else Usage(**record["usage"]),
+            num_attempts=int(record["num_attempts"]),
+            usage=None if record["usage"] is None else stored_usage(record["usage"]),
         )
-        return record["item"], record["call"], LoggedReply(completion, record["seconds"])
-    except (KeyError, TypeError):
+        texts = (record["item"], record["call"], completion.text)
+        others = (completion.finish_reason, completion.reasoning)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("no text")
+        if not all(isinstance(text, str | None) for text in others):
+            raise TypeError("no text")
+        seconds = float(record["seconds"])
+        return record["item"], record["call"], LoggedReply(completion, seconds)
+    except (KeyError, TypeError, ValueError):
         raise RunError(f"{where} is damaged; the run cannot be resumed") from None

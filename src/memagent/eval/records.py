@@ -17,14 +17,20 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from memagent.errors import RunError
 from memagent.jsonl import read_lines
 from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Match
-from memagent.runs import JOURNAL, read_manifest
+from memagent.runs import (
+    JOURNAL,
+    LimitsShape,
+    ManifestShape,
+    check_manifest,
+    read_manifest,
+)
 from memagent.types import AttemptStatus
 
 KIND = "eval"
@@ -63,9 +69,9 @@ class ItemRecord:
     """Number of the answer, where an example is answered several times."""
     seed: int
     """Sampling seed of the item."""
-    depth: float | None = None
+    depth: Annotated[float, Field(ge=0, le=1)] | None = None
     """Mean position of the evidence, from 0, the start of the text, to 1; None without evidence."""
-    depths: tuple[float, ...] = ()
+    depths: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
     """Position of each piece of evidence; empty in runs of earlier versions."""
     status: AttemptStatus
     error: str | None = None
@@ -147,15 +153,50 @@ class ItemRecord:
         return _record.validate_python(dict(values))
 
 
+class _EngineShape(ManifestShape):
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class _CommandShape(ManifestShape):
+    suite: dict[str, Any]
+    suite_name: str | None = None
+    engine: str
+    engine_settings: dict[str, Any]
+    concurrency: int | None = Field(default=None, ge=1)
+    limits: LimitsShape = LimitsShape()
+
+
+class EvaluationShape(ManifestShape):
+    """The manifest of an evaluation."""
+
+    kind: Literal["eval"]
+    model: str = ""
+    suite: str | None = None
+    seed: int | None = None
+    length_tokenizer: str | None = None
+    num_items: int | None = None
+    methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    sources: dict[str, str] = Field(default_factory=dict)
+    engine: _EngineShape = _EngineShape()
+    identity: dict[str, Any] = Field(default_factory=dict)
+    command: _CommandShape | None = None
+
+
+def read_evaluation(path: Path, purpose: str = "not an evaluation") -> dict[str, Any]:
+    """The manifest of the evaluation at `path`, checked; `purpose` ends the error for another kind."""
+    manifest = read_manifest(path)
+    if manifest.get("kind") != KIND:
+        raise RunError(f"{path} is a run of kind {manifest.get('kind')!r:.60}, {purpose}")
+    return check_manifest(manifest, EvaluationShape, path)
+
+
 def read_items(path: Path, *, with_traces: bool = True) -> Iterator[ItemRecord]:
     """The records of an evaluation's directory, one by one; a torn last line is skipped.
 
     Without traces they are small, whatever the length of the texts. `scores` has the graders that graded
     later, too.
     """
-    manifest = read_manifest(path)
-    if manifest.get("kind") != KIND:
-        raise RunError(f"{path} is a run of kind {manifest.get('kind')!r}, not an evaluation")
+    read_evaluation(path)
     journal = path / JOURNAL
     if not journal.exists():
         return

@@ -54,12 +54,12 @@ from memagent.eval.methods import (
     open_method,
     settings_for,
 )
-from memagent.eval.records import KIND, ItemRecord
+from memagent.eval.records import KIND, EvaluationShape, ItemRecord, read_evaluation
 from memagent.eval.runner import Evaluation, OnRecord, OpenMethod
 from memagent.eval.selection import with_questions
 from memagent.eval.suites import MethodChoice, Suite, parse_suite, with_absolute_paths
 from memagent.plugins import code_file, is_file_spec
-from memagent.runs import MANIFEST, Run, read_manifest
+from memagent.runs import MANIFEST, Run, check_manifest
 from memagent.types import Engine, Prices
 
 OnNote = Callable[[str], None]
@@ -200,10 +200,8 @@ def stored_request(run: Path, *, methods: Sequence[str] = ()) -> EvalRequest:
     A run directory is data: code that it names is run only if the user named it before on this machine, or
     names it again among `methods`.
     """
-    manifest = read_manifest(run)
-    if manifest.get("kind") != KIND:
-        raise RunError(f"{run} is a run of kind {manifest.get('kind')!r}, not an evaluation")
-    if "command" not in manifest:
+    manifest = read_evaluation(run)
+    if manifest.get("command") is None:
         raise ConfigError(
             f"{run} was started from Python with an open engine; resume it there, with `run_dir`"
         )
@@ -612,7 +610,8 @@ def open_run(path: Path, identity: Mapping[str, Any]) -> Run:
 def check_same(stored: Mapping[str, Any], identity: Mapping[str, Any], path: Path) -> None:
     """Raise RunError with the first difference between a run's identity and another."""
     if stored.get("kind") != KIND:
-        raise RunError(f"{path} is a run of kind {stored.get('kind')!r}, not an evaluation")
+        raise RunError(f"{path} is a run of kind {stored.get('kind')!r:.60}, not an evaluation")
+    check_manifest(dict(stored), EvaluationShape, path)
     then, now = stored.get("identity", {}), json.loads(json.dumps(identity))
     if difference := _difference(then, now):
         raise RunError(f"cannot resume {path}: {difference}; start a new run for it")

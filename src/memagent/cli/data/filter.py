@@ -24,7 +24,7 @@ from memagent.cli.shared.run_options import (
 )
 from memagent.config import EngineConfig
 from memagent.data.build import refuse_to_overwrite
-from memagent.data.filtering.run import KIND, FilterRun, check_paths
+from memagent.data.filtering.run import KIND, FilterRun, ScreeningShape, check_paths
 from memagent.data.filtering.screening import (
     BareQuestion,
     FilterSettings,
@@ -41,7 +41,7 @@ from memagent.engines.base import (
 )
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import ConfigError
-from memagent.runs import read_manifest
+from memagent.runs import check_manifest, read_manifest
 
 DEFAULT_LOCAL_CONCURRENCY = 64
 """Questions at once for a local model; what it cannot work on at once waits inside."""
@@ -228,8 +228,9 @@ def make_request(options: FilterOptions) -> FilterRequest:
 
 def _stored_command(run: Path) -> dict[str, Any]:
     manifest = read_manifest(run)
-    if manifest.get("kind") != KIND or "command" not in manifest:
+    if manifest.get("kind") != KIND or manifest.get("command") is None:
         raise ConfigError(f"{run} is not a run of `memagent data filter`")
+    check_manifest(manifest, ScreeningShape, run)
     stored: dict[str, Any] = manifest["command"]
     return stored
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import ConfigDict, Field
+
 from memagent.agent.prompts import CLOSED_BOOK
 from memagent.config import EngineConfig
 from memagent.data.build import refuse_to_overwrite
@@ -32,7 +34,7 @@ from memagent.data.filtering.screening import (
 from memagent.data.formats.files import FORMATS, read_examples, write_examples
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, RunError
-from memagent.runs import Run, read_manifest
+from memagent.runs import ManifestShape, Run, check_manifest, read_manifest
 from memagent.types import Prices
 
 KIND = "data filter"
@@ -194,11 +196,45 @@ def identity(
     }
 
 
+class _QuestionsShape(ManifestShape):
+    num: int
+    sha256: str
+
+
+class _EngineShape(ManifestShape):
+    model_config = ConfigDict(extra="forbid")
+
+    spec: str
+    settings: dict[str, Any]
+
+
+class _CommandShape(ManifestShape):
+    file: str
+    out: str
+    num: int | None = None
+    engines: list[_EngineShape]
+    settings: dict[str, Any] = Field(default_factory=dict)
+    price_in: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    price_out: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+
+
+class ScreeningShape(ManifestShape):
+    """The manifest of a screening."""
+
+    questions: _QuestionsShape
+    models: list[str]
+    prompt: str
+    sampling: dict[str, Any]
+    command: _CommandShape | None = None
+
+
 def check_same(stored: Mapping[str, Any], expected: Mapping[str, Any], path: Path) -> None:
     """Raise RunError with the first difference when a run differs from what is asked now."""
     if stored.get("kind") != KIND:
-        reason = f"it is a run of kind {stored.get('kind')!r}, not {KIND!r}"
-    elif stored["questions"] != expected["questions"]:
+        reason = f"it is a run of kind {stored.get('kind')!r:.60}, not {KIND!r}"
+        raise RunError(f"cannot resume {path}: {reason}; start a new run for it")
+    check_manifest(dict(stored), ScreeningShape, path)
+    if stored["questions"] != expected["questions"]:
         then, now = stored["questions"]["num"], expected["questions"]["num"]
         reason = f"the questions have changed since (then {then:,}, now {now:,})"
     elif stored["models"] != expected["models"]:
@@ -206,10 +242,9 @@ def check_same(stored: Mapping[str, Any], expected: Mapping[str, Any], path: Pat
     elif stored["prompt"] != expected["prompt"]:
         reason = "the wording of the prompt has changed"
     elif stored["sampling"] != expected["sampling"]:
-        name = next(
-            n for n in stored["sampling"] if stored["sampling"][n] != expected["sampling"][n]
-        )
-        reason = f"{name} was {stored['sampling'][name]}, now {expected['sampling'][name]}"
+        then, now = stored["sampling"], expected["sampling"]
+        name = next(n for n in {**now, **then} if then.get(n) != now.get(n))
+        reason = f"{name:.60} was {then.get(name)!s:.60}, now {now.get(name)}"
     else:
         return
     raise RunError(f"cannot resume {path}: {reason}; start a new run for it")

@@ -25,7 +25,7 @@ from memagent.data.example import Example
 from memagent.data.formats.files import read_examples
 from memagent.errors import EngineError, EngineRefused, RunError
 from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Match, grade
-from memagent.runs import Run
+from memagent.runs import Run, stored_usage
 from memagent.types import Completion, Engine, Message, Sampling, Usage
 
 STOP_AFTER = 8
@@ -123,7 +123,9 @@ class SampledReply:
         """A reply from a parsed line of the log."""
         try:
             key = (int(record["question"]), int(record["engine"]), int(record["sample"]))
-            return cls(key=key, text=str(record["reply"]), usage=Usage(**record["usage"]))
+            if min(key) < 0:
+                raise ValueError("numbers are counted from 0")
+            return cls(key=key, text=str(record["reply"]), usage=stored_usage(record["usage"]))
         except (KeyError, TypeError, ValueError):
             raise RunError(f"{where} is damaged; the run cannot be resumed") from None
 
@@ -137,6 +139,8 @@ class ReplyLog:
         for number, record in enumerate(run.records if run else (), start=1):
             where = f"{run and run.path}: line {number} of its journal"
             reply = SampledReply.from_record(record, where)
+            if run and reply.key[1] >= len(run.manifest.get("models", ())):
+                raise RunError(f"{where} is damaged; the run cannot be resumed")
             self.replies[reply.key] = reply
 
     def append(self, reply: SampledReply) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from memagent.errors import ConfigError, RunError
-from memagent.eval.records import KIND, ItemRecord, read_items
+from memagent.eval.records import ItemRecord, read_evaluation, read_items
 from memagent.eval.report import sheets
 from memagent.eval.report.anchors import Anchor
 from memagent.eval.report.figures import paper_figures
@@ -53,7 +53,6 @@ from memagent.eval.report.tables import (
 )
 from memagent.files import reason_of
 from memagent.rewards.verifiers import open_grader
-from memagent.runs import read_manifest
 
 BYTES = "bytes"
 """The tokenizer whose tokens are bytes."""
@@ -195,11 +194,7 @@ def load_report(
 
 def _loaded(name: str, grader: str | None) -> _Loaded:
     label, path = _split(name)
-    manifest = read_manifest(path)
-    if manifest.get("kind") != KIND:
-        raise RunError(
-            f"{path} is a run of kind {manifest.get('kind')!r}; reports need evaluations"
-        )
+    manifest = read_evaluation(path, "reports need evaluations")
     methods = tuple(manifest.get("methods", {}))
     order = {method: number for number, method in enumerate(methods)}
 

@@ -44,7 +44,7 @@ class RolloutLog:
             self._path.parent.mkdir(exist_ok=True)
             if self._path.exists():
                 self._read()
-            self._lines = LineFile(self._path, sync=False)
+            self._lines = LineFile(self._path, sync=False, checksums=True)
         except OSError as error:
             raise self._cannot_write(error) from None
 

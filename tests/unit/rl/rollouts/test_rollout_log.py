@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,11 @@ def test_a_damaged_line_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"step-000007\.jsonl, line 2, is damaged") as caught:
         RolloutLog(tmp_path, 7)
     assert "\n" not in str(caught.value)
-    path.write_bytes(whole.replace(b'"runs": [[1, 3]]', b'"runs": [[1, 9]]', 1))
+    changed = whole.replace(b'"runs": [[1, 3]]', b'"runs": [[1, 9]]', 1)
+    path.write_bytes(changed)
+    with pytest.raises(RunError, match=r"step-000007\.jsonl, line 1, is damaged"):
+        RolloutLog(tmp_path, 7)
+    path.write_bytes(re.sub(rb',"crc":"[0-9a-f]{8}"\}\n', b"}\n", changed))  # as before checksums
     with pytest.raises(
         RunError, match=r"line 1: a saved rollout is damaged .*ValueError"
     ) as caught:

@@ -1,0 +1,156 @@
+"""Run directories that somebody changed: refused in a line, or resumed with the same answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memagent.agent.reader import Reader
+from memagent.agent.trace import Trace
+from memagent.cli.main import run
+from memagent.engines.base import open_engine
+from memagent.errors import RunError
+from memagent.jsonl import read_lines, sealed
+from tests.hostile.damaged_runs import RunKind, attack, command, make_runs
+
+COUNT = 40
+"""Damaged runs in each run of the tests; `python -m tests.hostile.damaged_runs` resumes a thousand."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunKind]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        return make_runs(tmp_path_factory.mktemp("runs") / "all")
+
+
+def test_damaged_runs_are_refused_or_end_the_same(runs: list[RunKind]) -> None:
+    assert attack(runs, COUNT, seed=1) == []
+
+
+TEXT = "The code is 48213. " + "Nothing else was said. " * 200
+SETTINGS: dict[str, Any] = {
+    "tokenizer": "bytes",
+    "window": 4096,
+    "chunk_tokens": 400,
+    "memory_tokens": 400,
+    "answer_tokens": 200,
+}
+
+
+def asked(run_dir: Path) -> Trace:
+    return Reader(open_engine("scripted"), **SETTINGS).ask("What is it?", TEXT, run_dir=run_dir)
+
+
+def unfinished(run_dir: Path, num_steps: int = 9, *, has_checksums: bool = True) -> list[str]:
+    """A run that stopped after some steps; the lines of its journal."""
+    asked(run_dir)
+    journal = run_dir / "steps.jsonl"
+    lines = journal.read_text().splitlines()[:num_steps]
+    if not has_checksums:
+        lines = [line[: line.rindex(',"crc":')] + "}" for line in lines]
+    journal.write_text("".join(f"{line}\n" for line in lines))
+    return lines
+
+
+def test_a_changed_value_in_the_journal_is_found(tmp_path: Path) -> None:
+    lines = unfinished(tmp_path)
+    changed = lines[4].replace('"num_tokens":', '"num_tokens":1', 1)
+    assert json.loads(changed)["step"]["section"]["num_tokens"] > 1000
+    (tmp_path / "steps.jsonl").write_text("\n".join([*lines[:4], changed, *lines[5:]]) + "\n")
+    with pytest.raises(RunError, match=r"steps\.jsonl, line 5, is damaged"):
+        asked(tmp_path)
+
+
+def test_a_line_without_a_checksum_after_one_with_it_is_damage(tmp_path: Path) -> None:
+    lines = unfinished(tmp_path)
+    bare = lines[4][: lines[4].rindex(',"crc":')] + "}"
+    (tmp_path / "steps.jsonl").write_text("\n".join([*lines[:4], bare, *lines[5:]]) + "\n")
+    with pytest.raises(RunError, match=r"line 5, is damaged"):
+        asked(tmp_path)
+
+
+def test_a_journal_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
+    whole = asked(tmp_path / "whole")
+    unfinished(tmp_path / "old", has_checksums=False)
+    again = asked(tmp_path / "old")
+    assert [step.memory for step in again.steps] == [step.memory for step in whole.steps]
+    assert [step.section for step in again.steps] == [step.section for step in whole.steps]
+    lines = (tmp_path / "old" / "steps.jsonl").read_text().splitlines()
+    assert ["crc" in json.loads(line) for line in lines] == [False] * 9 + [True] * (len(lines) - 9)
+
+
+@pytest.mark.parametrize("number", [4, 8])
+@pytest.mark.parametrize("end", [10**9, 5, -1, 3700])
+def test_a_section_that_is_not_of_the_text_is_refused(
+    tmp_path: Path, number: int, end: int
+) -> None:
+    lines = [json.loads(line) for line in unfinished(tmp_path, has_checksums=False)]
+    lines[number]["step"]["section"]["end"] = end
+    (tmp_path / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with pytest.raises(RunError, match=r"damaged"):
+        asked(tmp_path)
+
+
+def test_an_answer_before_the_end_of_the_text_is_refused(tmp_path: Path) -> None:
+    asked(tmp_path)
+    journal = tmp_path / "steps.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    short = [*lines[:9], {**lines[-1], "step": {**lines[-1]["step"], "index": 9}}]
+    for line in short:
+        del line["crc"]
+    journal.write_text("".join(f"{json.dumps(line)}\n" for line in short))
+    with pytest.raises(RunError, match=r"not those of this text"):
+        asked(tmp_path)
+
+
+def test_usage_below_zero_in_a_journal_lifts_no_limit(tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in unfinished(tmp_path, has_checksums=False)]
+    lines[2]["step"]["usage"]["calls"] = -1000
+    (tmp_path / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with pytest.raises(RunError, match=r"line 3, is damaged"):
+        asked(tmp_path)
+
+
+def test_a_checksum_is_of_the_line_without_it(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b"".join(sealed(line) + b"\n" for line in (b'{"n":1}', b"{}", b'{"n":2}')))
+    assert [line.record for line in read_lines(path)] == [{"n": 1}, {}, {"n": 2}]
+    assert path.read_bytes().splitlines()[0] == b'{"n":1,"crc":"d44b3b7e"}'
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("command", {}),
+        ("command", 7),
+        ("questions", "What?"),
+        ("document", None),
+        ("prompts", {"name": 1}),
+        ("agent", []),
+        ("model", ["m"]),
+        ("kind", {"a": 1}),
+    ],
+)
+def test_a_manifest_of_another_shape_is_a_line(
+    runs: list[RunKind], field: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = runs[0].folder / "run.json"
+    before = path.read_text()
+    path.write_text(json.dumps({**json.loads(before), field: value}))
+    try:
+        assert run(list(runs[0].resume)) == 2
+    finally:
+        path.write_text(before)
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert str(runs[0].folder) in error
+
+
+def test_runs_that_are_not_damaged_end_as_they_should(runs: list[RunKind]) -> None:
+    assert "48213" in runs[0].output
+    assert "100.0" in runs[1].output
+    assert command("report", str(runs[2].folder)).exit_code == 0
