@@ -136,10 +136,11 @@ class ReplyLog:
     def __init__(self, run: Run | None = None) -> None:
         self._run = run
         self.replies: dict[_Key, SampledReply] = {}
+        models = run.manifest.get("models") if run else None
         for number, record in enumerate(run.records if run else (), start=1):
             where = f"{run and run.path}: line {number} of its journal"
             reply = SampledReply.from_record(record, where)
-            if run and reply.key[1] >= len(run.manifest.get("models", ())):
+            if models is not None and reply.key[1] >= len(models):
                 raise RunError(f"{where} is damaged; the run cannot be resumed")
             self.replies[reply.key] = reply
 
