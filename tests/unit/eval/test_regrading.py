@@ -67,7 +67,7 @@ def test_grading_again_covers_what_was_asked_since(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [answered(0, "Paris", "Paris")], num_planned=2)
     regrade(run, ["f1"])
     with (run / "steps.jsonl").open("ab") as journal:
-        journal.write(answered(1, "Rome", "Paris", score=0.0).to_json() + b"\n")
+        journal.write(sealed(answered(1, "Rome", "Paris", score=0.0).to_json()) + b"\n")
     with pytest.raises(RunError, match="answers that f1 has not graded"):
         load_report([str(run)], grader="f1")
     assert [record.scores for record in regrade(run, ["f1"])] == [{"f1": 1.0}, {"f1": 0.0}]
