@@ -25,6 +25,8 @@ from memagent.documents.formats.notebook import _last_states
 from memagent.documents.loaders import load, load_bytes, load_with_report
 from memagent.documents.tree import _quick
 from memagent.errors import DocumentError
+from tests.hostile import documents
+from tests.hostile.harness import tried
 
 
 @contextmanager
@@ -269,3 +271,13 @@ def test_a_table_of_contents_of_nested_links_takes_no_time() -> None:
     }
     with within(1.5):
         assert load_bytes(packed(files), "a.epub").text == "Text."
+
+
+def test_hostile_documents_are_read_or_refused_in_one_line() -> None:
+    assert tried(documents.complaint, 25, 1) == []
+
+
+@pytest.mark.parametrize("name", documents.originals())
+def test_documents_in_order_are_read(name: str) -> None:
+    text = load_bytes(documents.originals()[name], name).text
+    assert "rains" in text or "Hello" in text

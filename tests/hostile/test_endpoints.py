@@ -18,7 +18,9 @@ from memagent.engines import openai as endpoint_module
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import EngineError, EngineRefused
 from memagent.types import Completion, Message, Prices, Sampling
+from tests.hostile import replies
 from tests.hostile.endpoints import BROKEN, DEEP, USAGES, hostile, reply, response, with_usage
+from tests.hostile.harness import tried
 
 MESSAGES: list[Message] = [{"role": "user", "content": "hello"}]
 
@@ -194,3 +196,7 @@ async def test_a_strange_list_of_models_is_no_error(name: str) -> None:
 def test_control_characters_of_an_endpoint_do_not_reach_a_message() -> None:
     engine = engine_at("http://127.0.0.1:9/v1")
     assert engine._clean("a\x1b]0;title\x07 \u202eb\n c") == "a?]0;title? ?b c"
+
+
+def test_hostile_replies_are_taken_retried_or_refused() -> None:
+    assert tried(replies.complaint, 8, 1) == []
