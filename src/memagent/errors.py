@@ -8,6 +8,7 @@ Anything else that escapes is a bug in memagent and keeps its traceback.
     │   ├── BudgetError      the parts of a prompt do not fit the window
     │   ├── DocumentError    a text cannot be read
     │   ├── RunError         a run directory cannot be used
+    │   │   └── RunNotWritable   a full disk, or a folder that became read-only
     │   └── DataError        a dataset or one of its sources is invalid
     ├── EngineError          the endpoint failed after retries: exit code 3
     │   └── EmptyAnswer      the model gave an empty answer
@@ -43,6 +44,10 @@ class DocumentError(UserError):
 
 class RunError(UserError):
     """A run directory cannot be created, continued or read."""
+
+
+class RunNotWritable(RunError):
+    """A file of a run cannot be written. It stops the run, whose earlier lines are kept."""
 
 
 class DataError(UserError):

@@ -25,7 +25,7 @@ from platformdirs import user_state_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from memagent._version import __version__
-from memagent.errors import RunError
+from memagent.errors import RunError, RunNotWritable
 from memagent.files import reason_of, write_atomically
 from memagent.foreign import one_line, plain
 from memagent.jsonl import LineFile, Shrink, read_lines, recover
@@ -113,7 +113,7 @@ class Run:
                 self._journal = LineFile(self.path / JOURNAL, checksums=True)
             self._journal.append(line)
         except OSError as error:
-            raise RunError(
+            raise RunNotWritable(
                 f"cannot write to {self.path / JOURNAL}: {reason_of(error)}; "
                 "what was written before is kept"
             ) from None

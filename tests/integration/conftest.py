@@ -151,6 +151,13 @@ def story(num_chars: int, *, seed: int, fact: str | None = None) -> str:
     return " ".join(sentences) + "\n"
 
 
+def on_a_small_disk(num_kilobytes: int) -> tuple[str, ...]:
+    """A command that runs another one, none of whose files can become larger."""
+    # Python would leave its own cached files cut off
+    limit = f'ulimit -f {num_kilobytes}; export PYTHONDONTWRITEBYTECODE=1; exec "$@"'
+    return ("bash", "-c", limit, "limited")
+
+
 def num_lines(path: Path) -> int:
     """Whole lines in a file; 0 while it does not exist."""
     return path.read_bytes().count(b"\n") if path.exists() else 0

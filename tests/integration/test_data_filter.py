@@ -17,7 +17,7 @@ import pytest
 from memagent.agent.prompts import closed_book_messages
 from memagent.data.example import Example, Passage
 from memagent.data.formats.files import read_examples, write_examples
-from tests.integration.conftest import Cli, Outcome, finish, num_lines, wait_until
+from tests.integration.conftest import Cli, Outcome, finish, num_lines, on_a_small_disk, wait_until
 from tests.support.loopback import messages_sha, running
 
 Call = Callable[..., Outcome]
@@ -138,6 +138,29 @@ def test_kills_leave_the_same_file_and_nothing_journalled_is_asked_again(
     assert expected <= answered
     assert (answered - expected).total() <= 3 * 3
     assert journalled == sorted(set(journalled))
+
+
+def test_a_full_disk_stops_the_screening_and_it_resumes_when_there_is_room(
+    cli: Cli, tmp_path: Path, examples: list[Example]
+) -> None:
+    source, out, run = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "run"
+    with running(log=tmp_path / "calls.jsonl") as endpoint:
+        begin = ("data", "filter", source, "--out", out, "--base-url", endpoint.base_url)
+        with cli.started(
+            *begin, "--run-dir", run, "--concurrency", "3", via=on_a_small_disk(3)
+        ) as process:
+            full = finish(process)
+        num_kept = num_lines(run / "steps.jsonl")
+        done = cli("data", "filter", "--resume", run, "--json")
+        calls = endpoint.calls()
+    assert full.code == 2, full.stderr
+    assert "File too large" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert 1 <= num_kept < 50
+    assert done.code == 0, done.stderr
+    assert list(read_examples(out)) == hidden(examples)
+    assert num_lines(run / "steps.jsonl") == 50
+    assert len(calls) <= 50 + 4  # in flight, or whose line did not fit
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -20,13 +20,23 @@ from memagent.data.example import Evidence, Example, Passage
 from memagent.data.formats.files import write_examples
 from memagent.eval.records import ItemRecord, read_items
 from memagent.runs import read_manifest
-from tests.integration.conftest import SMALL_SECTIONS, Cli, Outcome, finish, story, wait_until
+from tests.integration.conftest import (
+    SMALL_SECTIONS,
+    Cli,
+    Outcome,
+    finish,
+    on_a_small_disk,
+    story,
+    wait_until,
+)
 from tests.support.loopback import Endpoint, running
+from tests.support.sizes import sized
 from tests.support.tiny_models import make_tiny_model
 
 Call = Callable[..., Outcome]
 NUM_ITEMS = 12
 NUM_SECTIONS = 5
+NUM_KILLS = sized(10, 20)
 TIMES = ("seconds", "started", "num_attempts")
 
 
@@ -119,7 +129,7 @@ def test_every_item_is_a_record_with_its_trace_and_calls_keep_to_the_limit(
     assert not (run / "calls.jsonl").exists()
 
 
-def test_a_run_killed_ten_times_equals_one_that_was_not(
+def test_a_run_killed_many_times_equals_one_that_was_not(
     cli: Cli, dataset: Path, tmp_path: Path
 ) -> None:
     methods = ("--method", "reader", "--method", "map_reduce", "--concurrency", "4")
@@ -129,7 +139,7 @@ def test_a_run_killed_ten_times_equals_one_that_was_not(
         num_calls = endpoint.num_calls()
     rng = random.Random(20)
     with running(log=tmp_path / "calls.jsonl", reply="echo", latency_ms=4) as endpoint:
-        moments = sorted(rng.sample(range(4, num_calls - 12), 10))
+        moments = sorted(rng.sample(range(4, num_calls - 12), NUM_KILLS))
         for number, moment in enumerate(moments):
             command = ("eval", "--resume", broken, "--quiet")
             if number == 0:
@@ -146,7 +156,9 @@ def test_a_run_killed_ten_times_equals_one_that_was_not(
         assert endpoint.num_calls() == num_before
     assert records_of(broken) == records_of(whole)
     assert len(records_of(broken)) == 2 * NUM_ITEMS
-    assert answered.total() - len(answered) <= 10 * 4  # only calls in flight at a kill are repeated
+    assert (
+        answered.total() - len(answered) <= NUM_KILLS * 4
+    )  # only calls in flight at a kill are repeated
     assert len(answered) == num_calls
 
 
@@ -219,6 +231,27 @@ def test_an_interrupted_run_prints_how_to_resume(cli: Cli, dataset: Path, tmp_pa
         assert f"resume with: memagent eval --resume {run}" in outcome.stderr
         assert cli("eval", "--resume", run, "--quiet").code == 0
     assert len(items(run)) == NUM_ITEMS
+
+
+def test_a_full_disk_stops_the_run_and_it_resumes_when_there_is_room(
+    cli: Cli, dataset: Path, tmp_path: Path
+) -> None:
+    whole, full = tmp_path / "whole", tmp_path / "full"
+    with running(log=tmp_path / "calls.jsonl", reply="echo") as endpoint:
+        assert cli(*asked(dataset, endpoint, whole)).code == 0
+        num_calls = endpoint.num_calls()
+        with cli.started(*asked(dataset, endpoint, full), via=on_a_small_disk(12)) as process:
+            stopped = finish(process)
+        assert stopped.code == 2, stopped.stderr
+        assert "cannot write" in stopped.stderr
+        assert "File too large" in stopped.stderr
+        assert "Traceback" not in stopped.stderr
+        done = cli("eval", "--resume", full, "--quiet")
+        assert done.code == 0, done.stderr
+        repeated = endpoint.num_calls() - 2 * num_calls
+    assert records_of(full) == records_of(whole)
+    assert len(records_of(full)) == NUM_ITEMS
+    assert 0 <= repeated <= 16  # only calls in flight, or whose line did not fit
 
 
 # --- methods of the user, and mistakes ---------------------------------------------------------

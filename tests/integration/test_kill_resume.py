@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ OTHER_QUESTIONS = ("Who keeps the ledger?", "Where does the journey end?")
 TIMING_FIELDS = ("started", "seconds", "num_attempts")
 ON_A_SMALL_DISK = """
 import os, resource, sys
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # or its cached files would be cut off
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 os.execv(sys.argv[1], sys.argv[1:])
 """
@@ -218,6 +220,27 @@ def test_two_processes_cannot_resume_a_run_at_once(cli: Cli, base: Base, partial
     assert_refused(refused, f"{partial} is in use by another memagent process")
     assert (going_on.code, going_on.stdout) == (0, f"{base.whole.answer}\n")
     assert len(Trace.load(partial)[0].steps) == len(base.whole.steps)
+
+
+def test_of_four_processes_that_resume_a_run_one_continues_it(
+    cli: Cli, base: Base, partial: Path, tmp_path: Path
+) -> None:
+    with running(log=tmp_path / "calls.jsonl", reply="echo") as endpoint, ExitStack() as stack:
+        assert endpoint.process is not None
+        endpoint.process.send_signal(signal.SIGSTOP)  # whoever calls it, waits
+        command = ("ask", "--resume", partial, "--base-url", endpoint.base_url)
+        processes = [stack.enter_context(cli.started(*command)) for _ in range(4)]
+        wait_until(lambda: sum(process.poll() is not None for process in processes) == 3)
+        endpoint.process.send_signal(signal.SIGCONT)
+        outcomes = sorted(map(finish, processes))
+        calls = endpoint.calls()
+
+    assert [outcome.code for outcome in outcomes] == [0, 2, 2, 2]
+    assert outcomes[0].stdout == f"{base.whole.answer}\n"
+    for refused in outcomes[1:]:
+        assert_refused(refused, f"{partial} is in use by another memagent process")
+    assert without_clock(Trace.load(partial)[0]) == without_clock(base.whole)
+    assert len(calls) == len(base.whole.steps) - base.num_done
 
 
 def edit_text(base: Base) -> None:

@@ -18,6 +18,8 @@ from memagent.rl.settings import read_config
 from memagent.rl.trainer import open_training
 from memagent.runs import read_manifest
 from memagent.tracking import comparable, read_metrics
+from tests.integration.conftest import on_a_small_disk
+from tests.support.sizes import sized
 from tests.support.tiny_training import tiny_run
 
 AGENT = '''
@@ -34,7 +36,7 @@ async def agent(task, client):
     return Outcome(answer=max(replies, key=len), metrics={"replies": len(replies)})
 '''
 START = "from memagent.cli.main import main; main()"
-NUM_KILLS = 4
+NUM_KILLS, NUM_STEPS = sized(4, 8), sized(3, 12)
 
 
 def command(*arguments: object) -> list[str]:
@@ -58,7 +60,7 @@ def toml(value: Any) -> str:
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("config")
     path = folder / "run.toml"
-    lines = [f"{name} = {toml(value)}" for name, value in tiny_run(folder).items()]
+    lines = [f"{name} = {toml(value)}" for name, value in tiny_run(folder, steps=NUM_STEPS).items()]
     path.write_text("\n".join(lines))
     return path
 
@@ -68,8 +70,8 @@ def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     done = memagent("train", config, "--run-dir", folder)
     assert done.returncode == 0, done.stderr
-    assert "step 3/3" in done.stderr
-    assert "validation after step 3: reward" in done.stderr
+    assert f"step {NUM_STEPS}/{NUM_STEPS}" in done.stderr
+    assert f"validation after step {NUM_STEPS}: reward" in done.stderr
     return folder
 
 
@@ -123,7 +125,26 @@ def test_a_run_killed_at_random_moments_has_the_metrics_of_one_that_was_not(
         num_killed += 1
         arguments = ("train", "--resume", folder)
     assert process.returncode == 0
-    assert num_killed >= 2, "it was over before it could be killed"
+    assert num_killed >= sized(2, NUM_KILLS), "it was over before it could be killed"
+    assert metrics_of(folder) == metrics_of(whole)
+    assert weights_of(folder) == weights_of(whole)
+
+
+def test_a_full_disk_stops_the_run_and_it_resumes_when_there_is_room(
+    config: Path, whole: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    full = subprocess.run(
+        [*on_a_small_disk(100), *command("train", config, "--run-dir", folder)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert full.returncode == 2, full.stderr
+    assert "cannot write" in full.stderr
+    assert "Traceback" not in full.stderr
+    done = memagent("train", "--resume", folder)
+    assert done.returncode == 0, done.stderr
     assert metrics_of(folder) == metrics_of(whole)
     assert weights_of(folder) == weights_of(whole)
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from memagent.engines.base import BaseEngine
 from memagent.engines.embedding import Embedder, Vector
 from memagent.engines.queueing import Queue, slot
-from memagent.errors import EngineError, EngineRefused, RunError
+from memagent.errors import EngineError, EngineRefused, RunError, RunNotWritable
 from memagent.files import reason_of, replacing
 from memagent.jsonl import LineFile, read_lines, sealed
 from memagent.runs import stored_usage
@@ -77,7 +77,7 @@ class CallLog:
         try:
             self._file.append(line)
         except OSError as error:
-            raise RunError(f"cannot write {self._path}: {reason_of(error)}") from None
+            raise RunNotWritable(f"cannot write {self._path}: {reason_of(error)}") from None
         self._num_bytes += len(line) + 1
         self._lines.setdefault(item, []).append(line)
 
@@ -120,7 +120,7 @@ class CallLog:
                 part.write_bytes(data)
             self._file = LineFile(self._path, sync=False)
         except OSError as error:
-            raise RunError(f"cannot write {self._path}: {reason_of(error)}") from None
+            raise RunNotWritable(f"cannot write {self._path}: {reason_of(error)}") from None
         self._num_bytes = len(data)
 
 

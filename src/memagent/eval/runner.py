@@ -43,7 +43,14 @@ from memagent.documents.tokenizers import Tokenizer, tokenizer_for_model
 from memagent.engines.base import BaseEngine
 from memagent.engines.embedding import Embedder
 from memagent.engines.retry import RetryListener
-from memagent.errors import DataError, EngineError, EngineRefused, LimitReached, MemagentError
+from memagent.errors import (
+    DataError,
+    EngineError,
+    EngineRefused,
+    LimitReached,
+    MemagentError,
+    RunNotWritable,
+)
 from memagent.eval.calls import CALLS, CallLog, EngineGate, item_engine
 from memagent.eval.items import EvalPlan, Item, ItemSource, item_seed
 from memagent.eval.methods import Context as Context  # these two by name for training
@@ -306,7 +313,7 @@ class Evaluation:
                 self._graders,
                 max_tokens=source.graded_tokens,
             )
-        except LimitReached:
+        except (LimitReached, RunNotWritable):
             raise
         except Exception as error:  # whatever a method raises, other items continue
             failure = error

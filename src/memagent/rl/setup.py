@@ -36,7 +36,7 @@ from memagent.rl.update.policy import Policy
 from memagent.rl.validation import Validation
 from memagent.rl.warmstart.demonstrations import demonstrations_for, texts_for
 from memagent.rl.warmstart.lessons import LESSON_SEED, FileLessons, Lessons, TaskLessons
-from memagent.rl.weights.checkpoint import latest_checkpoint
+from memagent.rl.weights.checkpoint import disk_errors, latest_checkpoint
 from memagent.rl.weights.models import Trained, open_merged, open_model, open_rollout_engine
 from memagent.rl.weights.scratch import build_scratch
 from memagent.rl.weights.sync import WeightSync, open_sync
@@ -120,7 +120,8 @@ def _source(config: TrainConfig, run_dir: Path, sources: Sequence[OpenSource]) -
         shutil.rmtree(
             folder, ignore_errors=True
         )  # left by a run that was killed before its first step
-        build_scratch(config.model.scratch, texts, folder, seed=config.seed)
+        with disk_errors(folder):
+            build_scratch(config.model.scratch, texts, folder, seed=config.seed)
     return str(folder)
 
 

@@ -77,7 +77,7 @@ def save_checkpoint(
     """
     folder = run / CHECKPOINTS
     path = folder / name
-    with _disk_errors(path):
+    with disk_errors(path):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for incomplete in folder.glob(".*"):
             shutil.rmtree(incomplete)
@@ -226,7 +226,7 @@ def export(checkpoint: Path, out: Path, *, merge: bool = False) -> None:
     folder = _weights_folder(checkpoint)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise RunError(f"{out} already exists; name a new folder")
-    with _disk_errors(out):
+    with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing_folder(out) as part:
             if merge and folder.name == ADAPTER:
@@ -353,7 +353,8 @@ def _remove_old(run: Path, *, keep: int, keep_every: int | None, kept: str | Non
 
 
 @contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
+    """Raise RunError if writing weights fails because of the disk."""
     try:
         yield
     except Exception as error:  # libraries that write weights raise their own types
