@@ -25,6 +25,7 @@ import tokenizers
 from memagent.agent.prompts import open_prompts
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace
+from memagent.documents.document import Document
 from memagent.engines.openai import open_endpoint
 from memagent.runs import Run
 from tests.integration.conftest import (
@@ -415,7 +416,7 @@ def reading(log: Path, text: Path, question: str, prompts: str = "default") -> T
         settings = {"window": 4096, "chunk_tokens": 400, "memory_tokens": 400, "answer_tokens": 200}
         try:
             reader = Reader(engine, tokenizer="bytes", prompts=prompts, **settings)
-            return await reader.aask(question, text.read_text())
+            return await reader.aask(question, Document.load(text))
         finally:
             await engine.aclose()
 
@@ -490,7 +491,7 @@ def without_clock(trace: Trace) -> list[dict[str, Any]]:
 def _step_without_clock(step: Step) -> dict[str, Any]:
     values = json.loads(step.to_json())
     for place in (values["section"] or {}).get("places", ()):
-        place.pop("source")  # a text from Python has no path
+        place.pop("source")  # as the user wrote it
     return {name: value for name, value in values.items() if name not in TIMING_FIELDS}
 
 

@@ -135,18 +135,35 @@ def test_a_full_disk_stops_the_run_and_it_resumes_when_there_is_room(
 ) -> None:
     folder = tmp_path / "run"
     full = subprocess.run(
-        [*on_a_small_disk(100), *command("train", config, "--run-dir", folder)],
+        [*on_a_small_disk(200), *command("train", config, "--run-dir", folder)],
         capture_output=True,
         text=True,
         timeout=240,
     )
     assert full.returncode == 2, full.stderr
     assert "cannot write" in full.stderr
+    assert "File too large" in full.stderr
     assert "Traceback" not in full.stderr
     done = memagent("train", "--resume", folder)
     assert done.returncode == 0, done.stderr
     assert metrics_of(folder) == metrics_of(whole)
     assert weights_of(folder) == weights_of(whole)
+
+
+def test_a_disk_without_room_for_the_model_is_reported_in_one_line(
+    config: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    full = subprocess.run(
+        [*on_a_small_disk(100), *command("train", config, "--run-dir", folder)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert full.returncode == 2, full.stderr
+    assert f"memagent: cannot write {folder}" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert not folder.exists()
 
 
 def test_an_interrupted_run_prints_how_to_resume(config: Path, whole: Path, tmp_path: Path) -> None:
