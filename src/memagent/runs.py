@@ -210,7 +210,12 @@ def check_manifest(
 def default_path() -> Path:
     """A new folder under the user's state folder: sortable by time, never the same twice."""
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-    return user_state_path("memagent", appauthor=False) / "runs" / name
+    return runs_folder() / name
+
+
+def runs_folder() -> Path:
+    """Where runs are kept whose folder is not named."""
+    return user_state_path("memagent", appauthor=False) / "runs"
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

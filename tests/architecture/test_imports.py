@@ -47,6 +47,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "control_tokens",
         "foreign",
         "template_worker",
+        "stored_runs",
         "trust",
         "extras",
         "_version",

@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "eval": "Ask many questions with several methods and score the answers.",
     "models": "List, download and delete models for the local engine.",
     "report": "Report evaluations: tables, a page and plots.",
+    "runs": "List, show and delete runs on this machine.",
     "serve": "Serve a local model over an OpenAI-compatible HTTP API.",
     "train": "Train a model for an agent with reinforcement learning.",
 }

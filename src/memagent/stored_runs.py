@@ -1,0 +1,240 @@
+"""The runs on this machine: what each is, how far it came, and its removal.
+
+    for run in stored_runs():
+        print(run.name, run.kind, run.state, run.what)
+    remove_run("20260301-093000-a1b2c3")
+
+A run directory is data, and may be damaged: what cannot be read is said in `state`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from memagent.errors import RunError
+from memagent.files import reason_of
+from memagent.jsonl import read_lines
+from memagent.names import hint
+from memagent.runs import JOURNAL, LOCK, MANIFEST, read_manifest, runs_folder
+
+METRICS = "metrics.jsonl"
+"""What training appends to."""
+BLOCK_BYTES = 1 << 20
+TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """A run directory, as `memagent runs` shows it.
+
+    Example: StoredRun(path=Path("..."), kind="ask", created="2026-03-01T09:30:00+01:00", num_bytes=5120,
+    state="1 of 2 answered", is_complete=False, is_in_use=False, what="Who inherits the house? (novel.txt)")
+    """
+
+    path: Path
+    kind: str
+    """ask, eval, train or data filter; empty where the manifest cannot be read."""
+    created: str
+    num_bytes: int
+    """Size of all files in the folder."""
+    state: str
+    """How far it came, or why that cannot be said."""
+    is_complete: bool
+    is_in_use: bool
+    what: str
+    """What it is about, in a few words."""
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether there is something left to do that no process does."""
+        return bool(self.kind) and not self.is_complete and not self.is_in_use
+
+
+def stored_runs(folder: Path | None = None) -> list[StoredRun]:
+    """The runs in a folder, by default the user's state folder; the newest first."""
+    folder = folder or runs_folder()
+    try:
+        paths = [path for path in folder.iterdir() if (path / MANIFEST).is_file()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise RunError(f"cannot list {folder}: {reason_of(error)}") from None
+    return sorted(map(describe_run, paths), key=lambda run: (run.created, run.name), reverse=True)
+
+
+def find_run(name: str) -> Path:
+    """The folder of a run: a path, or the name, or the beginning of the name, of one in the state folder."""
+    folder = runs_folder()
+    path = Path(name).expanduser()
+    if (path / MANIFEST).is_file():
+        return path
+    here = sorted(each.parent.name for each in folder.glob(f"*/{MANIFEST}"))
+    matching = [each for each in here if each == name] or [
+        each for each in here if name and each.startswith(name)
+    ]
+    if len(matching) > 1:
+        raise RunError(f"several runs begin with {name!r}: {', '.join(matching[:5])}")
+    if not matching:
+        advice = hint(name, here, otherwise="see `memagent runs list`")
+        raise RunError(f"there is no run {name!r} in {folder}; {advice}")
+    return folder / matching[0]
+
+
+def remove_run(path: Path) -> None:
+    """Delete a run of the state folder. Raises RunError for other folders, and for a run in use."""
+    if path.is_symlink() or path.resolve().parent != runs_folder().resolve():
+        raise RunError(
+            f"{path} is not in {runs_folder()}, where memagent keeps runs; it may hold other files, so "
+            "delete the folder yourself"
+        )
+    if not (path / MANIFEST).is_file():
+        raise RunError(f"{path} holds no run: there is no {MANIFEST} in it")
+    try:
+        with FileLock(path / LOCK, mode=0o600).acquire(timeout=0):
+            shutil.rmtree(path)
+    except Timeout:
+        raise RunError(f"{path} is in use by another memagent process") from None
+    except OSError as error:
+        raise RunError(f"cannot delete {path}: {reason_of(error)}") from None
+
+
+def describe_run(path: Path) -> StoredRun:
+    """What a run is and how far it came."""
+    is_in_use = _is_in_use(path)
+    try:
+        manifest = read_manifest(path)
+        kind = str(manifest.get("kind", ""))
+        num_done, num_all, unit = _progress(path, kind, manifest)
+        state = f"{num_done:,} {unit}" if num_all is None else f"{num_done:,} of {num_all:,} {unit}"
+        created, what = str(manifest.get("created", "")), _what(kind, manifest)
+    except RunError:
+        kind, created, what, state, num_done, num_all = "", "", "", "damaged", 0, None
+    return StoredRun(
+        path=path,
+        kind=kind,
+        created=created,
+        num_bytes=sum(_sizes(path)),
+        state=f"in use, {state}" if is_in_use else state,
+        is_complete=num_all is not None and num_done >= num_all,
+        is_in_use=is_in_use,
+        what=what,
+    )
+
+
+def _progress(path: Path, kind: str, manifest: Mapping[str, Any]) -> tuple[int, int | None, str]:
+    """How many of how many are done, and of what; None where the number is not known."""
+    if kind == "ask":
+        return _num_answers(path / JOURNAL), _count(manifest.get("questions")), "answered"
+    if kind == "train":
+        return _last_step(path / METRICS), _count(_inside(manifest, "config", "steps")), "steps"
+    unit = "items" if kind == "eval" else "lines"
+    return _num_lines(path / JOURNAL), _count(manifest.get("num_items")), unit
+
+
+def _what(kind: str, manifest: Mapping[str, Any]) -> str:
+    if kind == "ask":
+        questions = manifest.get("questions")
+        first = str(questions[0]) if isinstance(questions, list) and questions else ""
+        return f"{first} ({_inside(manifest, 'document', 'source')})"
+    if kind == "train":
+        about, source = _inside(manifest, "config", "about"), _inside(manifest, "config", "model")
+        model = source.get("source") if isinstance(source, dict) else None
+        return str(about or model or "")
+    if kind == "eval":
+        return str(manifest.get("suite") or ", ".join(_tasks(manifest.get("tasks"))))
+    return ""
+
+
+def _tasks(tasks: object) -> Iterator[str]:
+    for each in tasks if isinstance(tasks, list) else []:
+        for key in ("tasks", "files"):
+            names = each.get(key) if isinstance(each, dict) else None
+            yield from map(str, names if isinstance(names, list) else [])
+
+
+def _inside(values: Mapping[str, Any], first: str, second: str) -> Any:
+    inner = values.get(first)
+    return inner.get(second) if isinstance(inner, dict) else None
+
+
+def _count(value: object) -> int | None:
+    if isinstance(value, list):
+        return len(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _num_answers(path: Path) -> int:
+    def is_answer(record: dict[str, Any]) -> bool:
+        return bool(_inside(record, "step", "kind") == "answer")
+
+    return _read(path, lambda: sum(is_answer(line.record) for line in read_lines(path)))
+
+
+def _num_lines(path: Path) -> int:
+    def count() -> int:
+        with path.open("rb") as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(BLOCK_BYTES), b""))
+
+    return _read(path, count)
+
+
+def _last_step(path: Path) -> int:
+    """The step of the last line that has one; only the end of the file is read."""
+
+    def find() -> int:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - TAIL_BYTES, 0))
+            lines = file.read().split(b"\n")
+        for line in reversed(lines):
+            try:
+                step = json.loads(line).get("step")
+            except (ValueError, AttributeError):
+                continue
+            if isinstance(step, int):
+                return step
+        return 0
+
+    return _read(path, find)
+
+
+def _read(path: Path, count: Callable[[], int]) -> int:
+    try:
+        return count()
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {reason_of(error)}") from None
+
+
+def _sizes(path: Path) -> Iterator[int]:
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                yield os.lstat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue
+
+
+def _is_in_use(path: Path) -> bool:
+    if not (path / LOCK).exists():
+        return False
+    try:
+        with FileLock(path / LOCK, mode=0o600).acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return False
