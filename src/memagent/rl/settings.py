@@ -35,6 +35,7 @@ from memagent.engines.base import CODE_SETTINGS, check_stored
 from memagent.errors import ConfigError
 from memagent.names import hint
 from memagent.plugins import code_file, is_file_spec
+from memagent.rl.config_paths import located
 from memagent.rl.rollouts.tasks import TaskSource
 from memagent.rl.update.advantages import check_group_size
 
@@ -497,8 +498,15 @@ GRADERS = "validation.graders"
 
 
 def read_config(path: Path, *, changes: Sequence[str] = ()) -> TrainConfig:
-    """The config in a TOML file; `changes` such as `optim.lr=2e-6` take precedence."""
-    return TrainConfig.read(path, "config", changes=changes)
+    """The config in a TOML file; `changes` such as `optim.lr=2e-6` take precedence.
+
+    Relative paths in the file are looked up in its folder first, those in `changes` in the working folder.
+    """
+    values = located(read_toml(path, "config"), path.parent)
+    try:
+        return TrainConfig.parse(values, changes=changes)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def read_warm_start(

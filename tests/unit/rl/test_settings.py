@@ -139,3 +139,75 @@ def test_every_setting_has_a_description() -> None:
                 check(field.annotation)
 
     check(TrainConfig)
+
+
+BESIDE = """
+[model]
+source = "base"
+[agent]
+name = "mine.py:agent"
+reward = "strict"
+settings = { prompts = "prompts.toml" }
+[sources]
+essays = "texts"
+[[tasks]]
+files = ["train.jsonl", "elsewhere.jsonl"]
+[warm_start]
+replies = "mine.py:replies"
+[validation]
+graders = ["mine.py:score", "lenient"]
+[[validation.tasks]]
+tasks = ["ruler/qa_1"]
+settings = { questions = "squad.json" }
+"""
+
+
+def test_paths_are_relative_to_their_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    names = (
+        "base",
+        "mine.py",
+        "prompts.toml",
+        "texts",
+        "train.jsonl",
+        "squad.json",
+        "strict",
+        "other.py",
+    )
+    for name in names:
+        (there / name).touch()
+    (there / "my_run.toml").write_text(BESIDE)
+    (here / "elsewhere.jsonl").touch()
+    monkeypatch.chdir(here)
+    config = read_config(Path("../there/my_run.toml"), changes=["agent.reward=other.py:score"])
+    assert config.model.source == f"{there}/base"
+    assert config.agent.name == f"{there}/mine.py:agent"
+    assert config.agent.settings == {"prompts": f"{there}/prompts.toml"}
+    assert config.agent.reward == "other.py:score", "the command line means the working folder"
+    assert config.sources == {"essays": f"{there}/texts"}
+    assert config.tasks[0].files == [f"{there}/train.jsonl", "elsewhere.jsonl"]
+    assert config.warm_start is not None
+    assert config.warm_start.replies == f"{there}/mine.py:replies"
+    assert config.validation is not None
+    assert config.validation.graders == (f"{there}/mine.py:score", "lenient")
+    assert config.validation.tasks[0].settings == {"questions": f"{there}/squad.json"}
+
+
+def test_names_are_not_taken_for_files_beside_a_config(tmp_path: Path) -> None:
+    for name in ("smollm2-135m", "memory", "strict", "paper"):
+        (tmp_path / name).touch()
+    (tmp_path / "my_run.toml").write_text(
+        """
+        preset = "paper"
+        model.source = "smollm2-135m"
+        agent = { name = "memory", reward = "strict", settings = { prompts = "paper" } }
+        tasks = [{ tasks = ["hotpotqa"], settings = { split = "train" } }]
+        """
+    )
+    config = read_config(tmp_path / "my_run.toml")
+    assert (config.model.source, config.agent.name) == ("smollm2-135m", "memory")
+    assert (config.agent.reward, config.agent.settings["prompts"]) == ("strict", "paper")
