@@ -551,6 +551,8 @@ def _without_example(item: Item, attempt: _Attempt, seed: int, error: Exception)
         status="failed",
         error=f"the example could not be generated: {_one_line(error)}",
         grader=item.source.grader or "",
+        graded_tokens=item.source.graded_tokens,
+        generated_tokens=item.source.generated_tokens,
         score=0.0,
     )
 

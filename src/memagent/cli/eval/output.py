@@ -40,7 +40,7 @@ def print_results(records: list[ItemRecord], *, as_json: bool) -> None:
     lost = sum(row.lost_tokens for row in rows)
     if num_empty := sum(row.num_empty for row in rows):
         print(f"{num_empty:,} of {len(records):,} answers are empty")
-    if num_long := sum(record.is_over_limit for record in records):
+    if num_long := sum(row.num_over_limit for row in rows):
         print(
             f"{num_long:,} of {len(records):,} answers are longer than their task allows; a part of each is graded"
         )
@@ -103,6 +103,7 @@ def _as_json(row: ResultRow) -> dict[str, Any]:
         "num_questions": row.score.num,
         "num_failed": row.num_failed,
         "num_empty": row.num_empty,
+        "num_over_limit": row.num_over_limit,
         "num_cut": row.num_cut,
         "answered_score": row.answered_score,
         "lost_tokens": row.lost_tokens,

@@ -329,15 +329,21 @@ def _check_graders(runs: Sequence[_Loaded]) -> None:
     for run in runs:
         graders: dict[str, set[str]] = {}
         for record in run.records:
-            graders.setdefault(record.task, set()).add(record.grader)
+            rule = _rule_of(record)
+            graders.setdefault(record.task, set()).add(rule)
             item = (record.task, record.target_tokens, item_of(record))
-            before, path = by_item.setdefault(item, (record.grader, run.path))
-            if record.grader != before:
-                raise _graded_twice(record.task, before, path, record.grader, run.path)
+            before, path = by_item.setdefault(item, (rule, run.path))
+            if rule != before:
+                raise _graded_twice(record.task, before, path, rule, run.path)
         for task, own in graders.items():
             others, path = by_task.setdefault(task, (own, run.path))
             if own.isdisjoint(others):  # disjoint items of one task
                 raise _graded_twice(task, min(others), path, min(own), run.path)
+
+
+def _rule_of(record: ItemRecord) -> str:
+    limit = record.graded_tokens
+    return f"{record.grader} up to {limit} tokens" if limit else record.grader
 
 
 def _graded_twice(task: str, one: str, path: Path, other: str, other_path: Path) -> ConfigError:
@@ -458,6 +464,10 @@ def notes(report: Report) -> list[str]:
         found.append(
             f"{num_failed:,} failed and {num_empty:,} empty answers used {lost:,} tokens; the column "
             "`answered` is the score without them."
+        )
+    if num_long := sum(row.num_over_limit for row in report.results):
+        found.append(
+            f"{num_long:,} answers are longer than their task allows; a part of each is graded."
         )
     if report.has_left_out_anchors:
         found.append("Lengths are in bytes; published lines, in tokens, are left out.")

@@ -86,6 +86,8 @@ class ResultRow:
     num_failed: int
     num_empty: int
     """Answers that are empty; they are graded as they are."""
+    num_over_limit: int
+    """Answers that are longer than their task allows; a part of each is graded."""
     num_cut: int
     """Answers whose method did not read the whole text."""
     answered_score: float | None
@@ -204,6 +206,7 @@ def _result_row(cell: Cell, records: Sequence[ItemRecord]) -> ResultRow:
         num_samples=len(records),
         num_failed=sum(record.status == "failed" for record in records),
         num_empty=sum(record.is_empty for record in records),
+        num_over_limit=sum(record.is_over_limit for record in records),
         num_cut=sum(record.is_cut for record in records),
         answered_score=fmean(_by_item(answered).values()) if answered else None,
         lost_tokens=sum(

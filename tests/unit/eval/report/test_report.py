@@ -172,6 +172,21 @@ def test_other_graders_and_other_sources_are_refused(tmp_path: Path) -> None:
     assert "different files of the source hotpotqa" in message_of([str(one), str(moved)])
 
 
+def test_answers_of_other_limits_are_refused_and_long_ones_counted(tmp_path: Path) -> None:
+    limited = [
+        item("ruler/fwe", "reader", 8192, n, graded_tokens=50, answer_tokens=n * 30)
+        for n in range(4)
+    ]
+    one = make_run(tmp_path / "a", limited)
+    assert "2 answers are longer than their task allows; a part of each is graded." in notes(
+        load_report([str(one)])
+    )
+    free = make_run(tmp_path / "b", [item("ruler/fwe", "bm25", 8192, 0)])
+    assert message_of([str(one), str(free)]) == (
+        f"ruler/fwe is graded by lenient up to 50 tokens in {one}, by lenient in {free}; report them separately"
+    )
+
+
 def test_items_of_a_task_may_have_graders_of_their_own(tmp_path: Path) -> None:
     task = "beyond/unanswerable"
     items = [
