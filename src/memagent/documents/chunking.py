@@ -53,8 +53,17 @@ NATURAL_ENDS = (
     re.compile(r"\n\s*"),
     re.compile(r"\s+"),
 )
+BLOCK_CHARS = 1_000_000
+"""Exact windows are found in blocks of so many characters, since tokens of a whole text take much memory."""
+BLOCK_OVERLAP = 2_000
+"""A block is tokenised so much further: its tokens near the end do not depend on where it was cut."""
+EDGE_CHARS = 100_000
+"""The end of a block in which the next one may start, at the start of a line."""
+COMPARED_TOKENS = 32
+"""Tokens that must be the same in both blocks."""
+_line_start = re.compile(r"\n(?=\w)")
 _measuring = threading.Lock()
-"""The tokens of a whole text take memory: one text at a time."""
+"""One text at a time, for the sake of memory."""
 JOINERS = {"\u200d", "\ufe0e", "\ufe0f"}
 """Zero-width joiner and variation selectors: they belong to the character before them."""
 
@@ -161,17 +170,69 @@ def split(document: Document, tokenizer: Tokenizer, *, chunk_tokens: int) -> Ite
     return iter(Chunks(document, tokenizer, chunk_tokens))
 
 
-def exact_spans(text: str, tokenizer: Tokenizer, chunk_tokens: int) -> list[Span]:
-    """Consecutive windows of exactly so many tokens of the whole text; the last one has what is left."""
+def exact_spans(
+    text: str, tokenizer: Tokenizer, chunk_tokens: int, *, block_chars: int = BLOCK_CHARS
+) -> list[Span]:
+    """Consecutive windows of exactly so many tokens of the whole text; the last one has what is left.
+
+    Long texts are tokenised in blocks, where that gives the tokens of the whole.
+    """
     with _measuring:
-        measured = tokenizer.measure(text)
-    spans, start = [], 0
-    for done in range(0, measured.num_tokens, chunk_tokens):
-        num_tokens = min(chunk_tokens, measured.num_tokens - done)
-        end = measured.end_of(done + num_tokens)
-        spans.append(Span(start, end, num_tokens))
-        start = end
+        try:
+            return _windows(_blocks(text, tokenizer, block_chars), len(text), chunk_tokens)
+        except _NoSafePlaceError:
+            return _windows(_blocks(text, tokenizer, len(text)), len(text), chunk_tokens)
+
+
+class _Block(NamedTuple):
+    start: int
+    measured: Measured
+    num_tokens: int
+    """Tokens before the next block."""
+
+
+def _windows(blocks: Iterable[_Block], num_chars: int, chunk_tokens: int) -> list[Span]:
+    spans: list[Span] = []
+    start = done = 0
+    for block in blocks:
+        for end_token in range(
+            (len(spans) + 1) * chunk_tokens, done + block.num_tokens + 1, chunk_tokens
+        ):
+            end = block.start + block.measured.end_of(end_token - done)
+            spans.append(Span(start, end, chunk_tokens))
+            start = end
+        done += block.num_tokens
+    if start < num_chars:
+        spans.append(Span(start, num_chars, done - len(spans) * chunk_tokens))
     return spans
+
+
+def _blocks(text: str, tokenizer: Tokenizer, block_chars: int) -> Iterator[_Block]:
+    """The text in blocks whose tokens are those of the whole text. Raises _NoSafePlaceError where none is found."""
+    start = 0
+    measured = tokenizer.measure(text[: block_chars + BLOCK_OVERLAP])
+    while start + block_chars + BLOCK_OVERLAP < len(text):
+        block = text[start : start + block_chars]
+        places = [
+            match.end() for match in _line_start.finditer(block, max(0, block_chars - EDGE_CHARS))
+        ]
+        if not places:
+            raise _NoSafePlaceError
+        place = places[-1]
+        num_tokens = measured.tokens_before(place)
+        following = tokenizer.measure(
+            text[start + place : start + place + block_chars + BLOCK_OVERLAP]
+        )
+        for number in range(COMPARED_TOKENS):
+            if measured.end_of(num_tokens + number) != place + following.end_of(number):
+                raise _NoSafePlaceError
+        yield _Block(start, measured, num_tokens)
+        start, measured = start + place, following
+    yield _Block(start, measured, measured.num_tokens)
+
+
+class _NoSafePlaceError(Exception):
+    """A text cannot be tokenised in blocks."""
 
 
 def next_span(text: str, last: Span | None, tokenizer: Tokenizer, chunk_tokens: int) -> Span:

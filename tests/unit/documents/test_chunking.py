@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memagent.documents.chunking import Chunks, Span, split
+from memagent.documents.chunking import Chunks, Span, exact_spans, split
 from memagent.documents.document import Document
 from memagent.documents.tokenizers import (
     ByteTokenizer,
@@ -191,6 +191,20 @@ def test_exact_windows_are_those_of_the_whole_text_in_tokens(qwen_like_folder: P
     assert [chunk.text for chunk in chunks] == windows
     assert len(windows) > 5
     assert [chunk.text for chunk in Chunks(Document.from_text(text), qwen, 64)] != windows
+
+
+@pytest.mark.parametrize("block_chars", [300, 1000, 5000])
+def test_exact_windows_found_in_blocks_are_those_of_the_whole_text(
+    tokenizer: Tokenizer, block_chars: int
+) -> None:
+    text = "".join(f"Line {n} of it:\n\nNaïve {n * 7919} — {prose(2, seed=n)}\n" for n in range(80))
+    whole = exact_spans(text, tokenizer, 64)
+    assert exact_spans(text, tokenizer, 64, block_chars=block_chars) == whole
+    assert len(whole) > 20
+    without_lines = text.replace("\n", " ")
+    assert exact_spans(without_lines, tokenizer, 64, block_chars=block_chars) == exact_spans(
+        without_lines, tokenizer, 64
+    )
 
 
 def test_exact_windows_resume_where_they_stopped() -> None:
