@@ -9,8 +9,9 @@ Everything here goes to standard error; standard output is for results.
 
 from __future__ import annotations
 
+import re
 import time
-from typing import Self
+from typing import NamedTuple, Self
 
 from rich.progress import (
     BarColumn,
@@ -27,7 +28,18 @@ from memagent.engines.retry import Failure
 from memagent.engines.store import PullState
 
 SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_RETRIES = 60.0
+"""A failure that repeats is reported again after so long."""
 BAR_WIDTH = 24
+
+_number = re.compile(r"\d+(?:\.\d+)?(?= s\b)")
+
+
+class _RetryLine(NamedTuple):
+    """When a failure was reported, and how often it occurred since."""
+
+    seconds: float
+    num_unreported: int
 
 
 class ProgressFrame:
@@ -37,6 +49,8 @@ class ProgressFrame:
         """With `is_transient` the bar disappears at the end."""
         self.console = console
         self._started = self._last_line = time.monotonic()
+        self._last_retry: dict[str, _RetryLine] = {}
+        """The last line about each reason, seconds in it aside."""
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=BAR_WIDTH),
@@ -95,7 +109,18 @@ class ProgressFrame:
         note = f"{failure.reason}; retry in {delay:.0f} s"
         self._bar.update(self._task, note=note)
         if not self.console.rich.is_terminal and delay >= 1:
-            self.print(f"the endpoint failed ({note})")
+            self._report_retry(failure.reason, note)
+
+    def _report_retry(self, reason: str, note: str) -> None:
+        """One line for a failure, however many calls and attempts it concerns, until it is old."""
+        key = _number.sub("0", reason)
+        now, last = time.monotonic(), self._last_retry.get(key)
+        if last is not None and now - last.seconds < SECONDS_BETWEEN_RETRIES:
+            self._last_retry[key] = last._replace(num_unreported=last.num_unreported + 1)
+            return
+        self._last_retry[key] = _RetryLine(now, num_unreported=0)
+        more = f" {last.num_unreported + 1} more times" if last and last.num_unreported else ""
+        self.print(f"the endpoint failed{more} ({note})")
 
     def print(self, text: str) -> None:
         """A line above the bar; nothing with --quiet."""

@@ -32,6 +32,28 @@ def test_a_wait_of_a_second_or_more_is_reported(capsys: Capture) -> None:
     assert capsys.readouterr().err == "the endpoint failed (HTTP 503; retry in 4 s)\n"
 
 
+def test_a_failure_of_many_calls_and_attempts_is_one_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with ProgressFrame(CommandConsole()) as frame:
+        for now in range(12):
+            late = Failure(kind="failed", reason=f"no reply within {now}.5 s")
+            frame.retry(FAILURE, 4.0)
+            frame.retry(late, 2.0)
+        now = 61
+        frame.retry(FAILURE, 5.0)
+        now = 130
+        frame.retry(FAILURE, 5.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "the endpoint failed (HTTP 503; retry in 4 s)",
+        "the endpoint failed (no reply within 0.5 s; retry in 2 s)",
+        "the endpoint failed 12 more times (HTTP 503; retry in 5 s)",
+        "the endpoint failed (HTTP 503; retry in 5 s)",
+    ]
+
+
 def test_quiet_shows_nothing(capsys: Capture) -> None:
     with ProgressFrame(CommandConsole(is_quiet=True)) as frame:
         frame.retry(FAILURE, 4.0)
