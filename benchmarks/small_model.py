@@ -12,17 +12,15 @@ held them after any section, `kept` those whose last memory did. Two of the fact
 from __future__ import annotations
 
 import argparse
-import runpy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Trace
+from memagent.documents.sample import HIDDEN_SENTENCES, QUESTIONS, town_archive
 from memagent.engines.base import BaseEngine, open_engine
 
-SAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "examples" / "sample.py"))
 ANSWER_TOKENS = 128
 NUM_ENTRIES = 50
 """A third of the archive of `make demo`, about 4,000 tokens: each question reads it from the start."""
@@ -43,14 +41,14 @@ class Fact:
 
 FACTS = (
     Fact(
-        question=SAMPLE["QUESTIONS"][0],
-        sentence=SAMPLE["HIDDEN_SENTENCES"][0.45],
+        question=QUESTIONS[0],
+        sentence=HIDDEN_SENTENCES[0.45],
         answer="bakery oven",
         place=None,
     ),
     Fact(
-        question=SAMPLE["QUESTIONS"][1],
-        sentence=SAMPLE["HIDDEN_SENTENCES"][0.80],
+        question=QUESTIONS[1],
+        sentence=HIDDEN_SENTENCES[0.80],
         answer="Marta Lindqvist",
         place=None,
     ),
@@ -107,7 +105,7 @@ FACTS = (
 
 def text_with(facts: Sequence[Fact], num_entries: int) -> str:
     """The town archive with each fact at the end of an entry."""
-    entries = SAMPLE["town_archive"](num_entries=num_entries).rstrip("\n").split("\n\n")
+    entries = town_archive(num_entries=num_entries).rstrip("\n").split("\n\n")
     for fact in facts:
         if fact.place is not None:
             entries[int(fact.place * len(entries))] += f" {fact.sentence}"

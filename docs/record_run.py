@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "ask.svg"
 COMMANDS = (
-    "python examples/sample.py > archive.txt; wc --words archive.txt",
+    "memagent demo --save archive.txt; wc --words archive.txt",
     "memagent ask archive.txt --engine scripted --show-memory --run-dir runs/key \\\n"
     '    -q "Where is the spare key to the clock tower kept?"',
 )
@@ -57,7 +56,6 @@ class Line(NamedTuple):
 def recording() -> list[Line]:
     """Run the commands and return what the screen shows at the end."""
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT / "examples", Path(folder) / "examples")
         return [line for command in COMMANDS for line in _command_lines(command, Path(folder))]
 
 

@@ -15,9 +15,8 @@ import os
 import sys
 from textwrap import indent
 
-from sample import QUESTIONS, town_archive
-
 from memagent import Document, MemagentError, Reader, Step, open_engine
+from memagent.documents.sample import QUESTIONS, town_archive
 
 
 def main() -> None:

@@ -21,7 +21,6 @@ import json
 import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -36,7 +35,9 @@ from fpdf import FPDF
 from memagent.agent.prompts import parse_prompts
 from memagent.data.formats.files import write_examples
 from memagent.data.tasks.registry import open_task
+from memagent.documents.sample import town_archive
 from memagent.engines import store
+from memagent.shipped import find_config
 from tests.support.hotpot import write_hotpot
 from tests.support.loopback import Endpoint, running
 from tests.support.tiny_models import make_tiny_model
@@ -133,8 +134,10 @@ def logical_lines(script: str) -> list[str]:
 def shorter(line: str, folder: Path) -> str:
     """A training command that takes seconds. A resumed run gets another step."""
     changes: tuple[str, ...] = ("steps=2",)
-    if config := re.search(r"\S+\.toml", line):
-        values = tomllib.loads((folder / config[0]).read_text())
+    if config := re.search(r"memagent train (?:run |sft )?([^\s-]\S*)", line):
+        own = folder / config[1]
+        path = own if own.exists() else find_config("train", config[1])
+        values = tomllib.loads(path.read_text())
         optional = {"warm_start", "validation"} - values.keys()
         changes = tuple(one for one in SHORTER if one.partition(".")[0] not in optional)
     return f"{line} {' '.join(f'--set {change}' for change in changes)}"
@@ -171,9 +174,8 @@ def _bare(text: str) -> str:
 
 
 def make_samples(folder: Path) -> None:
-    """The files that pages name, and the repository's own that they read or run."""
-    sample = runpy.run_path(str(ROOT / "examples" / "sample.py"))
-    archive: str = sample["town_archive"]()
+    """The files of a user that pages name; nothing of the repository, which pip users do not have."""
+    archive = town_archive()
     (folder / "book.txt").write_text(archive)
     (folder / "log.txt.gz").write_bytes(gzip.compress(archive[:2000].encode()))
     turns = [
@@ -193,13 +195,9 @@ def make_samples(folder: Path) -> None:
     contract = docx.Document()
     contract.add_paragraph("Either side may give notice within 30 days.")
     contract.save(str(folder / "contract.docx"))
-    shutil.copytree(ROOT / "examples", folder / "examples")
-    shutil.copytree(ROOT / "configs", folder / "configs")
     needles = open_task("ruler/niah_single_1", {"tokens": 500, "tokenizer": "bytes"})
     write_hotpot(folder / "data" / "hotpotqa")
     write_examples(folder / "train.jsonl", [needles.example(index) for index in range(3)])
-    for name in ("README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
 
 
 @pytest.fixture(scope="module")

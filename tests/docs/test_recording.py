@@ -29,7 +29,7 @@ def test_the_recording_is_what_its_commands_print_now() -> None:
 
 def test_the_recording_shows_commands_memories_and_the_answer() -> None:
     lines = shown((ROOT / "docs" / "images" / "ask.svg").read_text("utf-8"))
-    assert lines[0] == "$ python examples/sample.py > archive.txt; wc --words archive.txt"
+    assert lines[0] == "$ memagent demo --save archive.txt; wc --words archive.txt"
     memories = [line for line in lines if line.startswith("memory ")]
     assert [memory.partition(" (")[0] for memory in memories] == [
         "memory after section 1",

@@ -17,6 +17,7 @@ from memagent.errors import MemagentError
 COMMANDS: dict[str, str] = {
     "ask": "Ask questions of texts of any length.",
     "data": "Build, inspect and convert datasets with known answers and evidence.",
+    "demo": "Read a text that comes with memagent, and see the memory change.",
     "eval": "Ask many questions with several methods and score the answers.",
     "models": "List, download and delete models for the local engine.",
     "report": "Report evaluations: tables, a page and plots.",

@@ -8,7 +8,7 @@
     docs = [50, 100, 200]                  # a file for each length, with the same questions
     settings = { split = "dev" }
 
-    read_recipe(Path("dev.toml"), changes=["seed=8"]).jobs(Path("out"), sources=["data/hotpotqa"])
+    read_recipe("dev.toml", changes=["seed=8"]).jobs(Path("out"), sources=["data/hotpotqa"])
 
       task x length ──▶ BuildJob(out="out/hotpotqa-50-docs.jsonl"), BuildJob(out="out/hotpotqa-100-docs.jsonl"), ...
 
@@ -43,6 +43,7 @@ from memagent.data.formats.files import FORMATS
 from memagent.data.manifest import Manifest
 from memagent.data.tasks.registry import TASKS
 from memagent.errors import ConfigError
+from memagent.shipped import config_names, find_config
 
 
 class DatasetRecipe(TaskSelection):
@@ -117,7 +118,7 @@ class BuildRequest:
     """What to build: a recipe, or one task."""
 
     what: str
-    """Path of a recipe (.toml), or name of a task."""
+    """Path of a recipe (.toml), name of a shipped one, or name of a task."""
     out: Path | None = None
     """Folder for the files of a recipe, by default the current one; file for a task."""
     num: int | None = None
@@ -138,7 +139,7 @@ class BuildRequest:
 
     @property
     def is_recipe(self) -> bool:
-        return self.what.endswith(".toml")
+        return self.what.endswith(".toml") or self.what in config_names("data")
 
     def jobs(self) -> list[BuildJob]:
         """The datasets to build."""
@@ -150,7 +151,7 @@ class BuildRequest:
                 raise ConfigError(f"`{name}` is for a single task; change a recipe with `changes`")
         values = {"seed": self.seed, "tokenizer": self.tokenizer, "store": self.store}
         changes = [f"{name}={value}" for name, value in values.items() if value is not None]
-        recipe = read_recipe(Path(self.what), changes=[*changes, *self.changes])
+        recipe = read_recipe(self.what, changes=[*changes, *self.changes])
         jobs = recipe.jobs(self.out or Path(), sources=self.sources)
         return jobs if self.num is None else [replace(job, num=self.num) for job in jobs]
 
@@ -206,9 +207,12 @@ def build_datasets(
         yield BuiltDataset(job, manifest)
 
 
-def read_recipe(path: Path, *, changes: Sequence[str] = ()) -> Recipe:
-    """A recipe from a TOML file; `changes` such as `datasets.0.num=16` are applied to it."""
-    return Recipe.read(path, "recipe", changes=changes)
+def read_recipe(path: Path | str, *, changes: Sequence[str] = ()) -> Recipe:
+    """A recipe from a TOML file, or a shipped one by its name, such as `smoke`.
+
+    `changes` such as `datasets.0.num=16` are applied to it.
+    """
+    return Recipe.read(find_config("data", path), "recipe", changes=changes)
 
 
 def _file_name(dataset: DatasetRecipe, task: str, length: str, seed: int) -> str:

@@ -13,7 +13,7 @@
     tasks = ["ruler/niah_multikey_2", "ruler/vt"]
     tokens = ["8k", "32k"]
 
-    suite = read_suite(Path("dev.toml"), changes=["num=16"])
+    suite = read_suite("dev.toml", changes=["num=16"])
 
 Unknown names are errors with the nearest known one. A change such as `tasks.0.num=16` sets any value.
 """
@@ -32,6 +32,7 @@ from memagent.data.filtering.screening import FilterSettings
 from memagent.errors import ConfigError
 from memagent.plugins import is_file_spec
 from memagent.rewards.verifiers import open_grader
+from memagent.shipped import find_config
 
 DEFAULT_NUM = 100
 PATHS = ("prompts", "embedder")
@@ -147,11 +148,13 @@ class Suite(Settings):
         return self
 
 
-def read_suite(path: Path, *, changes: Sequence[str] = ()) -> Suite:
-    """A suite from a TOML file, with `changes` such as `tasks.0.num=16` applied.
+def read_suite(path: Path | str, *, changes: Sequence[str] = ()) -> Suite:
+    """A suite from a TOML file, or a shipped one by its name, such as `smoke`.
 
-    Files that it names are looked for beside it, then in the current folder.
+    `changes` such as `tasks.0.num=16` are applied. Files that it names are looked for beside it, then in
+    the current folder.
     """
+    path = find_config("eval", path)
     values = _beside(read_toml(path, "suite"), path.parent)
     try:
         return Suite.parse(values, changes=changes)

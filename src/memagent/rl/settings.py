@@ -13,7 +13,7 @@
     tasks = ["ruler/niah_multikey_1"]
     tokens = ["4k"]
 
-    config = read_config(Path("my_run.toml"), changes=["optim.lr=2e-6"])
+    config = read_config("my_run.toml", changes=["optim.lr=2e-6"])
 
 Changes take precedence over the file, the file over its preset, the preset over the defaults below.
 Everything that can be known to be wrong is refused here, before a model is loaded.
@@ -38,6 +38,7 @@ from memagent.plugins import code_file, is_file_spec
 from memagent.rl.config_paths import located
 from memagent.rl.rollouts.tasks import TaskSource
 from memagent.rl.update.advantages import check_group_size
+from memagent.shipped import find_config
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -497,11 +498,13 @@ CODE_NAMES = ("agent.name", "agent.reward", "warm_start.replies")
 GRADERS = "validation.graders"
 
 
-def read_config(path: Path, *, changes: Sequence[str] = ()) -> TrainConfig:
-    """The config in a TOML file; `changes` such as `optim.lr=2e-6` take precedence.
+def read_config(path: Path | str, *, changes: Sequence[str] = ()) -> TrainConfig:
+    """The config in a TOML file, or a shipped one by its name, such as `tiny_cpu`.
 
-    Relative paths in the file are looked up in its folder first, those in `changes` in the working folder.
+    `changes` such as `optim.lr=2e-6` take precedence. Relative paths in the file are looked up in its
+    folder first, those in `changes` in the working folder.
     """
+    path = find_config("train", path)
     values = located(read_toml(path, "config"), path.parent)
     try:
         return TrainConfig.parse(values, changes=changes)
@@ -510,7 +513,7 @@ def read_config(path: Path, *, changes: Sequence[str] = ()) -> TrainConfig:
 
 
 def read_warm_start(
-    path: Path, *, changes: Sequence[str] = (), files: Sequence[Path] = ()
+    path: Path | str, *, changes: Sequence[str] = (), files: Sequence[Path] = ()
 ) -> TrainConfig:
     """The warm start of a config without the reinforcement learning after it.
 
@@ -520,7 +523,7 @@ def read_warm_start(
     if files:
         only += [f"warm_start.files={[str(file) for file in files]!r}", "warm_start.tasks=[]"]
     is_set = any(change.startswith("warm_start") for change in only)
-    if not is_set and "warm_start" not in read_toml(path, "config"):
+    if not is_set and "warm_start" not in read_toml(find_config("train", path), "config"):
         raise ConfigError(f"{path} has no [warm_start]; set there what is trained on, and `steps`")
     return read_config(path, changes=only)
 

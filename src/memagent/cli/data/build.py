@@ -66,10 +66,11 @@ class BuildOptions:
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @taking(BuildOptions)
 def command(options: BuildOptions) -> int:
-    """Build datasets from a recipe (a TOML file), or from one task.
+    """Build datasets from a recipe (a TOML file, or the name of one that comes with memagent), or from
+    one task.
 
     \b
-    memagent data build configs/data/hotpotqa_series.toml --out data
+    memagent data build smoke --out data
     memagent data build hotpotqa --docs 200 --num 128 --split dev --seed 7 --out dev.jsonl
 
     The same settings give the same bytes, whatever the number of processes. Beside each file there is

@@ -10,7 +10,7 @@ import click
 from memagent.cli.shared.lazy import LazyGroup
 
 COMMANDS: dict[str, str] = {
-    "run": "Ask questions and score the answers; `memagent eval SUITE.toml` is the same.",
+    "run": "Ask questions and score the answers; `memagent eval SUITE` is the same.",
     "regrade": "Grade the answers of a run again, by other graders, without asking again.",
 }
 """Name to one-line help; `NAME` lives in `memagent.cli.eval.NAME` as `command`."""
@@ -27,7 +27,7 @@ def command() -> None:
     """Ask many questions by one or more methods, and score the answers.
 
     \b
-      memagent eval configs/eval/smoke.toml
+      memagent eval smoke
       memagent eval --task ruler/niah_multikey_2 --lengths 8k,32k,128k --num 500 \\
         --method reader --method direct --base-url http://localhost:8000/v1
       memagent eval --resume RUN

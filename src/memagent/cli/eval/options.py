@@ -83,7 +83,7 @@ def _suite(options: SuiteOptions, resumed: EvalRequest | None) -> Suite:
         return _with_options(read_suite(options.suite, changes=options.changes), options)
     if not options.tasks and not options.files:
         raise ConfigError(
-            "name what to evaluate: a suite such as smoke.toml, --task NAME, or --file FILE"
+            "name what to evaluate: a suite such as smoke, --task NAME, or --file FILE"
         )
     suite = parse_suite({"tasks": _task_values(options)}, changes=options.changes)
     return _with_options(suite, options, has_tasks=True)

@@ -27,7 +27,7 @@ from memagent.runs import default_path
 
 
 @click.command("run", cls=PanelCommand)
-@click.argument("suite", required=False, type=click.Path(path_type=Path), metavar="[SUITE.toml]")
+@click.argument("suite", required=False, type=click.Path(path_type=Path), metavar="[SUITE]")
 @panel_option(
     "--task",
     "tasks",
@@ -122,12 +122,13 @@ def command(options: EvalOptions) -> int:
     """Ask many questions by one or more methods, and score the answers.
 
     \b
-      memagent eval configs/eval/smoke.toml
+      memagent eval smoke
       memagent eval --task ruler/niah_multikey_2 --lengths 8k,32k,128k --num 500 \\
         --method reader --method direct --base-url http://localhost:8000/v1
       memagent eval --file dev.jsonl --method my_method.py:ask_twice
       memagent eval --resume RUN
 
+    SUITE is a TOML file, or the name of a suite that comes with memagent; a wrong name lists them.
     Each finished item is a record in the run directory, with its full trace. A failed item counts as
     wrong and is reported. At the end a table is printed, with 95 % intervals.
 

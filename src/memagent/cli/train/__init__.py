@@ -10,7 +10,7 @@ import click
 from memagent.cli.shared.lazy import LazyGroup
 
 COMMANDS: dict[str, str] = {
-    "run": "Train by reinforcement learning; `memagent train CONFIG.toml` is the same.",
+    "run": "Train by reinforcement learning; `memagent train CONFIG` is the same.",
     "sft": "Train on given replies only: the warm start of a config.",
     "export": "Write the model or adapter of a run as a folder that other tools load.",
 }
@@ -28,7 +28,7 @@ def command() -> None:
     """Train a model for an agent: a warm start on given replies, then reinforcement learning.
 
     \b
-      memagent train configs/train/tiny_cpu.toml --run-dir runs/tiny
+      memagent train tiny_cpu --run-dir runs/tiny
       memagent train my_run.toml --agent my_agent.py:agent --reward my_reward.py:score
       memagent train --resume runs/tiny
       memagent train export runs/tiny my-model

@@ -47,7 +47,7 @@ class TrainOptions:
 
 
 config_argument = click.argument(
-    "config", required=False, type=click.Path(path_type=Path), metavar="[CONFIG.toml]"
+    "config", required=False, type=click.Path(path_type=Path), metavar="[CONFIG]"
 )
 change_options = all_options(
     panel_option("--model", panel=CONFIG, help="Model in place of the config's."),

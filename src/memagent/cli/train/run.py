@@ -27,6 +27,7 @@ from memagent.cli.train.options import (
 from memagent.engines.base import check_engine
 from memagent.errors import ConfigError
 from memagent.rl.settings import TrainConfig, read_config
+from memagent.shipped import find_config
 
 if TYPE_CHECKING:
     from memagent.rl.progress import TrainProgress
@@ -71,10 +72,12 @@ def command(options: RunTrainOptions) -> int:
     """Train by reinforcement learning, after a warm start if the config has one.
 
     \b
-      memagent train configs/train/tiny_cpu.toml --run-dir runs/tiny
+      memagent train tiny_cpu --run-dir runs/tiny
       memagent train my_run.toml --agent my_agent.py:agent --set optim.lr=2e-6
       memagent train --resume runs/tiny
       memagent train --resume runs/tiny --set steps=200
+
+    CONFIG is a TOML file, or the name of a config that comes with memagent; a wrong name lists them.
 
     The run's folder gets metrics.jsonl, checkpoints, a few rollouts of each step to read, the answers
     of each validation, and at the end the trained model or adapter as `final`. A run may be killed
@@ -108,7 +111,10 @@ def run_training(options: TrainOptions, read: Callable[[Path], TrainConfig]) -> 
             )
             return asyncio.run(_train(opened, console))
         assert options.config is not None
-        config = read(options.config)
+        path = find_config("train", options.config)
+        if path != options.config:
+            console.report(f"config: {path}")
+        config = read(path)
         if config.model.source is not None:
             pull_known(config.model.source, console)
         if options.dry_run:

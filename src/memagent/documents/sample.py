@@ -1,8 +1,7 @@
 """A text to try things on: the archive of an invented town, with two facts hidden in it.
 
-    python examples/sample.py > archive.txt        # about 12,000 tokens, always the same
-
-A seeded generator writes the entries, so the text is the same on every machine.
+It has about 12,000 tokens. A seeded generator writes the entries, so the text is the same on every
+machine. `memagent demo --save archive.txt` writes it to a file.
 """
 
 from __future__ import annotations
@@ -138,7 +137,3 @@ def _filled(rng: random.Random, sentence: str) -> str:
         count=rng.randint(3, 40),
     )
     return filled[0].upper() + filled[1:]
-
-
-if __name__ == "__main__":
-    print(town_archive(), end="")
