@@ -8,7 +8,8 @@ self-contained; what a bash block exports is visible to the bash blocks after it
                              `...` stands for anything
     # name.toml              as the first line of a toml block: the block is also that file
 
-Training commands get the settings in SHORTER on top: one step with one task.
+Training commands get the settings in SHORTER on top: one step with one task. `memagent demo` is answered by
+the scripted engine, since its text is long.
 
 A loopback endpoint replaces `http://localhost:8000/v1` and its model. A random model of a few thousand
 parameters replaces the embedded one; nothing can be downloaded.
@@ -122,6 +123,8 @@ class Shell:
         if words[:1] == ["make"]:
             check_targets(words[1:])
             return ""
+        if words[:2] == ["memagent", "demo"] and not {"--engine", "--save"} & set(words):
+            return line.replace("memagent demo", "memagent demo --engine scripted")
         if words[:2] == ["memagent", "train"] and words[2] != "export":
             return shorter(line, self.folder)
         return line
