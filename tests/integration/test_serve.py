@@ -6,12 +6,14 @@ import asyncio
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -476,6 +478,85 @@ def test_a_signal_lets_running_requests_finish_and_refuses_new_ones(folder: Path
     assert "memagent ask FILE -q QUESTION --base-url" in errors
     assert "secret" not in errors
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(("how", "is_stream"), [("two signals", True), ("drained", False)])
+def test_a_request_that_is_cut_off_gets_an_error_and_no_traceback_is_printed(
+    folder: Path, how: str, is_stream: bool
+) -> None:
+    drain = "60" if how == "two signals" else "0"
+    arguments = ("--engine", f"local:{folder}", "--port", "0", "--cache-gb", "0.1")
+    with Process(*arguments, "--drain-seconds", drain) as served, ThreadPoolExecutor(1) as pool:
+        base_url = served.address()
+        many = {"prompt": [SECRET] * 200, "n": 16, "max_tokens": 400}  # minutes of work
+        running = pool.submit(_reply_to, base_url, "completions", **many, stream=is_stream)
+        wait_until(lambda: "memagent_requests_running 0.0" not in _metrics(base_url))
+        served.process.send_signal(signal.SIGINT)
+        if how == "two signals":
+            wait_until(lambda: _health(base_url) == 503)
+            served.process.send_signal(signal.SIGINT)
+        reply = running.result(timeout=60)
+        code, errors = served.end()
+    assert code == 0
+    assert "the server is shutting down" in reply
+    assert "[DONE]" not in reply
+    lines = [line for line in errors.splitlines() if not line.startswith((" ", "serving "))]
+    assert lines[0] == "shutting down when 1 request finishes; a second signal stops now"
+    (logged,) = [line for line in lines[1:] if "/v1/" in line]
+    status = 200 if is_stream else 503
+    assert re.search(
+        rf" 127\.0\.0\.1 POST /v1/completions {status}.* s, cut off by the shutdown$", logged
+    )
+    assert [line for line in lines[1:] if line != logged and "/health 503" not in line] == []
+
+
+def test_requests_are_logged_without_their_text(folder: Path) -> None:
+    arguments = ("--engine", f"local:{folder}", "--port", "0", "--cache-gb", "0.01")
+    with Process(*arguments) as served:
+        base_url = served.address()
+        chat = {"messages": [{"role": "user", "content": SECRET}]}
+        _reply_to(base_url, "chat/completions", **chat, max_tokens=3)
+        _reply_to(base_url, "chat/completions", **chat, max_tokens=-3)
+        assert _health(base_url) == 200
+        served.process.send_signal(signal.SIGINT)
+        code, errors = served.end()
+    assert code == 0
+    lines = [
+        re.sub(r"[\d,.]+ s$", "1 s", line[20:]) for line in errors.splitlines() if "POST" in line
+    ]
+    (well, wrong) = lines
+    assert re.fullmatch(r"127\.0\.0\.1 POST /v1/chat/completions 200, \d+ \+ \d tokens, 1 s", well)
+    assert wrong == "127.0.0.1 POST /v1/chat/completions 400, 1 s"
+    assert "/health" not in errors
+    assert SECRET not in errors
+
+
+SECRET = "an-unusual-word"
+
+
+def _reply_to(base_url: str, path: str, **fields: object) -> str:
+    """The body of the response to a request, whatever its status."""
+    body = json.dumps(fields).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{base_url}/{path}", body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return str(response.read().decode())
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+
+
+def _metrics(base_url: str) -> str:
+    with urllib.request.urlopen(base_url.replace("/v1", "/metrics")) as response:
+        return str(response.read().decode())
+
+
+def _health(base_url: str) -> int:
+    try:
+        with urllib.request.urlopen(base_url.replace("/v1", "/health")) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def _is_refused(base_url: str) -> bool:

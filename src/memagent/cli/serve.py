@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any, Self
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 from pydantic import SecretStr
@@ -17,6 +18,9 @@ from memagent.config import LocalConfig, ServeConfig
 from memagent.engines.base import check_engine, open_engine, split_spec
 from memagent.errors import ConfigError
 from memagent.extras import require
+
+if TYPE_CHECKING:
+    from memagent.serve.request_log import RequestRecord
 
 API_KEY_VARIABLE = "MEMAGENT_API_KEY"
 LOOPBACK = ("127.", "::1", "localhost")
@@ -69,6 +73,7 @@ def command(**options: Any) -> None:
       memagent serve --engine local:smollm2-135m
       memagent ask book.txt -q "Who inherits the house?" --base-url http://127.0.0.1:8000/v1
 
+    Each request is a line on standard error, without its text; --request-log false leaves them out.
     Only this machine can connect unless --host is set. On Ctrl-C or SIGTERM running requests finish
     first; a second signal shuts down immediately.
     """
@@ -90,7 +95,19 @@ def command(**options: Any) -> None:
                 chosen.server,
                 listener,
                 on_ready=lambda url: _report(url, engine.public_name, chosen.server),
+                on_request=_log_request if chosen.server.request_log else None,
+                on_drain=_report_drain,
             )
+
+
+def _log_request(record: RequestRecord) -> None:
+    if not record.is_probe:
+        print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {record}", file=sys.stderr, flush=True)
+
+
+def _report_drain(num_running: int) -> None:
+    requests = "1 request finishes" if num_running == 1 else f"{num_running} requests finish"
+    print(f"shutting down when {requests}; a second signal stops now", file=sys.stderr, flush=True)
 
 
 def _report(url: str, model: str, config: ServeConfig) -> None:

@@ -28,6 +28,7 @@ from memagent.serve.generate import ReplyJob, jobs_of, parts, replies, streams
 from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Guard, shutting_down
 from memagent.serve.hosts import HostCheck
 from memagent.serve.metrics import Metrics
+from memagent.serve.request_log import OnRequest
 from memagent.serve.responses import Json, ResponseWriter, model_card, total, writer_of
 from memagent.serve.wire import ChatRequest, CompletionRequest, parse
 from memagent.types import Completion
@@ -37,7 +38,11 @@ log = logging.getLogger(__name__)
 
 
 def make_app(
-    engine: LocalEngine, config: ServeConfig | None = None, *, gate: AdmissionGate | None = None
+    engine: LocalEngine,
+    config: ServeConfig | None = None,
+    *,
+    gate: AdmissionGate | None = None,
+    on_request: OnRequest | None = None,
 ) -> FastAPI:
     """The ASGI application over an engine, which the caller closes."""
     config = config or ServeConfig()
@@ -66,6 +71,7 @@ def make_app(
         hosts=hosts,
         api_key=config.api_key.get_secret_value() if config.api_key else None,
         max_request_bytes=config.max_request_bytes,
+        on_request=on_request,
     )
     return app
 
@@ -116,15 +122,20 @@ class Service:
         jobs = await jobs_of(body, self._engine)
         writer = writer_of(body, self._engine)
         if body.stream:
-            return EventStream(self._events(writer, jobs, has_usage=body.wants_usage))
+            return EventStream(self._events(request, writer, jobs, has_usage=body.wants_usage))
         completions = await _unless_disconnected(request, replies(self._engine, jobs))
         if completions is None:
             return Response(status_code=CLIENT_GONE)
-        self._metrics.count_tokens(total(completions))
+        self._count(request, completions)
         return JSONResponse(writer.whole(jobs, completions))
 
+    def _count(self, request: Request, completions: list[Completion]) -> None:
+        usage = total(completions)
+        self._metrics.count_tokens(usage)
+        request.state.usage += usage
+
     def _events(
-        self, writer: ResponseWriter, jobs: list[ReplyJob], *, has_usage: bool
+        self, request: Request, writer: ResponseWriter, jobs: list[ReplyJob], *, has_usage: bool
     ) -> AsyncGenerator[str, None]:
         """The chunks of a stream. An invalid job raises here, before the first byte."""
         tokens = streams(self._engine, jobs)
@@ -137,7 +148,7 @@ class Service:
                 async for part in all_parts:
                     if part.completion:
                         completions[part.choice] = part.completion
-                        self._metrics.count_tokens(total([part.completion]))
+                        self._count(request, [part.completion])
                     yield _event(writer.chunk(part))
             if has_usage:
                 in_order = [completions[number] for number in range(len(jobs))]

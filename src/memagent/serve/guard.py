@@ -6,9 +6,11 @@ A place is taken when the body has arrived, so clients that send half a request 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,6 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from memagent.serve.errors import ApiError
 from memagent.serve.hosts import HostCheck
 from memagent.serve.metrics import Metrics
+from memagent.serve.request_log import OnRequest, RequestRecord, client_of, path_of
+from memagent.types import Usage
 
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
 KNOWN_PATHS = (*GENERATION_PATHS, "/v1/models", "/health", "/metrics")
@@ -76,8 +80,10 @@ class Guard:
         hosts: HostCheck,
         api_key: str | None,
         max_request_bytes: int,
+        on_request: OnRequest | None = None,
     ) -> None:
         self._app = app
+        self._on_request = on_request
         self._hosts = hosts
         self._bodies = _Bodies(max_request_bytes)
         self._gate = gate
@@ -89,14 +95,34 @@ class Guard:
             await self._app(scope, receive, send)
             return
         path = scope["path"]
+        scope.setdefault("state", {})["usage"] = Usage()
         counted = _CountedSend(send)
+        started = time.monotonic()
+        is_cut = False
         try:
             await self._guarded(scope, receive, counted)
         except ApiError as error:
             await error.response()(scope, receive, counted)
+        except asyncio.CancelledError:
+            if not self._gate.is_draining:
+                raise
+            is_cut = True
+            await _cut_off(scope, receive, counted)
         finally:
             known = path if path in KNOWN_PATHS else "other"
             self._metrics.count_request(known, counted.status)
+            if self._on_request is not None:
+                self._on_request(
+                    RequestRecord(
+                        client=client_of(scope),
+                        method=scope["method"],
+                        path=path_of(scope),
+                        status=counted.status,
+                        seconds=time.monotonic() - started,
+                        usage=scope["state"]["usage"],
+                        is_cut=is_cut,
+                    )
+                )
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -126,6 +152,17 @@ class Guard:
                 "the key is missing or wrong; send it as `Authorization: Bearer KEY`",
                 code="invalid_api_key",
             )
+
+
+async def _cut_off(scope: Scope, receive: Receive, send: _CountedSend) -> None:
+    """Answer a request that ends with the server: with an error, in a stream as its last event."""
+    error = shutting_down()
+    with suppress(asyncio.CancelledError):  # the server cancels what is left when it closes
+        if not send.is_started:
+            await error.response()(scope, receive, send)
+        else:
+            event = f"data: {json.dumps(error.body())}\n\n".encode()
+            await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 def _check_type(headers: Headers) -> None:
@@ -209,8 +246,10 @@ class _CountedSend:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.status = CLIENT_GONE
+        self.is_started = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self.is_started = True
         await self._send(message)
