@@ -1,7 +1,7 @@
 """A text to try things on: the archive of an invented town, with two facts hidden in it.
 
 It has about 12,000 tokens. A seeded generator writes the entries, so the text is the same on every
-machine. `memagent demo --save archive.txt` writes it to a file.
+machine. `memagent demo` reads it, or writes it to a file.
 """
 
 from __future__ import annotations
