@@ -111,13 +111,14 @@ def _by_module(adapter: Path, values: dict[str, Any], modules: Sequence[str]) ->
 def _matching(adapter: Path, pattern: str, names: Iterable[str]) -> list[str]:
     end = time.monotonic() + PATTERN_SECONDS
     try:
+        re.compile(pattern)  # as peft takes them: the other library has recursion, too
         compiled = regex.compile(pattern)
         return [
             name
             for name in names
             if compiled.fullmatch(name, timeout=max(end - time.monotonic(), 0.001))
         ]
-    except (regex.error, TimeoutError) as error:
+    except (re.error, regex.error, RecursionError, OverflowError, TimeoutError) as error:
         reason = "never ends" if isinstance(error, TimeoutError) else "is no regular expression"
         raise ConfigError(f"{adapter}: the pattern {plain(pattern, 80)} {reason}") from None
 

@@ -148,7 +148,7 @@ def load(
     with quietly(), _memory_errors(source, device):
         target = _device(device)
         folder, model = _load_model(path, _dtype(dtype, target), stretch)
-        tokenizer = _load_tokenizer(folder)
+        tokenizer = _load_tokenizer(folder, path)
         if adapter is not None:
             _require("peft")
             from memagent.engines.local.adapters import put_on
@@ -386,17 +386,17 @@ def _check_report(path: Path, report: dict[str, Any]) -> None:
 # --- tokenizer --------------------------------------------------------------------------------------
 
 
-def _load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+def _load_tokenizer(folder: Path, path: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of tokenizer.json: model-specific classes would build their own instead."""
     from transformers import PreTrainedTokenizerFast
 
-    with foreign_file(folder, "has a broken tokenizer", seconds=LOADING_SECONDS):
+    with foreign_file(path, "has a broken tokenizer", seconds=LOADING_SECONDS):
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
             folder, local_files_only=True, clean_up_tokenization_spaces=False
         )
     if not tokenizer.chat_template:
         raise ConfigError(
-            f"{folder} has no chat template, so it cannot take messages; use the instruct "
+            f"{path} has no chat template, so it cannot take messages; use the instruct "
             "version of the model, or add a chat_template.jinja"
         )
     return tokenizer
