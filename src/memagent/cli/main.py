@@ -12,6 +12,7 @@ from memagent._version import __version__
 from memagent.cli.shared.interrupt import INTERRUPTED
 from memagent.cli.shared.lazy import LazyGroup
 from memagent.cli.shared.messages import with_options
+from memagent.cli.shared.terminal import escaped_for, protect_output
 from memagent.errors import MemagentError
 
 COMMANDS: dict[str, str] = {
@@ -43,6 +44,7 @@ def main() -> None:
     """Entry point: runs a command and turns errors into one line and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # an answer may not fit the terminal
+    protect_output()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -84,5 +86,6 @@ def _usage_message(error: click.ClickException) -> str:
 
 
 def _fail(message: str, exit_code: int) -> int:
-    print(f"memagent: {' '.join(message.split())}", file=sys.stderr)
+    line = f"memagent: {' '.join(message.split())}"
+    print(escaped_for(sys.stderr, line), file=sys.stderr)
     return exit_code

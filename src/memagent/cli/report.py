@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memagent.cli.shared.run_command import print_json
+from memagent.cli.shared.run_command import TerminalConsole, print_json
+from memagent.cli.shared.terminal import escaped_for, print_rendered
 from memagent.errors import ConfigError
 from memagent.eval.report.anchors import read_anchors
 from memagent.eval.report.report import (
@@ -84,19 +84,19 @@ def command(
     else:
         _print_tables(report)
     if written:
-        print(f"report: {written[0]}", file=sys.stderr)
+        print(escaped_for(sys.stderr, f"report: {written[0]}"), file=sys.stderr)
 
 
 def _print_tables(report: Report) -> None:
-    console = Console(highlight=False, markup=False)
+    console = TerminalConsole(highlight=False, markup=False)
     if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=FILE_WIDTH)
+        console = TerminalConsole(highlight=False, markup=False, width=FILE_WIDTH)
     with console.capture() as printed:  # rich would end the process where a pipe is closed
         for sheet in [*report_sheets(report), *published_sheets(report)]:
             console.print(_table(sheet))
         for note in [*notes(report), *credits_of(report)]:
             console.print(Text(note, style="yellow" if note.startswith("UNFINISHED") else "dim"))
-    print(printed.get(), end="")
+    print_rendered(printed.get())
 
 
 def _table(sheet: Sheet) -> Table:

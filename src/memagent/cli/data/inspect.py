@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.text import Text
 
-from memagent.cli.shared.run_command import print_json
+from memagent.cli.shared.run_command import TerminalConsole, print_json
 from memagent.data.example import Example
 from memagent.data.inspection import (
     AROUND_CHARS,
@@ -68,13 +67,13 @@ def command(
     if as_json:
         print_json(inspection.to_dict(around_chars=around))
         return
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = TerminalConsole(highlight=False, markup=False, soft_wrap=True)
     _print_summary(console, file, inspection.summary)
     for index, example in inspection.shown.items():
         _print_example(console, index, example, around)
 
 
-def _print_summary(console: Console, file: Path, summary: Summary) -> None:
+def _print_summary(console: TerminalConsole, file: Path, summary: Summary) -> None:
     console.print(Text(f"{file}: {summary.num_examples:,} examples", style="bold"))
     for name, count in summary.tasks.items():
         console.print(f"  {name:<28}{count:>10,}")
@@ -108,7 +107,7 @@ def _spread_line(name: str, spread: Spread | None) -> str:
     )
 
 
-def _print_depths(console: Console, summary: Summary) -> None:
+def _print_depths(console: TerminalConsole, summary: Summary) -> None:
     verdict = "uneven" if summary.depths_p < UNEVEN_P else "no significant unevenness"
     console.print(f"\nevidence by depth ({verdict}; p = {summary.depths_p:.2g})")
     most = max(summary.depths)
@@ -118,7 +117,7 @@ def _print_depths(console: Console, summary: Summary) -> None:
         console.print(f"  {low:.1f}-{high:.1f} {count:>8,}  {bar}".rstrip())
 
 
-def _print_example(console: Console, index: int, example: Example, around: int) -> None:
+def _print_example(console: TerminalConsole, index: int, example: Example, around: int) -> None:
     console.print(Text(f"\n[{index}] {example.id}", style="bold"))
     console.print(f"question: {example.question}")
     joint = " and " if example.match == "all" else " or "

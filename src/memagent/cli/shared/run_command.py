@@ -17,16 +17,18 @@ import asyncio
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import click
 from rich.console import Console
+from rich.segment import Segment
 
 from memagent.cli.shared.interrupt import INTERRUPTED, stop_like_ctrl_c
 from memagent.cli.shared.messages import with_options
+from memagent.cli.shared.terminal import escaped
 from memagent.errors import LimitReached, MemagentError, UserError
 
 
@@ -36,12 +38,23 @@ def print_json(value: object) -> None:
     print(json.dumps(value, ensure_ascii=not is_utf8))
 
 
+class TerminalConsole(Console):
+    """A console of rich that escapes texts on a terminal. Styles and movements of rich itself stay."""
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        if self.is_terminal:
+            buffer = [
+                one if one.control else Segment(escaped(one.text), one.style) for one in buffer
+            ]
+        return super()._render_buffer(buffer)
+
+
 class CommandConsole:
     """Standard error of a command. Standard output is for results."""
 
     def __init__(self, *, is_quiet: bool = False) -> None:
         self.is_quiet = is_quiet
-        self.rich = Console(stderr=True)
+        self.rich = TerminalConsole(stderr=True)
 
     def report(self, text: str) -> None:
         """A line about what happens, its settings as options; left out with --quiet."""

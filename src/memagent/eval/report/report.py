@@ -547,10 +547,15 @@ def markdown_report(
     title: str, remarks: Sequence[str], tables: Sequence[Sheet], plots: Sequence[Plot]
 ) -> str:
     """The report as Markdown, with the plots by name."""
-    points = "\n".join(f"- {line}" for line in remarks)
+    points = "\n".join(f"- {sheets.inline(line)}" for line in remarks)
     parts = [f"# {title}\n\n{points}\n", *(sheets.markdown(sheet) for sheet in tables)]
-    parts += [f"![{plot.title}](plots/{plot.name}.png)\n" for plot in plots]
+    parts += [f"![{_bare(plot.title)}](plots/{plot.name}.png)\n" for plot in plots]
     return "\n".join(parts)
+
+
+def _bare(title: str) -> str:
+    """A title inside the brackets of an image, which its own would end."""
+    return sheets.inline(title).replace("[", "&#91;").replace("]", "&#93;")
 
 
 def _written(folder: Path, contents: dict[str, bytes]) -> list[Path]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,16 @@ Show = Callable[[Any], str]
 
 NONE = "–"  # noqa: RUF001
 """Shown where there is no value."""
+
+FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""First characters of what spreadsheets compute, wide ones included."""
+_markup = re.compile(r"<(?=[A-Za-z/!?])|(?<=\])[(\[]")
+"""Where a tag or the address of a link begins; `<0.0001` is neither."""
+_block = re.compile(r"^[#>+*=`~\[|:-]")
+"""What a heading, a list, code or a definition begins with."""
+_invisible = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_before_bar = re.compile(r"\\(?=\\*\|)")
+"""Backslashes that would turn the one before a bar into text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +95,18 @@ def markdown(sheet: Sheet) -> str:
     rule = ["---:" if column.is_number else "---" for column in sheet.shown]
     lines = [sheet.heads, rule, *sheet.lines()]
     table = "\n".join(f"| {' | '.join(_cell(text) for text in line)} |" for line in lines)
-    return f"{sheet.caption}\n\n{table}\n"
+    caption = _block.sub(lambda found: f"&#{ord(found[0])};", inline(sheet.caption))
+    return f"{caption}\n\n{table}\n"
+
+
+def inline(text: str) -> str:
+    """A text inside a line of Markdown: what would be a tag, a link or an image is shown as it is."""
+    line = _invisible.sub("", " ".join(text.split()))
+    return _markup.sub(lambda found: f"&#{ord(found[0])};", line)
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return _before_bar.sub("&#92;", inline(text)).replace("|", "\\|")
 
 
 def csv_text(sheet: Sheet) -> str:
@@ -97,8 +115,15 @@ def csv_text(sheet: Sheet) -> str:
     names = [column.key for column in sheet.columns if column.key is not None]
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(sheet.records())  # None is written as nothing
+    for record in sheet.records():  # None is written as nothing
+        writer.writerow({key: _no_formula(value) for key, value in record.items()})
     return text.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    """A text that a spreadsheet would compute gets an apostrophe; numbers stay."""
+    is_formula = isinstance(value, str) and value.lstrip().startswith(FORMULA_STARTS)
+    return f"'{value}" if is_formula else value
 
 
 # --- how values are shown -------------------------------------------------------------------------
