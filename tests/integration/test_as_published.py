@@ -216,6 +216,13 @@ def test_the_ruler_table_in_small(tmp_path: Path) -> None:
     assert len(scores) == 3
 
 
+def test_both_tables_fit_one_report() -> None:
+    """Runs whose lengths are counted by different tokenizers are refused by reports."""
+    suites = [read_suite(SUITES / f"{name}.toml") for name in ("hotpotqa", "ruler")]
+    assert {suite.length_tokenizer for suite in suites} == {"Qwen/Qwen2.5-0.5B-Instruct"}
+    assert suites[0].agent == suites[1].agent
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 
