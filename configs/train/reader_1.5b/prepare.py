@@ -25,83 +25,45 @@ are in no text. The same files and seed give the same bytes.
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
-import math
 import random
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import chain
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from memagent.config import AgentConfig
-from memagent.data.example import Evidence, Example, Passage, body_starts
+from memagent.data.example import Example
 from memagent.data.formats.files import write_examples
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.data.tasks.registry import open_task
 from memagent.data.tasks.ruler.needles import NEEDLES
-from memagent.documents.tokenizers import Tokenizer
-from memagent.rl.warmstart.traces import TraceRefused, conversations
 
-TASK = "questions"
-WORD = re.compile(r"\w+")
-SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(])")
-YES_NO = ("yes", "no")
-MAX_ANSWER_WORDS = 10
-MAX_EVIDENCE_TOKENS = 260
-NUM_CANDIDATES = 2
-"""Other sentences that a memory keeps until all evidence is found."""
-LEAST_RANK = 0.3
-"""Share of a question's weight of words that a candidate has at least."""
-MAX_CANDIDATE_TOKENS = 80
-HEADING_TOKENS = 5
-NUM_HARD = 12
-MAX_RANDOM = 600
-"""Paragraphs tried as fillers of a text."""
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from questions import (
+    Paragraph,
+    Pool,
+    Question,
+    Shape,
+    Writer,
+    check_apart,
+    cut_questions,
+    hotpot_questions,
+    is_sound,
+    lessons,
+    other_questions,
+    read_lines,
+    sentences_of,
+    with_shapes,
+    wording,
+    write_lines,
+)
+
 RL_SHARE = 0.5
 MAX_PLAIN = 1500
 """Questions without titles for reinforcement learning; the others are for the warm start."""
 NUM_LONG_PLAIN = 300
 NUM_NATURAL = 1200
 """Questions of Natural Questions."""
-FEW_HARD, FEW_HARD_SHARE = 4, 0.5
-"""Half of the texts have few misleading paragraphs: most sections of a long text add nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paragraph:
-    """A paragraph by its sentences, and which of them support the answer."""
-
-    title: str
-    sentences: tuple[str, ...]
-    support: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A question with its paragraphs."""
-
-    id: str
-    text: str
-    answers: tuple[str, ...]
-    gold: tuple[Paragraph, ...]
-    hard: tuple[Paragraph, ...]
-    """Misleading ones."""
-    is_titled: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """How long a text is, and in which sections it is read."""
-
-    tokens: int
-    chunk_tokens: int
-
-
 SHORT = (
     Shape(tokens=480, chunk_tokens=512),
     Shape(tokens=800, chunk_tokens=512),
@@ -130,385 +92,15 @@ GENERATED = {
 """Examples of generated tasks for the warm start."""
 
 
-class Pool:
-    """Paragraphs to fill texts with, and how rare words are."""
-
-    def __init__(self, paragraphs: Sequence[Paragraph], *, banned: set[str]) -> None:
-        self.all = paragraphs
-        self.allowed = [number for number, one in enumerate(paragraphs) if one.title not in banned]
-        self._banned = banned
-        counts: Counter[str] = Counter()
-        self._holders: dict[str, list[int]] = defaultdict(list)
-        for number, one in enumerate(paragraphs):
-            for word in words(one.title, *one.sentences):
-                counts[word] += 1
-                self._holders[word].append(number)
-        self._idf = {word: math.log(len(paragraphs) / count) for word, count in counts.items()}
-        self._rarest = math.log(len(paragraphs))
-
-    def weight(self, word: str) -> float:
-        """How rare a word is."""
-        return self._idf.get(word, self._rarest)
-
-    def paragraph(self, number: int) -> Paragraph | None:
-        """By line number; None where no text may hold it."""
-        one = self.all[number]
-        return None if one.title in self._banned else one
-
-    def near(self, question: str, num: int) -> list[Paragraph]:
-        """Paragraphs with most of a question's words."""
-        scores: Counter[int] = Counter()
-        for word in sorted(words(question)):
-            holders = self._holders.get(word, [])
-            if len(holders) < len(self.all) // 20:
-                for number in holders:
-                    scores[number] += self.weight(word)  # type: ignore[assignment]
-        found = (self.paragraph(number) for number, _ in scores.most_common(3 * num))
-        return [one for one in found if one is not None][:num]
-
-    def rank(self, question: str, *texts: str) -> float:
-        """Share of the weight of a question's words that a text has."""
-        asked = words(question)
-        total = math.fsum(map(self.weight, asked))
-        found = math.fsum(map(self.weight, asked & words(*texts)))
-        return found / total if total else 0.0
-
-
-@lru_cache(maxsize=200_000)
-def words(*texts: str) -> frozenset[str]:
-    """Words of texts, lower-cased."""
-    return frozenset(WORD.findall(" ".join(texts).lower()))
-
-
-# --- questions ------------------------------------------------------------------------------------
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        yield from map(json.loads, file)
-
-
-def sentences_of(record: dict[str, Any]) -> tuple[str, ...]:
-    found = record.get("sentences") or SENTENCE.split(record["text"])
-    return tuple(one.strip() for one in found if one.strip())
-
-
-def hotpot_questions(path: Path) -> Iterator[Question]:
-    """Official items: all paragraphs whole."""
-    for item in read_lines(path):
-        support = dict(_supporting(item))
-        paragraphs = [
-            Paragraph(
-                title=title,
-                sentences=tuple(sentence.strip() for sentence in sentences),
-                support=tuple(n for n in support.get(title, ()) if n < len(sentences)),
-            )
-            for title, sentences in item["context"]
-        ]
-        yield Question(
-            id=item["_id"],
-            text=item["question"],
-            answers=(item["answer"],),
-            gold=tuple(one for one in paragraphs if one.support),
-            hard=tuple(one for one in paragraphs if one.title not in support),
-            is_titled=True,
-        )
-
-
-def _supporting(item: dict[str, Any]) -> Iterator[tuple[str, list[int]]]:
-    found: dict[str, list[int]] = defaultdict(list)
-    for title, numbers in item["supporting_facts"]:
-        found[title] += numbers if isinstance(numbers, list) else [numbers]
-    yield from found.items()
-
-
-def cut_questions(path: Path, pool: Pool) -> Iterator[Question]:
-    """Items whose gold paragraphs are cut to their supporting sentences; whole where the pool has them."""
-    where = {
-        _plain(sentence): (number, place)
-        for number, one in enumerate(pool.all)
-        for place, sentence in enumerate(one.sentences)
-    }
-    for item in read_lines(path):
-        hard = [pool.paragraph(number) for number in item["distractors"]]
-        gold = [
-            Paragraph(title="", sentences=sentences, support=tuple(range(len(sentences))))
-            for sentences in map(sentences_of, item["paragraphs"])
-        ]
-        whole = [_whole(one, where, pool) for one in gold]
-        is_titled = all(whole) and len({one.title for one in whole if one}) == len(whole)
-        yield Question(
-            id=item["id"],
-            text=item["question"],
-            answers=tuple(item["answers"]),
-            gold=tuple(one for one in whole if one) if is_titled else tuple(gold),
-            hard=tuple(one for one in hard if one),
-            is_titled=is_titled,
-        )
-
-
-def _plain(text: str) -> str:
-    return "".join(WORD.findall(text.lower()))
-
-
-def _whole(paragraph: Paragraph, where: dict[str, tuple[int, int]], pool: Pool) -> Paragraph | None:
-    """The paragraph of the pool that holds all sentences of this one."""
-    places = [where.get(_plain(sentence)) for sentence in paragraph.sentences]
-    numbers = {place[0] for place in places if place}
-    if None in places or len(numbers) != 1:
-        return None
-    support = tuple(sorted({place[1] for place in places if place}))
-    return replace(pool.all[numbers.pop()], support=support)
-
-
-def other_questions(path: Path, pool: Pool, *, is_titled: bool) -> Iterator[Question]:
-    """Items with their own paragraphs; without distractors, near ones of the pool are used."""
-    for item in read_lines(path):
-        if item.get("unanswerable") or not item["answers"]:
-            continue
-        support: dict[str, set[int]] = defaultdict(set)
-        for title, number in item["supporting"]:
-            support[title].add(number)
-        gold, hard = [], []
-        for record in item["paragraphs"]:
-            sentences = sentences_of(record)
-            numbers = support.get(record["title"], set()) if "sentences" in record else None
-            if numbers is None:
-                numbers = _holding(sentences, item["answers"], is_whole=not is_titled)
-            kept = tuple(sorted(number for number in numbers if number < len(sentences)))
-            title = record["title"] if is_titled else ""
-            one = Paragraph(title=title, sentences=sentences, support=kept)
-            (gold if kept else hard).append(one)
-        answer = item["answers"][0].lower()
-        near = () if len(hard) >= 6 else pool.near(item["question"], NUM_HARD)
-        hard += [one for one in near if answer not in " ".join(one.sentences).lower()]
-        yield Question(
-            id=item["id"],
-            text=item["question"],
-            answers=tuple(item["answers"]),
-            gold=tuple(gold),
-            hard=tuple(hard),
-            is_titled=is_titled,
-        )
-
-
-def _holding(sentences: Sequence[str], answers: Sequence[str], *, is_whole: bool) -> set[int]:
-    """Sentences with an answer; all of them for a passage that is evidence as a whole."""
-    if is_whole:
-        return set(range(len(sentences)))
-    found = [
-        number
-        for number, sentence in enumerate(sentences)
-        if any(answer.lower() in sentence.lower() for answer in answers)
-    ]
-    return set(found[:1])
-
-
-def is_sound(question: Question) -> bool:
-    """Whether the answer is short and stands in the evidence, or is yes or no."""
-    if not question.gold or len(question.answers[0].split()) > MAX_ANSWER_WORDS:
-        return False
-    evidence = " ".join(
-        one.sentences[number] for one in question.gold for number in one.support
-    ).lower()
-    titles = " ".join(one.title for one in question.gold).lower()
-    answer = question.answers[0].strip().lower()
-    return bool(answer) and (answer in YES_NO or answer in evidence or answer in titles)
-
-
-# --- two sets of questions ------------------------------------------------------------------------
-
-
 def split(
     questions: Iterable[Question], share: float, *, seed: int
 ) -> tuple[list[Question], list[Question]]:
     """Questions for reinforcement learning, and for the warm start; the wording decides."""
     for_rl, for_lessons = [], []
     for question in questions:
-        is_for_rl = random.Random(f"{seed}/split/{_plain(question.text)}").random() < share
+        is_for_rl = random.Random(f"{seed}/split/{wording(question.text)}").random() < share
         (for_rl if is_for_rl else for_lessons).append(question)
     return for_rl, for_lessons
-
-
-def check_apart(**sets: Iterable[Question]) -> None:
-    """Refuse a question that is in two of the sets."""
-    seen: dict[str, str] = {}
-    for name, questions in sets.items():
-        for question in questions:
-            other = seen.setdefault(_plain(question.text), name)
-            if other != name:
-                raise SystemExit(
-                    f"the question {question.id} is in {other} and in {name}: {question.text}"
-                )
-
-
-# --- texts ----------------------------------------------------------------------------------------
-
-
-class Writer:
-    """Builds texts for questions."""
-
-    def __init__(self, pool: Pool, tokenizer: Tokenizer, seed: int) -> None:
-        self._pool = pool
-        self._count = lru_cache(maxsize=400_000)(tokenizer.count)
-        self._seed = seed
-
-    def example(self, question: Question, tokens: int, purpose: str) -> Example | None:
-        """The question over a text of about so many tokens; None if its evidence does not fit."""
-        generator = random.Random(f"{self._seed}/{purpose}/{question.id}")
-        gold = list(question.gold)
-        left = tokens - sum(map(self._cost, gold))
-        evidence = sum(self._count(one.sentences[n]) for one in gold for n in one.support)
-        if left < 0 or evidence > MAX_EVIDENCE_TOKENS:
-            return None
-        others = self._fillers(question, left, generator)
-        order = [*gold, *others]
-        generator.shuffle(order)
-        return self._labelled(question, order, tokens, purpose)
-
-    def _fillers(self, question: Question, left: int, generator: random.Random) -> list[Paragraph]:
-        """Hard ones first, then any, as long as they fit."""
-        hard = list(question.hard)
-        generator.shuffle(hard)
-        if generator.random() < FEW_HARD_SHARE:
-            hard = hard[: generator.randint(0, FEW_HARD)]
-        titles = {one.title for one in question.gold if one.title}
-        answer = question.answers[0].lower()
-        answer = "" if answer in YES_NO or len(answer) < 4 else answer
-        texts = {one.sentences[0] for one in question.gold}
-        found: list[Paragraph] = []
-        num_missed = 0
-        for num_seen, one in enumerate(chain(hard, self._random(generator))):
-            if one.title in titles or one.sentences[0] in texts:
-                continue
-            if num_seen >= len(hard) and answer and answer in " ".join(one.sentences).lower():
-                continue
-            one = one if question.is_titled else _cut(one, generator)
-            cost = self._cost(one)
-            if cost > left:
-                num_missed += 1
-                if num_missed == 4:
-                    return found
-                continue
-            titles.add(one.title)
-            texts.add(one.sentences[0])
-            left -= cost
-            found.append(one)
-        return found
-
-    def _random(self, generator: random.Random) -> Iterator[Paragraph]:
-        allowed = self._pool.allowed
-        for number in generator.sample(allowed, min(len(allowed), MAX_RANDOM)):
-            yield self._pool.all[number]
-
-    def _cost(self, paragraph: Paragraph) -> int:
-        text = " ".join((paragraph.title, *paragraph.sentences))
-        return self._count(text) + HEADING_TOKENS
-
-    def _labelled(
-        self, question: Question, order: Sequence[Paragraph], tokens: int, purpose: str
-    ) -> Example:
-        titled = [one if question.is_titled else replace(one, title="") for one in order]
-        passages = tuple(Passage(title=one.title, text=" ".join(one.sentences)) for one in titled)
-        is_gold = [any(one is gold for gold in question.gold) for one in order]
-        evidence = [
-            Evidence(document=place, start=start, end=end, text=passages[place].text[start:end])
-            for place, one in enumerate(titled)
-            if is_gold[place]
-            for start, end in _merged(one)
-        ]
-        starts = body_starts(passages)
-        candidates = [
-            (starts[place] + end, _note(one, number), round(rank, 4))
-            for place, one in enumerate(titled)
-            for number, (_, end) in enumerate(_bounds(one))
-            if not (is_gold[place] and number in one.support)
-            and (rank := self._rank(question, one, number)) >= LEAST_RANK
-        ]
-        return Example(
-            id=f"{TASK}/{purpose}/{question.id}",
-            task=TASK,
-            question=question.text,
-            answers=question.answers,
-            grader="strict",
-            documents=passages,
-            evidence=tuple(evidence),
-            target_tokens=tokens,
-            seed=self._seed,
-            metadata={"candidates": candidates, "num_candidates": NUM_CANDIDATES},
-        )
-
-    def _rank(self, question: Question, paragraph: Paragraph, number: int) -> float:
-        sentence = paragraph.sentences[number]
-        if self._count(sentence) > MAX_CANDIDATE_TOKENS:
-            return 0.0
-        return self._pool.rank(question.text, paragraph.title, sentence)
-
-
-def _cut(paragraph: Paragraph, generator: random.Random) -> Paragraph:
-    """One to three sentences of a paragraph, most often its first ones."""
-    num = generator.choices((1, 2, 3), (6, 3, 1))[0]
-    last = max(0, len(paragraph.sentences) - num)
-    first = 0 if generator.random() < 0.7 else generator.randint(0, last)
-    return replace(paragraph, title="", sentences=paragraph.sentences[first : first + num])
-
-
-def _bounds(paragraph: Paragraph) -> list[tuple[int, int]]:
-    """Where each sentence stands in the joined text."""
-    found, start = [], 0
-    for sentence in paragraph.sentences:
-        found.append((start, start + len(sentence)))
-        start += len(sentence) + 1
-    return found
-
-
-def _merged(paragraph: Paragraph) -> list[tuple[int, int]]:
-    """Spans of the supporting sentences; those that follow each other are one."""
-    bounds = _bounds(paragraph)
-    found: list[tuple[int, int]] = []
-    for number in paragraph.support:
-        start, end = bounds[number]
-        if found and found[-1][1] + 1 == start:
-            found[-1] = (found[-1][0], end)
-        else:
-            found.append((start, end))
-    return found
-
-
-def _note(paragraph: Paragraph, number: int) -> str:
-    """As traces note evidence: with the title where the sentence does not have it."""
-    sentence = paragraph.sentences[number]
-    title = paragraph.title
-    note = f"{title}: {sentence}" if title and title not in sentence else sentence
-    return " ".join(note.split())
-
-
-# --- files ----------------------------------------------------------------------------------------
-
-
-def lessons(
-    examples: Iterable[tuple[Example, Shape]], agent: AgentConfig, tokenizer: Tokenizer
-) -> Iterator[str]:
-    """Lines of conversations; examples whose memory does not fit are left out."""
-    for example, shape in examples:
-        config = agent.model_copy(update={"chunk_tokens": shape.chunk_tokens})
-        try:
-            steps = conversations(example, config=config, tokenizer=tokenizer)
-        except TraceRefused:
-            continue
-        for step in steps:
-            yield json.dumps(step.record(), ensure_ascii=False)
-
-
-def with_shapes(
-    questions: Sequence[Question], shapes: Sequence[Shape], writer: Writer, purpose: str
-) -> Iterator[tuple[Example, Shape]]:
-    """Each question over a text of one of the shapes, in turn."""
-    for number, question in enumerate(questions):
-        shape = shapes[number % len(shapes)]
-        example = writer.example(question, shape.tokens, purpose)
-        if example is not None:
-            yield example, shape
 
 
 def generated(
@@ -525,14 +117,6 @@ def generated(
             task = open_task(name, settings)
             for index in range(place, num, len(TASK_SHAPES)):
                 yield task.example(index), shape
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> int:
-    num = 0
-    with path.open("w", encoding="utf-8") as file:
-        for num, line in enumerate(lines, start=1):  # noqa: B007
-            file.write(f"{line}\n")
-    return num
 
 
 def main() -> None:
