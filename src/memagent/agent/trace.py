@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from memagent.agent import display
 from memagent.documents.document import Chunk, Place
 from memagent.errors import RunError
+from memagent.rewards.text import unboxed
 from memagent.runs import JOURNAL, read_records
 from memagent.types import Usage
 
@@ -109,6 +110,11 @@ class Trace:
         """The answer; None while the reading is unfinished."""
         last = self.steps[-1] if self.steps else None
         return last.reply if last and last.kind == "answer" else None
+
+    @property
+    def final_answer(self) -> str | None:
+        r"""The answer, without the `\boxed{}` where it is nothing else."""
+        return None if self.answer is None else unboxed(self.answer)
 
     @property
     def status(self) -> Status:

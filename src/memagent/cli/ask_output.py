@@ -18,9 +18,9 @@ def print_answers(traces: Sequence[Trace], *, as_json: bool) -> None:
         results = [_result(trace) for trace in traces]
         print_json(results[0] if len(results) == 1 else results)
     elif len(traces) == 1:
-        print(traces[0].answer)
+        print(traces[0].final_answer)
     else:
-        print("\n\n".join(f"{trace.question}\n{trace.answer}" for trace in traces))
+        print("\n\n".join(f"{trace.question}\n{trace.final_answer}" for trace in traces))
 
 
 def print_plan(plan: ReadingPlan, prices: Prices | None, *, as_json: bool) -> None:
@@ -44,7 +44,7 @@ def print_plan(plan: ReadingPlan, prices: Prices | None, *, as_json: bool) -> No
 
 def _result(trace: Trace) -> dict[str, Any]:
     return {
-        "answer": trace.answer,
+        "answer": trace.final_answer,
         "question": trace.question,
         "num_chunks": trace.num_chunks,
         "usage": asdict(trace.usage),

@@ -99,8 +99,8 @@ class KnownModel:
     reading: ReadingDefaults | None = None
     """None: as any other model."""
     adapter: str | None = None
-    """Folder in ADAPTERS or CHECKOUT_ADAPTERS of a LoRA adapter trained to read, which `open_engine` puts
-    on the model. None: there is none."""
+    """Folder of a LoRA adapter trained to read, which `open_engine` puts on the model: in the user's data
+    folder, ADAPTERS or CHECKOUT_ADAPTERS. None: there is none."""
     base: str | None = None
     """The known model whose files these are, for one that is that model with an adapter."""
 
@@ -168,8 +168,6 @@ KNOWN: dict[str, KnownModel] = {
     ),
 }
 """Models with short names."""
-EMBEDDED = "smollm2-135m"
-"""The model of the engine where neither an engine nor an endpoint is set."""
 ADAPTERS = Path(__file__).resolve().parents[1] / "adapters"
 """Adapters that come with the package."""
 CHECKOUT_ADAPTERS = Path(__file__).resolve().parents[3] / "adapters"
@@ -188,6 +186,16 @@ KNOWN["memagent-1.5b"] = with_adapter(
         window=4096, chunk_tokens=2048, memory_tokens=512, answer_tokens=64, prompts="boxed"
     ),
 )
+if (ADAPTERS / "memagent-135m").is_dir():
+    KNOWN["memagent-135m"] = with_adapter(
+        "smollm2-135m",
+        "memagent-135m",
+        ReadingDefaults(
+            window=2048, chunk_tokens=1024, memory_tokens=192, answer_tokens=64, prompts="compact"
+        ),
+    )
+EMBEDDED = "memagent-135m" if "memagent-135m" in KNOWN else "smollm2-135m"
+"""The model of the engine where neither an engine nor an endpoint is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +231,11 @@ def models_folder() -> Path:
     return user_data_path("memagent", appauthor=False) / "models"
 
 
+def adapters_folder() -> Path:
+    """The user's own adapters, which take precedence over shipped ones. It may not exist."""
+    return user_data_path("memagent", appauthor=False) / "adapters"
+
+
 def find(name: str) -> Path | None:
     """The folder or .gguf file that `name` means; None when it is not on this machine."""
     if name not in KNOWN:
@@ -247,14 +260,14 @@ def shipped_adapter(name: str) -> Path | None:
     known = KNOWN.get(name)
     if known is None or known.adapter is None:
         return None
-    for folder in (ADAPTERS / known.adapter, CHECKOUT_ADAPTERS / known.adapter):
-        if folder.is_dir():
-            return folder
+    for parent in (adapters_folder(), ADAPTERS, CHECKOUT_ADAPTERS):
+        if (parent / known.adapter).is_dir():
+            return parent / known.adapter
     if known.base is None:
         return None
     raise ConfigError(
         f"the adapter of {name} is not on this machine; it is in adapters/{known.adapter} of the "
-        "project's repository: name its folder with `adapter`"
+        f"project's repository: copy that folder to {adapters_folder()}, or name it with `adapter`"
     )
 
 

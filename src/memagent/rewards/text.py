@@ -100,6 +100,12 @@ def last_boxed(text: str) -> str | None:
     return _content(text, box.end()) if box else None
 
 
+def unboxed(text: str) -> str:
+    r"""A text that is nothing but one `\boxed{...}` without it; any other text as it is."""
+    content = last_boxed(text)
+    return content if content and text.strip() == f"\\boxed{{{content}}}" else text
+
+
 def last_boxes(text: str) -> list[str]:
     """What stands in the last boxes of a text, in order; none where the last is not closed."""
     ends = deque((box.end() for box in _box.finditer(text)), maxlen=MAX_BOXES)

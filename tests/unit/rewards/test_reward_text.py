@@ -13,6 +13,7 @@ from memagent.rewards.text import (
     last_boxed,
     squad_key,
     strict_key,
+    unboxed,
     without_reasoning,
     words_of,
 )
@@ -155,3 +156,19 @@ def test_the_cost_of_unclosed_tags_grows_with_their_number_and_no_faster() -> No
     assert last_boxed(r"\boxed{" * 50_000) is None
     assert growth(lambda num: without_reasoning("a" + "<think>" * num), 40_000, 320_000) < 32
     assert growth(lambda num: last_boxed(r"\boxed{" * num), 40_000, 320_000) < 32
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        (r"\boxed{Ada Holm}", "Ada Holm"),
+        (" \\boxed{x_{1}}\n", "x_{1}"),
+        (r"It is \boxed{7}.", r"It is \boxed{7}."),
+        (r"\boxed{1} \boxed{2}", r"\boxed{1} \boxed{2}"),
+        (r"\boxed{}", r"\boxed{}"),
+        (r"\boxed{7", r"\boxed{7"),
+        ("plain", "plain"),
+    ],
+)
+def test_a_box_around_the_whole_text_is_removed(text: str, plain: str) -> None:
+    assert unboxed(text) == plain
