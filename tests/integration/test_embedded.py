@@ -39,13 +39,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(folder, "llama", max_position_embeddings=8192)
 
 
+@pytest.fixture(scope="module")
+def adapter(model: Path) -> Path:
+    """An adapter for it."""
+    return make_tiny_adapter(model, model.parent / "adapter")
+
+
 @pytest.fixture
-def data(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(tmp_path: Path, model: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store in which a tiny model stands for the embedded one; nothing can be fetched."""
     folder = tmp_path / "data"
     shutil.copytree(model, folder / "memagent" / "models" / BASE)
-    if adapter := KNOWN[NAME].adapter:
-        make_tiny_adapter(model, folder / "memagent" / "adapters" / adapter)
+    if name := KNOWN[NAME].adapter:
+        shutil.copytree(adapter, folder / "memagent" / "adapters" / name)
     return use_store(folder, monkeypatch)
 
 
