@@ -40,6 +40,7 @@ from memagent.data.tasks.beyond.filler import sentences as invented_sentences
 from memagent.data.tasks.beyond.unanswerable import NOT_TOLD
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.data.tasks.registry import open_task
+from memagent.documents.sample import town_archive
 from memagent.documents.tokenizers import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -359,9 +360,9 @@ def demo_examples() -> Iterator[Example]:
     """The questions of `make demo` and of `benchmarks/small_model.py`, over their own texts."""
     root = Path(__file__).resolve().parents[3]
     sys.path.insert(0, str(root))
-    from benchmarks.small_model import FACTS, SAMPLE, text_with
+    from benchmarks.small_model import FACTS, text_with
 
-    texts = {"demo": SAMPLE["town_archive"](), "facts": text_with(FACTS, 50)}
+    texts = {"demo": town_archive(), "facts": text_with(FACTS, 50)}
     sums = ("Marta Lindqvist, 340 crowns", "Marta Lindqvist and 340 crowns")
     for name, facts in (("demo", FACTS[:2]), ("facts", FACTS)):
         for number, fact in enumerate(facts):
@@ -408,6 +409,7 @@ class Preparation:
         for number, text in enumerate(books[:4]):
             (self.essays / f"{number}.txt").write_text(text, encoding="utf-8")
         code = sorted((Path(__file__).resolve().parents[3] / "src" / "memagent").rglob("*.py"))
+        code = [path for path in code if path.name != "sample.py"]  # the text of the demo
         prose = {
             "wiki": sampled(self.wiki),
             "books": sampled(pieces(books, 500)),
