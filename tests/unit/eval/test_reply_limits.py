@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,15 @@ def test_training_and_its_validation_apply_the_same_limit() -> None:
     assert asyncio.run(reward(example, Outcome(answer=listed))) < 1.0
     right = f"{THINKING}\\boxed{{{', '.join(example.answers)}}}"
     assert asyncio.run(reward(example, Outcome(answer=right))) == 1.0
+
+    @dataclass
+    class Task:
+        task: dict[str, str] = field(default_factory=dict)  # a user's, and no name
+        answers: tuple[str, ...] = ("Paris",)
+        match: str = "any"
+
+    boxed = Outcome(answer="\\boxed{PARIS}")
+    assert asyncio.run(open_reward("original_reward")(Task(), boxed)) == 1.0
 
     async def method(example: Example, context: Context) -> Trace:
         await context.call([{"role": "user", "content": "Which?"}])

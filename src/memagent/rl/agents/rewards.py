@@ -54,7 +54,8 @@ def open_reward(spec: str) -> Reward:
     async def graded(task: GradedTask, outcome: Outcome) -> float:
         own = getattr(task, "grader", spec)  # unanswerable questions keep their own grader
         name = own if own in NEEDS_NO_ANSWERS else spec
-        limit = MAX_ANSWER_TOKENS.get(getattr(task, "task", ""))
+        kind = getattr(task, "task", None)  # tasks of users need not have one
+        limit = MAX_ANSWER_TOKENS.get(kind) if isinstance(kind, str) else None
         return grade(name, outcome.answer, task.answers, task.match, max_tokens=limit).value
 
     return graded
