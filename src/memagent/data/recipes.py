@@ -41,7 +41,7 @@ from memagent.data.build import (
 from memagent.data.choices import TaskSelection, named_sources, source_settings
 from memagent.data.formats.files import FORMATS
 from memagent.data.manifest import Manifest
-from memagent.data.tasks.registry import TASKS
+from memagent.data.tasks.registry import TASKS, check_task
 from memagent.errors import ConfigError
 from memagent.shipped import config_names, find_config
 
@@ -158,6 +158,7 @@ class BuildRequest:
     def _task_job(self) -> BuildJob:
         if self.what not in TASKS and Path(self.what).exists():
             raise ConfigError(f"{self.what} is not a task; a recipe is a file that ends in .toml")
+        check_task(self.what)
         if self.num is None:
             raise ConfigError("give `num`: how many examples to build")
         if self.out is None:

@@ -102,10 +102,15 @@ MAX_ANSWER_TOKENS: dict[str, int] = {
 """Tokens that an answer to a task may have, as RULER limits them; other tasks have no limit."""
 
 
-def open_task(name: str, settings: dict[str, Any]) -> Task:
-    """A task by name."""
+def check_task(name: str) -> None:
+    """Raise ConfigError, with the nearest names, where there is no such task."""
     if name not in TASKS:
         raise ConfigError(f"there is no task {name!r}; {names.hint_in_folders(name, TASKS)}")
+
+
+def open_task(name: str, settings: dict[str, Any]) -> Task:
+    """A task by name."""
+    check_task(name)
     module, function = TASKS[name].split(":")
     task: Task = getattr(import_module(module), function)(name, settings)
     return task
