@@ -17,6 +17,7 @@ from memagent.data.formats.files import write_examples
 from memagent.data.tasks.registry import open_task
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import ConfigError
+from memagent.eval.items import plan_items
 from memagent.eval.records import ItemRecord, read_items
 from memagent.eval.report.anchors import read_anchors
 from memagent.eval.report.report import load_report
@@ -221,6 +222,17 @@ def test_both_tables_fit_one_report() -> None:
     suites = [read_suite(SUITES / f"{name}.toml") for name in ("hotpotqa", "ruler")]
     assert {suite.length_tokenizer for suite in suites} == {"Qwen/Qwen2.5-0.5B-Instruct"}
     assert suites[0].agent == suites[1].agent
+
+
+def test_answers_can_be_stopped_after_rulers_own_number_of_tokens() -> None:
+    stopped = plan_items(read_suite(SUITES / "ruler.toml", changes=["reply_limit=generated"]))
+    assert {(i.task, i.source.generated_tokens) for i in stopped.items} >= {
+        *(("ruler/vt", 30), ("ruler/fwe", 50), ("ruler/qa_1", 32), ("ruler/niah_single_1", 128)),
+    }
+    free = plan_items(read_suite(SUITES / "ruler.toml"))
+    assert {(i.source.generated_tokens, i.source.graded_tokens) for i in free.items} == {
+        (None, None)
+    }
 
 
 # --- the command ----------------------------------------------------------------------------------
