@@ -81,7 +81,7 @@ def test_the_address_in_a_strangers_run_gets_neither_text_nor_key(
 
     again = ["ask", "--resume", str(tmp_path / "run"), "--max-calls", "99", "--quiet"]
     assert run([*again, "--base-url", endpoint.base_url]) == 0
-    assert capsys.readouterr().out == "\\boxed{48213}\n"
+    assert capsys.readouterr().out == "48213\n"
 
 
 def test_an_address_that_was_changed_in_my_run_is_refused_and_my_own_is_not(
