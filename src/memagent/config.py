@@ -132,6 +132,9 @@ class EngineConfig(Settings):
     prefix_affinity: bool = True
     """Of several endpoints, send prompts with a common prefix to the same one while it is not much busier
     than the others, so that its prefix cache helps."""
+    shield_text: bool = True
+    """Break control strings of the model, such as <|im_end|>, in what is sent, and restore them in replies:
+    a server would take those of a text for the end of a turn. Switch it off for texts that you trust."""
 
 
 class LocalConfig(Settings):

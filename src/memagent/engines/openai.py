@@ -43,6 +43,7 @@ from memagent.engines.retry import (
     RetryListener,
     retry_after,
 )
+from memagent.engines.shielding import Shield, ShieldedMessages
 from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError, PromptTooLong
 from memagent.types import Completion, Message, Sampling, Usage
 
@@ -133,6 +134,10 @@ class EndpointEngine(BaseEngine):
         self._refused_key = False
         self._is_unreachable = False
         self._limit_name = "max_tokens"
+        self._encodes_as_text = False
+        """True of `memagent serve`: control strings in messages are text there."""
+        self._shield: tuple[tuple[str, str], Shield] | None = None
+        """The control strings of a model with its tokenizer."""
         # connections belong to the event loop they were opened in
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Client] = WeakKeyDictionary()
 
@@ -210,6 +215,7 @@ class EndpointEngine(BaseEngine):
             self.tokenizer = self.model
         if card.get("owned_by") == MEMAGENT:  # a model of `memagent serve` by a name that we know
             self.reading_defaults = store.reading_defaults(self.model)
+            self._encodes_as_text = True
         if (window := _count(card.get("max_model_len"))) is not None and window > 0:
             self.served_window = window
 
@@ -281,10 +287,26 @@ class EndpointEngine(BaseEngine):
     async def _attempt(
         self, messages: Sequence[Message], sampling: Sampling
     ) -> Completion | Failure:
-        """One request: its completion, or a failure that can be retried. Raises EngineRefused."""
-        return await self._post(
-            "/chat/completions", self._body(messages, sampling), parse_completion
+        """One request: its completion, or a failure that can be retried. Raises EngineRefused.
+
+        Control strings in the messages are broken on the way; see `shielding.py`.
+        """
+        sent = self._shielded(messages)
+        result = await self._post(
+            "/chat/completions", self._body(sent.messages, sampling), parse_completion
         )
+        if isinstance(result, Failure) or not sent.originals:
+            return result
+        reasoning = None if result.reasoning is None else sent.restored(result.reasoning)
+        return replace(result, text=sent.restored(result.text), reasoning=reasoning)
+
+    def _shielded(self, messages: Sequence[Message]) -> ShieldedMessages:
+        if not self.config.shield_text or self._encodes_as_text:
+            return ShieldedMessages(messages, {})
+        key = (self.model, self.tokenizer)
+        if self._shield is None or self._shield[0] != key:
+            self._shield = key, Shield.of_model(*key)
+        return self._shield[1].shielded(messages)
 
     async def _post(
         self, path: str, body: dict[str, Any], parse: Callable[[Any], T]
