@@ -17,6 +17,7 @@ from memagent.errors import ConfigError
 from memagent.names import hint, nearest
 
 SectionEnds = Literal["natural", "exact"]
+EmptyReplies = Literal["keep", "overwrite"]
 
 
 class Settings(BaseModel):
@@ -66,6 +67,8 @@ class AgentConfig(Settings):
     chunk_tokens tokens of the whole text, wherever that falls (exact)."""
     memory_tokens: int = Field(default=1024, ge=8)
     """Tokens of memory carried from section to section; also the limit of each memory reply."""
+    empty_replies: EmptyReplies = "keep"
+    """What an empty reply to a section does: keep the memory as it is, or overwrite it with nothing."""
     answer_tokens: int = Field(default=1024, ge=1)
     """Upper limit of tokens in the answer."""
     reasoning_tokens: int = Field(default=0, ge=0)
@@ -101,6 +104,7 @@ class ReadingSettings(TypedDict, total=False):
     chunk_tokens: int
     section_ends: SectionEnds
     memory_tokens: int
+    empty_replies: EmptyReplies
     answer_tokens: int
     reasoning_tokens: int
     prompts: str

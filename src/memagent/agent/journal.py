@@ -22,7 +22,7 @@ FREE_SETTINGS = ("prompts", "answer_tokens")
 """Settings that may change on resuming: the wording counts, not its name, and no memory depends on
 the length of the answer."""
 
-LATER_SETTINGS = {"section_ends": "natural"}
+LATER_SETTINGS = {"section_ends": "natural", "empty_replies": "keep"}
 """What settings were before they existed."""
 
 

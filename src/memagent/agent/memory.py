@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from memagent.config import EmptyReplies
 from memagent.documents.tokenizers import Tokenizer
 
 _TAGS = "think|thinking|thought|reasoning"
@@ -55,12 +56,13 @@ def rewrite(
     *,
     memory_tokens: int,
     is_kept: bool = False,
+    empty_replies: EmptyReplies = "keep",
 ) -> Rewritten:
-    """The memory after a reply. An empty reply keeps the old one: silence must not erase facts.
+    """The memory after a reply. By default an empty reply keeps the old one: silence must not erase facts.
 
     `is_kept`: the reply says that nothing changes.
     """
-    if is_kept or not said:
+    if is_kept or (not said and empty_replies == "keep"):
         return Rewritten(old, old_tokens, was_cut=False, was_kept=True)
     num_tokens = tokenizer.count(said)
     if num_tokens <= memory_tokens:

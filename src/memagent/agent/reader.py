@@ -262,6 +262,7 @@ class Reader:
             self.tokenizer,
             memory_tokens=self.config.memory_tokens,
             is_kept=self.prompts.says_no_change(reply),
+            empty_replies=self.config.empty_replies,
         )
         flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
         flags += ["memory_cut"] if new.was_cut else []

@@ -419,7 +419,7 @@ class TrainConfig(Settings):
             values = with_override(values, change)
         preset = values.get("preset")
         if preset is not None:
-            values = _filled(values, _without_settings_of_others(_preset(preset), values))
+            values = _filled(values, _fitting(_preset(preset), values))
         return super().parse(values)
 
     @model_validator(mode="after")
@@ -456,7 +456,15 @@ class TrainConfig(Settings):
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
-        "objective": {"clip_low": 0.2, "clip_high": 0.2, "kl_coef": 1e-3, "loss_mean": "token"},
+        "objective": {
+            "clip_low": 0.2,
+            "clip_high": 0.2,
+            "dual_clip": 3.0,
+            "kl_coef": 1e-3,
+            "loss_mean": "token",
+            "old_logprobs": "recompute",
+            "importance_cap": None,
+        },
         "rollout": {"prompts": 128, "group_size": 16, "temperature": 1.0},
         "update": {"updates": 16},
         "optim": {"lr": 1e-6, "warmup_steps": 20, "weight_decay": 0.01, "max_grad_norm": 1.0},
@@ -464,13 +472,19 @@ PRESETS: dict[str, dict[str, Any]] = {
             "name": "memory",
             "reward": "strict",
             "settings": {
+                "prompts": "paper",
                 "window": 8192,
                 "chunk_tokens": 5000,
+                "section_ends": "exact",
                 "memory_tokens": 1024,
+                "empty_replies": "overwrite",
                 "answer_tokens": 1024,
                 "max_sections": 8,
+                "long_texts": "cut_middle",
             },
         },
+        "validation": {"every": 5, "num": 128, "samples": 4, "temperature": 1.0, "top_p": 0.7},
+        "checkpoint": {"every": 10},
     },
     "dapo": {
         "objective": {
@@ -551,7 +565,11 @@ def resumed_config(values: Mapping[str, Any], *, changes: Sequence[str] = ()) ->
                 f"{', '.join(MAY_CHANGE)})"
             )
         made.append(change)
-    config = parse_config(values, changes=made)
+    preset = values.get(
+        "preset"
+    )  # applied when the run was started; its values may be others today
+    config = parse_config({**values, "preset": None}, changes=made)
+    config = config.model_copy(update={"preset": preset})
     _check_trust(config, named)
     return config
 
@@ -616,14 +634,17 @@ def _preset(name: object) -> dict[str, Any]:
     return PRESETS[name]
 
 
-def _without_settings_of_others(preset: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The preset; settings of its agent are not those of another one."""
+def _fitting(preset: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a preset that fits a config: no settings of another agent, validation only if there is one."""
+    fitting = {name: value for name, value in preset.items() if name != "validation"}
+    if given.get("validation") is not None and "validation" in preset:
+        fitting["validation"] = preset["validation"]
     agent, chosen = preset.get("agent"), given.get("agent")
     if agent is None or not isinstance(chosen, Mapping):
-        return preset
-    if chosen.get("name", agent["name"]) == agent["name"]:
-        return preset
-    return {**preset, "agent": {"reward": agent["reward"]}}
+        return fitting
+    if chosen.get("name", agent["name"]) != agent["name"]:
+        fitting["agent"] = {"reward": agent["reward"]}
+    return fitting
 
 
 def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

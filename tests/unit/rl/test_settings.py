@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from memagent.agent.prompts import open_prompts
 from memagent.config import Settings
 from memagent.errors import ConfigError
+from memagent.rl.agents.api import open_agent
 from memagent.rl.settings import (
     PRESETS,
     TrainConfig,
@@ -66,6 +68,30 @@ def test_a_preset_fills_what_the_file_does_not_set() -> None:
     assert config.agent.settings["chunk_tokens"] == 5000
     assert config.agent.settings["max_sections"] == 8
     assert config.agent.reward == "strict"
+
+
+def test_the_paper_preset_is_the_papers() -> None:
+    validation = {"tasks": [{"tasks": ["ruler/niah_single_2"], "tokens": ["4k"]}]}
+    config = parse_config({**LEAST, "preset": "paper", "validation": validation})
+    agent = open_agent("memory", config.agent.settings)
+    settings = agent.keywords["settings"]  # type: ignore[attr-defined]
+    assert (settings.prompts, settings.section_ends) == ("paper", "exact")
+    assert (settings.empty_replies, settings.long_texts) == ("overwrite", "cut_middle")
+    read = open_prompts(settings.prompts).read
+    places = [read.index(slot) for slot in ("{question}", "{memory}", "{section}")]
+    assert places == sorted(places), "the memory stands before the section"
+    assert not config.has_adapter
+    objective = config.objective
+    assert (objective.old_logprobs, objective.importance_cap) == ("recompute", None)
+    assert (objective.loss_mean, objective.scale_by_std) == ("token", False)
+    found = config.validation
+    assert found is not None
+    assert (found.every, found.num, found.samples) == (5, 128, 4)
+    assert (found.temperature, found.top_p) == (1.0, 0.7)
+    assert parse_config({**LEAST, "preset": "paper"}).validation is None
+    own = parse_config({**LEAST, "preset": "paper", "validation": {**validation, "every": 7}})
+    assert own.validation is not None
+    assert (own.validation.every, own.validation.samples) == (7, 4)
 
 
 def test_dapo_clips_higher_and_replaces_groups() -> None:
@@ -211,3 +237,11 @@ def test_names_are_not_taken_for_files_beside_a_config(tmp_path: Path) -> None:
     config = read_config(tmp_path / "my_run.toml")
     assert (config.model.source, config.agent.name) == ("smollm2-135m", "memory")
     assert (config.agent.reward, config.agent.settings["prompts"]) == ("strict", "paper")
+
+
+def test_a_resumed_run_keeps_the_preset_of_its_start() -> None:
+    stored = parse_config({**LEAST, "preset": "paper"}).model_dump(mode="json")
+    del stored["agent"]["settings"]["section_ends"]  # as an earlier version had it
+    config = resumed_config(stored)
+    assert config.preset == "paper"
+    assert "section_ends" not in config.agent.settings

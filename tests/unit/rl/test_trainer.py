@@ -503,3 +503,21 @@ def test_a_wrong_return_type_is_found_before_the_first_step(files: Path, tmp_pat
     with pytest.raises(ConfigError, match=r"the agent returned str; return Outcome.*tried on"):
         run({**config, "warm_start": None}, tmp_path / "run")
     assert not (tmp_path / "run" / MANIFEST).exists()
+
+
+def test_the_paper_preset_trains(files: Path, tmp_path: Path) -> None:
+    """With its sizes made small; texts of more than two sections lose their middle."""
+    config = tiny_run(files, steps=1, preset="paper", objective={})
+    config["agent"]["settings"] |= {"max_sections": 2, "window": 256}
+    config["validation"] = {"num": 2, "tasks": config["validation"]["tasks"]}
+    config["rollout"] = {"prompts": 2, "group_size": 2, "driver": "lockstep"}
+    del config["warm_start"]
+    assert run(config, tmp_path / "run")
+    before, step, _ = read_metrics(tmp_path / "run")
+    assert before["kind"] == "validation"
+    assert (before["num_examples"], before["num_attempts"]) == (2, 8)
+    assert {"pass_at_1", "pass_at_4"} <= before.keys()
+    assert step["agent/cut_texts"] == 1.0
+    assert step["agent/sections"] == 2
+    assert step["num_failed"] == 0
+    assert step["kl"] >= 0

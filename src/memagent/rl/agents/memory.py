@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 from pydantic import Field
 
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step
-from memagent.config import AgentConfig, SectionEnds
+from memagent.config import AgentConfig
 from memagent.data.example import Example
-from memagent.documents.chunking import Chunks
-from memagent.documents.document import Document
-from memagent.documents.tokenizers import Tokenizer, tokenizer_for_model
-from memagent.errors import ConfigError, EmptyAnswer
+from memagent.errors import EmptyAnswer
 from memagent.rewards.evidence import recall
 from memagent.rl.agents.client import Client
+from memagent.rl.agents.sections import LongTexts, sections_of, tokenizer_of
 from memagent.rl.types import Outcome
 
 
@@ -24,7 +21,10 @@ class MemorySettings(AgentConfig):
     """How the text is read, and how long it may be."""
 
     max_sections: int | None = Field(default=None, ge=1)
-    """Sections a text may have, at most; longer ones are refused. No limit when not given."""
+    """Sections a text may have, at most; no limit when not given."""
+    long_texts: LongTexts = "refuse"
+    """What happens to texts of more sections: they are refused, or cut_middle: their beginning and their end
+    are read, and the middle is left out."""
 
 
 DEFAULTS = MemorySettings(prompts="boxed")
@@ -33,11 +33,18 @@ DEFAULTS = MemorySettings(prompts="boxed")
 async def agent(task: Example, client: Client, settings: MemorySettings = DEFAULTS) -> Outcome:
     """Read the text of the task section by section and answer its question."""
     session = client.session
-    reader = Reader(session, tokenizer=_tokenizer(client.tokenizer), config=settings)
-    sections = _sections(task, client.tokenizer, settings)
+    reader = Reader(session, tokenizer=tokenizer_of(client.tokenizer), config=settings)
+    sections = sections_of(
+        task,
+        tokenizer=client.tokenizer,
+        config=settings,
+        max_sections=settings.max_sections,
+        long_texts=settings.long_texts,
+    )
+    document = sections.chunks.document
     steps: list[Step] = []
     try:
-        async for step in reader.steps(task.question, sections):
+        async for step in reader.steps(task.question, sections.chunks):
             steps.append(step)
     except EmptyAnswer:  # a wrong answer like any other, not a failure
         steps.append(_empty_answer(steps, session.steps[-1]))
@@ -46,12 +53,13 @@ async def agent(task: Example, client: Client, settings: MemorySettings = DEFAUL
     found = recall([item.text for item in task.evidence], [step.memory for step in reads])
     return Outcome(
         answer=steps[-1].reply,
-        trace=reader.trace(task.question, sections.document, steps),
+        trace=reader.trace(task.question, document, steps),
         metrics={
             "sections": len(reads),
             "memory_tokens": sum(step.usage.completion_tokens for step in reads) / len(reads),
             "cut_memories": flags.count("reply_cut") + flags.count("memory_cut"),
             "kept_memories": flags.count("memory_kept"),
+            **({"cut_texts": float(sections.is_cut)} if settings.long_texts != "refuse" else {}),
             **(found._asdict() if found else {}),
         },
     )
@@ -68,26 +76,3 @@ def _empty_answer(reads: list[Step], call: Step) -> Step:
         memory=reads[-1].memory,
         reasoning=reasoning,
     )
-
-
-def _sections(task: Example, tokenizer: str, settings: MemorySettings) -> Chunks:
-    """The sections of a task's text, which all rollouts of its group share."""
-    sections = _cut(task.id, task.text(), tokenizer, settings.chunk_tokens, settings.section_ends)
-    limit = settings.max_sections
-    if limit is not None and sections.get(limit) is not None:
-        raise ConfigError(
-            f"the text of {task.id} has {sections.total()} sections, more than `max_sections={limit}`; "
-            "raise it or `chunk_tokens`, or use shorter texts"
-        )
-    return sections
-
-
-@lru_cache(maxsize=256)
-def _cut(source: str, text: str, tokenizer: str, chunk_tokens: int, ends: SectionEnds) -> Chunks:
-    document = Document.from_text(text, source=source)
-    return Chunks(document, _tokenizer(tokenizer), chunk_tokens, ends=ends)
-
-
-@lru_cache(maxsize=4)
-def _tokenizer(name: str) -> Tokenizer:
-    return tokenizer_for_model(name)[0]

@@ -31,7 +31,7 @@ from tests.conftest import prose
 from tests.support.collecting import collecting
 from tests.support.tiny_models import make_tiny_model
 from tests.support.tiny_server import serving_tiny
-from tests.support.token_engine import TokenScript, TokenTakingScript, encode, random_reply
+from tests.support.token_engine import TokenScript, TokenTakingScript, decode, encode, random_reply
 
 SMALL = {"window": 1000, "chunk_tokens": 120, "memory_tokens": 24, "answer_tokens": 16}
 """Settings of reading that fit a tiny model."""
@@ -168,6 +168,49 @@ async def test_a_text_of_too_many_sections_is_refused_before_the_first_call() ->
     assert len(engine.prompts) == asked
     with pytest.raises(ConfigError, match="max_sections"):
         open_agent("memory", {"max_sections": 0})
+
+
+@pytest.mark.parametrize("ends", ["natural", "exact"])
+async def test_the_middle_of_a_text_of_too_many_sections_is_left_out_where_that_is_set(
+    ends: str,
+) -> None:
+    engine = TokenScript(lambda messages, sampling: "noted")
+    sizes = {"window": 4000, "chunk_tokens": 300, "memory_tokens": 100, "answer_tokens": 50}
+    limits = {"section_ends": ends, "max_sections": 4, "long_texts": "cut_middle"}
+    text = prose(30).encode("ascii", "ignore").decode()
+    task = example(id="long", documents=(Passage(text=text),))
+    agent = open_agent("memory", {**sizes, **limits})
+    outcome = await agent(task, client(engine))
+    assert outcome.trace is not None
+    *reads, _ = outcome.trace.steps
+    assert len(reads) == outcome.metrics["sections"] == 4
+    assert outcome.metrics["cut_texts"] == 1.0
+    spans = [step.section for step in reads]
+    num_read = sum(span.end - span.start for span in spans if span is not None)
+    assert 900 <= num_read <= 1200
+    if ends == "exact":  # the first 600 bytes and the last 600
+        assert num_read == 1200
+        assert text[:300] in decode(engine.prompts[0])
+        assert text[300:600] in decode(engine.prompts[1])
+        assert text[-600:-300] in decode(engine.prompts[2])
+        assert text[-300:] in decode(engine.prompts[3])
+    short = example(id="short", documents=(Passage(text=text[:1100]),))
+    assert (await agent(short, client(engine))).metrics["cut_texts"] == 0.0
+
+
+@pytest.mark.parametrize(("empty_replies", "memory"), [("keep", "noted"), ("overwrite", "")])
+async def test_an_empty_reply_keeps_the_memory_or_overwrites_it(
+    empty_replies: str, memory: str
+) -> None:
+    replies = iter(["noted", "", "the answer"])
+    sizes = {"window": 4000, "chunk_tokens": 300, "memory_tokens": 100, "answer_tokens": 50}
+    agent = open_agent("memory", {**sizes, "empty_replies": empty_replies, "section_ends": "exact"})
+    engine = TokenScript(lambda messages, sampling: next(replies))
+    task = example(documents=(Passage(text="It rains. " * 60),))
+    outcome = await agent(task, client(engine))
+    assert outcome.trace is not None
+    assert [step.memory for step in outcome.trace.steps] == ["noted", memory, memory]
+    assert outcome.metrics["kept_memories"] == (empty_replies == "keep")
 
 
 async def test_an_empty_answer_of_the_reader_is_an_answer_and_not_a_failure() -> None:
