@@ -30,7 +30,7 @@ test: venv ## run all tests
 # Every corpus is tried to its end, so that one report names all that is wrong.
 test-hostile: venv ## try thousands of hostile inputs, and kill each long command many times (an hour)
 	@failed=; \
-	for corpus in model_files documents requests replies; do \
+	for corpus in model_files tokenizer_files damaged_runs documents requests replies; do \
 		$(BIN)/python -m tests.hostile.$$corpus || failed="$$failed $$corpus"; \
 	done; \
 	MEMAGENT_TEST_HOSTILE=1 $(BIN)/python -m pytest tests/hostile $(KILLED) || failed="$$failed pytest"; \

@@ -1,6 +1,6 @@
 """Chat templates of models: programs of strangers, rendered in a process with limits.
 
-    template = ChatTemplate(source, {"bos_token": "<s>"})
+    template = ChatTemplate(source, {"bos_token": "<s>"}, name="my-model")
     template.render(messages)     # ConfigError if it fails, takes too long or needs too much memory
 
 Jinja's sandbox keeps a template from files and code, but not from loops without end or texts of any
@@ -38,10 +38,12 @@ _PING = {"template": "ready", "values": {}}
 class ChatTemplate:
     """A model's chat template, as Hugging Face tokenizers carry it (Jinja)."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, name: str) -> None:
+        """`name` is where the template is from, for errors."""
         if len(source) > MAX_TEMPLATE_CHARS:
-            raise ConfigError(f"a chat template of {len(source):,} characters is refused")
-        _check_syntax(source)
+            raise ConfigError(f"{name} has a chat template of {len(source):,} characters")
+        _check_syntax(source, name)
+        self._name = name
         self._source = source
         self._special_tokens = dict(special_tokens)
 
@@ -58,18 +60,20 @@ class ChatTemplate:
         reply = _renderer.ask({"template": self._source, "values": values})
         if "text" not in reply:
             reason = plain(str(reply.get("error")))
-            raise ConfigError(f"the model's chat template rejects these messages: {reason}")
+            raise ConfigError(
+                f"{self._name} has a chat template that rejects these messages: {reason}"
+            )
         return str(reply["text"])
 
 
-def _check_syntax(source: str) -> None:
+def _check_syntax(source: str, name: str) -> None:
     """Parse a template, which runs nothing of it."""
     from memagent.template_worker import make_environment
 
     try:
         make_environment().parse(source)
     except Exception as error:  # of Jinja, or a recursion too deep
-        raise ConfigError(f"the chat template is broken: {one_line(error)}") from None
+        raise ConfigError(f"{name} has a broken chat template: {one_line(error)}") from None
 
 
 class _Renderer:

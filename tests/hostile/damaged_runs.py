@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memagent.cli.main import run
+from tests.hostile.harness import time_limit
 from tests.hostile.json_damage import damaged_bytes, damaged_json
-from tests.hostile.model_files import time_limit
 
-SECONDS = 10
 QUESTION = 'What is the code of "amber-17"?'
 READING = ("--engine", "scripted", "--tokenizer", "bytes", "--window", "4096", "--quiet")
 SIZES = ("--chunk-tokens", "400", "--memory-tokens", "400", "--answer-tokens", "200")
@@ -138,7 +137,7 @@ def complaint(kind: RunKind, rng: random.Random) -> str | None:
         changed = damage(kind.folder, rng, has_checksums=has_checksums)
         before = os.environ.get("COLUMNS")
         try:
-            with time_limit(SECONDS):
+            with time_limit():
                 done = command(*kind.resume)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):

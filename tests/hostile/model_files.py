@@ -15,22 +15,20 @@ import json
 import random
 import resource
 import shutil
-import signal
 import struct
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from memagent.errors import MemagentError
 from memagent.types import Sampling
+from tests.hostile.harness import time_limit
 from tests.hostile.json_damage import damaged_bytes, damaged_json
 
-SECONDS = 10
 MEGABYTES = 1000
 FILES_PER_PROCESS = 100
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -396,7 +394,7 @@ def complaint(damaged: Damaged, *, name: str = "damaged") -> str | None:
     `name` stands in every error.
     """
     try:
-        with time_limit(SECONDS):
+        with time_limit():
             asyncio.run(_generate(damaged))
     except MemagentError as error:
         text = str(error)
@@ -426,26 +424,6 @@ async def _generate(damaged: Damaged) -> None:
 def warm_up(originals: Originals) -> None:
     """Import what opening models imports: it may take longer than a model may."""
     asyncio.run(_generate(Damaged(originals.folder, originals.adapter)))
-
-
-class TookTooLong(BaseException):
-    """Nothing catches this."""
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TookTooLong in the main thread after some seconds."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise TookTooLong(f"more than {seconds:g} seconds")
-
-    old = signal.signal(signal.SIGALRM, stop)
-    before = signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *before)
-        signal.signal(signal.SIGALRM, old)
 
 
 def attack(originals: Originals, count: int, seed: int, *, first: int = 0) -> list[str]:

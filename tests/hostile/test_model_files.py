@@ -19,6 +19,8 @@ from memagent.engines.local.gguf_format import read_contents
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError
 from memagent.foreign import foreign_file
+from tests.hostile import tokenizer_files
+from tests.hostile.harness import tried
 from tests.hostile.model_files import (
     ENDLESS,
     PATTERNS,
@@ -48,6 +50,11 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Originals:
 @pytest.mark.timeout(120)
 def test_damaged_models_give_an_answer_or_a_line(originals: Originals) -> None:
     assert attack(originals, COUNT, seed=1) == []
+
+
+def test_damaged_tokenizers_count_or_give_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_templates, "SECONDS", 1.0)
+    assert tried(tokenizer_files.complaint, COUNT, seed=1) == []
 
 
 def with_field(originals: Originals, name: str, kind: int, payload: bytes) -> bytes:
@@ -115,7 +122,7 @@ def test_a_template_of_any_kind_ends_in_a_line(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat_templates, "SECONDS", 1.0)
-    message = _error_of(ChatTemplate(source, {}))
+    message = _error_of(ChatTemplate(source, {}, name="m"))
     assert message.isprintable()
     assert len(message) < 400
 

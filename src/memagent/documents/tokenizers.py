@@ -17,6 +17,7 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -132,22 +133,28 @@ class HuggingFaceTokenizer:
         return cls.from_path(folder, repository)
 
     def count(self, text: str) -> int:
-        if self._control.are_in(text):
-            return len(self._control.encode_text(text))
-        return self._count(text)
+        with self._guard():
+            if self._control.are_in(text):
+                return len(self._control.encode_text(text))
+            return self._count(text)
 
     def measure(self, text: str) -> Measured:
-        has_control = self._control.are_in(text)
-        encode = self._control.encoding_of_text if has_control else self._encode
-        return _HuggingFaceMeasured(encode(text), len(text))
+        with self._guard():
+            has_control = self._control.are_in(text)
+            encode = self._control.encoding_of_text if has_control else self._encode
+            return _HuggingFaceMeasured(encode(text), len(text))
 
     def count_messages(self, messages: Sequence[Message]) -> int:
         if self._template is None:
             return _allowance(messages, self.count)
-        if not self._control.are_in_messages(messages):
-            return self._count(self._template.render(messages))
-        shielded, mark = self._control.shielded(messages)
-        return len(self._control.encode_rendered(self._template.render(shielded), mark))
+        with self._guard():
+            if not self._control.are_in_messages(messages):
+                return self._count(self._template.render(messages))
+            shielded, mark = self._control.shielded(messages)
+            return len(self._control.encode_rendered(self._template.render(shielded), mark))
+
+    def _guard(self) -> AbstractContextManager[None]:
+        return foreign_file(self._file, "cannot encode this text")
 
     def _count(self, text: str) -> int:
         """Tokens in a text whose control strings are control tokens."""
@@ -164,10 +171,8 @@ class HuggingFaceTokenizer:
     def _backend(self) -> tokenizers.Tokenizer:
         import tokenizers
 
-        try:
+        with foreign_file(self._file, "is not a tokenizer"):
             backend = tokenizers.Tokenizer.from_file(str(self._file))
-        except Exception as error:  # the binding raises bare Exception for a bad file
-            raise ConfigError(f"{self._file} is not a tokenizer: {_one_line(error)}") from None
         backend.no_truncation()  # some published files truncate or pad, and a count must not
         backend.no_padding()
         return backend
@@ -330,7 +335,7 @@ def _template_of(folder: Path) -> ChatTemplate | None:
             for name, value in settings.items()
             if name.endswith("_token") and (text := _token_text(value)) is not None
         }
-        return ChatTemplate(source, special)
+        return ChatTemplate(source, special, name=str(folder))
 
 
 def _token_text(value: Any) -> str | None:

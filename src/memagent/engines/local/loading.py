@@ -100,13 +100,13 @@ class LoadedModel:
         try:
             return self._template.render(messages, is_open=is_open)
         except ConfigError as error:
-            raise EngineRefused(f"{self.public_name}: {error}") from None
+            raise EngineRefused(str(error)) from None
 
     @cached_property
     def _template(self) -> ChatTemplate:
         with self._guard("has a broken chat template"):
             source = self.tokenizer.get_chat_template()
-            return ChatTemplate(source, self.tokenizer.special_tokens_map)
+            return ChatTemplate(source, self.tokenizer.special_tokens_map, name=self.public_name)
 
     def _guard(self, failure: str) -> AbstractContextManager[None]:
         return foreign_file(self.public_name, failure, error=EngineRefused)
