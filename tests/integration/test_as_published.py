@@ -127,6 +127,18 @@ def test_the_main_table_in_small(files: HotpotFiles, tmp_path: Path) -> None:
     assert load_report([str(tmp_path / "run")], anchors=read_anchors("paper")).results
 
 
+def test_an_empty_reply_empties_the_memory(files: HotpotFiles, tmp_path: Path) -> None:
+    file = tmp_path / "chosen.jsonl"
+    task = open_task("hotpotqa", {"docs": 5, "tokenizer": "bytes", **files.settings})
+    write_examples(file, [task.example(0)])
+    suite = hotpot_suite(files, f"selection.file={file}", docs="[60]", num=1)
+    replies = iter(["a fact", "", *["more"] * 20])
+    _, engine = answered(suite, lambda messages, sampling: next(replies))
+    memories = [block(prompt[-1]["content"], "memory") for prompt in engine.prompts]
+    nothing = open_prompts(str(SUITES / "prompts.toml")).empty_memory
+    assert memories[:4] == [nothing, "a fact", nothing, "more"]
+
+
 def test_questions_come_from_a_file_of_the_original(files: HotpotFiles, tmp_path: Path) -> None:
     published = tmp_path / "eval_50.json"
     items = [
