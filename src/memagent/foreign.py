@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from memagent.errors import ConfigError, MemagentError, UserError
 
+AGAIN_SECONDS = 0.2
+"""A thread whose time is up is stopped again after this: code of others may ignore it once."""
 MAX_REASON = 200
 """Characters of a library's own message."""
 
@@ -26,25 +29,28 @@ def foreign_file(
     failure: str,
     *,
     seconds: float | None = None,
+    is_processor_time: bool = False,
+    advice: str = "",
     error: type[UserError] = ConfigError,
     unless: Callable[[BaseException], bool] = lambda failed: False,
 ) -> Iterator[None]:
-    """Turn what a file's contents cause into an error of one line: path, `failure` and the reason.
+    """Turn what a file's contents cause into an error of one line: path, `failure`, the reason, `advice`.
 
     Errors of memagent pass, and so do those for which `unless` is true. `seconds` limits code in Python;
-    code in other languages is stopped when it returns.
+    code in other languages is stopped when it returns. With `is_processor_time` they are those that the
+    processor works in this thread, where the system counts them.
     """
     try:
-        with _deadline(seconds):
+        with _deadline(seconds, is_processor_time):
             yield
     except MemagentError:
         raise
     except _TimeIsUp:
-        raise error(f"{path} {failure}: more than {seconds:g} seconds") from None
+        raise error(f"{path} {failure}: more than {seconds:g} seconds{advice}") from None
     except BaseException as failed:
         if not _is_failure(failed) or unless(failed):
             raise
-        raise error(f"{path} {failure}: {one_line(failed)}") from None
+        raise error(f"{path} {failure}: {one_line(failed)}{advice}") from None
 
 
 def one_line(error: BaseException) -> str:
@@ -68,29 +74,37 @@ class _TimeIsUp(BaseException):
 
 
 @contextmanager
-def _deadline(seconds: float | None) -> Iterator[None]:
+def _deadline(seconds: float | None, is_processor_time: bool) -> Iterator[None]:
     if seconds is None:
         yield
         return
     lock = threading.Lock()
     thread = threading.get_ident()
-    is_over = False
+    is_over = threading.Event()
+    clock = _processor_clock(thread) if is_processor_time else time.monotonic
+    end = clock() + seconds
 
-    def stop() -> None:
-        with lock:
-            if not is_over:
-                _raise_in(thread, _TimeIsUp)
+    def watch() -> None:
+        while not is_over.wait(max(end - clock(), AGAIN_SECONDS)):
+            with lock:
+                if not is_over.is_set() and clock() >= end:
+                    _raise_in(thread, _TimeIsUp)
 
-    timer = threading.Timer(seconds, stop)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         with lock:
-            is_over = True
+            is_over.set()
             _raise_in(thread, None)  # too late to be raised
-        timer.cancel()
+
+
+def _processor_clock(thread: int) -> Callable[[], float]:
+    """The seconds that the processor has worked in a thread; wall time where they are not counted."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.monotonic
+    clock = time.pthread_getcpuclockid(thread)
+    return lambda: time.clock_gettime(clock)
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

@@ -359,10 +359,14 @@ BOMBS: dict[str, Callable[[Rng], bytes]] = {
     "a.txt": _hostile_text,
     "f.html": hostile_markup,
     "h.txt.gz": _hostile_gzip,
+    "i.html.gz": lambda rng: gzip.compress(
+        rng.choice((hostile_markup(rng), b"<html>" + b"<b>" * rng.choice((100_000, 20_000_000))))
+    ),
     "j.ipynb": _hostile_json,
     "k.jsonl": _hostile_json,
     "l.epub": _hostile_book,
     "m.docx": _hostile_word,
+    "m.docx.gz": lambda rng: gzip.compress(_hostile_word(rng)),
     "n.pdf": _hostile_pdf,
     "unnamed": _hostile_json,
 }

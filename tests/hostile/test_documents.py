@@ -11,7 +11,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import docx
@@ -20,8 +20,11 @@ import pytest
 from pypdf.generic import DecodedStreamObject, NameObject
 
 from memagent.cli.main import run
-from memagent.documents import loaders
+from memagent.documents import formats, loaders
+from memagent.documents.document import Document
+from memagent.documents.formats import budget
 from memagent.documents.formats.notebook import _last_states
+from memagent.documents.formats.raw import RawFile
 from memagent.documents.loaders import load, load_bytes, load_with_report
 from memagent.documents.tree import _quick
 from memagent.errors import DocumentError
@@ -185,7 +188,7 @@ def test_a_page_that_a_book_names_often_is_read_once() -> None:
 
 def test_a_book_of_nothing_but_markup_is_refused_in_one_line() -> None:
     data = book(b"<p>" * 2_000_000, 1)
-    with within(2), pytest.raises(DocumentError, match=r"^a.epub holds more than 100,000 pieces "):
+    with within(2), pytest.raises(DocumentError, match=r"^a.epub holds more than 400,000 tags on "):
         load_bytes(data, "a.epub")
 
 
@@ -215,6 +218,72 @@ def test_a_docx_with_entities_is_refused_rather_than_read_in_part() -> None:
         load_bytes(data, "a.docx")
 
 
+def test_markup_in_a_compressed_page_is_counted_before_it_is_parsed() -> None:
+    data = gzip.compress(b"<html>" + b"<b>" * 1_000_000)
+    with within(1), pytest.raises(DocumentError, match=r"^a.html.gz holds more than 400,000 tags"):
+        load_bytes(data, "a.html.gz")
+
+
+def test_what_a_compressed_document_unpacks_to_depends_on_the_file_that_was_given() -> None:
+    data = gzip.compress(packed({"word/document.xml": b" " * 80_000_000}))
+    with pytest.raises(DocumentError, match=r"unpacks to more than 67,108,864 bytes"):
+        load_bytes(data, "a.docx.gz")
+
+
+def test_a_large_plain_page_may_hold_more_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "MEMORY", 1_000_000)
+    cells = b"<html><table>" + b"<tr><td>1</td><td>2</td></tr>\n" * 2000
+    assert load_bytes(cells, "a.html").text.count("1 | 2") == 2000
+    with pytest.raises(DocumentError, match="more than 888 tags"):
+        load_bytes(gzip.compress(cells), "a.html.gz")
+
+
+@pytest.mark.parametrize("name", ["j.ipynb", "k.jsonl", "f.html", "l.epub", "m.docx", "n.pdf"])
+def test_every_format_has_a_limit_of_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(raw: RawFile) -> Document:
+        with suppress(Exception):  # as libraries do
+            while True:
+                pass
+        raise AssertionError
+
+    monkeypatch.setitem(formats.FORMATS, name[1:], endless)
+    monkeypatch.setattr(formats, "MAGIC", {})
+    monkeypatch.setattr(budget, "SECONDS", 0.1)
+    monkeypatch.setattr(budget, "SECONDS_PER_MB", 0.0)
+    with within(2), pytest.raises(DocumentError, match=f"^{name} cannot be read: more than 0.1 s"):
+        load_bytes(documents.originals()[name], name)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.ipynb", b'{"cells": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"),
+        ("a.docx", word(b"<w:p>" * 150 + b"<w:r>" * 50 + b"</w:r>" * 50 + b"</w:p>" * 150)),
+    ],
+)
+def test_files_that_nest_too_deeply_are_refused_in_one_line(name: str, data: bytes) -> None:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(300)
+    try:
+        with pytest.raises(DocumentError, match=f"^{name} is nested too deeply; save its text as"):
+            load_bytes(data, name)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_whatever_a_library_raises_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(raw: RawFile) -> Document:
+        raise OSError("two\nlines \x1b[2J")
+
+    monkeypatch.setitem(formats.FORMATS, ".html", broken)
+    with pytest.raises(DocumentError) as caught:
+        load_bytes(b"<html>", "a.html")
+    assert (
+        str(caught.value)
+        == "a.html cannot be read: two lines \ufffd[2J; save its text as a .txt file"
+    )
+
+
 def test_a_gzip_file_that_grows_a_thousandfold_is_refused_early() -> None:
     data = gzip.compress(b" " * 70_000_000, 1)
     with within(2), pytest.raises(DocumentError, match=r"unpacks to more than 67,108,864 bytes"):
@@ -234,8 +303,8 @@ def pdf(content: bytes) -> bytes:
 
 
 def test_a_pdf_whose_pages_unpack_to_too_much_is_refused_in_one_line() -> None:
-    with within(3), pytest.raises(DocumentError, match=r"^a.pdf has pages of more than 8,388,608 "):
-        load_bytes(pdf(b"q Q " * 2_200_000), "a.pdf")
+    with within(3), pytest.raises(DocumentError, match=r"^a.pdf holds more than 9,000,000 bytes "):
+        load_bytes(pdf(b"q Q " * 2_300_000), "a.pdf")
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ To add a format, write a reader `RawFile -> Document` in a new file and name its
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import PurePath
 
 from memagent.documents.document import Document
 from memagent.documents.encoding import HEAD_BYTES, binary_error, bom_encoding, looks_binary
+from memagent.documents.formats.budget import limited
 from memagent.documents.formats.chat import read_chat
 from memagent.documents.formats.epub import read_epub
 from memagent.documents.formats.html import read_html
@@ -95,7 +97,9 @@ def read(raw: RawFile) -> Document:
         if is_gzip(raw.name, raw.data):
             raise DocumentError(f"{raw.source} is gzip inside gzip; unpack it first")
     check_head(raw)
-    document = reader_for(raw.name, raw.data[:HEAD_BYTES])(raw)
+    reader = reader_for(raw.name, raw.data[:HEAD_BYTES])
+    with nullcontext() if reader is read_text else limited(raw):
+        document = reader(raw)
     if not document.text or document.text.isspace():
         raise EmptyText(f"{raw.source} holds no text but blanks; give a file with text in it")
     return document

@@ -17,8 +17,9 @@ from xml.etree import ElementTree
 
 from memagent.documents.document import Document, Heading
 from memagent.documents.encoding import decode
+from memagent.documents.formats.budget import Cost, check_pieces
 from memagent.documents.formats.html import declared_charset, html_text
-from memagent.documents.formats.packed import ZIP_ERRORS, open_zip, too_much_markup
+from memagent.documents.formats.packed import ZIP_ERRORS, open_zip
 from memagent.documents.formats.raw import MAX_TITLE_CHARS, MarkedText, RawFile, damaged
 from memagent.errors import DocumentError
 
@@ -30,9 +31,6 @@ EPUB_TYPE = "{http://www.idpf.org/2007/ops}type"
 BETWEEN_PAGES = "\n\n"
 MAX_CONTENTS_BYTES = 2 * 1024**2
 """A larger table of contents is not read; that of a book of 1,000 chapters has 200 kB."""
-MIN_TAGS = 100_000
-"""Tags that any book may hold; a larger file may hold one for each of its bytes, several times the usual."""
-
 _ADVICE = "fetch it again, or convert it to a new .epub (for example with Calibre)"
 _XML_DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
 _EMPTY_TAG = re.compile(r"<([A-Za-z][\w:.-]*)((?:\s[^<>]*)?)/>")
@@ -178,12 +176,9 @@ def _pages(archive: zipfile.ZipFile, paths: list[str], raw: RawFile) -> Iterator
     """The path and the markup of each page."""
     if _encrypted(archive, raw).intersection(paths):
         raise DocumentError(f"{raw.source} is protected by DRM; get an unprotected copy")
-    max_tags, num_tags = max(MIN_TAGS, len(raw.data)), 0
     for path in dict.fromkeys(paths):  # a page is read once, however often it is named
         data = archive.read(path)
-        num_tags += data.count(b"<")
-        if num_tags > max_tags:
-            raise too_much_markup(raw, max_tags)
+        check_pieces(raw, data.count(b"<") - data.count(b"</"), Cost.HTML_TAG, "tags on a page")
         page = (
             decode(data, f"{raw.source} ({path})", declared=declared_charset(data)) if data else ""
         )

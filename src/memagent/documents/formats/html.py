@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memagent.documents.document import Document
+from memagent.documents.formats.budget import Cost, check_pieces
 from memagent.documents.formats.raw import (
     HEADING_MARK,
     MarkedText,
@@ -107,7 +108,10 @@ _CHARSET_BYTES = 4096
 
 def read_html(raw: RawFile) -> Document:
     """A web page. Its title is kept where no first heading says it."""
-    page = html_text(raw.text(declared=declared_charset(raw.data)), raw.source, with_title=True)
+    markup = raw.text(declared=declared_charset(raw.data))
+    num_tags = markup.count("<") - markup.count("</")
+    check_pieces(raw, num_tags, Cost.HTML_TAG, "tags", is_plain=not raw.is_packed)
+    page = html_text(markup, raw.source, with_title=True)
     return Document.from_text(page.text, raw.source, headings=page.headings)
 
 

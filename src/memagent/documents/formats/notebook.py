@@ -25,7 +25,7 @@ def read_notebook(raw: RawFile) -> Document:
         cells = _cells(notebook)
         language = _language(notebook)
         blocks = [block for cell in cells for block in _blocks(cell, language)]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise damaged(raw, "notebook", error, _ADVICE) from error
     return Document.from_text(tidy("\n\n".join(blocks)), raw.source)
 

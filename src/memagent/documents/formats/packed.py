@@ -11,7 +11,8 @@ import zipfile
 import zlib
 from dataclasses import replace
 
-from memagent.documents.formats.raw import RawFile, damaged, unpacked_limit
+from memagent.documents.formats.budget import max_unpacked
+from memagent.documents.formats.raw import RawFile, damaged
 from memagent.errors import DocumentError
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -36,11 +37,11 @@ def unpack_gzip(raw: RawFile, *, max_bytes: int | None = None) -> RawFile:
             raw, "gzip", "no gzip data", "if it is unpacked already, rename it without .gz"
         )
     try:
-        data = _unpacked(raw, max_bytes or unpacked_limit(len(raw.data)))
+        data = _unpacked(raw, max_bytes or max_unpacked(raw))
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(raw, "gzip", error, "fetch it again, or unpack it first") from error
     inner = raw.name[:-3] if raw.name.lower().endswith(".gz") else raw.name
-    return replace(raw, name=inner, data=data)
+    return replace(raw, name=inner, data=data, num_packed=len(raw.data))
 
 
 def open_zip(
@@ -51,18 +52,10 @@ def open_zip(
         archive = zipfile.ZipFile(io.BytesIO(raw.data))
     except ZIP_ERRORS as error:
         raise damaged(raw, kind, error, advice) from error
-    max_bytes = max_bytes or unpacked_limit(len(raw.data))
+    max_bytes = max_bytes or max_unpacked(raw)
     if sum(info.file_size for info in archive.infolist()) > max_bytes:
         raise _too_large(raw, max_bytes)
     return archive
-
-
-def too_much_markup(raw: RawFile, max_tags: int) -> DocumentError:
-    """The refusal of a container whose markup would take too much time and memory."""
-    return DocumentError(
-        f"{raw.source} holds more than {max_tags:,} pieces of markup, far more than its size explains; "
-        "save its text as a .txt file"
-    )
 
 
 def _unpacked(raw: RawFile, max_bytes: int) -> bytes:

@@ -9,15 +9,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from memagent.documents.document import Document
+from memagent.documents.formats.budget import Cost, check_pieces
 from memagent.documents.formats.raw import RawFile, damaged, missing_library, reason, tidy
 from memagent.errors import DocumentError
 
 if TYPE_CHECKING:
     from pypdf import PageObject, PdfReader
-
-MIN_CONTENT_BYTES = 8 * 1024**2
-MAX_CONTENT_GROWTH = 50
-"""The pages of a file may unpack to so many times its size, if that is more than `MIN_CONTENT_BYTES`."""
 
 _REPAIR = "open it in a viewer and print it to a new pdf, or repair it with `qpdf in.pdf out.pdf`"
 _UNLOCK = (
@@ -46,6 +43,8 @@ def _open(raw: RawFile) -> PdfReader:
         reader = PdfReader(io.BytesIO(raw.data))
         # Many files are locked against printing only and open with the empty password.
         is_locked = reader.is_encrypted and not reader.decrypt("")
+    except RecursionError:
+        raise
     except Exception as error:  # on damaged files pypdf raises whatever its parsing ran into
         raise _refusal(raw, error) from error
     if is_locked:
@@ -55,18 +54,12 @@ def _open(raw: RawFile) -> PdfReader:
 
 def _page_texts(reader: PdfReader, raw: RawFile) -> Iterator[str]:
     number = 0
-    max_bytes, num_bytes = max(MIN_CONTENT_BYTES, MAX_CONTENT_GROWTH * len(raw.data)), 0
     try:
         for number in range(1, len(reader.pages) + 1):
             page = reader.pages[number - 1]
-            num_bytes += _content_bytes(page)
-            if num_bytes > max_bytes:
-                raise DocumentError(
-                    f"{raw.source} has pages of more than {max_bytes:,} bytes, far more than its size "
-                    f"explains; {_REPAIR}"
-                )
+            check_pieces(raw, _content_bytes(page), Cost.PDF_BYTE, "bytes on a page")
             yield tidy(page.extract_text())
-    except DocumentError:
+    except (DocumentError, RecursionError):
         raise
     except Exception as error:  # as in _open
         raise _refusal(raw, error, page=number or None) from error

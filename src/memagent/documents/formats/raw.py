@@ -11,20 +11,9 @@ from memagent.documents.document import Document, Heading
 from memagent.documents.encoding import decode, normalize_newlines
 from memagent.errors import DocumentError
 
-MAX_UNPACKED_BYTES = 2 * 1024**3
-"""Compressed files may not grow beyond this: more is a decompression bomb or a mistake."""
-MIN_UNPACKED_BYTES = 64 * 1024**2
-MAX_GROWTH = 100
-"""Nor to more than so many times their size, if that is more than `MIN_UNPACKED_BYTES`. Text grows about fivefold."""
-
 HEADING_MARK = "\0"
 """Stands before a heading while a text is put together. `tidy` removes it from every text."""
 MAX_TITLE_CHARS = 200
-
-
-def unpacked_limit(num_packed: int) -> int:
-    """How many bytes a compressed file of so many may unpack to."""
-    return min(MAX_UNPACKED_BYTES, max(MIN_UNPACKED_BYTES, MAX_GROWTH * num_packed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +30,18 @@ class RawFile:
     data: bytes
     encoding: str | None = None
     """Encoding that the user named; None: detect it. Formats with a fixed encoding ignore it."""
+    num_packed: int | None = None
+    """Bytes of the compressed file that `data` was in; None: it was in none."""
+
+    @property
+    def num_given(self) -> int:
+        """Bytes of the file as it was given."""
+        return len(self.data) if self.num_packed is None else self.num_packed
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the file was compressed."""
+        return self.num_packed is not None
 
     def text(self, *, declared: str | None = None) -> str:
         """The bytes as text; `declared` is the encoding the text names itself."""

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memagent.documents.document import Document
-from memagent.documents.formats.packed import open_zip, too_much_markup
+from memagent.documents.formats.budget import Cost, check_pieces
+from memagent.documents.formats.packed import open_zip
 from memagent.documents.formats.raw import (
     HEADING_MARK,
     RawFile,
@@ -37,9 +38,6 @@ DROPPED = frozenset(
     }
 )
 CHARACTERS = {f"{_W}tab": "\t", f"{_W}br": "\n", f"{_W}cr": "\n", f"{_W}noBreakHyphen": "-"}
-MAX_PIECES = 3_000_000
-"""Tags and attributes: a novel of 1,500 pages has half a million. Each takes about 150 bytes as a tree."""
-MAX_XML_BYTES = 128 * 1024**2
 _HEAD_BYTES = 64
 _BLANK = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n"
 _ENTITIES = tuple("<!ENTITY".encode(name) for name in ("utf-8", "utf-16-le", "utf-16-be"))
@@ -56,7 +54,7 @@ def read_word(raw: RawFile) -> Document:
         _check_markup(raw)
         document = docx.Document(io.BytesIO(raw.data))
         blocks = list(_blocks(document.element.body, _heading_marks(document)))
-    except DocumentError:
+    except (DocumentError, RecursionError):
         raise
     except Exception as error:  # on damaged files the XML may be anything, and so is what it raises
         raise damaged(raw, "docx", error, _ADVICE) from error
@@ -66,20 +64,16 @@ def read_word(raw: RawFile) -> Document:
 
 def _check_markup(raw: RawFile) -> None:
     """Refuse what would take gigabytes as a tree, and entities, whose text would be lost."""
-    num_bytes = num_pieces = 0
+    num_pieces = 0
     with open_zip(raw, "docx", _ADVICE) as archive:
         for info in archive.infolist():
             with archive.open(info) as file:
                 is_xml = file.read(_HEAD_BYTES).lstrip(_BLANK).startswith(b"<")
             if not is_xml or info.filename.endswith(".svg"):
                 continue
-            num_bytes += info.file_size
-            if num_bytes > MAX_XML_BYTES:
-                raise too_much_markup(raw, MAX_PIECES)
             data = archive.read(info)
             num_pieces += data.count(b"<") + data.count(b"=")
-            if num_pieces > MAX_PIECES:
-                raise too_much_markup(raw, MAX_PIECES)
+            check_pieces(raw, num_pieces, Cost.XML_PIECE, "pieces of markup")
             if any(mark in data for mark in _ENTITIES):
                 raise damaged(raw, "docx", f"{info.filename} declares entities", _ADVICE)
 
