@@ -33,7 +33,7 @@ test-hostile: venv ## try thousands of hostile inputs, and kill each long comman
 	for corpus in model_files tokenizer_files damaged_runs documents requests replies; do \
 		$(BIN)/python -m tests.hostile.$$corpus || failed="$$failed $$corpus"; \
 	done; \
-	MEMAGENT_TEST_HOSTILE=1 $(BIN)/python -m pytest tests/hostile $(KILLED) || failed="$$failed pytest"; \
+	MEMAGENT_TEST_HOSTILE=1 $(BIN)/python -m pytest --timeout 3600 tests/hostile $(KILLED) || failed="$$failed pytest"; \
 	if [ -n "$$failed" ]; then echo "make test-hostile: see above:$$failed"; exit 1; fi
 
 test-training: venv ## train the small configs with three seeds each, and check that rewards rise (20 minutes)

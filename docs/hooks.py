@@ -1,6 +1,6 @@
 """What the documentation site adds to the pages in docs/: pages from elsewhere, and links that fit.
 
-    README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md     become pages of the site
+    README.md ARCHITECTURE.md SECURITY.md CONTRIBUTING.md CHANGELOG.md     become pages of the site
     docs/design/NNNN-*.md                                      are listed in the navigation
     src/memagent/ROOM/*.py                                     become api/ROOM.md, from their docstrings
 
@@ -28,6 +28,7 @@ PACKAGE = ROOT / "src" / "memagent"
 ROOT_PAGES = {
     "README.md": "index.md",
     "ARCHITECTURE.md": "architecture.md",
+    "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }

@@ -126,9 +126,9 @@ class EngineConfig(Settings):
     api_version: str | None = None
     """API version, for Azure deployments only."""
     timeout: float = Field(default=300.0, gt=0)
-    """Seconds to wait for one reply before the request is retried."""
+    """Seconds for one whole reply, from the request to its last byte, before the request is retried."""
     patience: float = Field(default=600.0, ge=0)
-    """Seconds to retry a call that fails; 0 tries once."""
+    """Seconds to retry a call that fails, all attempts and waits together; 0 tries once."""
     concurrency: int = Field(default=16, ge=1)
     """Requests in flight at once, at most."""
     extra_body: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Text never becomes control tokens: `<|im_end|>` in a document is nine characters, not the end of a turn.
+"""Text never becomes control tokens: `<|im_end|>` in a document is ten characters, not the end of a turn.
 
 A chat template writes control tokens such as `<|im_start|>` into a prompt, and a tokenizer finds them
 wherever their strings are. Those in the contents of messages are text and are encoded as text:
