@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -250,13 +251,25 @@ def test_answers_can_be_stopped_after_rulers_own_number_of_tokens() -> None:
 # --- the command ----------------------------------------------------------------------------------
 
 
-def test_dry_runs_name_every_cell_of_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    for suite in ("hotpotqa", "ruler"):
-        arguments = ["eval", str(SUITES / f"{suite}.toml"), "--engine", "scripted", "--dry-run"]
-        assert run([*arguments, "--length-tokenizer", "bytes", "--tokenizer", "bytes"]) == 0
+def test_the_suites_have_every_cell_of_the_tables() -> None:
+    cells: Counter[tuple[str, int | None]] = Counter()
+    for name in ("hotpotqa", "ruler"):
+        suite = read_suite(SUITES / f"{name}.toml", changes=["length_tokenizer=bytes"])
+        cells += Counter((item.task, item.target_tokens) for item in plan_items(suite).items)
+    assert len([task for task, _ in cells if task == "hotpotqa"]) == 10
+    assert len(cells) == 10 + 10 * 7 + 6
+    assert set(cells.values()) == {128}
+
+
+def test_a_dry_run_describes_the_questions_and_opens_the_sources(
+    files: HotpotFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["eval", str(SUITES / "hotpotqa.toml"), "--engine", "scripted", "--dry-run"]
+    arguments += ["--length-tokenizer", "bytes", "--tokenizer", "bytes", "--num", "2"]
+    arguments += [*source(files, "dev"), *source(files, "paragraphs"), "--docs", "5"]
+    assert run(arguments) == 0
     out = capsys.readouterr().out
-    assert out.count("hotpotqa, ") == 10
-    assert out.count(": 128 items") == 10 + 10 * 7 + 6
+    assert out.count("hotpotqa, ") == 1
     assert "vllm:Qwen/Qwen2.5-7B and vllm:Qwen/Qwen2.5-7B-Instruct do not answer" in out
 
 

@@ -197,7 +197,8 @@ def test_a_dry_run_prints_its_numbers_and_keeps_no_run(
 
     numbers = dict(line.rsplit(maxsplit=1) for line in outcome.stdout.splitlines()[:2])
     assert numbers == {"sections": "5", "calls": "6"}
-    assert outcome.stderr == ""
+    lines = outcome.stderr.splitlines()  # what takes long is named
+    assert [line for line in lines if not line.startswith("opening ")] == []
     assert cli.runs == []
     assert endpoint.num_calls() == num_before
 

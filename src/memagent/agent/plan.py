@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memagent.agent.rates import CallRate, TimeEstimate, estimate
 from memagent.agent.reader import Reader
 from memagent.documents.chunking import Chunks
 from memagent.types import Prices
@@ -35,6 +36,17 @@ class ReadingPlan:
             completion_tokens=self.max_completion_tokens,
         )
         return low, high
+
+    def seconds(self, rate: CallRate) -> TimeEstimate:
+        """How long the reading takes at a rate; the sections of a question are read one after the other."""
+        return estimate(
+            rate,
+            num_calls=self.num_calls,
+            prompt_tokens=self.prompt_tokens,
+            max_completion_tokens=self.max_completion_tokens,
+            max_memory_tokens=self.max_memory_tokens,
+            lanes=self.num_questions,
+        )
 
 
 def plan_reading(

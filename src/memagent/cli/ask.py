@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from memagent.agent import rates
 from memagent.agent.journal import Journal, check_same, read_reading
 from memagent.agent.plan import plan_reading
 from memagent.agent.reader import Reader
@@ -60,7 +61,8 @@ STDIN_COPY = "stdin"
     "--dry-run",
     is_flag=True,
     panel="Options",
-    help="Print the number of calls and tokens, and the cost if prices are given; send no calls.",
+    help="Print the number of calls and tokens, the cost if prices are given, and the time as far as calls were "
+    "measured; send no calls to an endpoint.",
 )
 @panel_option("--show-memory", is_flag=True, panel="Options", help="Show the memory as it changes.")
 @panel_option("--quiet", is_flag=True, panel="Options", help="Show no progress.")
@@ -110,10 +112,12 @@ class Ask:
     def run(self) -> int:
         """The whole command; its exit code."""
         request = make_request(self._options)
-        document = self._load(request)
+        with self._console.notice(f"loading {', '.join(request.paths[:3])}"):
+            document = self._load(request)
         check_engine(request.engine.kind)
         self._report_model(request)
-        engine = open_chosen(request.engine, self._console)
+        with self._console.notice(f"opening {request.engine.spec}"):
+            engine = open_chosen(request.engine, self._console)
         self._report_endpoint(request, engine)
         return asyncio.run(self._run(request, document, engine))
 
@@ -126,7 +130,11 @@ class Ask:
             if self._options.dry_run:
                 with self._console.rich.status("counting"):
                     plan = plan_reading(reader, request.questions, chunks)
-                print_plan(plan, request.prices, as_json=self._options.as_json)
+                    rate = rates.recall(engine)
+                    if rate is None and engine.runs_here:
+                        mean = plan.prompt_tokens // max(1, plan.num_calls)
+                        rate = await rates.measure(engine, reader.tokenizer, prompt_tokens=mean)
+                print_plan(plan, request.prices, rate, engine.model, as_json=self._options.as_json)
                 return 0
             return await self._read(request, reader, chunks, engine)
         finally:
@@ -213,6 +221,7 @@ class Ask:
             [len(journal.finished(number)) for number in range(len(request.questions))],
             console=self._console,
             show_memory=self._options.show_memory,
+            config=reader.config,
         )
         engine.on_retry = progress.retry
         news = [f"reading {chunks.document.source}; the run is kept in {journal.path}"]
@@ -223,7 +232,10 @@ class Ask:
             progress.on_step(question_number, step)
 
         with progress:
-            return await reader.read(request.questions, chunks, journal, on_step)
+            try:
+                return await reader.read(request.questions, chunks, journal, on_step)
+            finally:
+                rates.remember(engine, progress.times.rate(wall_seconds=progress.seconds))
 
     # --- messages ------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from memagent.agent.plan import ReadingPlan
+from memagent.agent.rates import CallRate
 from memagent.agent.trace import Trace
+from memagent.cli.shared.estimates import cost_and_time, time_text
 from memagent.cli.shared.run_command import print_json
 from memagent.types import Prices
 
@@ -23,13 +25,13 @@ def print_answers(traces: Sequence[Trace], *, as_json: bool) -> None:
         print("\n\n".join(f"{trace.question}\n{trace.final_answer}" for trace in traces))
 
 
-def print_plan(plan: ReadingPlan, prices: Prices | None, *, as_json: bool) -> None:
-    """What a reading will cost."""
+def print_plan(
+    plan: ReadingPlan, prices: Prices | None, rate: CallRate | None, model: str, *, as_json: bool
+) -> None:
+    """What a reading will take."""
+    seconds = plan.seconds(rate) if rate else None
     if as_json:
-        values = asdict(plan)
-        if prices:
-            values["min_cost"], values["max_cost"] = plan.cost(prices)
-        print_json(values)
+        print_json({**asdict(plan), **cost_and_time(plan, prices, seconds)})
         return
     about = "" if plan.is_exact else " (estimated)"
     print(f"sections            {plan.num_chunks:>14,}")
@@ -40,6 +42,7 @@ def print_plan(plan: ReadingPlan, prices: Prices | None, *, as_json: bool) -> No
     if prices:
         low, high = plan.cost(prices)
         print(f"cost between        {low:>14,.4f} and {high:,.4f}")
+    print(f"time                {time_text(seconds, rate, model)}")
 
 
 def _result(trace: Trace) -> dict[str, Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import ndiff
 
+from memagent.agent.rates import CallTimes
 from memagent.agent.trace import Step
 from memagent.cli.shared.progress import ProgressFrame, duration
 from memagent.cli.shared.run_command import CommandConsole
+from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
 
 CHANGE_STYLES = {"+ ": "green", "- ": "red"}
@@ -23,9 +25,14 @@ class ReadingProgress(ProgressFrame):
         *,
         console: CommandConsole,
         show_memory: bool,
+        config: AgentConfig,
     ) -> None:
         """`finished` holds the steps that were done before, by question."""
         super().__init__(console)
+        self.times = CallTimes()
+        """How long the calls took."""
+        self._limits = {"read": config.memory_tokens, "answer": config.answer_tokens}
+        self._reasoning = config.reasoning_tokens
         self._chunks = chunks
         self._num_finished = list(finished)
         self._memories = [""] * len(finished)
@@ -38,6 +45,12 @@ class ReadingProgress(ProgressFrame):
         """Take in a new step."""
         self._num_finished[question_number] += 1
         self._num_new_steps += 1
+        self.times.add(
+            prompt_tokens=step.usage.prompt_tokens,
+            completion_tokens=step.usage.completion_tokens,
+            limit=self._limits.get(step.kind, 0) + self._reasoning,
+            seconds=step.seconds,
+        )
         self._num_tokens += step.usage.prompt_tokens + step.usage.completion_tokens
         if self._show_memory and step.kind == "read":
             self._print_memory(question_number, step)

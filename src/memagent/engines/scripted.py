@@ -55,6 +55,8 @@ _common_words = frozenset(_COMMON.split())
 class ScriptedEngine(BaseEngine):
     """Replies from a script: a list of replies in order, or a function of the prompt."""
 
+    runs_here = True
+
     def __init__(self, script: Script | Sequence[str], *, model: str = "scripted") -> None:
         self.model = model
         self.tokenizer = "estimate"

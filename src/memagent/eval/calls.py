@@ -32,6 +32,8 @@ from memagent.runs import stored_usage
 from memagent.types import Completion, Engine, Message, Sampling, TokenEngine
 
 CALLS = "calls.jsonl"
+CHARS_PER_TOKEN = 4
+"""For times of calls whose usage is not reported."""
 MAX_DEAD_BYTES = 64_000_000
 """The file is rewritten when lines of finished items take more than this, and more than the rest."""
 
@@ -185,10 +187,32 @@ class GatedEmbedder(Embedder):
         await self._embedder.aclose()
 
 
+class CallDone(NamedTuple):
+    """A call that was answered now, not replayed."""
+
+    method: str
+    prompt_tokens: int
+    completion_tokens: int
+    limit: int
+    """Most tokens that the reply could have had."""
+    seconds: float
+
+
+OnCall = Callable[[CallDone], None]
+
+
 class ItemEngine(BaseEngine):
     """The engine as one item sees it: calls made before a restart return their logged reply."""
 
-    def __init__(self, gate: EngineGate, calls: CallLog, item: str) -> None:
+    def __init__(
+        self,
+        gate: EngineGate,
+        calls: CallLog,
+        item: str,
+        *,
+        method: str = "",
+        on_call: OnCall | None = None,
+    ) -> None:
         engine = gate.engine
         self.model = engine.model
         self.tokenizer = engine.tokenizer
@@ -201,17 +225,33 @@ class ItemEngine(BaseEngine):
         self._gate = gate
         self._calls = calls
         self._item = item
+        self._method = method
+        self._on_call = on_call
         self._num_same: dict[str, int] = {}
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """The logged reply, or a new one, which is logged before it is returned."""
         call = self._name(messages, sampling)
-        return await self._logged(call, lambda: self._gate.complete(messages, sampling))
+        num_chars = sum(len(message["content"]) for message in messages)
+        return await self._logged(
+            call,
+            lambda: self._gate.complete(messages, sampling),
+            limit=sampling.max_tokens,
+            prompt_tokens=num_chars // CHARS_PER_TOKEN,
+        )
 
     async def aclose(self) -> None:
         """Nothing to free: the engine belongs to the run."""
 
-    async def _logged(self, call: str, ask: Callable[[], Awaitable[Completion]]) -> Completion:
+    async def _logged(
+        self,
+        call: str,
+        ask: Callable[[], Awaitable[Completion]],
+        *,
+        limit: int,
+        prompt_tokens: int,
+    ) -> Completion:
+        """`prompt_tokens` counts where the engine reports no usage."""
         logged = self._calls.find(self._item, call)
         if logged is not None:
             self.seconds_before += logged.seconds
@@ -221,6 +261,18 @@ class ItemEngine(BaseEngine):
             completion = await ask()
         seconds = round(time.perf_counter() - clock - queued.seconds, 6)
         self._calls.append(self._item, call, LoggedReply(completion, seconds))
+        if self._on_call is not None:
+            usage = completion.usage
+            reply_tokens = len(completion.text) // CHARS_PER_TOKEN
+            self._on_call(
+                CallDone(
+                    method=self._method,
+                    prompt_tokens=usage.prompt_tokens if usage else prompt_tokens,
+                    completion_tokens=usage.completion_tokens if usage else reply_tokens,
+                    limit=limit,
+                    seconds=seconds,
+                )
+            )
         return completion
 
     def _name(self, messages: Sequence[Message], sampling: Sampling) -> str:
@@ -239,8 +291,16 @@ class ItemEngine(BaseEngine):
 class TokenItemEngine(ItemEngine):
     """The engine of an item where it also takes prompts as tokens, such as the local one."""
 
-    def __init__(self, gate: EngineGate, calls: CallLog, item: str) -> None:
-        super().__init__(gate, calls, item)
+    def __init__(
+        self,
+        gate: EngineGate,
+        calls: CallLog,
+        item: str,
+        *,
+        method: str = "",
+        on_call: OnCall | None = None,
+    ) -> None:
+        super().__init__(gate, calls, item, method=method, on_call=on_call)
         assert isinstance(gate.engine, TokenEngine)
         self._tokens = gate.engine
 
@@ -256,13 +316,25 @@ class TokenItemEngine(ItemEngine):
         """As `complete`, for a prompt of tokens."""
         name = hashlib.sha256(f"{sampling!r} {list(prompt_ids)}".encode()).hexdigest()[:32]
         call = self._numbered(name)
-        return await self._logged(call, lambda: self._gate.generate(prompt_ids, sampling))
+        return await self._logged(
+            call,
+            lambda: self._gate.generate(prompt_ids, sampling),
+            limit=sampling.max_tokens,
+            prompt_tokens=len(prompt_ids),
+        )
 
 
-def item_engine(gate: EngineGate, calls: CallLog, item: str) -> ItemEngine:
-    """The engine as one item sees it."""
+def item_engine(
+    gate: EngineGate,
+    calls: CallLog,
+    item: str,
+    *,
+    method: str = "",
+    on_call: OnCall | None = None,
+) -> ItemEngine:
+    """The engine as one item sees it; `on_call` is called with each call that was answered."""
     kind = TokenItemEngine if isinstance(gate.engine, TokenEngine) else ItemEngine
-    return kind(gate, calls, item)
+    return kind(gate, calls, item, method=method, on_call=on_call)
 
 
 def _record(item: str, call: str, reply: LoggedReply) -> dict[str, Any]:

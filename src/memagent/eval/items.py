@@ -42,6 +42,8 @@ QUICK_TOKENS = 2_000_000
 AHEAD_TOKENS = 8_000_000
 """Most tokens of generated text that wait for their turn; at least two texts wait."""
 MAX_AHEAD = 32
+CHARS_PER_TOKEN = 4
+"""For texts whose tokens nobody counted."""
 MAX_PROCESSES = 4
 """Examples are generated faster than they are read; more workers would only take memory."""
 
@@ -217,7 +219,7 @@ def _file_items(
             task=example.task,
             target_tokens=target,
             index=index,
-            num_tokens=example.num_tokens or target or 0,
+            num_tokens=example.num_tokens or target or _guessed_tokens(example),
         )
     if not num:
         raise DataError(f"{path} holds no examples")
@@ -232,6 +234,11 @@ def _answer_limit(
     return choice.max_answer_tokens or MAX_ANSWER_TOKENS.get(task)
 
 
+def _guessed_tokens(example: Example) -> int:
+    """About how many tokens a text has whose length nobody counted."""
+    return sum(len(passage.text) for passage in example.documents or ()) // CHARS_PER_TOKEN
+
+
 def _file_sha256(path: Path) -> str:
     try:
         with path.open("rb") as data:
@@ -243,9 +250,18 @@ def _file_sha256(path: Path) -> str:
 # --- examples -------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSample:
+    """One example of a task, and the item it belongs to."""
+
+    item: Item
+    example: Example
+
+
 class _Checked(NamedTuple):
     """What opening a task showed."""
 
+    example: Example | None
     num_available: int | None
     sources: dict[str, str]
     """SHA-256 of the source files of its examples."""
@@ -264,23 +280,36 @@ class ExamplePool:
         typical = plan.items[0].num_tokens if plan.items else 0
         self.num_ahead = max(2, min(MAX_AHEAD, AHEAD_TOKENS // max(typical, 1)))
         """How many examples may wait for their turn."""
+        self.samples: dict[str, TaskSample] = {}
+        """The shortest example of each task, after `check`."""
 
-    async def check(self, plan: EvalPlan) -> dict[str, str]:
+    async def check(self, plan: EvalPlan, *, with_files: bool = False) -> dict[str, str]:
         """Generate a short example of each task, so that mistakes show before the first call.
 
-        Returns the SHA-256 of the source files, by the source's name.
+        An example of a file whose text cannot be rebuilt is an error only `with_files`; else it is the item's
+        own. Returns the SHA-256 of the source files, by the source's name.
         """
         loop = asyncio.get_running_loop()
         found: dict[str, str] = {}
         for item in _shortest(plan):
             checked = await loop.run_in_executor(self._pool, _check, item)
             found |= checked.sources
+            if checked.example is not None:
+                self.samples[item.task] = TaskSample(item=item, example=checked.example)
             num = 1 + max(other.position for other in plan.items if other.task == item.task)
             if checked.num_available is not None and num > checked.num_available:
                 raise ConfigError(
                     f"{item.task} has {checked.num_available:,} examples, fewer than `num={num}`; "
                     "lower `num`"
                 )
+        for item in _shortest_of_files(plan):
+            try:
+                example = await self.example(item)
+            except MemagentError as error:
+                if with_files:
+                    raise ConfigError(f"{item.source.file}: {error}") from None
+                continue
+            self.samples.setdefault(item.task, TaskSample(item=item, example=example))
         return found
 
     def example(self, item: Item) -> asyncio.Future[Example]:
@@ -314,16 +343,28 @@ def _shortest(plan: EvalPlan) -> list[Item]:
     return list({item.task: item for item in generated if item.position == 0}.values())
 
 
+def _shortest_of_files(plan: EvalPlan) -> list[Item]:
+    """The first of the shortest items of each task in each file."""
+    found: dict[tuple[str, str], Item] = {}
+    for item in plan.items:
+        if item.source.file is not None:
+            place = (item.source.file, item.task)
+            if place not in found or item.num_tokens < found[place].num_tokens:
+                found[place] = item
+    return sorted(found.values(), key=lambda item: (item.source.file or "", item.position))
+
+
 def _check(item: Item) -> _Checked:
     assert item.source.task is not None
     task = _task(item.source.task, item.source.settings)
     if task.num_available is not None and item.position >= task.num_available:
-        return _Checked(task.num_available, {})
+        return _Checked(None, task.num_available, {})
     try:
         example = task.example(item.position)
     except MemagentError as error:
         raise ConfigError(f"{item.task}: {error}") from None
-    return _Checked(task.num_available, example.origin.sources if example.origin else {})
+    sources = example.origin.sources if example.origin else {}
+    return _Checked(example, task.num_available, sources)
 
 
 @lru_cache(maxsize=64)

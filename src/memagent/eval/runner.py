@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import astuple, dataclass, replace
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from memagent.agent.limits import Limits
 from memagent.agent.trace import Trace
@@ -51,7 +51,7 @@ from memagent.errors import (
     MemagentError,
     RunNotWritable,
 )
-from memagent.eval.calls import CALLS, CallLog, EngineGate, item_engine
+from memagent.eval.calls import CALLS, CallLog, EngineGate, OnCall, item_engine
 from memagent.eval.items import EvalPlan, Item, ItemSource, item_seed
 from memagent.eval.methods import Context as Context  # these two by name for training
 from memagent.eval.methods import Method, MethodSettings
@@ -62,6 +62,9 @@ from memagent.rewards.answer_limits import limit_answer
 from memagent.rewards.verifiers import further_scores, grade
 from memagent.runs import Run
 from memagent.types import Engine, Prices, Usage
+
+if TYPE_CHECKING:
+    from memagent.eval.forecast import EvalForecast
 
 LEAST_FAILURES = 16
 """This many failed calls in a row, or two per concurrent call if that is more, are an outage."""
@@ -79,6 +82,8 @@ class OpenMethod:
 
     title: str
     """Name in records."""
+    kind: str = ""
+    """Name of the method itself, such as `reader:paper`."""
     function: Method
     settings: MethodSettings
     gate: EngineGate
@@ -133,6 +138,8 @@ class Evaluation:
         self.records: dict[ItemKey, ItemRecord] = {}
         """Finished items, without their traces."""
         self.limits = limits or Limits()
+        self.forecast: EvalForecast | None = None
+        """What the evaluation will take; None where it is not known."""
         self._examples = examples
         self._seed = seed
         self._prices = prices
@@ -141,6 +148,7 @@ class Evaluation:
         self._max_in_flight = concurrency + concurrency // 2 + 1
         self._max_failures = max(LEAST_FAILURES, 2 * concurrency)
         self._on_record: OnRecord | None = None
+        self._on_call: OnCall | None = None
         self._calls = CallLog(None)
         self._disk = ThreadPoolExecutor(1)  # one: records are written one after the other
         self._suspects: list[tuple[str, ItemRecord]] = []
@@ -157,14 +165,20 @@ class Evaluation:
         return len(self.plan.items) * len(self.methods) * self._samples
 
     async def evaluate(
-        self, *, on_record: OnRecord | None = None, on_retry: RetryListener | None = None
+        self,
+        *,
+        on_record: OnRecord | None = None,
+        on_retry: RetryListener | None = None,
+        on_call: OnCall | None = None,
     ) -> list[ItemRecord]:
         """All records without traces, including those from before the run was resumed.
 
-        `on_retry` is called with each failed attempt that an engine repeats, and the delay before it.
+        `on_retry` is called with each failed attempt that an engine repeats, and the delay before it; `on_call`
+        with each call that was answered.
         Raises LimitReached at a limit, and the engine's error when it fails again and again.
         """
         self._on_record = on_record
+        self._on_call = on_call
         for method in self.methods:
             if on_retry is not None and isinstance(method.gate.engine, BaseEngine):
                 method.gate.engine.on_retry = on_retry
@@ -283,7 +297,9 @@ class Evaluation:
     ) -> tuple[ItemRecord, BaseException | None]:
         """The record of an item, and the error if it failed."""
         method = attempt.method
-        engine = item_engine(method.gate, self._calls, name)
+        engine = item_engine(
+            method.gate, self._calls, name, method=method.title, on_call=self._on_call
+        )
         source = item.source
         context = Context(
             engine=engine,

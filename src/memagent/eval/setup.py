@@ -17,8 +17,8 @@ progress or a dry run, take the steps one by one:
 
 from __future__ import annotations
 
+import asyncio
 import json
-import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -26,11 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from memagent import trust
+from memagent.agent import rates
 from memagent.agent.journal import LATER_SETTINGS
 from memagent.agent.limits import Limits
 from memagent.agent.prompts import PROMPT_SETS, open_prompts
+from memagent.agent.rates import CallRate, TimeEstimate
 from memagent.agent.reader import check_section_ends
-from memagent.config import AgentConfig, EngineConfig
+from memagent.config import EngineConfig
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.engines import store
@@ -44,9 +46,10 @@ from memagent.engines.base import (
     split_spec,
 )
 from memagent.engines.openai import EndpointEngine
-from memagent.errors import ConfigError, MemagentError, RunError, UserError
+from memagent.errors import ConfigError, EngineError, MemagentError, RunError, UserError
 from memagent.eval.calls import EngineGate, GatedEmbedder
-from memagent.eval.items import EvalPlan, ExamplePool, Item, plan_items
+from memagent.eval.forecast import EvalForecast, make_forecast
+from memagent.eval.items import EvalPlan, ExamplePool, plan_items
 from memagent.eval.methods import (
     MethodSettings,
     embedder_for,
@@ -60,7 +63,7 @@ from memagent.eval.selection import with_questions
 from memagent.eval.suites import MethodChoice, Suite, parse_suite, with_absolute_paths
 from memagent.plugins import code_file, is_file_spec
 from memagent.runs import MANIFEST, Run, check_manifest
-from memagent.types import Engine, Prices
+from memagent.types import Completion, Engine, Message, Prices, Sampling
 
 OnNote = Callable[[str], None]
 """Called with remarks for the user, one line each."""
@@ -337,7 +340,7 @@ async def open_evaluation(
         stack.push_async_callback(gates.aclose)
         first = (await gates.open(suite.methods[0])).engine
         tokenizer = _open_tokenizer(suite, first, on_note)
-        plan = plan_items(asked, length_tokenizer=_length_name(suite, first, tokenizer))
+        plan = plan_items(asked, length_tokenizer=length_name(suite, first, tokenizer))
         _compare_tokenizers(plan, tokenizer, on_note)
         methods = []
         for choice in suite.methods:
@@ -372,6 +375,8 @@ async def open_evaluation(
             graders=suite.graders,
             samples=suite.samples,
         )
+        with suppress(MemagentError):  # an estimate is no reason to stop
+            evaluation.forecast = await _forecast(plan, methods, pool, suite.samples)
         try:
             yield evaluation
         except UserError:
@@ -380,35 +385,66 @@ async def open_evaluation(
             raise
 
 
-async def open_plan(
+@asynccontextmanager
+async def open_forecast(
     request: EvalRequest, *, on_note: OnNote | None = None, on_pull: store.OnPull | None = None
-) -> EvalPlan:
-    """What an evaluation would ask. Opens the engine only where its tokenizer counts lengths."""
+) -> AsyncIterator[OpenForecast]:
+    """What an evaluation would take: every source is opened, an example of each task is generated.
+
+    Models of this machine are opened, and measured if no run has done so; endpoints are asked only what they
+    serve. vLLM is not started and nothing is downloaded: such a model counts by what is known of it.
+    """
     suite = request.suite
-    if suite.length_tokenizer is not None:
-        return plan_items(suite)
-    gates = _Gates(request, on_pull)
-    try:
+    async with AsyncExitStack() as stack:
+        gates = _Gates(request, on_pull, is_dry=True)
+        stack.push_async_callback(gates.aclose)
         engine = (await gates.open(suite.methods[0])).engine
         tokenizer = _open_tokenizer(suite, engine, on_note)
-        return plan_items(suite, length_tokenizer=_length_name(suite, engine, tokenizer))
-    finally:
-        await gates.aclose()
+        plan = plan_items(suite, length_tokenizer=length_name(suite, engine, tokenizer))
+        methods = [
+            await _open_method(request, gates, choice, tokenizer, on_note, on_pull, is_dry=True)
+            for choice in suite.methods
+        ]
+        pool = stack.enter_context(ExamplePool(plan, processes=0))
+        await pool.check(plan, with_files=True)
+        forecast = await _forecast(plan, methods, pool, suite.samples)
+        assert forecast is not None, "every task has an example"
+        work = forecast.total
+        rate = rates.recall(engine)
+        if rate is None and isinstance(engine, BaseEngine) and engine.runs_here:
+            mean = round(work.prompt_tokens / max(1.0, work.num_calls))
+            rate = await rates.measure(engine, tokenizer, prompt_tokens=mean)
+        is_here = isinstance(engine, BaseEngine) and engine.runs_here
+        num_answers = len(plan.items) * len(methods) * suite.samples
+        lanes = None if is_here else float(min(request.concurrency_of(engine), num_answers))
+        yield OpenForecast(forecast=forecast, rate=rate, lanes=lanes, model=engine.model)
 
 
-def estimate_calls(plan: EvalPlan, suite: Suite, method: MethodChoice) -> int:
-    """About how many calls a method makes; your own methods count one call for each item."""
-    return suite.samples * sum(_num_calls(item, suite, method) for item in plan.items)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenForecast:
+    """A forecast, and how fast the engine is."""
+
+    forecast: EvalForecast
+    rate: CallRate | None
+    """None where nobody has measured it."""
+    lanes: float | None
+    """Calls at once; None: as many as when the rate was measured."""
+    model: str
+
+    @property
+    def seconds(self) -> TimeEstimate | None:
+        """How long the evaluation takes; None where nobody has measured the engine."""
+        if self.rate is None:
+            return None
+        return self.forecast.total.seconds(self.rate, lanes=self.lanes)
 
 
-def _num_calls(item: Item, suite: Suite, method: MethodChoice) -> int:
-    kind = method.name.partition(":")[0]
-    if kind in ONE_CALL or is_file_spec(method.name):
-        return 1
-    values = {**suite.agent, **method.settings}
-    chunk_tokens = int(values.get("chunk_tokens") or AgentConfig().chunk_tokens)
-    sections = max(1, math.ceil(item.num_tokens / chunk_tokens))
-    return sections if kind == "refine" else sections + 1
+async def _forecast(
+    plan: EvalPlan, methods: Sequence[OpenMethod], pool: ExamplePool, samples: int
+) -> EvalForecast | None:
+    if {item.task for item in plan.items} - pool.samples.keys():
+        return None
+    return await asyncio.to_thread(make_forecast, plan, methods, pool.samples, samples=samples)
 
 
 # --- engines and tokenizers -----------------------------------------------------------------------
@@ -417,8 +453,12 @@ def _num_calls(item: Item, suite: Suite, method: MethodChoice) -> int:
 class _Gates:
     """The engines of an evaluation, each behind its gate; methods with the same settings share one."""
 
-    def __init__(self, request: EvalRequest, on_pull: store.OnPull | None) -> None:
+    def __init__(
+        self, request: EvalRequest, on_pull: store.OnPull | None, *, is_dry: bool = False
+    ) -> None:
+        """With `is_dry` nothing is downloaded and no server is started."""
         self._request = request
+        self._is_dry = is_dry
         self._on_pull = on_pull
         self._gates: dict[str, EngineGate] = {}
         self._opened: list[BaseEngine] = []
@@ -433,7 +473,10 @@ class _Gates:
         key = json.dumps(settings, sort_keys=True, default=str)
         if key not in self._gates:
             if isinstance(engine, EngineChoice):
-                engine = engine.open(on_pull=self._on_pull)
+                if self._is_dry and _is_costly(engine):
+                    engine = UnopenedEngine(engine.model)
+                else:
+                    engine = engine.open(on_pull=self._on_pull)
                 self._opened.append(engine)
             if isinstance(engine, EndpointEngine):
                 await engine.inspect()
@@ -447,6 +490,28 @@ class _Gates:
             await engine.aclose()
 
 
+def _is_costly(choice: EngineChoice) -> bool:
+    """Whether opening an engine starts a server or downloads a model."""
+    is_away = choice.model in store.KNOWN and store.find(choice.model) is None
+    return choice.kind == "vllm" or (choice.kind == "local" and is_away)
+
+
+class UnopenedEngine(BaseEngine):
+    """A model that is not opened for a dry run: what is known of it by its name."""
+
+    def __init__(self, model: str) -> None:
+        self.model = self.tokenizer = model
+        known = store.KNOWN.get(model)
+        self.served_window = known.window if known else None
+        self.reading_defaults = store.reading_defaults(model)
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        raise EngineError(f"{self.model} is not open")
+
+    async def aclose(self) -> None:
+        """Nothing to free."""
+
+
 def _open_tokenizer(suite: Suite, engine: Engine, on_note: OnNote | None) -> Tokenizer:
     if suite.tokenizer is not None:
         return open_tokenizer(suite.tokenizer)
@@ -456,7 +521,7 @@ def _open_tokenizer(suite: Suite, engine: Engine, on_note: OnNote | None) -> Tok
     return tokenizer
 
 
-def _length_name(suite: Suite, engine: Engine, tokenizer: Tokenizer) -> str | None:
+def length_name(suite: Suite, engine: Engine, tokenizer: Tokenizer) -> str | None:
     """The tokenizer of lengths where the suite names none: the model's own, if it is known."""
     if engine.model in store.KNOWN and not isinstance(engine, EndpointEngine):
         return engine.model  # the same on every machine, unlike the path of its tokenizer
@@ -484,6 +549,8 @@ async def _open_method(
     tokenizer: Tokenizer,
     on_note: OnNote | None,
     on_pull: store.OnPull | None,
+    *,
+    is_dry: bool = False,
 ) -> OpenMethod:
     gate = await gates.open(choice)
     is_ours = isinstance(request.engine, EngineChoice) and request.engine.kind in STRETCHED
@@ -497,9 +564,12 @@ async def _open_method(
         check_section_ends(settings, tokenizer, gate.engine.model)
     if request.suite.samples > 1 and settings.temperature == 0 and on_note:
         on_note(f"{choice.title}: samples of a question do not differ at `temperature=0`; raise it")
-    embedder = embedder_for(choice.name, settings, gate.engine, on_pull=on_pull)
+    embedder = None
+    if not is_dry:
+        embedder = embedder_for(choice.name, settings, gate.engine, on_pull=on_pull)
     return OpenMethod(
         title=choice.title,
+        kind=choice.name,
         function=open_method(choice.name),
         settings=settings,
         gate=gate,

@@ -5,29 +5,35 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memagent.agent import rates
+from memagent.agent.rates import CallRate
 from memagent.cli.main import run as run_command
+from memagent.data.example import Example, Origin
+from memagent.data.formats.files import write_examples
+from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.base import open_engine
 from memagent.engines.scripted import ScriptedEngine
-from memagent.errors import ConfigError, EngineRefused, RunError
-from memagent.eval.items import plan_items
+from memagent.errors import ConfigError, EngineRefused, MemagentError, RunError
 from memagent.eval.records import KIND, ItemRecord, read_items
 from memagent.eval.setup import (
+    OpenForecast,
     check_same,
-    estimate_calls,
     evaluate,
+    length_name,
     make_request,
     open_evaluation,
-    open_plan,
+    open_forecast,
     stored_request,
 )
-from memagent.eval.suites import Suite, parse_suite
+from memagent.eval.suites import Suite, SuiteTasks, parse_suite
 from memagent.runs import read_manifest
-from memagent.types import Completion, Message, Sampling
+from memagent.types import Completion, Message, Prices, Sampling, Usage
 
 SIZES = {"window": 5000, "chunk_tokens": 1000, "memory_tokens": 300, "answer_tokens": 100}
 TIMES = ("seconds", "started")
@@ -96,12 +102,11 @@ def test_a_known_local_model_counts_lengths_by_its_short_name() -> None:
     """Its tokenizer is a folder of this machine, which no run should depend on."""
     suite = suite_of("direct")
 
-    def counted_by(model: str) -> tuple[str, ...]:
-        request = make_request(suite, ScriptedEngine(["x"], model=model))
-        return asyncio.run(open_plan(request)).tokenizers
+    def counted_by(model: str) -> str | None:
+        return length_name(suite, ScriptedEngine(["x"], model=model), ByteTokenizer())
 
-    assert counted_by("smollm2-135m") == ("smollm2-135m",)
-    assert counted_by("lab/other") == ("bytes",)
+    assert counted_by("smollm2-135m") == "smollm2-135m"
+    assert counted_by("lab/other") == "bytes"
 
 
 def test_without_a_run_directory_nothing_is_written_and_records_arrive_one_by_one() -> None:
@@ -213,14 +218,93 @@ def test_methods_with_the_same_engine_share_one_limit_on_calls() -> None:
 # --- plans ----------------------------------------------------------------------------------------
 
 
-def test_a_plan_needs_no_engine_where_the_suite_names_a_length_tokenizer() -> None:
+async def forecast_of(suite: Suite, engine: Any = "scripted", **settings: Any) -> OpenForecast:
+    async with open_forecast(make_request(suite, engine, **settings)) as opened:
+        return opened
+
+
+class Exact(ScriptedEngine):
+    """Reports the prompt tokens that the byte tokenizer counts."""
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        reply = await super().complete(messages, sampling)
+        num = ByteTokenizer().count_messages(messages)
+        return replace(reply, usage=Usage(calls=1, prompt_tokens=num, completion_tokens=1))
+
+
+async def test_calls_and_tokens_of_a_forecast_are_those_of_the_run() -> None:
+    methods = ("reader", "refine", "direct", "map_reduce", "bm25")
+    suite = suite_of(*methods, length_tokenizer="bytes", samples=2)
+    tasks = [task.model_copy(update={"tokens": [1500, 9000]}) for task in suite.tasks]
+    suite = suite.model_copy(update={"tasks": tasks})
+    forecast = (await forecast_of(suite, Exact(lambda *_: "x"))).forecast
+    records = await evaluate(suite, Exact(lambda *_: "x"))
+    assert sum(forecast.cells.values()) * 2 * len(methods) == len(records)
+    for name in methods:
+        own = [record for record in records if record.method == name]
+        work = forecast.of_method(name)
+        assert work.num_calls == pytest.approx(sum(one.num_calls for one in own), rel=0.1), name
+        used = sum(one.prompt_tokens for one in own)
+        if name == "bm25":  # how many passages share a word with the question is not known
+            assert work.prompt_tokens >= used
+        else:
+            assert work.prompt_tokens == pytest.approx(used, rel=0.1), name
+    low, high = forecast.total.cost(Prices(prompt=1.0, completion=2.0))
+    assert low == pytest.approx(round(forecast.total.prompt_tokens) / 1e6)
+    most = round(forecast.total.prompt_tokens + forecast.total.max_memory_tokens)
+    assert high == pytest.approx((most + 2 * forecast.total.max_completion_tokens) / 1e6)
+
+
+async def test_a_dry_run_opens_every_source_and_names_what_is_missing(tmp_path: Path) -> None:
     suite = suite_of(length_tokenizer="bytes")
-    request = make_request(suite, "openai:m", engine_settings={"base_url": "http://no.where/v1"})
-    assert asyncio.run(open_plan(request)) == plan_items(request.suite)
+    absent = SuiteTasks.parse({"tasks": ["ruler/qa_1"], "tokens": [3000]})
+    sources = {"squad-dev": str(tmp_path / "missing.json")}
+    broken = suite.model_copy(update={"tasks": [*suite.tasks, absent], "sources": sources})
+    with pytest.raises(MemagentError, match=r"missing\.json"):
+        await forecast_of(broken)
+    example = Example(
+        id="e",
+        task="ruler/niah_single_1",
+        question="?",
+        answers=("1",),
+        documents=None,
+        origin=Origin(task="ruler/niah_single_1", settings={"tokens": -3}, index=0),
+    )
+    write_examples(tmp_path / "broken.jsonl", [example])
+    own = SuiteTasks.parse({"files": [str(tmp_path / "broken.jsonl")]})
+    with pytest.raises(ConfigError, match=r"broken\.jsonl"):
+        await forecast_of(suite.model_copy(update={"tasks": [own]}))
 
 
-def test_calls_are_estimated_by_method() -> None:
-    suite = suite_of("reader", "refine", "direct", "map_reduce", length_tokenizer="bytes")
-    plan = plan_items(suite)
-    calls = {one.name: estimate_calls(plan, suite, one) for one in suite.methods}
-    assert calls == {"reader": 6 * 3, "refine": 6 * 2, "direct": 6, "map_reduce": 6 * 3}
+async def test_a_dry_run_starts_no_server_and_downloads_no_model() -> None:
+    suite = suite_of("reader", length_tokenizer="bytes")
+    opened = await forecast_of(suite, "vllm:lab/some-model")
+    assert (opened.seconds, opened.model) == (None, "lab/some-model")
+    assert opened.forecast.total.num_calls == 6 * 3
+    own = suite.model_copy(update={"agent": {}})
+    embedded = await forecast_of(own, "local:smollm2-135m")
+    assert embedded.forecast.total.num_calls == 6 * 3  # sections of 1,024: the model's own setting
+    nowhere = {"base_url": "http://127.0.0.1:9/v1"}
+    assert (await forecast_of(suite, "openai:m", engine_settings=nowhere)).seconds is None
+
+
+async def test_time_is_estimated_as_the_last_run_took_or_by_a_probe() -> None:
+    suite = suite_of("reader", length_tokenizer="bytes")
+    engine = ScriptedEngine(["x"] * 100, model="probed")
+    probed = await forecast_of(suite, engine)
+    assert probed.rate is not None
+    assert (probed.rate.reply_share, len(engine.prompts)) == (None, 2)
+    rate = CallRate(
+        per_call=0.5,
+        per_prompt_token=0.0,
+        per_reply_token=0.0,
+        reply_share=0.1,
+        parallel=3.0,
+        num_calls=40,
+        measured="2026-11-01",
+    )
+    rates.remember(engine, rate)
+    opened = await forecast_of(suite, engine)
+    assert opened.rate == rate
+    assert len(engine.prompts) == 2, "it is not measured again"
+    assert opened.seconds == pytest.approx((3.0, 3.0))  # 18 calls of 0.5 s, three at once

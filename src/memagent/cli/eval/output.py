@@ -3,30 +3,67 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
+from memagent.cli.shared.estimates import cost_and_time, time_text
 from memagent.cli.shared.run_command import print_json
-from memagent.eval.items import EvalPlan
+from memagent.eval.forecast import Work
 from memagent.eval.records import ItemRecord
 from memagent.eval.report.tables import Entry, ResultRow, result_rows
 from memagent.eval.selection import describe_selection
-from memagent.eval.setup import EvalRequest, estimate_calls
+from memagent.eval.setup import OpenForecast
+from memagent.eval.suites import Suite
+from memagent.types import Prices
 
 SHOWN_FAILURES = 3
 
 
-def print_plan(request: EvalRequest, plan: EvalPlan) -> None:
-    """What an evaluation would ask."""
-    cells = Counter((item.task, item.target_tokens) for item in plan.items)
-    for (task, target), num in sorted(
-        cells.items(), key=lambda cell: (cell[0][0], cell[0][1] or 0)
-    ):
+def print_forecast(
+    opened: OpenForecast, suite: Suite, prices: Prices | None, *, as_json: bool
+) -> None:
+    """What an evaluation would take."""
+    forecast = opened.forecast
+    cells = sorted(forecast.cells.items(), key=lambda cell: (cell[0][0], cell[0][1] or 0))
+    if as_json:
+        print_json(
+            {
+                "items": [
+                    {"task": task, "target_tokens": target, "num": num}
+                    for (task, target), num in cells
+                ],
+                "samples": forecast.samples,
+                "methods": {name: _work_json(forecast.of_method(name)) for name in forecast.works},
+                "total": _work_json(forecast.total),
+                **cost_and_time(forecast.total, prices, opened.seconds),
+            }
+        )
+        return
+    for (task, target), num in cells:
         length = "any length" if target is None else f"{target:,} tokens"
         print(f"{task}, {length}: {num:,} items")
-    if line := describe_selection(request.suite):
+    if line := describe_selection(suite):
         print(line)
-    for method in request.suite.methods:
-        print(f"{method.title}: about {estimate_calls(plan, request.suite, method):,} calls")
+    for name in forecast.works:
+        print(f"{name}: {_work_text(forecast.of_method(name))}")
+    if len(forecast.works) > 1:
+        print(f"all: {_work_text(forecast.total)}")
+    if prices is not None:
+        low, high = forecast.total.cost(prices)
+        print(f"cost: between {low:,.4f} and {high:,.4f}")
+    print(f"time: {time_text(opened.seconds, opened.rate, opened.model)}")
+
+
+def _work_text(work: Work) -> str:
+    return (
+        f"about {work.num_calls:,.0f} calls, {work.prompt_tokens:,.0f} prompt tokens "
+        f"(with memory up to {work.prompt_tokens + work.max_memory_tokens:,.0f}), "
+        f"completion up to {work.max_completion_tokens:,.0f}"
+    )
+
+
+def _work_json(work: Work) -> dict[str, int]:
+    return {name: round(value) for name, value in asdict(work).items()}
 
 
 def print_results(records: list[ItemRecord], *, as_json: bool) -> None:

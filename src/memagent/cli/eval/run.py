@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
+from memagent.agent import rates
 from memagent.cli.eval.options import EvalOptions, request_of
-from memagent.cli.eval.output import print_plan, print_results
+from memagent.cli.eval.output import print_forecast, print_results
 from memagent.cli.eval.progress import EvalProgress
 from memagent.cli.shared.engine import engine_options
 from memagent.cli.shared.messages import TABLE_METAVAR
@@ -21,7 +22,7 @@ from memagent.config import AgentConfig
 from memagent.engines.base import EngineChoice
 from memagent.eval.records import ItemRecord
 from memagent.eval.runner import Evaluation
-from memagent.eval.setup import open_evaluation, open_plan
+from memagent.eval.setup import open_evaluation, open_forecast
 from memagent.rewards.verifiers import GRADERS
 from memagent.runs import default_path
 
@@ -113,7 +114,12 @@ from memagent.runs import default_path
     panel="Run",
     help="Processes that generate examples; 0 uses a thread of this one.",
 )
-@panel_option("--dry-run", is_flag=True, panel="Run", help="Print what would be asked, and stop.")
+@panel_option(
+    "--dry-run",
+    is_flag=True,
+    panel="Run",
+    help="Print items, calls, tokens, cost and time, and stop: sources are opened, endpoints are not called.",
+)
 @panel_option("--json", "as_json", is_flag=True, panel="Run", help="Print the results as JSON.")
 @panel_option("--quiet", is_flag=True, panel="Run", help="Show no progress.")
 @engine_options
@@ -148,20 +154,21 @@ async def _run(options: EvalOptions) -> int:
     async with AsyncExitStack() as stack:
         with PullProgress(request.engine.model, console) as on_pull:
             if options.dry_run:
-                print_plan(
-                    request, await open_plan(request, on_note=console.report, on_pull=on_pull)
-                )
+                opening = open_forecast(request, on_note=console.report, on_pull=on_pull)
+                with console.notice("opening sources and counting"):
+                    opened = await stack.enter_async_context(opening)
+                print_forecast(opened, request.suite, request.prices, as_json=options.as_json)
                 return 0
-            evaluation = await stack.enter_async_context(
-                open_evaluation(
-                    request,
-                    run_dir=options.run.resume or options.run.run_dir or default_path(),
-                    resume=options.run.resume is not None,
-                    processes=options.processes,
-                    on_note=console.report,
-                    on_pull=on_pull,
-                )
+            opening_run = open_evaluation(
+                request,
+                run_dir=options.run.resume or options.run.run_dir or default_path(),
+                resume=options.run.resume is not None,
+                processes=options.processes,
+                on_note=console.report,
+                on_pull=on_pull,
             )
+            with console.notice(f"opening {request.engine.spec} and the tasks"):
+                evaluation = await stack.enter_async_context(opening_run)
         records = await _evaluate(evaluation, console)
         print_results(records, as_json=options.as_json)
         assert evaluation.run is not None
@@ -174,5 +181,15 @@ async def _evaluate(evaluation: Evaluation, console: CommandConsole) -> list[Ite
     progress = EvalProgress(evaluation, console)
     kept = "all answers are kept"
     with resumable(evaluation.run, console, kept=kept, command="memagent eval"), progress:
-        return await evaluation.evaluate(on_record=progress.record, on_retry=progress.frame.retry)
+        try:
+            return await evaluation.evaluate(
+                on_record=progress.record, on_retry=progress.frame.retry, on_call=progress.call
+            )
+        finally:
+            if (
+                len(engines := {id(one.gate.engine): one.gate.engine for one in evaluation.methods})
+                == 1
+            ):
+                rate = progress.remaining.rate(progress.frame.seconds)
+                rates.remember(next(iter(engines.values())), rate)
     raise AssertionError("`resumable` ends the command after an error")

@@ -10,6 +10,7 @@ Everything here goes to standard error; standard output is for results.
 from __future__ import annotations
 
 import re
+import threading
 import time
 from typing import NamedTuple, Self
 
@@ -30,6 +31,7 @@ from memagent.engines.store import PullState
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_RETRIES = 60.0
 """A failure that repeats is reported again after so long."""
+SECONDS_TO_FIRST_LINE = 1.0
 BAR_WIDTH = 24
 
 _number = re.compile(r"\d+(?:\.\d+)?(?= s\b)")
@@ -51,6 +53,9 @@ class ProgressFrame:
         self._started = self._last_line = time.monotonic()
         self._last_retry: dict[str, _RetryLine] = {}
         """The last line about each reason, seconds in it aside."""
+        self._latest = ""
+        self._has_printed = False
+        self._timer: threading.Timer | None = None
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=BAR_WIDTH),
@@ -66,10 +71,21 @@ class ProgressFrame:
 
     def __enter__(self) -> Self:
         self._bar.start()
+        if not self.console.rich.is_terminal and not self.console.is_quiet:
+            self._timer = threading.Timer(SECONDS_TO_FIRST_LINE, self._print_first)
+            self._timer.daemon = True
+            self._timer.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._bar.stop()
+
+    def _print_first(self) -> None:
+        """A line before the first ten seconds are over, though nothing may be finished by then."""
+        if self._latest and not self._has_printed:
+            self.print(self._latest)
 
     @property
     def seconds(self) -> float:
@@ -96,9 +112,11 @@ class ProgressFrame:
         )
         if self.console.rich.is_terminal:
             return
+        self._latest = f"{headline}, {detail}" if detail else headline
         if time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            self.print(f"{headline}, {detail}" if detail else headline)
+            self._has_printed = True
+            self.print(self._latest)
 
     def hide(self) -> None:
         """Take the bar away until the next `show`."""

@@ -17,6 +17,7 @@ import asyncio
 import json
 import shlex
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,9 @@ from memagent.cli.shared.interrupt import INTERRUPTED, stop_like_ctrl_c
 from memagent.cli.shared.messages import with_options
 from memagent.cli.shared.terminal import escaped
 from memagent.errors import LimitReached, MemagentError, UserError
+
+NOTICE_SECONDS = 1.0
+"""After this long a step that shows nothing is named."""
 
 
 def print_json(value: object) -> None:
@@ -54,6 +58,7 @@ class CommandConsole:
 
     def __init__(self, *, is_quiet: bool = False) -> None:
         self.is_quiet = is_quiet
+        self._num_printed = 0
         self.rich = TerminalConsole(stderr=True)
 
     def report(self, text: str) -> None:
@@ -61,8 +66,26 @@ class CommandConsole:
         if not self.is_quiet:
             self.print(with_options(text), style="dim")
 
+    @contextmanager
+    def notice(self, text: str) -> Iterator[None]:
+        """Report what takes longer than a second and prints nothing meanwhile."""
+        num_before = self._num_printed
+
+        def report() -> None:
+            if self._num_printed == num_before:
+                self.report(text)
+
+        timer = threading.Timer(NOTICE_SECONDS, report)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def print(self, text: str, *, style: str | None = None) -> None:
         """A line as it is, with --quiet too."""
+        self._num_printed += 1
         self.rich.print(text, highlight=False, markup=False, soft_wrap=True, style=style)
 
 

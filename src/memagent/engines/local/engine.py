@@ -92,6 +92,8 @@ def open_local(model: str, **settings: Any) -> LocalEngine:
 class LocalEngine(BaseEngine):
     """A model in this process."""
 
+    runs_here = True
+
     def __init__(self, loaded: LoadedModel, config: LocalConfig | None = None) -> None:
         config = config or LocalConfig()
         self.model = loaded.name

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from memagent.cli.shared import progress
+from memagent.cli.shared import progress, run_command
 from memagent.cli.shared.progress import ProgressFrame, duration, megabytes
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.engines.retry import Failure
+from tests.support.timing import wait_until
 
 Capture = pytest.CaptureFixture[str]
 FAILURE = Failure(kind="busy", reason="HTTP 503")
@@ -23,6 +26,31 @@ def test_a_line_is_printed_only_when_the_last_one_is_old(
             frame.show(f"{now:g} of 30 items", completed=now, total=30, detail="soon")
         assert frame.seconds == 21.0
     assert capsys.readouterr().err == "10.5 of 30 items, soon\n21 of 30 items, soon\n"
+
+
+def test_a_first_line_comes_within_two_seconds_though_nothing_is_finished(capsys: Capture) -> None:
+    started = time.monotonic()
+    with ProgressFrame(CommandConsole()) as frame:
+        frame.show("0 of 30 items", completed=0, total=30)
+        wait_until(lambda: capsys.readouterr().err == "0 of 30 items\n")
+    assert progress.SECONDS_TO_FIRST_LINE <= 1.0 <= time.monotonic() - started
+    with ProgressFrame(CommandConsole(is_quiet=True)) as frame:
+        frame.show("0 of 30 items", completed=0, total=30)
+        time.sleep(1.2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_step_that_takes_longer_is_named_and_a_quick_one_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(run_command, "NOTICE_SECONDS", 0.05)
+    console = CommandConsole()
+    with console.notice("opening the model"):
+        time.sleep(0.2)
+    with console.notice("nothing"):
+        pass
+    time.sleep(0.1)
+    assert capsys.readouterr().err == "opening the model\n"
 
 
 def test_a_wait_of_a_second_or_more_is_reported(capsys: Capture) -> None:
