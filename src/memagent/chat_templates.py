@@ -99,8 +99,13 @@ class _Renderer:
                 return {"error": "it needs too much memory"}
 
     def _start(self) -> None:
+        import jinja2
+        import markupsafe
+
+        files = (jinja2.__file__, markupsafe.__file__)
+        folders = {str(Path(file).parents[1]) for file in files if file is not None}
         self._process = subprocess.Popen(
-            [sys.executable, "-I", str(WORKER)],
+            [sys.executable, "-I", str(WORKER), *sorted(folders)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -14,6 +14,9 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, BinaryIO, NoReturn
 
+if __name__ == "__main__":
+    sys.path += sys.argv[1:]  # where the parent found Jinja
+
 from jinja2 import nodes
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols

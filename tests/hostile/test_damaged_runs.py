@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,26 @@ def test_runs_that_are_not_damaged_end_as_they_should(runs: list[RunKind]) -> No
     assert "48213" in runs[0].output
     assert "100.0" in runs[1].output
     assert command("report", str(runs[2].folder)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        7,
+        {},
+        {"progress": 7, "num_lines": []},
+        {"progress": {"step": "4"}, "num_lines": "many"},
+        {"progress": {"step": 1e9, "warm_step": None}, "num_lines": None},
+        {"progress": {"elsewhere": 1}},
+    ],
+    ids=str,
+)
+def test_the_state_of_a_checkpoint_is_checked(tmp_path: Path, state: object) -> None:
+    from memagent.rl.trainer import _num_lines, _progress_of
+    from memagent.rl.weights.checkpoint import FORMAT, STATE, read_state
+
+    (tmp_path / STATE).write_text(json.dumps({"format": FORMAT, "state": state}))
+    with pytest.raises(RunError, match=re.escape(str(tmp_path))):
+        _progress_of(read_state(tmp_path), tmp_path)
+    with pytest.raises(RunError, match=re.escape(str(tmp_path))):
+        _num_lines(tmp_path)

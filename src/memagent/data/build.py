@@ -130,7 +130,7 @@ def is_built(job: BuildJob) -> bool:
     if manifest is None:
         return False
     identity = identity_of(job, open_task(job.task, job.settings))
-    known = {**manifest, "num": manifest["num_examples"]}
+    known = {**manifest, "num": manifest.get("num_examples")}
     return all(known.get(name) == value for name, value in identity.items())
 
 

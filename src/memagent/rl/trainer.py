@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from memagent.errors import EngineError, RunError
+from memagent.foreign import foreign_file
 from memagent.rl.agents.offload import WorkerPool
 from memagent.rl.progress import Pace, TimeLimit, TrainProgress
 from memagent.rl.rollouts.collect import RolloutStats
@@ -194,7 +195,7 @@ async def _open_trainer(
                 tensorboard=config.logging.tensorboard,
                 wandb=config.logging.wandb,
                 trackio=config.logging.trackio,
-                num_lines=0 if checkpoint is None else int(read_state(checkpoint)["num_lines"]),
+                num_lines=0 if checkpoint is None else _num_lines(checkpoint),
             )
         )
         pool = WorkerPool()
@@ -517,7 +518,8 @@ class Trainer:
         load_weights(self.setup.trained.model, checkpoint)
         self.progress = _progress_of(state, checkpoint)
         self._saved = self.progress.total
-        restore_random_state(state["random"])
+        with foreign_file(checkpoint, "is damaged; remove it", error=RunError):
+            restore_random_state(state["random"])
         if self.is_warm and self.progress.step == 0:
             return  # the next phase starts with a new optimizer
         self._restored = read_optimizer(checkpoint)
@@ -551,6 +553,15 @@ def _rename_checkpoints(run_dir: Path) -> None:
 
 def _progress_of(state: dict[str, Any], checkpoint: Path) -> TrainProgress:
     try:
-        return TrainProgress(**state["progress"])
+        progress = TrainProgress(**state["progress"])
+        if any(type(value) is not int for value in state["progress"].values()):
+            raise TypeError("progress is counted in whole numbers")
+        return progress
     except (KeyError, TypeError):
         raise RunError(f"{checkpoint} has no valid progress; remove it") from None
+
+
+def _num_lines(checkpoint: Path) -> int:
+    """Lines of metrics that a checkpoint covers."""
+    with foreign_file(checkpoint, "is damaged; remove it", error=RunError):
+        return int(read_state(checkpoint)["num_lines"])

@@ -45,6 +45,7 @@ from memagent.engines.local.adapters import ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from memagent.engines.local.loading import LoadedModel, load, quietly
 from memagent.errors import ConfigError, RunError
 from memagent.files import reason_of, replacing_folder
+from memagent.foreign import one_line
 from memagent.tracking import read_metrics
 
 FORMAT = 1
@@ -176,11 +177,13 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / STATE
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {path}: {error}; remove {checkpoint}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"cannot read {path}: {one_line(error)}; remove {checkpoint}") from None
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
         raise RunError(f"{path} has a format this version of memagent does not know")
-    state: dict[str, Any] = contents["state"]
+    state = contents.get("state")
+    if not isinstance(state, dict):
+        raise RunError(f"{path} is damaged; remove {checkpoint}")
     return state
 
 
