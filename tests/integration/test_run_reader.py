@@ -29,6 +29,8 @@ class Script:
         command.write_text(STAND_IN)
         command.chmod(0o755)
         (folder / "data").mkdir()
+        for name in ("dev_7k", "dev_28k"):
+            (folder / "data" / f"{name}.jsonl").touch()
 
     def run(self, *arguments: object, code: int = 0, **variables: str) -> int:
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
@@ -69,7 +71,16 @@ def test_the_warm_start_is_followed_by_reinforcement_learning_on_its_adapter(
     assert Path(rl[1]).name == "rl.toml"
     assert 17.0 < float(after(rl, "--max-minutes")) <= 17.5
     assert f'model.adapter="{script.folder}/results/warm/final"' in rl
-    assert f'validation.tasks.1.files=["{data}/dev_28k.jsonl"]' in rl
+    held_out = [f'{{files=["{data}/dev_{name}.jsonl"]}}' for name in ("7k", "28k")]
+    assert f"validation.tasks=[{','.join(held_out)}]" in rl
+
+
+def test_ruler_is_validated_on_where_its_file_is(script: Script) -> None:
+    (script.folder / "data" / "dev_ruler_8k.jsonl").touch()
+    assert script.run("some-model", "data", "results", 1200, 480) == 0
+    given = next(one for one in script.calls[1] if one.startswith("validation.tasks="))
+    assert given.count("files=") == 3
+    assert given.endswith('/dev_ruler_8k.jsonl"]}]')
 
 
 def test_an_adapter_replaces_the_warm_start(script: Script) -> None:

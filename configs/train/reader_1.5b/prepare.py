@@ -10,6 +10,7 @@ HotpotQA publishes them. ESSAYS is a folder of texts for needles to hide in. Wri
     OUT/lessons_short.jsonl    conversations over short texts in short sections: many questions for few tokens
     OUT/lessons_long.jsonl     conversations over sections of full length
     OUT/lessons_tasks.jsonl    conversations over generated tasks: needles, variables, corrections and others
+    OUT/dev_ruler_8k.jsonl     examples for validation: the ten tasks of RULER in DEV_ESSAYS, other texts
     OUT/train_titled.jsonl     examples for reinforcement learning on other questions, whole paragraphs with titles
     OUT/train_plain.jsonl      the same with one to three sentences of a paragraph and no titles
 
@@ -92,6 +93,10 @@ GENERATED = {
 """Examples of generated tasks for the warm start."""
 
 
+RULER_TOKENS, RULER_NUM, RULER_SEED = 8192, 12, 4242
+"""Validation on RULER: length, items of each task, and a seed that no lesson has."""
+
+
 def split(
     questions: Iterable[Question], share: float, *, seed: int
 ) -> tuple[list[Question], list[Question]]:
@@ -103,20 +108,31 @@ def split(
     return for_rl, for_lessons
 
 
+def settings_of(name: str, tokens: int, essays: Path, tokenizer: str, seed: int) -> dict[str, Any]:
+    """Settings of a generated task."""
+    settings: dict[str, Any] = {"tokens": tokens, "tokenizer": tokenizer, "seed": seed}
+    if NEEDLES.get(name, {}).get("haystack") == "essay":
+        settings |= {"essays": str(essays), "shift": True}
+    return settings
+
+
 def generated(
     num_of: dict[str, int], essays: Path, tokenizer: str, seed: int
 ) -> Iterator[tuple[Example, Shape]]:
     """Examples of generated tasks, of each of the shapes in turn."""
     for name, num in num_of.items():
         for place, shape in enumerate(TASK_SHAPES):
-            settings: dict[str, Any] = {
-                "tokens": shape.tokens, "tokenizer": tokenizer, "seed": seed + place,
-            }  # fmt: skip
-            if NEEDLES.get(name, {}).get("haystack") == "essay":
-                settings |= {"essays": str(essays), "shift": True}
-            task = open_task(name, settings)
+            task = open_task(name, settings_of(name, shape.tokens, essays, tokenizer, seed + place))
             for index in range(place, num, len(TASK_SHAPES)):
                 yield task.example(index), shape
+
+
+def ruler(tokens: int, num: int, essays: Path, tokenizer: str) -> Iterator[Example]:
+    """Validation: RULER's ten tasks of the paper."""
+    for name in GENERATED:
+        if name.startswith("ruler/"):
+            task = open_task(name, settings_of(name, tokens, essays, tokenizer, RULER_SEED))
+            yield from map(task.example, range(num))
 
 
 def main() -> None:
@@ -124,6 +140,7 @@ def main() -> None:
     parser.add_argument("--qa", type=Path, required=True)
     parser.add_argument("--hotpotqa", type=Path, required=True)
     parser.add_argument("--essays", type=Path, help="without them there are no generated tasks")
+    parser.add_argument("--dev-essays", type=Path, help="other texts, for validation on RULER")
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=7)
@@ -193,6 +210,9 @@ def main() -> None:
         num_of = {name: min(num, arguments.limit or num) for name, num in GENERATED.items()}
         made_up = generated(num_of, arguments.essays, arguments.tokenizer, arguments.seed)
         num_tasks = write_lines(out / "lessons_tasks.jsonl", lessons(made_up, agent, tokenizer))
+    if arguments.dev_essays is not None:
+        found = ruler(RULER_TOKENS, RULER_NUM, arguments.dev_essays, arguments.tokenizer)
+        print(f"dev_ruler_8k.jsonl: {write_examples(out / 'dev_ruler_8k.jsonl', found)} examples")
     for name, some in (("titled", titled), ("plain", plain)):
         made = (example for example, _ in with_shapes(some, [FULL[name]], writer, "train"))
         num = write_examples(out / f"train_{name}.jsonl", made)

@@ -3,7 +3,7 @@
 #
 #   configs/train/reader_1.5b/run.sh MODEL DATA RESULTS SECONDS [WARM_SECONDS]
 #
-# MODEL is a pulled model or a path, DATA the folder that prepare.py wrote with dev_7k.jsonl and dev_28k.jsonl beside,
+# MODEL is a pulled model or a path, DATA the folder that prepare.py wrote with dev_7k.jsonl and dev_28k.jsonl,
 # RESULTS a new folder for the two runs and their logs. SECONDS is the time for everything, WARM_SECONDS (by default
 # 40 % of it) that of the warm start, loading included. Environment variables:
 #
@@ -47,11 +47,14 @@ if [ "$left" -lt 60 ]; then
   say "no time is left for reinforcement learning"
   exit 0
 fi
+validation=
+for name in dev_7k dev_28k dev_ruler_8k; do
+  if [ -f "$data/$name.jsonl" ]; then validation+="{files=[\"$data/$name.jsonl\"]},"; fi
+done
 # shellcheck disable=SC2086
 train rl rl.toml "$left" ${RL_OPTIONS:-} \
   --set "model.adapter=\"$(realpath "$adapter")\"" \
   --set "tasks.0.files=[\"$data/train_titled.jsonl\"]" \
   --set "tasks.1.files=[\"$data/train_plain.jsonl\"]" \
-  --set "validation.tasks.0.files=[\"$data/dev_7k.jsonl\"]" \
-  --set "validation.tasks.1.files=[\"$data/dev_28k.jsonl\"]"
+  --set "validation.tasks=[${validation%,}]"
 say "trained: $results/rl/final"

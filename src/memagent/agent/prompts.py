@@ -302,8 +302,8 @@ Question: {question}
 </memory>
 
 Question: {question}
-If the section adds nothing that helps to answer it, write: No change. Otherwise write the new memory: \
-whatever of the old memory and of the section helps."""
+Write the new memory: whatever of the old memory and of the section helps to answer the question. If the \
+section adds nothing, write: No change."""
 
 _COMPACT_ANSWER = """\
 <memory>

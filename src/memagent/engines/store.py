@@ -183,7 +183,7 @@ KNOWN["memagent-1.5b"] = with_adapter(
     "qwen2.5-coder-1.5b",
     "memagent-1.5b",
     ReadingDefaults(
-        window=4096, chunk_tokens=2048, memory_tokens=512, answer_tokens=64, prompts="boxed"
+        window=4096, chunk_tokens=2048, memory_tokens=512, answer_tokens=64, prompts="keep"
     ),
 )
 if (ADAPTERS / "memagent-135m").is_dir():
