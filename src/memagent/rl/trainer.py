@@ -56,7 +56,7 @@ from memagent.rl.update.step import memory_errors, packed, update
 from memagent.rl.warmstart.lessons import ahead
 from memagent.rl.warmstart.rows import accumulate_sft, sft_rows
 from memagent.rl.weights.checkpoint import (
-    best_validation,
+    best_of_run,
     export,
     latest_checkpoint,
     list_checkpoints,
@@ -69,7 +69,7 @@ from memagent.rl.weights.checkpoint import (
 )
 from memagent.rl.weights.models import Snapshot
 from memagent.runs import Run, read_manifest
-from memagent.tracking import METRICS, Tracker, read_metrics
+from memagent.tracking import METRICS, Tracker
 
 KIND = "train"
 """Kind of a training run in its manifest."""
@@ -232,7 +232,7 @@ class Trainer:
         self._restored: dict[str, torch.Tensor] | None = None
         """State of the optimizer of the phase that is resumed."""
         self._restore()
-        self._best = best_validation(read_metrics(run_dir))
+        self._best = best_of_run(run_dir)
         self._pace = Pace()
         self._tasks: TasksAhead | None = None
 
@@ -451,7 +451,7 @@ class Trainer:
         self.progress.validated = step
         seconds = perf_counter() - started
         self._log("validation", step, {**result.metrics, "time/validation": seconds})
-        before, self._best = self._best, best_validation(read_metrics(self.run_dir))
+        before, self._best = self._best, best_of_run(self.run_dir)
         return self._best != before
 
     # --- files of the run ----------------------------------------------------------------------
@@ -547,7 +547,7 @@ def _rename_checkpoints(run_dir: Path) -> None:
     for path in list_checkpoints(run_dir):
         with suppress(RunError):  # a damaged one is named where it is used
             name = _progress_of(read_state(path), path).checkpoint
-            if path.name != name:
+            if path.name != name and not path.with_name(name).exists():
                 path.rename(path.with_name(name))
 
 

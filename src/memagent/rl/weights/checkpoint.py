@@ -45,8 +45,8 @@ from memagent.engines.local.adapters import ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from memagent.engines.local.loading import LoadedModel, load, quietly
 from memagent.errors import ConfigError, RunError
 from memagent.files import reason_of, replacing_folder
-from memagent.foreign import one_line
-from memagent.tracking import read_metrics
+from memagent.foreign import foreign_file, one_line
+from memagent.tracking import METRICS, read_metrics
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
@@ -149,8 +149,14 @@ def best_validation(records: Iterable[Mapping[str, Any]]) -> BestValidation | No
     return BestValidation(*max(rewards.items(), key=lambda item: item[1]))
 
 
+def best_of_run(run: Path) -> BestValidation | None:
+    """The best validation of a run. Raises RunError where its metrics are damaged."""
+    with foreign_file(run / METRICS, "is damaged", error=RunError):
+        return best_validation(read_metrics(run))
+
+
 def _best_of(run: Path, found: Sequence[Path]) -> Path:
-    best = best_validation(read_metrics(run))
+    best = best_of_run(run)
     if best is None:
         raise RunError(f"{run} has no validation, so no checkpoint is the best")
     fitting = [

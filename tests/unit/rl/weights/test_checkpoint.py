@@ -296,6 +296,9 @@ def test_the_best_checkpoint_is_that_of_the_best_validation(
         with pytest.raises(RunError, match="before the first step, with a reward of"):
             find_checkpoint(tmp_path, best=True)
     assert find_checkpoint(tmp_path).name == "step-000002"
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "validation", "step": 1, "reward": "x"}\n')
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged"):
+        find_checkpoint(tmp_path, best=True)
 
 
 # --- crashes ------------------------------------------------------------------------------------
