@@ -18,6 +18,17 @@ from tests.support.loopback import running
 ASKED = ("-q", QUESTION)
 Call = Callable[..., Outcome]
 READ_SLOTS = "{question} {section} {memory}"
+PYTHON_RUN = {
+    "format": 1,
+    "kind": "ask",
+    "questions": ["What?"],
+    "document": {"source": "text", "sha256": "0" * 64, "num_chars": 3},
+    "model": "scripted",
+    "tokenizer": "bytes",
+    "prompts": {"name": "default", "sha256": "0" * 64},
+    "agent": {},
+}
+"""The manifest of a run that no command started."""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +71,7 @@ def inputs(tmp_path: Path) -> Path:
     (folder / "key.toml").write_text(f'read = "{READ_SLOTS}"\nanswre = "{{memory}} {{question}}"')
     (folder / "broken.toml").write_text("read = ")
     (folder / "run").mkdir()
-    (folder / "run" / "run.json").write_text(json.dumps({"format": 1}))
+    (folder / "run" / "run.json").write_text(json.dumps(PYTHON_RUN))
     (folder / "damaged_run").mkdir()
     (folder / "damaged_run" / "run.json").write_text('{"format": 1')
     (folder / "old_run").mkdir()
