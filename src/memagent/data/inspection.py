@@ -15,7 +15,7 @@ from statistics import quantiles
 from typing import Any
 
 from memagent.data.example import Example, body_starts
-from memagent.data.formats.files import read_examples
+from memagent.data.formats.benchmarks import read_dataset
 from memagent.data.tasks.depth import NUM_TENTHS, bucket_counts, uniformity_p
 from memagent.data.tasks.registry import rebuild
 from memagent.errors import DataError
@@ -129,7 +129,7 @@ def _passing(
 
     Missing texts of `rebuilt` are rebuilt; of all examples when it is None.
     """
-    for index, example in enumerate(read_examples(file)):
+    for index, example in enumerate(read_dataset(file)):
         whole = rebuild(example) if rebuilt is None or index in rebuilt else example
         if index in wanted:
             shown[index] = whole

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Self
 
 from memagent.data.choices import source_settings
 from memagent.data.example import Example
-from memagent.data.formats.files import read_examples
+from memagent.data.formats.benchmarks import files_of, read_dataset
 from memagent.data.tasks.lengths import nominal_tokens
 from memagent.data.tasks.registry import MAX_ANSWER_TOKENS, Task, open_task, rebuild
 from memagent.errors import ConfigError, DataError, MemagentError
@@ -194,7 +194,7 @@ def _file_items(
     """One pass over a file: every example is validated before the first call, none is held."""
     grader = choice.grader or suite.grader
     num = 0
-    for position, example in enumerate(read_examples(path)):
+    for position, example in enumerate(read_dataset(path)):
         if choice.num is not None and position >= choice.num:
             break
         num += 1
@@ -241,10 +241,15 @@ def _guessed_tokens(example: Example) -> int:
 
 def _file_sha256(path: Path) -> str:
     try:
-        with path.open("rb") as data:
-            return hashlib.file_digest(data, "sha256").hexdigest()
+        digests = []
+        for file in files_of(path):
+            with file.open("rb") as data:
+                digests.append(hashlib.file_digest(data, "sha256").hexdigest())
     except OSError as error:
-        raise DataError(f"cannot read {path}: {reason_of(error)}") from None
+        raise DataError(f"cannot read {error.filename or path}: {reason_of(error)}") from None
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 # --- examples -------------------------------------------------------------------------------------
@@ -386,7 +391,7 @@ class _Cursor:
     def example(self, position: int) -> Example:
         with self._lock:
             if not self._is_open or position < self._next:
-                self._examples, self._next, self._is_open = read_examples(self._path), 0, True
+                self._examples, self._next, self._is_open = read_dataset(self._path), 0, True
             for example in self._examples:
                 self._next += 1
                 if self._next == position + 1:

@@ -7,10 +7,12 @@ from typing import Literal, get_args
 
 import click
 
+from memagent.data.formats.benchmarks import BenchmarkKind
 from memagent.data.formats.conversion import convert_dataset
 from memagent.data.formats.original import DatasetKind
 
 KINDS = get_args(DatasetKind)
+BENCHMARKS = get_args(BenchmarkKind)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,7 +21,7 @@ KINDS = get_args(DatasetKind)
 @click.option(
     "--from",
     "source_kind",
-    type=click.Choice(["auto", *KINDS]),
+    type=click.Choice(["auto", *KINDS, *BENCHMARKS]),
     default="auto",
     show_default=True,
     help="Format of IN; auto detects it.",
@@ -41,7 +43,7 @@ KINDS = get_args(DatasetKind)
 def command(
     source: Path,
     target: Path,
-    source_kind: DatasetKind | Literal["auto"],
+    source_kind: DatasetKind | BenchmarkKind | Literal["auto"],
     target_kind: DatasetKind | Literal["auto"],
     pool: Path | None,
     task: str | None,
@@ -49,12 +51,14 @@ def command(
     """Convert a dataset to another format.
 
     memagent is our own: .jsonl, .jsonl.gz or .parquet. original-train and original-eval are those of
-    the original MemAgent project: .parquet, and .json arrays.
+    the original MemAgent project: .parquet, and .json arrays. Files of LongBench (v1, v2), HELMET and
+    LOFT are read; `memagent eval --file` takes them as they are.
 
     \b
       memagent data convert dev.jsonl dev.parquet
       memagent data convert eval_200.json hotpotqa-200.jsonl
       memagent data convert train.jsonl train.parquet --to original-train
+      memagent data convert longbench/hotpotqa.jsonl hotpotqa.jsonl
     """
     conversion = convert_dataset(
         source,

@@ -42,7 +42,7 @@ from memagent.runs import default_path
     multiple=True,
     type=click.Path(path_type=Path),
     panel="Items",
-    help="File of examples; repeatable.",
+    help="File of examples, or of LongBench, HELMET or LOFT; repeatable.",
 )
 @panel_option(
     "--lengths", panel="Items", help="Lengths of the texts in tokens, such as 8k,32k,128k."
