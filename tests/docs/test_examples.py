@@ -105,7 +105,7 @@ def test_the_demo_without_the_model_says_what_to_do_and_shows_the_loop(tmp_path:
         "The school bell was cast by Marta Lindqvist, and 340 crowns were paid for it in silver.",
     ]
     [run] = (tmp_path / "runs").glob("demo-*")
-    assert f"run: runs/{run.name}" in done.stderr
+    assert f"run: {run}" in done.stderr
     assert len(Trace.load(run)) == 2
 
 

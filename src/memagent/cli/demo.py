@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from contextlib import chdir
 from pathlib import Path
 
 import click
@@ -57,10 +59,10 @@ def command(
     text = user_data_path("memagent", appauthor=False) / FILE_NAME
     text.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(text, town_archive().encode())
-    arguments = [str(text), "--engine", engine or _usable_engine(console), "--show-memory"]
+    arguments = [FILE_NAME, "--engine", engine or _usable_engine(console), "--show-memory"]
     arguments += [f"--question={question}" for question in QUESTIONS]
-    arguments += ["--run-dir", str(run_dir)] if run_dir else []
-    with ask.make_context("ask", arguments, parent=context.parent) as asked:
+    arguments += ["--run-dir", os.path.abspath(run_dir)] if run_dir else []
+    with chdir(text.parent), ask.make_context("ask", arguments, parent=context.parent) as asked:
         exit_code: int = ask.invoke(asked)
     console.report(f"ask more: memagent ask {shlex.quote(str(text))} -q QUESTION")
     return exit_code
