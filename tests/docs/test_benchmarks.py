@@ -32,3 +32,14 @@ def test_parts_of_an_update_are_measured(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines] == ["step, parts", "head", "attention, parts"]
     assert not any("cannot" in line for line in lines)
+
+
+def test_evidence_in_view_is_measured_for_every_method() -> None:
+    measure = importlib.import_module("benchmarks.evidence_in_view").measure
+    rows = {row.view: row for row in measure("ruler/niah_single_1", 24_000, 2)}
+    assert rows["reader, window 8K"].num_in_view == 2
+    assert rows["BM25, window 8K"].num_in_view == 2
+    assert rows["one prompt, window 128K"].num_in_view == 2
+    assert rows["one prompt, window 8K"].num_in_view < 2
+    assert rows["reader, window 8K"].calls > 5
+    assert rows["one prompt, window 8K"].prompt_tokens < 8192
