@@ -1,0 +1,102 @@
+"""The lessons of the 135M reader: questions written by rule, and the texts around them."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from memagent.data.example import Evidence, Example, Passage
+
+FOLDER = Path(__file__).resolve().parents[2] / "configs" / "train" / "reader_135m"
+MODULES = ("questions", "written", "prepare")
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[dict[str, ModuleType]]:
+    sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
+    before = list(sys.path)
+    yield {name: import_module(name) for name in MODULES}
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    for folder in before[:2]:
+        sys.path.remove(folder)
+
+
+def test_an_answer_about_a_chronicle_stands_in_its_evidence(modules: dict[str, ModuleType]) -> None:
+    for seed in range(300):
+        question = modules["written"].Chronicle(random.Random(seed)).question(2)
+        [gold] = question.gold
+        evidence = " ".join(gold.sentences[number] for number in gold.support)
+        assert all(part in evidence.lower() for part in question.answers[0].lower().split(", "))
+        others = [sentence for one in question.hard for sentence in one.sentences]
+        assert evidence not in others
+
+
+def test_what_a_paragraph_says_about_its_title_is_asked(modules: dict[str, ModuleType]) -> None:
+    paragraph = modules["questions"].Paragraph(
+        title="The Glass Pier (film)",
+        sentences=(
+            "The Glass Pier is a 1961 film directed by Ada Holm, her first.",
+            "It was released on 4 March 1961.",
+            "Many liked it.",
+        ),
+    )
+    found = {
+        (question.text, question.answers[0], question.gold[0].support)
+        for question in modules["written"].relation_questions(paragraph)
+    }
+    assert {(answer, support) for _, answer, support in found} == {
+        ("Ada Holm", (0,)),
+        ("4 March 1961", (1,)),
+    }
+    assert all("The Glass Pier" in text and "(film)" not in text for text, _, _ in found)
+
+
+def test_a_sentence_with_a_gap_is_a_question(modules: dict[str, ModuleType]) -> None:
+    sentences = ("The mill at the weir was bought by Ada Karin Holm from the parish council.",)
+    paragraph = modules["questions"].Paragraph(title="Weir Mill", sentences=sentences)
+    for seed in range(20):
+        [question] = modules["written"].place_questions(paragraph, random.Random(seed))
+        assert question.answers == ("Ada Karin Holm",)
+        assert "Holm" not in question.text
+        assert question.text.endswith("?")
+
+
+def test_documents_as_prose_keep_their_evidence(modules: dict[str, ModuleType]) -> None:
+    example = Example(
+        id="one",
+        task="questions",
+        question="Where?",
+        answers=("Farnley",),
+        documents=(Passage(title="A", text="First."), Passage(title="B", text="It is in Farnley.")),
+        evidence=(Evidence(document=1, start=0, end=17, text="It is in Farnley."),),
+        metadata={"candidates": [(len("Document 1:\nA\nFirst."), "First.", 0.5)]},
+    )
+    prose = modules["prepare"].as_prose(example, "Heading")
+    [(start, end)] = prose.evidence_offsets()
+    assert prose.text() == "Heading\n\nA\nFirst.\n\nB\nIt is in Farnley."
+    assert prose.text()[start:end] == "It is in Farnley."
+    assert prose.evidence[0].note == "B: It is in Farnley."
+    [(place, _, _)] = prose.metadata["candidates"]
+    assert prose.text()[:place].endswith("First.")
+    without = modules["prepare"].unanswered(example)
+    assert (without.evidence, without.text()) == ((), "Document 1:\nA\nFirst.")
+    assert without.answers[0] == "The text does not tell."
+
+
+def test_the_questions_of_the_demo_are_only_for_validation(modules: dict[str, ModuleType]) -> None:
+    examples = list(modules["prepare"].demo_examples())
+    assert len(examples) == 12
+    for example in examples:
+        [(start, end)] = example.evidence_offsets()
+        assert example.answers[0] in example.text()[start:end]
+    forbidden = modules["written"].FORBIDDEN
+    for example in examples:
+        said = f"{example.question} {example.evidence[0].text}".lower()
+        assert any(word in said for word in forbidden) or "doctor" in said
