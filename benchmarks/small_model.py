@@ -1,8 +1,8 @@
 """What the embedded model makes of a text, by size of section and wording: ten facts in the town archive.
 
-python -m benchmarks.small_model                                  # the table in docs/models.md,
-python -m benchmarks.small_model default:1024:64                  # and its last row
-python -m benchmarks.small_model --entries 150 small:1024:64      # the text of `make demo`
+python -m benchmarks.small_model                                  # the first row in docs/models.md,
+python -m benchmarks.small_model --engine local:smollm2-135m small:512:64 small:1024:64    # and others
+python -m benchmarks.small_model --entries 150                    # the text of `make demo`
 
 A row is PROMPTS:CHUNK_TOKENS:MEMORY_TOKENS. All questions are read at once over the same text, greedily.
 An answer is right if it holds the words that only the fact has; `found` counts questions whose memory
@@ -24,7 +24,7 @@ from memagent.engines.base import BaseEngine, open_engine
 ANSWER_TOKENS = 128
 NUM_ENTRIES = 50
 """A third of the archive of `make demo`, about 4,000 tokens: each question reads it from the start."""
-ROWS = ("small:512:64", "small:1024:64", "small:2048:64")
+ROWS = ("compact:1024:192",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("rows", nargs="*", default=ROWS, help="PROMPTS:CHUNK_TOKENS:MEMORY_TOKENS")
-    parser.add_argument("--engine", default="local:smollm2-135m")
+    parser.add_argument("--engine", default="local:memagent-135m")
     parser.add_argument("--facts", type=int, default=len(FACTS), help="only the first so many")
     parser.add_argument("--entries", type=int, default=NUM_ENTRIES, help="length of the archive")
     parser.add_argument("--show", action="store_true", help="print the answers")

@@ -86,7 +86,7 @@ def check_address(config: EngineConfig) -> None:
         if config.api_key is None:
             raise ConfigError(
                 "no endpoint is set; give `base_url` (and `api_key`), set MEMAGENT_BASE_URL, or use "
-                "`engine=local:smollm2-135m` for a small model on this machine"
+                "`engine=local:memagent-135m` for a small model on this machine"
             )
         return
     if not addresses(config.base_url):

@@ -186,15 +186,14 @@ KNOWN["memagent-1.5b"] = with_adapter(
         window=4096, chunk_tokens=2048, memory_tokens=512, answer_tokens=64, prompts="keep"
     ),
 )
-if (ADAPTERS / "memagent-135m").is_dir():
-    KNOWN["memagent-135m"] = with_adapter(
-        "smollm2-135m",
-        "memagent-135m",
-        ReadingDefaults(
-            window=2048, chunk_tokens=1024, memory_tokens=192, answer_tokens=64, prompts="compact"
-        ),
-    )
-EMBEDDED = "memagent-135m" if "memagent-135m" in KNOWN else "smollm2-135m"
+KNOWN["memagent-135m"] = with_adapter(
+    "smollm2-135m",
+    "memagent-135m",
+    ReadingDefaults(
+        window=2048, chunk_tokens=1024, memory_tokens=192, answer_tokens=64, prompts="compact"
+    ),
+)
+EMBEDDED = "memagent-135m"
 """The model of the engine where neither an engine nor an endpoint is set."""
 
 
