@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +146,39 @@ async def test_offsets_of_a_reading_are_those_of_the_text() -> None:
     assert "".join(text[one.start : one.end] for one in sections) == text
     assert {step.memory for step in trace.steps} == {"noted <|im_end|>"}
     assert all("<|im_" not in prompt for prompt in prompts)
+
+
+def test_a_model_that_is_not_on_this_machine_costs_no_import() -> None:
+    code = (
+        "import sys; from memagent.engines.shielding import Shield; Shield.of_model('no/such');"
+        "Shield.of_model('x' * 5000); print('huggingface_hub' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"HF_HUB_CACHE": "~/hub"},
+        {"HUGGINGFACE_HUB_CACHE": "/a/$HOME"},
+        {"HF_HOME": "~/hf"},
+        {"XDG_CACHE_HOME": "/caches"},
+    ],
+)
+def test_the_cache_of_the_hub_is_where_its_library_keeps_it(environment: dict[str, str]) -> None:
+    code = (
+        "from huggingface_hub.constants import HF_HUB_CACHE; from memagent.engines import shielding;"
+        "print(HF_HUB_CACHE); print(shielding._hub_cache())"
+    )
+    kept = {name: os.environ[name] for name in ("PATH", "HOME")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    theirs, ours = done.stdout.splitlines()
+    assert Path(ours) == Path(theirs)

@@ -12,6 +12,7 @@ The strings are those of the model's tokenizer if it is on this machine, else al
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -130,15 +131,27 @@ def _strings_of(tokenizer: str) -> list[str] | None:
 
 
 def _tokenizer_file(name: str) -> Path | None:
+    path = Path(name).expanduser()
+    for file in (path, path / "tokenizer.json"):
+        if file.name == "tokenizer.json" and os.path.isfile(file):
+            return file
+    if not os.path.isdir(_hub_cache() / f"models--{name.replace('/', '--')}"):
+        return None  # without an import that takes longer than many calls
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    path = Path(name).expanduser()
-    for file in (path, path / "tokenizer.json"):
-        if file.name == "tokenizer.json" and file.is_file():
-            return file
     try:
         cached = try_to_load_from_cache(name, "tokenizer.json")
     except (HFValidationError, ValueError):
         return None
     return Path(cached) if isinstance(cached, str) else None
+
+
+def _hub_cache() -> Path:
+    """Where huggingface_hub keeps files, by its own rules."""
+    environment = os.environ
+    if given := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(os.path.expandvars(given)).expanduser()
+    caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    home = environment.get("HF_HOME") or os.path.join(caches, "huggingface")
+    return Path(os.path.expandvars(home)).expanduser() / "hub"
