@@ -3,7 +3,7 @@
                         a small file            a larger one
     bytes, unpacked     64 MiB                  100 times its size, 2 GiB at most
     memory              450 MB                  of plain markup 200 times its size
-    time                9 s                     and 30 s for each MB of it
+    time                6 s                     and 30 s for each MB of it
     depth               Python's stack, about 1,000 levels; HTML may be nested deeper
 
 What parsing costs is estimated before it begins, from the number of pieces and the memory that each takes.
@@ -28,7 +28,7 @@ MAX_GROWTH = 100
 MEMORY = 450_000_000
 PLAIN_GROWTH = 200
 """Memory for each byte of plain markup: a table of single digits takes about 110."""
-SECONDS = 9.0
+SECONDS = 6.0
 SECONDS_PER_MB = 30.0
 
 _ADVICE = "save its text as a .txt file"
