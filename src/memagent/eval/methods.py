@@ -50,7 +50,7 @@ from memagent.engines.openai import EndpointEngine
 from memagent.engines.store import OnPull
 from memagent.errors import BudgetError, ConfigError, EngineError
 from memagent.eval import prompts
-from memagent.eval.retrieval import best_passages, by_meaning, by_words, cut_passages
+from memagent.eval.retrieval import best_passages, by_meaning, by_words, check_bm25, cut_passages
 from memagent.names import hint
 from memagent.plugins import is_file_spec, load_function
 from memagent.types import Engine, Message, Sampling
@@ -293,6 +293,8 @@ def open_method(name: str) -> Method:
     if is_file_spec(name):
         return _from_file(name)
     kind, _, prompt_set = name.partition(":")
+    if kind == "bm25":
+        check_bm25()
     if kind not in METHODS:
         raise ConfigError(
             f"there is no method {name!r} (your own is FILE.py:FUNCTION); {hint(kind, METHODS)}"

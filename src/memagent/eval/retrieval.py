@@ -13,7 +13,7 @@ from memagent.documents.chunking import Chunks
 from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.embedding import Embedder
-from memagent.errors import ConfigError
+from memagent.extras import require
 
 JOINT_TOKENS = 2
 """The blank line between two passages."""
@@ -42,17 +42,19 @@ def cut_passages(document: Document, tokenizer: Tokenizer, *, passage_tokens: in
     return list(Chunks(document, tokenizer, passage_tokens))
 
 
+def check_bm25() -> None:
+    """Raise ConfigError where the library of BM25 is not installed."""
+    require("bm25s", 'the method bm25 needs the library bm25s: pip install "memagent[eval]"')
+
+
 def by_words(passages: Sequence[Chunk], question: str) -> list[int]:
     """Numbers of the passages, best BM25 score first; those that share no word with the question are left out.
 
     Where none shares one, the first passage is all there is.
     """
-    try:
-        import bm25s
-    except ModuleNotFoundError:
-        raise ConfigError(
-            'the method bm25 needs the library bm25s: pip install "memagent[eval]"'
-        ) from None
+    check_bm25()
+    import bm25s
+
     index = bm25s.BM25()
     corpus = bm25s.tokenize([passage.text for passage in passages], show_progress=False)
     index.index(corpus, show_progress=False)

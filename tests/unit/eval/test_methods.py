@@ -178,6 +178,8 @@ def test_bm25_names_the_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(ConfigError, match=r"memagent\[eval\]"):
         run("bm25", with_fact(3), ScriptedEngine(answer_if_seen))
+    with pytest.raises(ConfigError, match=r"memagent\[eval\]"):  # before the first call
+        open_method("bm25")
 
 
 # --- refine and map-reduce ------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from memagent.engines.base import check_engine
+from memagent.cli.train.run import check_libraries
 from memagent.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ def command(run: Path, out: Path, step: int | None, best: bool, merge: bool) -> 
       memagent train export runs/tiny my-best-model --best
       memagent ask report.pdf -q "..." --engine local:smollm2-135m --adapter my-adapter
     """
-    check_engine("local")
+    check_libraries()
     if best and step is not None:
         raise ConfigError("give either --step or --best")
     from memagent.rl.weights.checkpoint import export, find_checkpoint

@@ -24,8 +24,8 @@ from memagent.cli.train.options import (
     config_argument,
     mode_options,
 )
-from memagent.engines.base import check_engine
 from memagent.errors import ConfigError
+from memagent.extras import require
 from memagent.rl.settings import TrainConfig, read_config
 from memagent.shipped import find_config
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from memagent.rl.progress import TrainProgress
     from memagent.rl.setup import Setup
     from memagent.rl.trainer import Trainer
+
+LIBRARIES = ("numpy", "torch", "transformers", "peft", "safetensors")
+"""What training needs of the extra `train`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +92,15 @@ def command(options: RunTrainOptions) -> int:
     return run_training(options, lambda path: read_config(path, changes=options.all_changes))
 
 
+def check_libraries() -> None:
+    """Raise ConfigError when a library that training needs is not installed."""
+    for library in LIBRARIES:
+        require(library, f'training needs {library}; pip install "memagent[train]"')
+
+
 def run_training(options: TrainOptions, read: Callable[[Path], TrainConfig]) -> int:
     """Start or resume a run; the exit code. `read` reads the config of a new one."""
-    check_engine("local")  # training needs torch and transformers, too
+    check_libraries()
     if (options.run.resume is None) == (options.config is None):
         raise ConfigError("name a config, or a run to resume as --resume RUN")
     from memagent.cli.train.progress import TrainConsole
