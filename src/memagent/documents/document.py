@@ -23,7 +23,7 @@ from pathlib import Path
 from memagent.errors import DocumentError
 
 BLOCK_CHARS = 1 << 20
-LINE_BLOCK_CHARS = 1 << 16
+LINE_BLOCK_CHARS = 4096
 """The number of line ends is kept for every so many characters."""
 MAX_HEADINGS = 100_000
 """A source with more headings than this has none."""
