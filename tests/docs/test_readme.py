@@ -55,7 +55,7 @@ SHORTER = (
 _if_slow = re.compile(
     r"(opening|loading) |section \d+ of |[\d,]+ of (about )?[\d,]+ (items|sections)(,|$)"
 )
-"""Lines that commands print only where a step takes longer than a second."""
+"""Lines that commands print only where a step takes long."""
 _fence = re.compile(
     r"(?:<!-- (?P<note>[^\n]*?) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -33,12 +34,22 @@ WORDS = (
 )
 
 
+_if_slow = re.compile(
+    r"(opening|loading) |section \d+ of |[\d,]+ of (about )?[\d,]+ (items|sections)(,|$)"
+)
+
+
 class Outcome(NamedTuple):
     """How a call of the command ended."""
 
     code: int
     stdout: str
     stderr: str
+
+    @property
+    def said(self) -> list[str]:
+        """Standard error without the lines that commands print only where a step is slow."""
+        return [line for line in self.stderr.splitlines() if not _if_slow.match(line)]
 
 
 class Cli:

@@ -60,7 +60,7 @@ def test_the_answer_is_alone_on_standard_output_and_the_rest_on_standard_error(
 
     assert (outcome.code, outcome.stdout) == (0, f"{CODE}\n")
     [run] = cli.runs
-    reading, usage, where = outcome.stderr.splitlines()
+    reading, usage, where = outcome.said
     assert reading == f"reading {book}; the run is kept in {run}"
     assert usage.startswith("6 calls, ")
     assert where == f"run: {run}"
@@ -117,7 +117,7 @@ def test_show_memory_shows_each_change_on_standard_error(
     outcome = cli(*ask, book, "-q", QUESTION, "--show-memory")
 
     assert outcome.stdout == f"{CODE}\n"
-    lines = outcome.stderr.splitlines()
+    lines = outcome.said
     headings = [line for line in lines if line.startswith("memory after section ")]
     assert [heading.split()[3] for heading in headings] == ["1", "5"]
     assert headings[0].startswith(f"memory after section 1 ({book} line 1 [0:")
@@ -197,8 +197,7 @@ def test_a_dry_run_prints_its_numbers_and_keeps_no_run(
 
     numbers = dict(line.rsplit(maxsplit=1) for line in outcome.stdout.splitlines()[:2])
     assert numbers == {"sections": "5", "calls": "6"}
-    lines = outcome.stderr.splitlines()  # what takes long is named
-    assert [line for line in lines if not line.startswith("opening ")] == []
+    assert outcome.said == []
     assert cli.runs == []
     assert endpoint.num_calls() == num_before
 

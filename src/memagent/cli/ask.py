@@ -134,7 +134,7 @@ class Ask:
                     if rate is None and engine.runs_here:
                         mean = plan.prompt_tokens // max(1, plan.num_calls)
                         rate = await rates.measure(engine, reader.tokenizer, prompt_tokens=mean)
-                print_plan(plan, request.prices, rate, engine.model, as_json=self._options.as_json)
+                print_plan(plan, request.prices, rate, engine, as_json=self._options.as_json)
                 return 0
             return await self._read(request, reader, chunks, engine)
         finally:

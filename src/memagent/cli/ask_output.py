@@ -11,6 +11,7 @@ from memagent.agent.rates import CallRate
 from memagent.agent.trace import Trace
 from memagent.cli.shared.estimates import cost_and_time, time_text
 from memagent.cli.shared.run_command import print_json
+from memagent.engines.base import BaseEngine
 from memagent.types import Prices
 
 
@@ -26,10 +27,15 @@ def print_answers(traces: Sequence[Trace], *, as_json: bool) -> None:
 
 
 def print_plan(
-    plan: ReadingPlan, prices: Prices | None, rate: CallRate | None, model: str, *, as_json: bool
+    plan: ReadingPlan,
+    prices: Prices | None,
+    rate: CallRate | None,
+    engine: BaseEngine,
+    *,
+    as_json: bool,
 ) -> None:
     """What a reading will take."""
-    seconds = plan.seconds(rate) if rate else None
+    seconds = plan.seconds(rate, is_shared=engine.runs_here) if rate else None
     if as_json:
         print_json({**asdict(plan), **cost_and_time(plan, prices, seconds)})
         return
@@ -42,7 +48,7 @@ def print_plan(
     if prices:
         low, high = plan.cost(prices)
         print(f"cost between        {low:>14,.4f} and {high:,.4f}")
-    print(f"time                {time_text(seconds, rate, model)}")
+    print(f"time                {time_text(seconds, rate, engine.model)}")
 
 
 def _result(trace: Trace) -> dict[str, Any]:

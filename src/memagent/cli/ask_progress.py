@@ -82,7 +82,10 @@ class ReadingProgress(ProgressFrame):
         if not self._num_new_steps or self.seconds <= 0:
             return ""
         left = self._total_steps() - sum(self._num_finished)
-        seconds_left = left * self.seconds / self._num_new_steps
+        total = self._chunks.estimated_total()[0] + 1
+        num_others = sum(count < total for count in self._num_finished) - 1
+        num_done = self._num_new_steps + max(0, num_others) / 2  # calls in flight are half done
+        seconds_left = left * self.seconds / num_done
         return f"{self._num_tokens / self.seconds:,.0f} tokens/s, {duration(seconds_left)} left"
 
     def _print_memory(self, question_number: int, step: Step) -> None:

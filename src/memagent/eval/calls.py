@@ -132,6 +132,9 @@ class EngineGate:
     def __init__(self, engine: Engine, *, concurrency: int) -> None:
         """Engines that limit themselves ignore `concurrency`: their limit leaves out retry waits."""
         self.engine = engine
+        self.concurrency = concurrency
+        self.num_in_flight = 0
+        """Calls that were sent or wait for a slot."""
         self.num_answered = 0
         self.num_failed_in_a_row = 0
         self.last_error: EngineError | EngineRefused | None = None
@@ -196,6 +199,8 @@ class CallDone(NamedTuple):
     limit: int
     """Most tokens that the reply could have had."""
     seconds: float
+    in_flight: int = 1
+    """Calls that the engine was answering when this one was finished, itself included."""
 
 
 OnCall = Callable[[CallDone], None]
@@ -257,8 +262,13 @@ class ItemEngine(BaseEngine):
             self.seconds_before += logged.seconds
             return logged.completion
         clock = time.perf_counter()
-        with self.queue.call() as queued:
-            completion = await ask()
+        self._gate.num_in_flight += 1
+        try:
+            with self.queue.call() as queued:
+                completion = await ask()
+        finally:
+            in_flight = min(self._gate.num_in_flight, self._gate.concurrency)
+            self._gate.num_in_flight -= 1
         seconds = round(time.perf_counter() - clock - queued.seconds, 6)
         self._calls.append(self._item, call, LoggedReply(completion, seconds))
         if self._on_call is not None:
@@ -271,6 +281,7 @@ class ItemEngine(BaseEngine):
                     completion_tokens=usage.completion_tokens if usage else reply_tokens,
                     limit=limit,
                     seconds=seconds,
+                    in_flight=in_flight,
                 )
             )
         return completion

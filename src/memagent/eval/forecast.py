@@ -242,7 +242,8 @@ class Remaining:
     """Time that is left of an evaluation, from the calls that are finished.
 
     Work is counted in prompt tokens, by method: how many the forecast expects, corrected by what finished items
-    used, and how long a token took. Calls of unfinished items count as soon as they are answered.
+    used, and how long a token took. Calls of unfinished items count as soon as they are answered, and calls in
+    flight share the time that is left.
     """
 
     def __init__(self, forecast: EvalForecast | None) -> None:
@@ -251,6 +252,7 @@ class Remaining:
         """Expected tokens of all answers that are to be asked."""
         self._done: dict[str, CallTimes] = {}
         self._tokens: Counter[str] = Counter()
+        self._in_flight = 1
         self._expected: dict[str, float] = {}
         self._used: Counter[str] = Counter()
         if forecast is not None:
@@ -285,6 +287,7 @@ class Remaining:
             seconds=call.seconds,
         )
         self._tokens[call.method] += call.prompt_tokens
+        self._in_flight = call.in_flight
 
     def finish(self, record: ItemRecord) -> None:
         """Take in a finished item."""
@@ -307,7 +310,7 @@ class Remaining:
             if self._tokens[method]:
                 per_token = self._done[method].seconds / self._tokens[method]
             left += max(0.0, ratio * planned - self._tokens[method]) * per_token
-        return left / max(1.0, busy / elapsed)
+        return left / max(1.0, busy / elapsed, float(self._in_flight))
 
     def rate(self, elapsed: float) -> CallRate | None:
         """What the calls so far show of the engine."""

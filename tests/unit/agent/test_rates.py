@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memagent.agent import rates
+from memagent.agent.plan import ReadingPlan
 from memagent.agent.rates import CallRate, CallTimes, estimate, measure
 from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.scripted import ScriptedEngine
@@ -131,3 +132,18 @@ def test_rates_are_kept_by_model_and_a_damaged_file_is_no_error(
         assert rates.recall(one) is None
     rates.remember(one, rate)
     assert rates.recall(one) == rate
+
+
+def test_a_reading_in_this_process_takes_as_long_as_its_tokens_whatever_was_in_flight() -> None:
+    plan = ReadingPlan(
+        num_questions=2,
+        num_chunks=4,
+        num_calls=10,
+        prompt_tokens=8000,
+        max_memory_tokens=0,
+        max_completion_tokens=0,
+        is_exact=True,
+    )
+    rate = fitted(lambda prompt, reply: prompt / 100, parallel=8.0)  # eight calls slowed each other
+    assert plan.seconds(rate, is_shared=True) == pytest.approx((10.0, 10.0))
+    assert plan.seconds(rate) == pytest.approx((40.0, 40.0))  # two questions at once

@@ -34,8 +34,8 @@ def forecast_of(num: int, **tokens: float) -> EvalForecast:
     return EvalForecast(plan=plan, samples=1, works=works)
 
 
-def call(method: str, prompt_tokens: int, seconds: float) -> CallDone:
-    return CallDone(method, prompt_tokens, 10, 100, seconds)
+def call(method: str, prompt_tokens: int, seconds: float, in_flight: int = 1) -> CallDone:
+    return CallDone(method, prompt_tokens, 10, 100, seconds, in_flight)
 
 
 def test_calls_in_flight_together_count_before_an_item_is_finished() -> None:
@@ -49,6 +49,13 @@ def test_calls_in_flight_together_count_before_an_item_is_finished() -> None:
         remaining.call(call("reader", TOKENS // CALLS, 1.0))
     remaining.finish(record_of("t", "reader", TOKENS, 0, prompt_tokens=TOKENS))
     assert remaining.seconds(10.0) == pytest.approx(30.0)
+
+
+def test_the_first_of_many_calls_in_flight_does_not_count_as_the_only_one() -> None:
+    """Of eight calls that are computed together, the first is finished after 80 s: 8 items of one call each."""
+    remaining = Remaining(forecast_of(8, direct=8000))
+    remaining.call(call("direct", 8000, 80.0, in_flight=8))
+    assert remaining.seconds(80.0) == pytest.approx(70.0)  # by finished calls alone: 560 s
 
 
 def test_each_method_has_its_own_speed() -> None:

@@ -31,7 +31,7 @@ from memagent.engines.store import PullState
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_RETRIES = 60.0
 """A failure that repeats is reported again after so long."""
-SECONDS_TO_FIRST_LINE = 1.0
+SECONDS_TO_FIRST_LINE = 0.5
 BAR_WIDTH = 24
 
 _number = re.compile(r"\d+(?:\.\d+)?(?= s\b)")

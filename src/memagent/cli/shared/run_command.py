@@ -32,8 +32,8 @@ from memagent.cli.shared.messages import with_options
 from memagent.cli.shared.terminal import escaped
 from memagent.errors import LimitReached, MemagentError, UserError
 
-NOTICE_SECONDS = 1.0
-"""After this long a step that shows nothing is named."""
+NOTICE_SECONDS = 0.5
+"""After this long a step that shows nothing is named; starting Python takes about a second before it."""
 
 
 def print_json(value: object) -> None:
@@ -68,7 +68,7 @@ class CommandConsole:
 
     @contextmanager
     def notice(self, text: str) -> Iterator[None]:
-        """Report what takes longer than a second and prints nothing meanwhile."""
+        """Report what takes longer than half a second and prints nothing meanwhile."""
         num_before = self._num_printed
 
         def report() -> None:

@@ -33,10 +33,10 @@ def test_a_first_line_comes_within_two_seconds_though_nothing_is_finished(capsys
     with ProgressFrame(CommandConsole()) as frame:
         frame.show("0 of 30 items", completed=0, total=30)
         wait_until(lambda: capsys.readouterr().err == "0 of 30 items\n")
-    assert progress.SECONDS_TO_FIRST_LINE <= 1.0 <= time.monotonic() - started
+    assert progress.SECONDS_TO_FIRST_LINE <= 0.5 <= time.monotonic() - started
     with ProgressFrame(CommandConsole(is_quiet=True)) as frame:
         frame.show("0 of 30 items", completed=0, total=30)
-        time.sleep(1.2)
+        time.sleep(0.8)
     assert capsys.readouterr().err == ""
 
 
