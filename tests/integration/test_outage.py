@@ -92,7 +92,7 @@ def test_without_patience_the_reading_stops_with_code_3_and_resumes_later(
     assert 1 <= seconds_failed(stopped.stderr) <= 10  # patience is 2, by default 600
     trace = Trace.load(run)[0]
     assert 5 <= num_done < len(trace.steps)
-    assert (going_on.code, going_on.stdout) == (0, f"{trace.answer}\n")
+    assert (going_on.code, going_on.stdout) == (0, f"{trace.final_answer}\n")
     assert CODE in going_on.stdout
     answered = Counter(call["sha"] for call in calls if call["outcome"] == "ok")
     assert answered.total() == len(answered) == len(trace.steps)
