@@ -13,7 +13,7 @@ from platformdirs import user_data_path
 from memagent.cli.ask import command as ask
 from memagent.cli.shared.engine import pull_known
 from memagent.cli.shared.run_command import CommandConsole
-from memagent.documents.sample import QUESTIONS, town_archive
+from memagent.documents.sample import FACTS, QUESTIONS, town_archive
 from memagent.engines import store
 from memagent.engines.base import EMBEDDED, check_engine
 from memagent.errors import ConfigError, MemagentError
@@ -59,11 +59,18 @@ def command(
     text = user_data_path("memagent", appauthor=False) / FILE_NAME
     text.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(text, town_archive().encode())
-    arguments = [FILE_NAME, "--engine", engine or _usable_engine(console), "--show-memory"]
+    chosen = engine or _usable_engine(console)
+    arguments = [FILE_NAME, "--engine", chosen, "--show-memory"]
     arguments += [f"--question={question}" for question in QUESTIONS]
     arguments += ["--run-dir", os.path.abspath(run_dir)] if run_dir else []
     with chdir(text.parent), ask.make_context("ask", arguments, parent=context.parent) as asked:
         exit_code: int = ask.invoke(asked)
+    for fact in FACTS:
+        console.report(f"the text says: {fact}")
+    if chosen == EMBEDDED:
+        console.report(
+            "the embedded model is very small and often wrong; larger ones answer better"
+        )
     console.report(f"ask more: memagent ask {shlex.quote(str(text))} -q QUESTION")
     return exit_code
 

@@ -21,6 +21,8 @@ QUESTIONS = (
     "Who cast the school bell, and how much was paid for it?",
 )
 """One for each of the two facts."""
+FACTS = (HIDDEN_SENTENCES[0.45], HIDDEN_SENTENCES[0.80])
+"""The sentences that answer them."""
 
 PEOPLE = (
     "Anders Holm",

@@ -26,6 +26,8 @@ def test_the_demo_answers_two_questions(home: Path, capsys: pytest.CaptureFixtur
     assert [lines[0], lines[3]] == list(QUESTIONS)
     assert "behind the loose brick beside the bakery oven" in lines[1]
     assert "memory after section 1" in printed.err
+    assert f"the text says: {lines[1]}\nthe text says: {lines[4]}\n" in printed.err
+    assert "very small" not in printed.err
     assert (
         f"ask more: memagent ask {home}/data/memagent/town-archive.txt -q QUESTION" in printed.err
     )
