@@ -343,8 +343,8 @@ def test_bad_standard_input_gives_code_2_and_one_line_with_the_remedy(
 
 def assert_one_line(outcome: Outcome, remedy: str) -> None:
     assert remedy in outcome.stderr
-    assert outcome.stderr.startswith("memagent: ")
-    assert len(outcome.stderr.splitlines()) == 1, outcome.stderr
+    assert outcome.said[0].startswith("memagent: ")
+    assert len(outcome.said) == 1, outcome.stderr
     assert (outcome.code, outcome.stdout) == (2, "")
 
 

@@ -507,5 +507,5 @@ def assert_refused(outcome: Outcome, reason: str) -> None:
     assert outcome.code == 2
     assert outcome.stdout == ""
     assert len(outcome.said) == 1, outcome.stderr
-    assert outcome.stderr.startswith("memagent: ")
+    assert outcome.said[0].startswith("memagent: ")
     assert reason in outcome.stderr
