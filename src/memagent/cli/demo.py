@@ -12,6 +12,7 @@ from platformdirs import user_data_path
 
 from memagent.cli.ask import command as ask
 from memagent.cli.shared.engine import pull_known
+from memagent.cli.shared.messages import with_options
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.documents.sample import FACTS, QUESTIONS, town_archive
 from memagent.engines import store
@@ -92,7 +93,7 @@ def _usable_engine(console: CommandConsole) -> str:
         check_engine("local")
         pull_known(store.EMBEDDED, console)
     except MemagentError as error:
-        console.print(f"{error}")
+        console.print(with_options(str(error)))
         console.print("no model can be used here: a keyword rule reads instead (--engine scripted)")
         return "scripted"
     return EMBEDDED
