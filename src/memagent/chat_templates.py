@@ -4,7 +4,7 @@
     template.render(messages)     # ConfigError if it fails, takes too long or needs too much memory
 
 Jinja's sandbox keeps a template from files and code, but not from loops without end or texts of any
-size. All templates of a program are rendered by one process, started with the first of them.
+size. All templates of a program are rendered by one process, which starts when the first of them is opened.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class ChatTemplate:
         self._name = name
         self._source = source
         self._special_tokens = dict(special_tokens)
+        _renderer.begin()
 
     def render(self, messages: Sequence[Message], *, is_open: bool = True) -> str:
         """The conversation as the model sees it; with `is_open`, ready for a reply."""
@@ -77,18 +78,28 @@ def _check_syntax(source: str, name: str) -> None:
 
 
 class _Renderer:
-    """The process that renders; started when needed, and again after it was ended."""
+    """The process that renders; it starts while the program goes on, and again after it was ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
         self._inherited: list[Any] = []
 
+    def begin(self) -> None:
+        """Start the process without waiting for it."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The process's reply to a request."""
         body = json.dumps(request).encode()
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
+            if not self._is_ready:
+                self._wait()
             try:
                 return self._exchange(body, SECONDS + len(body) / BYTES_PER_SECOND)
             except TimeoutError as error:
@@ -111,11 +122,15 @@ class _Renderer:
             stderr=subprocess.DEVNULL,
             bufsize=0,
         )
+        self._is_ready = False
+
+    def _wait(self) -> None:
         try:
             self._exchange(json.dumps(_PING).encode(), START_SECONDS)
         except (OSError, EOFError):
             self._end()
             raise ConfigError("the process that renders chat templates does not start") from None
+        self._is_ready = True
 
     def _exchange(self, body: bytes, seconds: float) -> dict[str, Any]:
         process = self._process
