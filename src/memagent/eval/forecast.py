@@ -274,8 +274,8 @@ class Remaining:
         return sum(times.num_calls for times in self._done.values())
 
     def skip(self, record: ItemRecord) -> None:
-        """Leave out an item that was finished before."""
-        if self._forecast is not None:
+        """Leave out an item that was finished before; one of a method that is not asked now is none of them."""
+        if self._forecast is not None and record.method in self._planned:
             self._planned[record.method] -= self._work(record)
 
     def call(self, call: CallDone) -> None:
