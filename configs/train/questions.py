@@ -19,6 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from heapq import nlargest
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -104,13 +105,13 @@ class Pool:
 
     def near(self, question: str, num: int) -> list[Paragraph]:
         """Paragraphs with most of a question's words."""
-        scores: Counter[int] = Counter()
+        scores: dict[int, float] = defaultdict(float)
         for word in sorted(words(question)):
             holders = self._holders.get(word, [])
             if len(holders) < len(self.all) // 20:
                 for number in holders:
-                    scores[number] += self.weight(word)  # type: ignore[assignment]
-        found = (self.paragraph(number) for number, _ in scores.most_common(3 * num))
+                    scores[number] += self.weight(word)
+        found = map(self.paragraph, nlargest(3 * num, scores, key=scores.__getitem__))
         return [one for one in found if one is not None][:num]
 
     def rank(self, question: str, *texts: str) -> float:
@@ -459,6 +460,7 @@ def with_shapes(
 def write_lines(path: Path, lines: Iterable[str]) -> int:
     num = 0
     with path.open("w", encoding="utf-8") as file:
-        for num, line in enumerate(lines, start=1):  # noqa: B007
+        for line in lines:
             file.write(f"{line}\n")
+            num += 1
     return num

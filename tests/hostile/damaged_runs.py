@@ -18,6 +18,7 @@ import shutil
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,7 +93,7 @@ def _kind(folder: Path, resume: tuple[str, ...]) -> RunKind:
 
 
 @contextlib.contextmanager
-def _copied(folder: Path):  # type: ignore[no-untyped-def]
+def _copied(folder: Path) -> Iterator[None]:
     """Whatever is done to a folder is undone."""
     copy = folder.with_name(f"{folder.name}-copy")
     shutil.copytree(folder, copy)

@@ -96,6 +96,7 @@ NEEDLES = (
 SYNTHETIC: dict[str, tuple[int, dict[str, Any]]] = {
     **dict.fromkeys(NEEDLES, (340, {})),
     "ruler/vt": (600, {}),
+    "ruler/cwe": (250, {}),
     "ruler/fwe": (250, {}),
     "beyond/two_hop": (700, {"num_candidates": 4}),
     "beyond/corrections": (500, {}),
@@ -320,9 +321,8 @@ def squad_examples(
     path: Path, tokens: int, num: int, tokenizer: Tokenizer, seed: int
 ) -> Iterator[Example]:
     """Questions over paragraphs of many articles as one text, the question's own article included."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:  # type: ignore[operator]
-        articles = json.load(file)["data"]
+    raw = path.read_bytes()
+    articles = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)["data"]
     contexts = [one["context"] for article in articles for one in article["paragraphs"]]
     questions = [
         (paragraph["context"], question)
@@ -552,6 +552,8 @@ class Preparation:
             lengths = random.Random(f"{self.arguments.seed}/{name}")
             for number in range(min(num, self.arguments.limit or num)):
                 tokens = drawn_length(lengths, SYNTHETIC_LENGTHS)
+                if name == "ruler/cwe":
+                    tokens = max(1000, min(tokens, 4000))
                 if not self._is_ours(number):
                     continue
                 tokens = tokens // 50 * 50

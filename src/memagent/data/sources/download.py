@@ -80,7 +80,7 @@ def download(
 
 
 class _Unobtainable(Exception):
-    """The file cannot be had from here; says why and what to try."""
+    """The file cannot be downloaded here; says why and what to try."""
 
 
 class _Retry(Exception):

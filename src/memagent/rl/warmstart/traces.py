@@ -46,7 +46,13 @@ NOTHING_YET = "Nothing in the text so far helps to answer the question."
 """The memory before the first evidence, where a reply cannot say that nothing changes."""
 
 
-_word = re.compile(r"\w+")
+NUM_SPARE_WORDS = 2
+"""Frequent words that a memory holds beside those of the answer."""
+WORDS_PER_MOMENT = 20
+"""Frequent words are compared after each so many words."""
+
+_word = re.compile(r"[^\W\d_][\w-]*")
+"""A word of a list or of a text in code; numbers of lines and dots are none."""
 
 
 class TraceRefused(DataError):
@@ -141,8 +147,6 @@ def _memory_at(place: int, moments: Sequence[Moment], nothing: str) -> str:
 
 
 def _moments(example: Example) -> list[Moment]:
-    if reason := NO_RULE.get(example.task):
-        raise TraceRefused(f"{example.id}: {reason}")
     moments = RULES.get(example.task, collect)(example)
     # the reader strips replies
     return [Moment(moment.end, moment.memory.strip()) for moment in moments]
@@ -229,18 +233,6 @@ def nth(example: Example) -> list[Moment]:
     return [*moments, Moment(end, f"{kind.capitalize()} number {number} about {topic}:\n{wording}")]
 
 
-def frequent(example: Example) -> list[Moment]:
-    """Keep the commonest words so far with their counts: one more than the question asks for."""
-    counts: Counter[str] = Counter()
-    most = len(example.answers) + 1
-    moments: list[Moment] = []
-    for match in _word.finditer(example.text()):
-        counts[match[0]] += 1
-        common = ", ".join(f"{word} {num}" for word, num in counts.most_common(most))
-        moments.append(Moment(match.end(), f"Most frequent so far: {common}."))
-    return moments
-
-
 def resolve(example: Example) -> list[Moment]:
     """Keep all candidates for the second hop until the first one identifies it."""
     *_, link = notes = _noted(example)
@@ -266,6 +258,26 @@ def likely(example: Example) -> list[Moment]:
     return moments
 
 
+def frequent(example: Example) -> list[Moment]:
+    """Keep the words that have occurred most often, in that order, and a few more than are asked for.
+
+    Their counts are not kept: the order within a section is what a model can see.
+    """
+    counts: Counter[str] = Counter()
+    moments: list[Moment] = []
+    num_kept = len(example.answers) + NUM_SPARE_WORDS
+    for number, word in enumerate(_word.finditer(example.text()), start=1):
+        counts[word.group()] += 1
+        if number % WORDS_PER_MOMENT == 0:
+            moments.append(_frequent(counts, num_kept, word.end()))
+    return [*moments, _frequent(counts, num_kept, len(example.text()))]
+
+
+def _frequent(counts: Counter[str], num_kept: int, end: int) -> Moment:
+    words = ", ".join(word for word, _ in counts.most_common(num_kept))
+    return Moment(end, f"Most frequent so far: {words}." if words else NOTHING_YET)
+
+
 RULES: dict[str, Rule] = {
     "beyond/coreference": nth,
     "beyond/counting": count,
@@ -274,15 +286,11 @@ RULES: dict[str, Rule] = {
     "beyond/corrections": latest,
     "beyond/unanswerable": collect_if_any,
     "questions": likely,
+    "ruler/cwe": frequent,
     "ruler/fwe": frequent,
     "ruler/vt": latest,
 }
 """Rules by task; `collect` for every other task."""
-
-NO_RULE: dict[str, str] = {
-    "ruler/cwe": "its answer rests on the counts of all words of the text, which no memory holds"
-}
-"""Tasks without a rule, and why."""
 
 
 def _noted(example: Example) -> list[Moment]:
