@@ -302,18 +302,11 @@ class ItemEngine(BaseEngine):
 class TokenItemEngine(ItemEngine):
     """The engine of an item where it also takes prompts as tokens, such as the local one."""
 
-    def __init__(
-        self,
-        gate: EngineGate,
-        calls: CallLog,
-        item: str,
-        *,
-        method: str = "",
-        on_call: OnCall | None = None,
-    ) -> None:
-        super().__init__(gate, calls, item, method=method, on_call=on_call)
-        assert isinstance(gate.engine, TokenEngine)
-        self._tokens = gate.engine
+    @property
+    def _tokens(self) -> TokenEngine:
+        engine = self._gate.engine
+        assert isinstance(engine, TokenEngine), "item_engine chooses the class by the engine"
+        return engine
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, ready for the reply."""
