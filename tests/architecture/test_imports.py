@@ -4,7 +4,7 @@
     row 4   rl  viewer  serve
     row 3   eval
     row 2   agent  data
-    row 1   documents  engines  rewards
+    row 1   documents  engines  rewards  web
     row 0   types  errors  config  runs  tracking  blocking  jsonl  files  processes  names  plugins
             control_tokens  chat_templates  template_worker  extras  shipped  foreign  _version
 
@@ -53,7 +53,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "shipped",
         "_version",
     ),
-    ("documents", "engines", "rewards"),
+    ("documents", "engines", "rewards", "web"),
     ("agent", "data"),
     ("eval",),
     ("rl", "viewer", "serve"),
@@ -71,9 +71,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "vllm": ("memagent.engines.vllm",),
     "ray": ("memagent.rl.distributed",),
     "openai": ("memagent.engines.openai",),
-    "fastapi": ("memagent.serve",),
-    "starlette": ("memagent.serve",),
-    "uvicorn": ("memagent.serve",),
+    "fastapi": ("memagent.serve", "memagent.viewer"),
+    "starlette": ("memagent.serve", "memagent.viewer", "memagent.web"),
+    "uvicorn": ("memagent.serve", "memagent.viewer", "memagent.web"),
     "prometheus_client": ("memagent.serve",),
 }
 """Libraries that appear in these modules and nowhere else."""

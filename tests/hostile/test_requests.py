@@ -15,9 +15,10 @@ import pytest
 from starlette.datastructures import Headers
 
 from memagent.engines.local.loading import LoadedModel
-from memagent.serve import deadline, guard
+from memagent.serve import guard
 from memagent.serve.errors import ApiError
-from memagent.serve.hosts import HostCheck
+from memagent.web import deadline
+from memagent.web.hosts import ForeignRequest, HostCheck
 from tests.hostile import requests
 from tests.hostile.harness import tried
 from tests.support.tiny_models import WINDOW, make_tiny_model
@@ -105,7 +106,7 @@ def test_hosts_of_the_server_are_addresses_and_its_names(host: str, is_own: bool
     if is_own:
         check.check(Headers({"host": host}))
     else:
-        with pytest.raises(ApiError, match="another name"):
+        with pytest.raises(ForeignRequest, match="another name"):
             check.check(Headers({"host": host}))
 
 

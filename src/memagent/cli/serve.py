@@ -84,9 +84,12 @@ def command(**options: Any) -> None:
     check_engine("local")
     # imported here: both import torch, and `check_engine` names the extra if it is missing
     from memagent.engines.local.engine import LocalEngine
-    from memagent.serve.run import bound, serve
+    from memagent.serve.run import serve
+    from memagent.web.listening import bound
 
-    with bound(chosen.server) as listener:  # before a model is fetched and loaded in vain
+    with bound(
+        chosen.server.host, chosen.server.port
+    ) as listener:  # before a model is fetched and loaded in vain
         pull_known(model, CommandConsole())
         with open_engine(chosen.engine, **chosen.local.model_dump(exclude_unset=True)) as engine:
             assert isinstance(engine, LocalEngine)

@@ -4,8 +4,7 @@ app.py         the routes                       run.py        the process: start
 wire.py        requests, validated              errors.py     errors in OpenAI's format
 generate.py    from a request to replies        responses.py  replies in OpenAI's format
 guard.py       key, body, admission, counting   metrics.py    Prometheus metrics
-hosts.py       Host and Origin headers          deadline.py   a time limit for headers
 request_log.py what is reported of a request
 
-Generation itself is in `engines/local`; settings are `ServeConfig` of `memagent.config`.
+Generation itself is in `engines/local`; what all servers share is in `web`; settings are `ServeConfig` of `memagent.config`.
 """

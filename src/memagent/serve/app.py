@@ -26,12 +26,12 @@ from memagent.errors import MemagentError
 from memagent.serve.errors import INTERNAL, ApiError, from_memagent
 from memagent.serve.generate import ReplyJob, jobs_of, parts, replies, streams
 from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Guard, shutting_down
-from memagent.serve.hosts import HostCheck
 from memagent.serve.metrics import Metrics
 from memagent.serve.request_log import OnRequest
 from memagent.serve.responses import Json, ResponseWriter, model_card, total, writer_of
 from memagent.serve.wire import ChatRequest, CompletionRequest, parse
 from memagent.types import Completion
+from memagent.web.hosts import HostCheck
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memagent.serve.errors import ApiError
-from memagent.serve.hosts import HostCheck
 from memagent.serve.metrics import Metrics
 from memagent.serve.request_log import OnRequest, RequestRecord, client_of, path_of
 from memagent.types import Usage
+from memagent.web.hosts import ForeignRequest, HostCheck
 
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
 KNOWN_PATHS = (*GENERATION_PATHS, "/v1/models", "/health", "/metrics")
@@ -126,7 +126,10 @@ class Guard:
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        self._hosts.check(headers)
+        try:
+            self._hosts.check(headers)
+        except ForeignRequest as error:
+            raise ApiError(403, str(error), code=error.code) from None
         if scope["path"].startswith("/v1"):
             self._check_key(headers)
         if scope["path"] in GENERATION_PATHS and scope["method"] == "POST":

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import socket
 import threading
@@ -22,11 +21,11 @@ import uvicorn
 
 from memagent.config import ServeConfig
 from memagent.engines.local.engine import LocalEngine
-from memagent.errors import ConfigError
 from memagent.serve.app import make_app
-from memagent.serve.deadline import deadline_protocol
 from memagent.serve.guard import AdmissionGate
 from memagent.serve.request_log import OnRequest
+from memagent.web.deadline import deadline_protocol
+from memagent.web.listening import bound, port_errors, url_of
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
@@ -50,9 +49,11 @@ def serve(
     """
     gc.collect()
     gc.freeze()  # models and modules are permanent: scanning them repeatedly costs whole steps
-    with _port_errors(config):  # another process may have bound the port at the same time
+    with port_errors(
+        config.host, config.port
+    ):  # another process may have bound the port at the same time
         listener.listen(BACKLOG)
-    on_ready(_url(config.host, listener))
+    on_ready(url_of(config.host, listener))
     HttpServer(engine, config, on_request=on_request, on_drain=on_drain).run(sockets=[listener])
 
 
@@ -62,13 +63,13 @@ def serving(
 ) -> Iterator[str]:
     """Serve in a thread while the block runs; yields the base URL, such as http://HOST:PORT."""
     config = config or ServeConfig(port=0)
-    with bound(config) as listener:
+    with bound(config.host, config.port) as listener:
         listener.listen(BACKLOG)
         server = HttpServer(engine, config, on_request=on_request)
         thread = threading.Thread(target=server.run, args=([listener],), name="memagent-serve")
         thread.start()
         try:
-            yield _url(config.host, listener)
+            yield url_of(config.host, listener)
         finally:
             server.drain()
             thread.join()
@@ -129,40 +130,3 @@ class HttpServer(uvicorn.Server):
         if running:
             await asyncio.wait(running, timeout=CLOSE_SECONDS)
         await super().shutdown(sockets)
-
-
-@contextmanager
-def bound(config: ServeConfig) -> Iterator[socket.socket]:
-    """A socket on the host and port of the settings. Raises ConfigError if they are taken.
-
-    It does not listen yet, so that clients are refused while a model loads.
-    """
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        with _port_errors(config):
-            listener.bind((config.host, config.port))
-        yield listener
-
-
-@contextmanager
-def _port_errors(config: ServeConfig) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {config.port} of {config.host} is taken by another program; choose another "
-                "`port`, or 0 for any free one"
-            ) from None
-        raise ConfigError(
-            f"cannot listen on {config.host} port {config.port} ({error.strerror or error}); "
-            "choose others with `host` and `port`"
-        ) from None
-
-
-def _url(host: str, listener: socket.socket) -> str:
-    name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{listener.getsockname()[1]}"

@@ -12,9 +12,15 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
-from memagent.serve.errors import ApiError
-
 LOCAL_NAME = "localhost"
+
+
+class ForeignRequest(Exception):
+    """A request that is not meant for this server; `code` is what an API calls it."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class HostCheck:
@@ -33,11 +39,10 @@ class HostCheck:
         }
 
     def check(self, headers: Headers) -> None:
-        """Raise ApiError 403 for a foreign host or origin."""
+        """Raise ForeignRequest for a foreign host or origin."""
         hosts = headers.getlist("host")
         if len(hosts) > 1 or not all(self._is_own(host) for host in hosts):
-            raise ApiError(
-                403,
+            raise ForeignRequest(
                 "this server has another name; use its address, or list the name in `allowed_hosts`",
                 code="host_not_allowed",
             )
@@ -46,8 +51,8 @@ class HostCheck:
             if address not in map(_authority, hosts) and not _is_loopback(
                 address.partition("/")[0]
             ):
-                raise ApiError(
-                    403, "requests of other web sites are refused", code="origin_not_allowed"
+                raise ForeignRequest(
+                    "requests of other web sites are refused", code="origin_not_allowed"
                 )
 
     def _is_own(self, host: str) -> bool:
