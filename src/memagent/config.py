@@ -74,7 +74,7 @@ class AgentConfig(Settings):
     reasoning_tokens: int = Field(default=0, ge=0)
     """Tokens added to the limit of every reply, for models that reason before they answer."""
     prompts: str = "default"
-    """Prompt set: default, boxed, paper, keep, small, compact, or the path of a TOML file with your own templates."""
+    """Prompt set: default, boxed, paper, keep, add, small, compact, or the path of a TOML file with your own templates."""
     temperature: float | None = Field(default=None, ge=0)
     """Sampling temperature; left to the engine when not given."""
     top_p: float | None = Field(default=None, gt=0, le=1)

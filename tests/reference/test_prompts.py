@@ -73,6 +73,7 @@ def test_the_fingerprints_that_runs_keep_do_not_change() -> None:
         "boxed": "4cae50685b3204fd",
         "paper": "a77c493a32206769",
         "keep": "f0d8c164622a93d1",
+        "add": "3db7480098c8e96c",
         "small": "2d57558a2d8a76a3",
         "compact": "a534a346eb394160",
     }

@@ -54,6 +54,7 @@ def identity(
             "answer": prompts.answer,
             "empty_memory": prompts.empty_memory,
             **({"no_change": prompts.no_change} if prompts.no_change else {}),
+            **({"replace": prompts.replace} if prompts.replace else {}),
         },
         "agent": config.model_dump(mode="json"),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from memagent.agent.prompts import MemoryChange
 from memagent.config import EmptyReplies
 from memagent.documents.tokenizers import Tokenizer
 
@@ -29,9 +30,9 @@ class Rewritten(NamedTuple):
     text: str
     num_tokens: int
     was_cut: bool
-    """True when the reply was longer than the memory may be."""
+    """True when the memory would have been longer than it may be."""
     was_kept: bool
-    """True when the reply was empty or said that nothing changes, so the old memory stays."""
+    """True when the reply was empty, said that nothing changes or added nothing, so the old memory stays."""
 
 
 def split_reasoning(text: str) -> Reply:
@@ -51,23 +52,39 @@ def split_reasoning(text: str) -> Reply:
 def rewrite(
     old: str,
     old_tokens: int,
-    said: str,
+    change: MemoryChange,
     tokenizer: Tokenizer,
     *,
     memory_tokens: int,
-    is_kept: bool = False,
     empty_replies: EmptyReplies = "keep",
 ) -> Rewritten:
-    """The memory after a reply. By default an empty reply keeps the old one: silence must not erase facts.
-
-    `is_kept`: the reply says that nothing changes.
-    """
-    if is_kept or (not said and empty_replies == "keep"):
+    """The memory after a reply. By default an empty reply keeps the old one: silence must not erase facts."""
+    if change.kind == "keep" or (not change.text and empty_replies == "keep"):
         return Rewritten(old, old_tokens, was_cut=False, was_kept=True)
-    num_tokens = tokenizer.count(said)
+    if change.kind == "add":
+        return extend(old, old_tokens, change.text, tokenizer, memory_tokens=memory_tokens)
+    num_tokens = tokenizer.count(change.text)
     if num_tokens <= memory_tokens:
-        return Rewritten(said, num_tokens, was_cut=False, was_kept=False)
-    text = shortened(said, tokenizer, max_tokens=memory_tokens)
+        return Rewritten(change.text, num_tokens, was_cut=False, was_kept=False)
+    text = shortened(change.text, tokenizer, max_tokens=memory_tokens)
+    return Rewritten(text, tokenizer.count(text), was_cut=True, was_kept=False)
+
+
+def extend(
+    old: str, old_tokens: int, added: str, tokenizer: Tokenizer, *, memory_tokens: int
+) -> Rewritten:
+    """The memory with further lines; those it has already are left out, and its oldest make room."""
+    lines = old.split("\n") if old else []
+    known = set(lines)
+    new = [line for line in added.splitlines() if line.strip() and line not in known]
+    if not new:
+        return Rewritten(old, old_tokens, was_cut=False, was_kept=True)
+    for num_dropped in range(len(lines) + 1):
+        text = "\n".join([*lines[num_dropped:], *new])
+        num_tokens = tokenizer.count(text)
+        if num_tokens <= memory_tokens:
+            return Rewritten(text, num_tokens, was_cut=num_dropped > 0, was_kept=False)
+    text = shortened("\n".join(new), tokenizer, max_tokens=memory_tokens)
     return Rewritten(text, tokenizer.count(text), was_cut=True, was_kept=False)
 
 

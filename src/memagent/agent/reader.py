@@ -258,10 +258,9 @@ class Reader:
         new = rewrite(
             state.memory,
             state.num_tokens,
-            reply,
+            self.prompts.change_of(reply),
             self.tokenizer,
             memory_tokens=self.config.memory_tokens,
-            is_kept=self.prompts.says_no_change(reply),
             empty_replies=self.config.empty_replies,
         )
         flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []

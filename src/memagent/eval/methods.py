@@ -36,7 +36,7 @@ from memagent.agent.budget import JOINT_TOKENS
 from memagent.agent.limits import Limits
 from memagent.agent.memory import rewrite, shortened, split_reasoning
 from memagent.agent.model_call import all_or_none, call_model
-from memagent.agent.prompts import PROMPT_SETS
+from memagent.agent.prompts import PROMPT_SETS, MemoryChange
 from memagent.agent.reader import Reader, cut_chunk
 from memagent.agent.trace import Section, Step, StepKind, Trace
 from memagent.config import AgentConfig
@@ -66,7 +66,7 @@ class MethodSettings(AgentConfig):
     """How a method reads: the reader's settings, and those that other methods add."""
 
     prompts: str = "boxed"
-    """Prompt set of the reader: default, boxed, paper, keep, small, compact, or the path of a TOML file."""
+    """Prompt set of the reader: default, boxed, paper, keep, add, small, compact, or the path of a TOML file."""
     passage_tokens: int = Field(default=256, ge=16)
     """Tokens of each passage that bm25 and dense rank."""
     retrieved_tokens: int | None = Field(default=None, ge=16)
@@ -233,8 +233,9 @@ async def refine(example: Example, context: Context) -> Trace:
             chunk=chunk,
             memory=draft,
         )
+        change = MemoryChange("replace", step.reply)
         draft = rewrite(
-            draft, 0, step.reply, context.tokenizer, memory_tokens=settings.memory_tokens
+            draft, 0, change, context.tokenizer, memory_tokens=settings.memory_tokens
         ).text
         chunk = upcoming
     return context.trace()

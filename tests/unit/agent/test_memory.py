@@ -3,6 +3,7 @@
 import pytest
 
 from memagent.agent.memory import rewrite, split_reasoning
+from memagent.agent.prompts import MemoryChange
 from memagent.documents.tokenizers import ByteTokenizer
 
 
@@ -25,14 +26,40 @@ def test_reasoning_is_separated_from_the_reply(text: str, said: str, has_reasoni
 
 
 def test_a_reply_within_the_budget_is_the_new_memory() -> None:
-    new = rewrite("old", 3, "new facts", ByteTokenizer(), memory_tokens=20)
+    new = rewrite("old", 3, replaced("new facts"), ByteTokenizer(), memory_tokens=20)
     assert new == ("new facts", 9, False, False)
 
 
 def test_a_reply_over_the_budget_is_cut_and_flagged() -> None:
-    new = rewrite("old", 3, "ääää", ByteTokenizer(), memory_tokens=5)
+    new = rewrite("old", 3, replaced("ääää"), ByteTokenizer(), memory_tokens=5)
     assert new == ("ää", 4, True, False)
 
 
 def test_an_empty_reply_keeps_the_old_memory_and_is_flagged() -> None:
-    assert rewrite("old", 3, "", ByteTokenizer(), memory_tokens=20) == ("old", 3, False, True)
+    new = rewrite("old", 3, replaced(""), ByteTokenizer(), memory_tokens=20)
+    assert new == ("old", 3, False, True)
+
+
+def replaced(text: str) -> MemoryChange:
+    return MemoryChange("replace", text)
+
+
+def added(old: str, text: str, *, memory_tokens: int = 20) -> tuple[str, int, bool, bool]:
+    change = MemoryChange("add", text)
+    return rewrite(old, len(old), change, ByteTokenizer(), memory_tokens=memory_tokens)
+
+
+def test_lines_are_added_after_those_of_the_memory() -> None:
+    assert added("one\ntwo", "three\n\nfour") == ("one\ntwo\nthree\nfour", 18, False, False)
+    assert added("", "one") == ("one", 3, False, False)
+
+
+def test_lines_the_memory_has_already_are_not_added_again() -> None:
+    assert added("one\ntwo", "two\nthree") == ("one\ntwo\nthree", 13, False, False)
+    assert added("one\ntwo", "two\none") == ("one\ntwo", 7, False, True)
+
+
+def test_the_oldest_lines_make_room_and_that_is_flagged() -> None:
+    assert added("one\ntwo", "three", memory_tokens=10) == ("two\nthree", 9, True, False)
+    assert added("one\ntwo", "three", memory_tokens=5) == ("three", 5, True, False)
+    assert added("one\ntwo", "three", memory_tokens=4) == ("thre", 4, True, False)

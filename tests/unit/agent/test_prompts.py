@@ -136,3 +136,26 @@ def test_the_fingerprint_follows_the_wording_not_the_name(tmp_path: Path) -> Non
     (tmp_path / "c.toml").write_text(OWN.replace("terse", "brief"))
     a, b, c = (open_prompts(str(tmp_path / f"{name}.toml")) for name in "abc")
     assert a.sha256 == b.sha256 != c.sha256
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reply"),
+    [
+        ("", "", "No change."),
+        ("a\nb", "a\nb", "No change."),
+        ("", "a", "a"),
+        ("a", "a\nb\nc", "b\nc"),
+        ("a\nb", "a\nc", "New memory:\na\nc"),
+    ],
+)
+def test_the_reply_for_a_new_memory_adds_where_it_can(old: str, new: str, reply: str) -> None:
+    assert open_prompts("add").reply_for(old, new) == reply
+    assert open_prompts("keep").reply_for(old, new) == ("No change." if old == new else new)
+
+
+def test_a_reply_is_read_as_the_prompts_offer_it() -> None:
+    adding, replacing = open_prompts("add"), open_prompts("default")
+    assert adding.change_of("a fact") == ("add", "a fact")
+    assert adding.change_of("new memory: a fact") == ("replace", "a fact")
+    assert adding.change_of("no change") == ("keep", "")
+    assert replacing.change_of("New memory: a fact") == ("replace", "New memory: a fact")

@@ -116,6 +116,17 @@ def test_a_reply_that_says_no_change_keeps_the_memory_byte_for_byte() -> None:
     assert "fact  one" in prompts_of(reader)[3]
 
 
+def test_replies_are_added_to_the_memory_where_the_prompts_say_so() -> None:
+    replies = ["fact one", "fact two\nfact one", "New memory:\nfact three", "answer"]
+    trace = reader_of(replies, prompts="add").ask("what?", TEXT)
+    assert [step.memory for step in trace.steps[:3]] == [
+        "fact one",
+        "fact one\nfact two",
+        "fact three",
+    ]
+    assert [step.reply for step in trace.steps[:3]] == replies[:3]
+
+
 def test_no_change_is_a_memory_like_any_other_where_the_prompt_does_not_offer_it() -> None:
     trace = reader_of(["fact", "No change.", "fact", "answer"]).ask("what?", TEXT)
     assert [step.memory for step in trace.steps[:3]] == ["fact", "No change.", "fact"]

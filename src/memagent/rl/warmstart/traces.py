@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count as counter
 from typing import Any, NamedTuple
 
@@ -79,8 +79,8 @@ def conversations(
     text = example.text()
     if not text:
         raise TraceRefused(f"{example.id} has an empty text")
-    moments = _moments(example)
     prompts = open_prompts(config.prompts)
+    moments = _moments(example, ADDED if prompts.replace else {})
     nothing = "" if prompts.no_change else NOTHING_YET
     answer = answer_of(example, moments[-1].memory if moments else nothing, prompts)
     _check_fit(example, [moment.memory for moment in moments], answer, config, tokenizer)
@@ -96,9 +96,8 @@ def conversations(
             replies.append(answer)
             return answer
         memory = _memory_at(section.end, moments, nothing)
-        is_same = memory == (memories[-1] if memories else "")
+        replies.append(prompts.reply_for(memories[-1] if memories else "", memory))
         memories.append(memory)
-        replies.append(prompts.no_change if is_same and prompts.no_change else memory)
         return replies[-1]
 
     engine = ScriptedEngine(script)
@@ -146,8 +145,9 @@ def _memory_at(place: int, moments: Sequence[Moment], nothing: str) -> str:
     return moments[num_due - 1].memory if num_due else nothing
 
 
-def _moments(example: Example) -> list[Moment]:
-    moments = RULES.get(example.task, collect)(example)
+def _moments(example: Example, special: Mapping[str, Rule]) -> list[Moment]:
+    rules = {**RULES, **special}
+    moments = rules.get(example.task, collect)(example)
     # the reader strips replies
     return [Moment(moment.end, moment.memory.strip()) for moment in moments]
 
@@ -258,6 +258,17 @@ def likely(example: Example) -> list[Moment]:
     return moments
 
 
+def likeliest(example: Example) -> list[Moment]:
+    """Keep evidence and the likeliest sentences before its end; nothing is dropped."""
+    lines = _lines(example)
+    last = max(line.end for line in lines if line.rank is None)
+    candidates = [(line.rank, line) for line in lines if line.rank is not None and line.end < last]
+    candidates.sort(reverse=True)
+    most = _required(example, "num_candidates")
+    kept = [line for line in lines if line.rank is None] + [line for _, line in candidates[:most]]
+    return _collected([Moment(line.end, line.text) for line in sorted(kept)])
+
+
 def frequent(example: Example) -> list[Moment]:
     """Keep the words that have occurred most often, in that order, and a few more than are asked for.
 
@@ -291,6 +302,8 @@ RULES: dict[str, Rule] = {
     "ruler/vt": latest,
 }
 """Rules by task; `collect` for every other task."""
+ADDED: dict[str, Rule] = {"questions": likeliest}
+"""Rules where replies are added to the memory: dropping a line would cost a rewritten memory."""
 
 
 def _noted(example: Example) -> list[Moment]:

@@ -188,6 +188,40 @@ def test_likely_sentences_are_kept_until_all_evidence_is_found() -> None:
     ]
 
 
+def test_the_likeliest_sentences_are_added_where_replies_add_to_the_memory() -> None:
+    sentences = ("gold one", "likely a", "likely b", "other", "likely c", "gold two", "likely d")
+    example = facts(
+        *sentences,
+        evidence=(0, 5),
+        task="questions",
+        metadata={
+            "num_candidates": 2,
+            "candidates": [[39, "likely a", 0.5], [59, "likely b", 0.3], [99, "likely c", 0.4],
+                           [139, "likely d", 0.9]],
+        },
+    )  # fmt: skip
+    config = AgentConfig(window=4000, chunk_tokens=20, memory_tokens=200, prompts="add")
+    assert replies(trace(example, config)) == [
+        "gold one".ljust(19, "x"),
+        "likely a",
+        "No change.",
+        "No change.",
+        "likely c",
+        "gold two".ljust(19, "x"),
+        "No change.",
+        "\\boxed{a}",
+    ]
+
+
+def test_a_state_that_changes_replaces_the_memory_where_replies_add_to_it() -> None:
+    config = AgentConfig(window=4000, chunk_tokens=900, memory_tokens=300, prompts="add")
+    example = made("beyond/counting", tokens=4000)
+    said = [reply for reply in replies(trace(example, config))[:-1] if reply != "No change."]
+    assert not said[0].startswith("New memory:")
+    assert len(said) > 1
+    assert all(reply.startswith("New memory:\n") for reply in said[1:])
+
+
 def test_likely_sentences_without_evidence_are_refused() -> None:
     example = facts("one", task="questions", metadata={"num_candidates": 2, "candidates": []})
     with pytest.raises(TraceRefused, match="has no evidence"):
