@@ -11,7 +11,8 @@ Anything else that escapes is a bug in memagent and keeps its traceback.
     │   │   └── RunNotWritable   a full disk, or a folder that became read-only
     │   └── DataError        a dataset or one of its sources is invalid
     ├── EngineError          the endpoint failed after retries: exit code 3
-    │   └── EmptyAnswer      the model gave an empty answer
+    │   ├── EmptyAnswer      the model gave an empty answer
+    │   └── ClusterError     a Ray cluster is out of reach, too small, or lost a part for too long
     └── LimitReached         a limit on calls or cost stopped the run: exit code 4
 """
 
@@ -70,6 +71,10 @@ class EngineError(MemagentError):
 
 class EmptyAnswer(EngineError):
     """The model gave an empty answer, or reasoning only."""
+
+
+class ClusterError(EngineError):
+    """A Ray cluster cannot be reached, is too small, or lost a part for too long. Finished work is kept."""
 
 
 class LimitReached(MemagentError):

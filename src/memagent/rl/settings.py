@@ -29,6 +29,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from memagent import trust
+from memagent.cluster import LOCAL_CLUSTER
 from memagent.config import Settings, read_toml, with_override
 from memagent.engines.addresses import origins
 from memagent.engines.base import CODE_SETTINGS, check_stored
@@ -373,6 +374,60 @@ class LogSettings(Settings):
     """Rollouts per step that are saved in samples/."""
 
 
+class ClusterSettings(Settings):
+    """A Ray cluster to train on. Without GPUs in the cluster, everything runs on CPUs.
+
+    Example: `ClusterSettings(address="10.0.0.1:6379", trainer_ranks=8, engine_replicas=4)`.
+    """
+
+    address: str = LOCAL_CLUSTER
+    """HOST:PORT of the head node of a running cluster. auto: the cluster in the variable RAY_ADDRESS, as
+    inside `ray job submit`; without it a cluster of this machine alone, which ends with the run."""
+    trainer_ranks: int = Field(default=1, ge=1)
+    """Processes that train together, each with one GPU and a shard of the weights, gradients and optimizer
+    (FSDP2). May differ when a run is resumed."""
+    engine_replicas: int = Field(default=1, ge=1)
+    """Engines that sample replies, each with tensor_parallel_size GPUs."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs that share the weights of one engine replica; above 1 for vLLM only."""
+    placement: Literal["colocated", "separate"] = "separate"
+    """separate: engine replicas have their own GPUs. colocated: they share those of the trainer ranks, and
+    sleep while the ranks train."""
+    cpus_per_rank: int = Field(default=1, ge=0)
+    """CPUs that a trainer rank reserves."""
+    cpus_per_replica: int = Field(default=1, ge=0)
+    """CPUs that an engine replica reserves."""
+    offload_optimizer: bool = False
+    """Keep weights, gradients and optimizer state of the ranks in CPU memory between uses, and step there:
+    slower, for the smallest GPU memory."""
+    offload_reference: bool = False
+    """Keep the reference weights of the KL term in CPU memory between uses."""
+    object_store_gb: float | None = Field(default=None, gt=0)
+    """Memory for objects of a cluster that is started for the run; three tenths of the machine's when not
+    given."""
+    connect_seconds: float = Field(default=60.0, gt=0)
+    """How long the cluster may take to answer at the start."""
+    wait_seconds: float = Field(default=300.0, gt=0)
+    """How long missing GPUs, CPUs and nodes are waited for, at the start and after a node has left. Then
+    the run stops, and can be resumed."""
+    collective_seconds: float = Field(default=1800.0, gt=0)
+    """How long a rank may wait for the others in one operation."""
+    max_restarts: int = Field(default=3, ge=0)
+    """How often the ranks are restarted from the newest checkpoint, without a finished step between two
+    restarts, before the run stops."""
+
+    @model_validator(mode="after")
+    def _is_placeable(self) -> Self:
+        needed = self.engine_replicas * self.tensor_parallel_size
+        if self.placement == "colocated" and needed > self.trainer_ranks:
+            raise ValueError(
+                f"{needed} GPUs of engine replicas (`engine_replicas` x `tensor_parallel_size`) cannot share "
+                f"those of {self.trainer_ranks} trainer ranks; lower them, raise `trainer_ranks`, or set "
+                "`placement=separate`"
+            )
+        return self
+
+
 # --- a run ----------------------------------------------------------------------------------------
 
 
@@ -411,6 +466,8 @@ class TrainConfig(Settings):
     """Which checkpoints are written and kept."""
     logging: LogSettings = LogSettings()
     """Where metrics go."""
+    cluster: ClusterSettings | None = None
+    """Train on a Ray cluster; in this process when not given."""
 
     @classmethod
     def parse(cls, values: dict[str, Any], *, changes: Sequence[str] = ()) -> Self:
@@ -505,7 +562,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 MAY_CHANGE = ("steps", "sources", "checkpoint", "logging", "validation", "update.max_tokens",
               "update.checkpointing", "update.compiled", "rollout.concurrency", "rollout.seconds",
-              "rollout.engine_settings")  # fmt: skip
+              "rollout.engine_settings", "cluster")  # fmt: skip
 """Settings that may change when a run is resumed."""
 CODE_NAMES = ("agent.name", "agent.reward", "warm_start.replies")
 """Settings that may be given again, unchanged: they may name code."""
@@ -581,6 +638,8 @@ def remember_named(config: TrainConfig) -> None:
     trust.remember("code", *(code_file(spec) for _, spec in _code(config)), *engine_code)
     if settings.get("base_url") is not None:
         trust.remember("address", *origins(str(settings["base_url"])))
+    if config.cluster is not None and config.cluster.address != LOCAL_CLUSTER:
+        trust.remember("address", config.cluster.address)
 
 
 def stored_values(config: TrainConfig) -> dict[str, Any]:
@@ -603,6 +662,16 @@ def _check_trust(config: TrainConfig, named: Sequence[str]) -> None:
                 f"the run directory names the code {spec}, a file that you have not named on this machine; "
                 f"if it may run, give it again: `{setting}={again}`"
             )
+    cluster = config.cluster.address if config.cluster is not None else LOCAL_CLUSTER
+    if (
+        cluster != LOCAL_CLUSTER
+        and not is_named("cluster.address")
+        and not trust.is_known("address", cluster)
+    ):
+        raise ConfigError(
+            f"the run directory names the cluster {cluster}, which you have not used on this machine; if it "
+            f"may be used, give it again: `cluster.address={cluster}`"
+        )
     stored, prefix = config.rollout.engine_settings, "rollout.engine_settings."
     given = {name: value for name, value in stored.items() if is_named(f"{prefix}{name}")}
     check_stored(stored, given, prefix=prefix)

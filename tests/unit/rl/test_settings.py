@@ -13,10 +13,12 @@ from memagent.errors import ConfigError
 from memagent.rl.agents.api import open_agent
 from memagent.rl.settings import (
     PRESETS,
+    ClusterSettings,
     TrainConfig,
     parse_config,
     read_config,
     read_warm_start,
+    remember_named,
     resumed_config,
 )
 
@@ -245,3 +247,29 @@ def test_a_resumed_run_keeps_the_preset_of_its_start() -> None:
     config = resumed_config(stored)
     assert config.preset == "paper"
     assert "section_ends" not in config.agent.settings
+
+
+def test_a_cluster_is_optional_and_may_change_when_a_run_is_resumed() -> None:
+    values = {"model": {"source": "x"}, "tasks": [{"tasks": ["small/colours"]}]}
+    assert parse_config(values).cluster is None
+    joined = resumed_config(values, changes=["cluster.address=10.0.0.1:6379"])
+    assert joined.cluster is not None
+    assert joined.cluster.address == "10.0.0.1:6379"
+    assert joined.cluster.trainer_ranks == 1
+
+
+def test_a_cluster_that_only_the_run_directory_names_is_not_joined() -> None:
+    stored = {
+        "model": {"source": "x"},
+        "tasks": [{"tasks": ["small/colours"]}],
+        "cluster": {"address": "203.0.113.9:6379"},
+    }
+    with pytest.raises(ConfigError, match=r"give it again: `cluster.address=203.0.113.9:6379`"):
+        resumed_config(stored)
+    remember_named(parse_config(stored))
+    assert resumed_config(stored).cluster == parse_config(stored).cluster
+
+
+def test_colocated_replicas_need_a_rank_for_each_of_their_gpus() -> None:
+    with pytest.raises(ConfigError, match="4 GPUs of engine replicas"):
+        ClusterSettings.parse({"placement": "colocated", "trainer_ranks": 2, "engine_replicas": 4})
