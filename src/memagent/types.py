@@ -78,7 +78,9 @@ class Completion:
     logprobs: tuple[float, ...] | None = None
     """Log-probability of each sampled token under the distribution it was sampled from."""
     policy_version: int | None = None
-    """Which weights sampled it: the number of updates since the engine was opened."""
+    """Which weights sampled it: the number of updates since the engine was opened; the oldest of several."""
+    token_versions: tuple[int, ...] | None = None
+    """The weights that sampled each token, where they changed during the reply; else None."""
 
 
 class Engine(Protocol):

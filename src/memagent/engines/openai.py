@@ -128,6 +128,8 @@ class EndpointEngine(BaseEngine):
         """One for each address."""
         self.on_retry = on_retry
         self._is_plain = False
+        self._policy_version: int | None = None
+        """Of completions; None while the weights do not change."""
         self._has_answered = False
         self._why_unlisted = ""
         """Why the endpoint did not list its models."""
@@ -241,10 +243,14 @@ class EndpointEngine(BaseEngine):
             if isinstance(entry, dict) and isinstance(entry.get("id"), str)
         ]
 
-    def switch_model(self, name: str) -> None:
-        """Request another model from now on, such as an adapter that the server has loaded."""
+    def switch_model(self, name: str, policy_version: int | None = None) -> None:
+        """Request another model from now on, such as an adapter that the server has loaded.
+
+        Completions of calls that start now carry the version.
+        """
         for engine in (self, *self.endpoints):
             engine.model = name
+            engine._policy_version = policy_version
 
     def sample_plainly(self) -> None:
         """Sample from the model's own distribution, for training: no default of the server applies, and an
@@ -291,10 +297,12 @@ class EndpointEngine(BaseEngine):
 
         Control strings in the messages are broken on the way; see `shielding.py`.
         """
-        sent = self._shielded(messages)
+        sent, version = self._shielded(messages), self._policy_version
         result = await self._post(
             "/chat/completions", self._body(sent.messages, sampling), parse_completion
         )
+        if isinstance(result, Completion) and version is not None:
+            result = replace(result, policy_version=version)
         if isinstance(result, Failure) or not sent.originals:
             return result
         reasoning = None if result.reasoning is None else sent.restored(result.reasoning)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 PACE_STEPS = 50
@@ -24,6 +24,9 @@ class TrainProgress:
     """Consecutive steps without signal."""
     validated: int = -1
     """The step after which the last validation ran; 0 is before the first."""
+    pending: list[tuple[int, int]] = field(default_factory=list)
+    """Tasks before `position` that no step has taken, with asynchronous rollouts: each with the last version
+    of the weights at which it may be."""
 
     @property
     def total(self) -> int:

@@ -129,6 +129,9 @@ class RolloutSettings(Settings):
     driver: Literal["free", "lockstep"] = "free"
     """free: rollouts run independently. lockstep: all rollouts advance turn by turn, which is reproducible
     bit for bit on a CPU."""
+    asynchronous: bool = False
+    """Sample rollouts while the trainer updates, from weights at most objective.max_staleness steps old, which
+    must be set; with 0 the steps are those without it. The engine needs its own copy of the weights."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of all replies; the trainer's log-probabilities use the same one."""
     max_tokens: int = Field(default=1024, ge=1)
@@ -152,7 +155,7 @@ class RolloutSettings(Settings):
     """Settings of that engine, such as base_url; of the engine in this process, such as cache_gb."""
     merged: bool | None = None
     """Generate from a copy of the weights with the adapter merged in, refreshed after each step: as fast as
-    without an adapter, for the memory of the copy. On a GPU when not given."""
+    without an adapter, for the memory of the copy. On a GPU, and with asynchronous, when not given."""
     sync: Literal["lora", "none"] = "lora"
     """How an engine outside this process gets new weights. lora: it loads the adapter after each step, as
     vLLM can. none: never; objective.max_staleness then decides which of its rows are used."""
@@ -202,6 +205,9 @@ class ObjectiveSettings(Settings):
     old_logprobs: Literal["engine", "recompute"] = "engine"
     """Log-probabilities in the denominator of ratios. engine: those reported with the samples. recompute:
     the trainer's own, computed before the first update of a step."""
+    ratio: Literal["token", "sequence"] = "token"
+    """What ratios and importance weights are taken over. token: each token has its own. sequence: all tokens
+    of a row have the geometric mean of theirs, as in GSPO."""
     importance_cap: float | None = Field(default=2.0, gt=0)
     """With old_logprobs = "recompute", tokens are weighted by trainer / engine probability, truncated at
     this; None switches the weights off."""
@@ -213,6 +219,7 @@ class ObjectiveSettings(Settings):
     masked. With several updates per step, masks take one more forward pass."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Rows sampled by weights more than this many training steps old are masked; no limit when not given.
+    With rollout.asynchronous it decides how many rollouts are started ahead, so that none gets too old.
     It counts training steps, not the updates within a step: rollouts of the newest weights have age 0 in
     all updates of their step, and objective.clip_low and clip_high bound what those change."""
     dynamic_sampling: bool = False
@@ -501,9 +508,38 @@ class TrainConfig(Settings):
             raise ValueError(
                 "`rollout.merged` is for an adapter whose replies are sampled in this process; remove it"
             )
+        if self.rollout.asynchronous:
+            self._check_asynchronous()
         if self.rollout.engine is not None and self.rollout.driver == "lockstep":
             raise ValueError('an engine outside this process needs `rollout.driver="free"`')
         return self
+
+    def _check_asynchronous(self) -> None:
+        if self.objective.max_staleness is None:
+            raise ValueError(
+                "`rollout.asynchronous` needs a bound: set `objective.max_staleness`, such as 2"
+            )
+        if self.rollout.driver == "lockstep":
+            raise ValueError('`rollout.asynchronous` needs `rollout.driver="free"`')
+        if self.rollout.engine is not None and self.rollout.sync == "none":
+            raise ValueError(
+                '`rollout.asynchronous` needs new weights; remove `rollout.sync="none"`'
+            )
+        is_apart = self.rollout.engine is not None or (
+            self.has_adapter and self.rollout.merged is not False
+        )
+        if not is_apart:
+            raise ValueError(
+                "`rollout.asynchronous` needs an engine with its own copy of the weights: train an adapter "
+                "(`model.lora_rank`), or name another engine in `rollout.engine`"
+            )
+
+    @property
+    def num_versions(self) -> int:
+        """Versions of the weights that rollouts in progress may use."""
+        if not self.rollout.asynchronous:
+            return 1
+        return 1 + (self.objective.max_staleness or 0)
 
     @property
     def has_adapter(self) -> bool:

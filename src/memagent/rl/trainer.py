@@ -21,13 +21,15 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -35,9 +37,10 @@ from memagent.errors import EngineError, RunError
 from memagent.foreign import foreign_file
 from memagent.rl.agents.offload import WorkerPool
 from memagent.rl.progress import Pace, TimeLimit, TrainProgress
+from memagent.rl.rollouts.asynchronous import open_gatherer
 from memagent.rl.rollouts.collect import RolloutStats
 from memagent.rl.rollouts.rollout_log import forget_rollouts, readable_record
-from memagent.rl.rollouts.step import Gatherer, StepRollouts
+from memagent.rl.rollouts.step import StepRollouts
 from memagent.rl.rollouts.tasks import TasksAhead
 from memagent.rl.settings import (
     OptimSettings,
@@ -47,9 +50,10 @@ from memagent.rl.settings import (
     stored_values,
 )
 from memagent.rl.setup import SCRATCH, Setup, open_setup
+from memagent.rl.types import Group
 from memagent.rl.update.agreement import check_agreement
 from memagent.rl.update.loss import summary
-from memagent.rl.update.metrics import group_metrics, task_metrics
+from memagent.rl.update.metrics import group_metrics, staleness_metrics, task_metrics
 from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.packing import num_row_tokens
 from memagent.rl.update.step import memory_errors, packed, update
@@ -70,6 +74,8 @@ from memagent.rl.weights.checkpoint import (
 from memagent.rl.weights.models import Snapshot
 from memagent.runs import Run, read_manifest
 from memagent.tracking import METRICS, Tracker
+
+T = TypeVar("T")
 
 KIND = "train"
 """Kind of a training run in its manifest."""
@@ -201,7 +207,7 @@ async def _open_trainer(
         pool = WorkerPool()
         stack.callback(pool.close)
         trainer = Trainer(setup, run_dir, tracker, pool, callbacks or TrainingCallbacks(), limit)
-        stack.callback(trainer.close)
+        stack.push_async_callback(trainer.aclose)
         yield trainer
 
 
@@ -225,19 +231,22 @@ class Trainer:
         self._pool = pool
         self._callbacks = callbacks
         self._limit = limit
-        self._gatherer = Gatherer(setup, run_dir, pool, callbacks.on_rollout)
         self._saved = -1
         """`progress.total` at the last checkpoint."""
         self._current: Optimizer | None = None
         self._restored: dict[str, torch.Tensor] | None = None
         """State of the optimizer of the phase that is resumed."""
         self._restore()
+        self._gatherer = open_gatherer(
+            setup, run_dir, pool, callbacks.on_rollout, pending=self.progress.pending
+        )
         self._best = best_of_run(run_dir)
         self._pace = Pace()
         self._tasks: TasksAhead | None = None
 
-    def close(self) -> None:
-        """End the thread that generates tasks."""
+    async def aclose(self) -> None:
+        """Cancel rollouts that are in progress, and end the thread that generates tasks."""
+        await self._gatherer.aclose()
         if self._tasks is not None:
             self._tasks.close()
 
@@ -343,6 +352,7 @@ class Trainer:
             is_due = progress.step == config.steps or progress.step % config.checkpoint.every == 0
             if is_due or (is_best and config.checkpoint.keep_best):
                 self._save(optimizer)
+        await self._gatherer.aclose()
         if progress.step < config.steps:
             self._save(optimizer)  # before the validation, which may take long
             await self._validate(is_last=True)
@@ -355,13 +365,11 @@ class Trainer:
         found = await self._gatherer.gather(number, tasks)
         rolled = perf_counter()
         with memory_errors():
-            updated = update(
-                self.setup, found.groups, optimizer, reference, policy_version=self.progress.step
-            )
+            updated = await self._update(found.groups, optimizer, reference)
         optimizer.advance_schedule()
         self._check_signal(has_signal=bool(updated["num_updates"]))
         self.progress.step = number
-        self.progress.position = tasks.position
+        self.progress.position, self.progress.pending = found.position, found.pending
         seconds = perf_counter() - rolled
         num_packed = updated.pop("packed_tokens")
         self._keep_samples(number, found)
@@ -375,6 +383,8 @@ class Trainer:
                     found.all_groups, {name: one.task for name, one in found.tasks.items()}
                 ),
                 "num_unwanted": float(found.num_unwanted),
+                "num_dropped": float(found.num_dropped),
+                **staleness_metrics(found.groups, policy_version=number - 1),
                 **updated,
                 "time/rollout": rolled - started,
                 "time/update": seconds,
@@ -384,6 +394,17 @@ class Trainer:
             },
         )
         await self.setup.sync.push(number)
+
+    async def _update(
+        self, groups: Sequence[Group], optimizer: Optimizer, reference: Snapshot | None
+    ) -> dict[str, float]:
+        """Train on groups; in a thread if rollouts go on meanwhile."""
+        work = partial(
+            update, self.setup, groups, optimizer, reference, policy_version=self.progress.step
+        )
+        if not self.config.rollout.asynchronous:
+            return work()
+        return await _to_its_end(asyncio.to_thread(work))
 
     async def _check_engine(self) -> None:
         """Refuse an engine outside this process that does not sample from the weights in training."""
@@ -539,6 +560,21 @@ class Trainer:
         return final
 
 
+async def _to_its_end(work: Awaitable[T]) -> T:
+    """Await work that cannot be interrupted; a cancellation takes effect afterwards."""
+    running = asyncio.ensure_future(work)
+    is_cancelled = False
+    while not running.done():
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            is_cancelled = True
+    current = asyncio.current_task()
+    if is_cancelled and current is not None:
+        current.cancel()  # at its next await
+    return running.result()
+
+
 def _rename_checkpoints(run_dir: Path) -> None:
     """Give checkpoints of earlier versions, numbered over both phases, the names of today.
 
@@ -554,10 +590,12 @@ def _rename_checkpoints(run_dir: Path) -> None:
 def _progress_of(state: dict[str, Any], checkpoint: Path) -> TrainProgress:
     try:
         progress = TrainProgress(**state["progress"])
-        if any(type(value) is not int for value in state["progress"].values()):
+        pending = [(position, deadline) for position, deadline in progress.pending]
+        counts = {**state["progress"], "pending": 0}.values()
+        if any(type(value) is not int for value in (*counts, *chain(*pending))):
             raise TypeError("progress is counted in whole numbers")
-        return progress
-    except (KeyError, TypeError):
+        return replace(progress, pending=pending)
+    except (KeyError, TypeError, ValueError):
         raise RunError(f"{checkpoint} has no valid progress; remove it") from None
 
 

@@ -63,7 +63,9 @@ class Sample:
     logprobs: tuple[float, ...]
     """Log-probability that the engine reported for a sampled token; 0.0 elsewhere."""
     policy_version: int = 0
-    """The weights that sampled the tokens; of several calls, the oldest."""
+    """The weights that sampled the tokens; of several, the oldest."""
+    token_versions: tuple[int, ...] | None = None
+    """The weights that sampled each token, where they differ; 0 for tokens that were not sampled."""
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.is_sampled) == len(self.logprobs):
@@ -73,6 +75,8 @@ class Sample:
             )
         if self.is_sampled and self.is_sampled[0]:
             raise ValueError("the first token of a sample has no prompt to be sampled from")
+        if self.token_versions is not None and len(self.token_versions) != len(self.ids):
+            raise ValueError("`token_versions` has one entry per token")
 
     @property
     def num_sampled(self) -> int:

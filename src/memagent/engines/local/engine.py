@@ -1,8 +1,8 @@
 """The embedded engine: a model in this process, generating for many requests at once.
 
 A dedicated thread runs the generator; requests arrive from any event loop and their replies return to
-it. Weights are the model's own parameters: `update_weights` copies new values into them while no request
-runs. Code that holds the model may also change them in place and call `weights_changed`.
+it. Weights are the model's own parameters: `update_weights` copies new values into them. Code that holds the
+model may also change them in place, and call `weights_changed` or use `changing_weights`.
 
     async with open_engine("local:./my-model") as engine:
         completion = await engine.complete(messages, Sampling(max_tokens=100))
@@ -12,6 +12,9 @@ runs. Code that holds the model may also change them in place and call `weights_
             item    # a StreamedToken for each token, then the Completion
 
         engine.update_weights(trained.named_parameters())    # completions carry the next version
+
+        with engine.changing_weights():  # in place, also while requests run; they continue with the new ones
+            ...
 
         with engine.hold(fresh=True):    # requests submitted inside start together, in order
             ...
@@ -123,6 +126,8 @@ class LocalEngine(BaseEngine):
         self._is_closed = False
         self._is_updating = False
         """While true, new requests wait: the weights are changing."""
+        self._is_stepping = False
+        """While true, the thread computes with the weights."""
         self._num_holds = 0
         """While above 0 nothing is computed, so that requests start together."""
         self._wants_fresh = False
@@ -182,29 +187,57 @@ class LocalEngine(BaseEngine):
         return self._stream(self._request(prompt_ids, sampling))
 
     def update_weights(
-        self, weights: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
+        self,
+        weights: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+        *,
+        policy_version: int | None = None,
+        while_running: bool = False,
     ) -> int:
         """Copy new values into the model's parameters; the new policy version.
 
         Names are those of `model.named_parameters()`, including LoRA's; other parameters keep their
         values. All weights are checked before the first one changes. Raises ConfigError while a request
-        runs; requests that arrive during the update use the new weights.
+        runs, unless `while_running`; requests that arrive during the update use the new weights.
         """
-        with self._updating():
+        with self.changing_weights(policy_version, while_running=while_running):
             pairs = _checked_weights(self._loaded.model, weights)
             with torch.no_grad():
                 for parameter, value in pairs:
                     parameter.copy_(value)
-            self._generator.weights_changed()
-            return self.policy_version
+        return self.policy_version
 
     def weights_changed(self, policy_version: int | None = None) -> None:
         """Announce that the model's parameters have changed; no request may be running.
 
         Completions carry the given version from now on, or the next one.
         """
-        with self._updating():
+        with self.changing_weights(policy_version, while_running=False):
+            pass
+
+    @contextmanager
+    def changing_weights(
+        self, policy_version: int | None = None, *, while_running: bool = True
+    ) -> Iterator[None]:
+        """Change the model's parameters inside the block.
+
+        Requests wait, and then continue with the new weights: their tokens so far are computed again, and
+        `Completion.token_versions` tells which weights sampled which. Entering waits for the end of a step.
+        Without `while_running` it raises ConfigError when there are requests.
+        """
+        with self._changed:
+            is_busy = not while_running and (self._inbox or self._generator.has_work)
+            if self._is_updating or is_busy:
+                raise ConfigError("the weights can only change while no request is running")
+            self._is_updating = True
+            while self._is_stepping:
+                self._changed.wait()
+        try:
+            yield
             self._generator.weights_changed(policy_version)
+        finally:
+            with self._changed:
+                self._is_updating = False
+                self._changed.notify_all()
 
     @contextmanager
     def hold(self, *, fresh: bool = False) -> Iterator[None]:
@@ -220,20 +253,6 @@ class LocalEngine(BaseEngine):
         finally:
             with self._changed:
                 self._num_holds -= 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def _updating(self) -> Iterator[None]:
-        """Keep requests from starting. The lock is not held inside, so callers do not block."""
-        with self._changed:
-            if self._is_updating or self._inbox or self._generator.has_work:
-                raise ConfigError("the weights can only change while no request is running")
-            self._is_updating = True
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._is_updating = False
                 self._changed.notify_all()
 
     async def aclose(self) -> None:
@@ -317,7 +336,8 @@ class LocalEngine(BaseEngine):
             prompt_ids=tuple(request.prompt_ids),
             completion_ids=tuple(request.completion_ids),
             logprobs=tuple(request.logprobs),
-            policy_version=request.policy_version,
+            policy_version=min(version for version, _ in request.versions),
+            token_versions=_token_versions(request),
         )
 
     # --- texts ---------------------------------------------------------------------------------
@@ -381,6 +401,8 @@ class LocalEngine(BaseEngine):
     def _take_requests(self) -> bool:
         """Queue new requests, waiting for one if there is no other work; False when closed."""
         with self._changed:
+            self._is_stepping = False
+            self._changed.notify_all()
             while self._is_paused or not (
                 self._inbox or self._generator.has_work or self._is_closed
             ):
@@ -392,6 +414,7 @@ class LocalEngine(BaseEngine):
             for request in self._inbox:
                 self._generator.scheduler.submit(request)
             self._inbox = []
+            self._is_stepping = not self._is_closed
             return not self._is_closed
 
     @property
@@ -471,6 +494,13 @@ class _StreamListener:
 
     def _put(self, item: _Sampled | MemagentError) -> None:
         _call(self._loop, lambda: self._items.put_nowait(item))
+
+
+def _token_versions(request: GenerationRequest) -> tuple[int, ...] | None:
+    """The version that sampled each token; None where it is the same for all."""
+    if len(request.versions) == 1:
+        return None
+    return tuple(version for version, count in request.versions for _ in range(count))
 
 
 def _call(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:

@@ -119,12 +119,11 @@ class Generator:
             self.scheduler.forget()
 
     def weights_changed(self, policy_version: int | None = None) -> None:
-        """Drop what was computed with the old weights. No request may be running.
+        """Drop what was computed with the old weights; the policy version becomes the given one, or the next.
 
-        The policy version becomes the given one, or the next.
+        Running requests continue with the new weights: their prompts and replies so far are computed again.
         """
-        if self.has_work:
-            raise ConfigError("the weights can only change while no request is running")
+        self.scheduler.preempt_all()
         self.scheduler.forget()
         self._model.weights_changed()
         self.policy_version = self.policy_version + 1 if policy_version is None else policy_version
@@ -149,9 +148,9 @@ class Generator:
         count = self._num_kept(request, sampled.tokens)
         request.completion_ids += sampled.tokens[:count]
         request.logprobs += sampled.logprobs[:count]
+        request.sampled_by(self.policy_version, count)
         request.finish_reason = self._finish_reason(request)
         if request.finish_reason:
-            request.policy_version = self.policy_version
             self.scheduler.finish(request)
         else:
             request.num_computed = request.num_tokens - 1

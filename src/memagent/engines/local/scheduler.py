@@ -41,8 +41,8 @@ class GenerationRequest:
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
-    policy_version: int = 0
-    """Version of the weights that the reply was sampled from."""
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """Versions of the weights that sampled the reply, each with the number of its tokens."""
     is_cancelled: bool = False
     # --- set by the scheduler ---
     is_running: bool = False
@@ -60,6 +60,12 @@ class GenerationRequest:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
+
+    def sampled_by(self, policy_version: int, count: int) -> None:
+        """Note which weights sampled the newest tokens."""
+        if self.versions and self.versions[-1][0] == policy_version:
+            count += self.versions.pop()[1]
+        self.versions.append((policy_version, count))
 
     @property
     def num_left(self) -> int:
@@ -188,6 +194,11 @@ class Scheduler:
         """Drop the whole cache, as after a weight update. No request may be running."""
         assert not self.running, "requests use the cache"
         self.tree.clear()
+
+    def preempt_all(self) -> None:
+        """Have all running requests wait, in their order; what they computed is computed again."""
+        for request in reversed(self.running[:]):
+            self._preempt(request)
 
     def drop_cancelled(self) -> None:
         """Remove cancelled requests."""

@@ -42,6 +42,14 @@ class Call:
     """The sampled tokens, the one that ended the reply included."""
     logprobs: tuple[float, ...]
     policy_version: int
+    """The weights that sampled it; of several, the oldest."""
+    token_versions: tuple[int, ...] | None = None
+    """The weights that sampled each token, where they changed during the reply."""
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The weights that sampled each token."""
+        return self.token_versions or (self.policy_version,) * len(self.completion_ids)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -64,12 +72,18 @@ def call_of(completion: Completion, *, model: str, policy_version: int) -> Call:
         )
     if not all(math.isfinite(logprob) and logprob <= 1e-3 for logprob in completion.logprobs):
         raise EngineError(f"{model} returned an invalid log-probability")
+    versions = completion.token_versions
+    if versions is not None and len(versions) != len(completion_ids):
+        raise EngineError(
+            f"{model} returned {len(completion_ids)} reply tokens and {len(versions)} versions of weights"
+        )
     reported = completion.policy_version
     return Call(
         prompt_ids=tuple(prompt_ids),
         completion_ids=tuple(completion_ids),
         logprobs=tuple(completion.logprobs),
         policy_version=policy_version if reported is None else reported,
+        token_versions=versions,
     )
 
 
@@ -96,7 +110,10 @@ class _Row:
         self.ids: tuple[int, ...] = ()
         self._is_sampled: list[bool] = []
         self._logprobs: list[float] = []
-        self._policy_version = call.policy_version
+        self._versions: list[int] = []
+        """Of all tokens; 0 for those that were not sampled."""
+        self._oldest = call.policy_version
+        self._is_mixed = False
         self.extend(call)
 
     def is_prefix_of(self, prompt_ids: tuple[int, ...]) -> bool:
@@ -113,14 +130,17 @@ class _Row:
         self.ids = call.ids
         self._is_sampled += [False] * num_prompt + [True] * num_sampled
         self._logprobs += [0.0] * num_prompt + list(call.logprobs)
-        self._policy_version = min(self._policy_version, call.policy_version)
+        self._versions += [0] * num_prompt + list(call.versions)
+        self._is_mixed |= call.token_versions is not None or call.policy_version != self._oldest
+        self._oldest = min(self._oldest, call.policy_version)
 
     def sample(self) -> Sample:
         return Sample(
             ids=self.ids,
             is_sampled=tuple(self._is_sampled),
             logprobs=tuple(self._logprobs),
-            policy_version=self._policy_version,
+            policy_version=self._oldest,
+            token_versions=tuple(self._versions) if self._is_mixed else None,
         )
 
 

@@ -157,6 +157,7 @@ def collect(
     num_groups: int | None = None,
     is_wanted: Callable[[Group], bool] | None = None,
     max_unwanted: int | None = None,
+    may_start: Callable[[], bool] | None = None,
     finished: Iterable[Rollout] = (),
     on_rollout: OnRollout | None = None,
     pool: WorkerPool | None = None,
@@ -167,6 +168,7 @@ def collect(
     num_groups       how many to yield; None runs each task once
     is_wanted        which groups to yield; the others are replaced
     max_unwanted     how many to replace, at most; then there may be fewer than `num_groups`
+    may_start        whether a further task may start now; `Collection.wake` has it asked again
     finished         rollouts of an earlier run, to be reused
     pool             processes for `offload` that outlive the collection; None uses its own
     policy_version   of the weights, where the engine reports none
@@ -179,6 +181,7 @@ def collect(
         num_groups=num_groups,
         is_wanted=is_wanted,
         max_unwanted=max_unwanted,
+        may_start=may_start,
         finished=finished,
         on_rollout=on_rollout,
         pool=pool,
@@ -197,6 +200,7 @@ class Collection:
         num_groups: int | None,
         is_wanted: Callable[[Group], bool] | None,
         max_unwanted: int | None,
+        may_start: Callable[[], bool] | None,
         finished: Iterable[Rollout],
         on_rollout: OnRollout | None,
         pool: WorkerPool | None,
@@ -210,6 +214,9 @@ class Collection:
         self._num_groups = num_groups
         self._is_wanted = is_wanted or (lambda group: True)
         self._max_unwanted = max_unwanted
+        self._may_start = may_start or (lambda: True)
+        self._is_held = False
+        """Whether a task waits until it may start."""
         self._finished = {(rollout.task_id, rollout.index): rollout for rollout in finished}
         self._on_rollout = on_rollout
         self._pool = pool or WorkerPool()
@@ -217,8 +224,8 @@ class Collection:
         self._open: dict[str, list[Rollout | None]] = {}
         """Rollouts of unfinished groups, by task."""
         self._running: dict[asyncio.Task[_Attempt], tuple[str, int]] = {}
-        self._done: asyncio.Queue[asyncio.Task[_Attempt]] = asyncio.Queue()
-        """Finished ones of `_running`; `asyncio.wait` on all of them each time would be slow."""
+        self._done: asyncio.Queue[asyncio.Task[_Attempt] | None] = asyncio.Queue()
+        """Finished ones of `_running`; `asyncio.wait` on all of them each time would be slow. None: `wake`."""
         self._ready: deque[Group] = deque()
         self._order: dict[str, int] = {}
         """Position of each task, by id."""
@@ -243,11 +250,12 @@ class Collection:
                 self._draw()
                 if self._ready:
                     break
-                if not self._running:
+                if not self._running and not self._is_held:
                     await self.aclose()
                     raise StopAsyncIteration
                 done = await self._done.get()
-                self._take(*self._running.pop(done), done.result())
+                if done is not None:
+                    self._take(*self._running.pop(done), done.result())
         except StopAsyncIteration:
             raise
         except BaseException:
@@ -260,6 +268,15 @@ class Collection:
         groups = [group async for group in self]
         return sorted(groups, key=lambda group: self._order[group.task_id])
 
+    def wake(self) -> None:
+        """Ask `may_start` again."""
+        self._done.put_nowait(None)
+
+    def restart_stats(self) -> None:
+        """Count from zero, as at the start of a step."""
+        self.stats = RolloutStats()
+        self._started = perf_counter()
+
     async def aclose(self) -> None:
         """Cancel what is still running. Unfinished rollouts are discarded."""
         running, self._running = list(self._running), {}
@@ -271,7 +288,11 @@ class Collection:
 
     def _draw(self) -> None:
         """Start further tasks while they are needed and there is room."""
+        self._is_held = False
         while self._needs_more() and len(self._open) < self._max_open:
+            if not self._may_start():
+                self._is_held = True
+                return
             task = next(self._tasks, None)
             if task is None:
                 self._tasks = iter(())

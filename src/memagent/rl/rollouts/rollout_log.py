@@ -2,6 +2,8 @@
 
     RUN/rollouts/step-000012.jsonl      one rollout per line, until a checkpoint covers the step
 
+With `rollout.asynchronous` a rollout is in the file of the last step that may train on it.
+
 With the `free` driver each rollout counts as soon as it is written. With `lockstep` whole waves are
 reproducible, so rollouts count in waves: the rollouts of an unfinished wave are discarded and sampled again.
 
@@ -33,7 +35,7 @@ class RolloutLog:
 
     def __init__(self, run: Path, step: int) -> None:
         """Opens the file of a step, if there is one. Raises RunError when it is damaged."""
-        self._path = run / FOLDER / f"step-{step:06}.jsonl"
+        self._path = _file(run, step)
         self.waves: list[list[Rollout]] = []
         """The rollouts of each finished wave."""
         self._rest: list[Rollout] = []
@@ -97,11 +99,21 @@ class RolloutLog:
         return RunError(f"cannot write to {self._path}: {error.strerror or error}")
 
 
+def saved_steps(run: Path) -> list[int]:
+    """Steps with saved rollouts."""
+    paths = (run / FOLDER).glob("step-*.jsonl")
+    return sorted(int(path.stem.removeprefix("step-")) for path in paths)
+
+
 def forget_rollouts(run: Path, *, until: int) -> None:
     """Remove the rollouts of the steps that a checkpoint covers."""
-    for path in (run / FOLDER).glob("step-*.jsonl"):
-        if int(path.stem.removeprefix("step-")) <= until:
-            path.unlink()
+    for step in saved_steps(run):
+        if step <= until:
+            _file(run, step).unlink()
+
+
+def _file(run: Path, step: int) -> Path:
+    return run / FOLDER / f"step-{step:06}.jsonl"
 
 
 # --- rollouts as plain values -----------------------------------------------------------------------
@@ -182,11 +194,13 @@ def _sample_to_dict(sample: Sample) -> dict[str, Any]:
         "runs": runs,
         "logprobs": [logprob for start, end in runs for logprob in sample.logprobs[start:end]],
         "policy_version": sample.policy_version,
+        **({} if sample.token_versions is None else {"versions": list(sample.token_versions)}),
     }
 
 
 def _sample_from_dict(values: Mapping[str, Any]) -> Sample:
     ids = tuple(int(token) for token in values["ids"])
+    versions = values.get("versions")
     is_sampled, logprobs = [False] * len(ids), [0.0] * len(ids)
     sampled = [position for start, end in values["runs"] for position in range(start, end)]
     for position, logprob in zip(sampled, values["logprobs"], strict=True):
@@ -198,6 +212,7 @@ def _sample_from_dict(values: Mapping[str, Any]) -> Sample:
         is_sampled=tuple(is_sampled),
         logprobs=tuple(logprobs),
         policy_version=int(values["policy_version"]),
+        token_versions=None if versions is None else tuple(int(version) for version in versions),
     )
 
 

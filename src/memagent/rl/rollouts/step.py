@@ -47,6 +47,12 @@ class StepRollouts:
     """Tokens of prompts and replies of new rollouts; those of a resumed run are not counted."""
     tasks: dict[str, Example] = field(default_factory=dict)
     """All tasks of the step, by id."""
+    num_dropped: int = 0
+    """Groups that were too old to train on."""
+    position: int = 0
+    """Tasks taken from the stream when the step had its groups."""
+    pending: list[tuple[int, int]] = field(default_factory=list)
+    """Position and deadline of those that no step has taken yet."""
 
     @property
     def num_unwanted(self) -> int:
@@ -83,7 +89,11 @@ class Gatherer:
                 await self._in_waves(tasks, log, found)
             else:
                 await self._freely(tasks, log, found)
+        found.position = tasks.position
         return found
+
+    async def aclose(self) -> None:
+        """Nothing runs between steps."""
 
     async def _freely(self, tasks: TasksAhead, log: RolloutLog, found: StepRollouts) -> None:
         """Replace each group without signal as soon as it is finished."""

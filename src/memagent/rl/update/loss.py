@@ -1,6 +1,6 @@
 """The clipped objective, as a sum over targets with weights that are known beforehand.
 
-    ratio     r = exp(logprob - old)
+    ratio     r = exp(logprob - old), or of a whole row: exp(mean over its tokens of logprob - old)
     gain      g = min(r A, clip(r, 1 - low, 1 + high) A), and not below dual_clip x A where A < 0
     loss      sum over targets of  weight x (kl_coef x k3 - correction x g), without masked ones
 
@@ -43,6 +43,8 @@ class LossInputs(NamedTuple):
     start: torch.Tensor | None = None
     """The trainer's log-probabilities before the first update of the step, to compare with the engine's.
     None takes `old`, and without it `logprobs`: before the first update they are the same."""
+    rows: torch.Tensor | None = None
+    """The row of each target, for ratios of sequences."""
 
 
 class LossResult(NamedTuple):
@@ -77,10 +79,12 @@ class TokenLosses(NamedTuple):
 
 def token_losses(inputs: LossInputs, objective: ObjectiveSettings) -> TokenLosses:
     """The loss of each target."""
-    logprobs_M, behaviour_M, advantages_M, old_M, reference_M, start_M = inputs
+    logprobs_M, behaviour_M, advantages_M, old_M, reference_M, start_M, rows_M = inputs
     if start_M is None:
         start_M = old_M
-    ratio_M = _exp(logprobs_M - (behaviour_M if old_M is None else old_M))
+    is_whole = objective.ratio == "sequence"
+    log_ratio_M = logprobs_M - (behaviour_M if old_M is None else old_M)
+    ratio_M = _exp(row_means(log_ratio_M, rows_M) if is_whole else log_ratio_M)
     clipped_M = ratio_M.clamp(1 - objective.clip_low, 1 + objective.clip_high)
     gain_M = torch.minimum(ratio_M * advantages_M, clipped_M * advantages_M)
     is_negative_M = advantages_M < 0
@@ -92,7 +96,9 @@ def token_losses(inputs: LossInputs, objective: ObjectiveSettings) -> TokenLosse
     now_M = logprobs_M.detach()
     log_mismatch_M = ((now_M if start_M is None else start_M) - behaviour_M).detach()
     correction_M, is_masked_M = _correction(
-        log_mismatch_M, objective, is_recomputed=old_M is not None
+        row_means(log_mismatch_M, rows_M) if is_whole else log_mismatch_M,
+        objective,
+        is_recomputed=old_M is not None,
     )
     kl_M = None
     if reference_M is not None:
@@ -108,6 +114,15 @@ def token_losses(inputs: LossInputs, objective: ObjectiveSettings) -> TokenLosse
         log_mismatch=log_mismatch_M,
         log_drift=now_M - (behaviour_M if start_M is None else start_M),
     )
+
+
+def row_means(values_M: torch.Tensor, rows_M: torch.Tensor | None) -> torch.Tensor:
+    """The mean over the targets of its row, for each target."""
+    assert rows_M is not None, "ratios of sequences need the row of each target"
+    num_rows = int(rows_M.max()) + 1 if len(rows_M) else 0
+    sums_R = values_M.new_zeros(num_rows).index_add(0, rows_M, values_M)
+    counts_R = torch.bincount(rows_M, minlength=num_rows).clamp(min=1)
+    return (sums_R / counts_R)[rows_M]
 
 
 def k3(logprobs_M: torch.Tensor, reference_M: torch.Tensor) -> torch.Tensor:

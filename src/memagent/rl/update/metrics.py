@@ -7,6 +7,8 @@ pass_at_K         probability that one of K attempts is right (a score of at lea
                   groups; for K = 1, 2, 4, ... up to the group size
 group_std         standard deviation of rewards within a group, mean over groups
 signal            fraction of groups whose rewards, before penalties for length, differ
+staleness         training steps between the weights that sampled a token and those that are trained, mean over
+                  tokens; staleness_max: the largest
 agent/NAME        metrics of agents, mean over rollouts: lengths of memories, turns, errors
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from math import comb
 from statistics import fmean, pstdev
 
@@ -56,6 +59,20 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "row_tokens_max": float(max((len(sample.ids) for sample in rows), default=0)),
         **{f"agent/{name}": fmean(values) for name, values in sorted(own.items())},
     }
+
+
+def staleness_metrics(groups: Sequence[Group], *, policy_version: int) -> dict[str, float]:
+    """Age of the weights that sampled the tokens of a step, in steps: mean and maximum."""
+    ages: list[int] = []
+    for group in groups:
+        for rollout in group.scored:
+            for sample in rollout.samples:
+                versions = sample.token_versions or repeat(sample.policy_version)
+                pairs = zip(versions, sample.is_sampled, strict=False)
+                ages += [policy_version - version for version, is_sampled in pairs if is_sampled]
+    if not ages:
+        return {}
+    return {"staleness": fmean(ages), "staleness_max": float(max(ages))}
 
 
 def pass_at_k(num: int, num_right: int, k: int) -> float:

@@ -237,6 +237,7 @@ def _each(
             old=None if old is None else old[number],
             reference=None if reference is None else reference[number],
             start=None if start is None else start[number],
+            rows=torch.from_numpy(pack.targets.rows).to(scores.logprobs.device),
         )
         result = policy_loss(inputs, weights_M, objective, entropies=scores.entropies)
         if torch.is_grad_enabled():

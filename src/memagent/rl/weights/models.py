@@ -84,7 +84,9 @@ def open_model(settings: ModelSettings, source: str, *, seed: int) -> Trained:
 
 def open_merged(settings: RolloutSettings, trained: Trained) -> MergedCopy | None:
     """The merged copy that replies are sampled from; None if the run has none."""
-    is_merged = trained.model.device.type == "cuda" if settings.merged is None else settings.merged
+    is_merged = settings.merged
+    if is_merged is None:
+        is_merged = trained.model.device.type == "cuda" or settings.asynchronous
     if settings.engine is not None or not trained.has_adapter or not is_merged:
         return None
     return MergedCopy(trained.loaded)

@@ -1,7 +1,7 @@
 """How the engine that samples replies gets new weights.
 
     Colocated      the engine runs on the parameters in training, or on a merged copy that is refreshed: its
-                   caches are dropped
+                   caches are dropped; with asynchronous rollouts calls in progress continue on the new copy
     LoraEndpoint   save the adapter ──▶ RUN/sync/v000012-1f09ae ──▶ each endpoint loads it ──▶ calls name
                    it as their model ──▶ the previous one is unloaded and removed
     Frozen         the engine keeps its weights
@@ -21,6 +21,7 @@ import asyncio
 import json
 import secrets
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -51,7 +52,10 @@ class WeightSync(Protocol):
         ...
 
     async def push(self, policy_version: int) -> None:
-        """Make the engine sample from the current weights. No call may be in progress."""
+        """Make the engine sample from the current weights.
+
+        No call may be in progress, unless rollouts are asynchronous.
+        """
         ...
 
 
@@ -62,11 +66,12 @@ def open_sync(
     run: Path,
     *,
     merged: MergedCopy | None = None,
+    num_versions: int = 1,
 ) -> WeightSync:
-    """The way that suits the engine of a run."""
+    """The way that suits the engine of a run. Calls in progress may use `num_versions` of the weights."""
     if settings.engine is None:
         assert isinstance(engine, LocalEngine), "the trained weights are in a local engine"
-        return Colocated(engine, merged)
+        return Colocated(engine, merged, while_running=settings.asynchronous)
     if settings.sync == "none":
         return Frozen()
     from memagent.engines.openai import EndpointEngine
@@ -76,15 +81,28 @@ def open_sync(
             f"the engine {settings.engine} cannot load an adapter; name an endpoint such as "
             'openai:MODEL, or set `rollout.sync="none"`'
         )
-    return LoraEndpoint(engine, run / SYNC, lambda folder: save_adapter(trained.model, folder))
+    return LoraEndpoint(
+        engine,
+        run / SYNC,
+        lambda folder: save_adapter(trained.model, folder),
+        num_versions=num_versions,
+    )
 
 
 class Colocated:
     """An engine in this process, on the parameters in training or on a merged copy of them."""
 
-    def __init__(self, engine: LocalEngine, merged: MergedCopy | None = None) -> None:
+    def __init__(
+        self,
+        engine: LocalEngine,
+        merged: MergedCopy | None = None,
+        *,
+        while_running: bool = False,
+    ) -> None:
+        """`while_running` changes the merged copy while calls are in progress, which then go on."""
         self._engine = engine
         self._merged = merged
+        self._while_running = while_running
 
     @property
     def policy_version(self) -> int:
@@ -93,11 +111,17 @@ class Colocated:
 
     async def push(self, policy_version: int) -> None:
         """Only a merged copy is written; caches of the old values are dropped."""
+        if self._while_running:
+            await asyncio.to_thread(self._change, policy_version)  # waits for the end of a step
+            return
         while self._engine.load.num_running:  # cancelled calls end with their step
             await asyncio.sleep(IDLE_SECONDS)
-        if self._merged is not None:
-            self._merged.refresh()
-        self._engine.weights_changed(policy_version)
+        self._change(policy_version)
+
+    def _change(self, policy_version: int) -> None:
+        with self._engine.changing_weights(policy_version, while_running=self._while_running):
+            if self._merged is not None:
+                self._merged.refresh()
 
 
 class Frozen:
@@ -115,18 +139,31 @@ class Frozen:
 class LoraEndpoint:
     """Endpoints that load adapters on request, as vLLM does."""
 
-    def __init__(self, engine: EndpointEngine, folder: Path, save: Callable[[Path], None]) -> None:
-        """`save` writes the current adapter to a folder. Leftovers in `folder` are removed."""
+    def __init__(
+        self,
+        engine: EndpointEngine,
+        folder: Path,
+        save: Callable[[Path], None],
+        *,
+        num_versions: int = 1,
+    ) -> None:
+        """`save` writes the current adapter to a folder. Leftovers in `folder` are removed.
+
+        The newest `num_versions` adapters stay loaded: calls in progress may use them.
+        """
         self.policy_version = 0
         self._engine = engine
         self._folder = folder.resolve()
         self._save = save
-        self._pushed: tuple[str, Path] | None = None
+        self._num_versions = num_versions
+        self._pushed: deque[tuple[str, Path]] | None = None
+        """Adapters that are loaded, the newest last."""
 
     async def push(self, policy_version: int) -> None:
         """Save the adapter, have every endpoint load it, and name it in calls from now on."""
         if self._pushed is None:
             await self._clear()
+            self._pushed = deque()
         # endpoints may have one of the same version: from another run, or before a warm start
         mark = secrets.token_hex(3)
         name = f"memagent-v{policy_version}-{mark}"
@@ -138,11 +175,11 @@ class LoraEndpoint:
         for endpoint, answer in answers:
             if answer.status != 200 and "already been loaded" not in answer.text:
                 raise ConfigError(_refusal(endpoint, answer, path))
-        self._engine.switch_model(name)
+        self._engine.switch_model(name, policy_version)
         self.policy_version = policy_version
-        if self._pushed is not None:
-            await self._drop(*self._pushed)
-        self._pushed = (name, path)
+        self._pushed.append((name, path))
+        while len(self._pushed) > self._num_versions:
+            await self._drop(*self._pushed.popleft())
 
     async def _post(self, path: str, body: dict[str, str]) -> list[tuple[EndpointEngine, Answer]]:
         endpoints = self._engine.endpoints

@@ -179,3 +179,36 @@ async def test_a_policy_version_can_be_set(engine: LocalEngine) -> None:
     assert engine.policy_version == (await reply(engine)).policy_version == 41
     engine.weights_changed()
     assert (await reply(engine)).policy_version == 42
+
+
+async def test_a_reply_that_spans_an_update_is_marked_token_by_token(
+    engine: LocalEngine, other: Path
+) -> None:
+    """Each token has the log-probability that its weights give it after the tokens before it."""
+    models = [load(str(other)).model for _ in range(2)]
+    models[0].load_state_dict(copies(engine), strict=False)
+    sampling = Sampling(max_tokens=400, temperature=1.0, seed=4)
+    tasks = [asyncio.ensure_future(engine.generate(range(20, 40), sampling)) for _ in range(2)]
+    while not engine.load.num_running:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.02)
+    new = dict(models[1].named_parameters())
+    await asyncio.to_thread(engine.update_weights, new, policy_version=5, while_running=True)
+    for completion in await asyncio.gather(*tasks):
+        assert completion.token_versions is not None
+        assert completion.completion_ids is not None
+        assert completion.prompt_ids is not None
+        assert completion.logprobs is not None
+        versions = completion.token_versions
+        assert (completion.policy_version, len(versions)) == (0, len(completion.completion_ids))
+        assert list(versions) == sorted(versions)
+        assert set(versions) == {0, 5}
+        ids = torch.tensor([[*completion.prompt_ids, *completion.completion_ids]])
+        with torch.no_grad():
+            logprobs = [model(ids).logits[0].log_softmax(-1) for model in models]
+        first = len(completion.prompt_ids) - 1
+        for place, (token, version) in enumerate(
+            zip(completion.completion_ids, versions, strict=True)
+        ):
+            expected = logprobs[version // 5][first + place, token].item()
+            assert completion.logprobs[place] == pytest.approx(expected, abs=1e-4)

@@ -56,6 +56,7 @@ def test_a_call_that_extends_another_continues_its_row() -> None:
             is_sampled=(False, False, True, True, False, True),
             logprobs=(0.0, 0.0, -0.3, -0.4, 0.0, -0.6),
             policy_version=0,
+            token_versions=(0, 0, 0, 0, 0, 2),
         ),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from memagent.rl.update.loss import (
 )
 
 BEHAVIOUR = -2.0
+RATIOS: tuple[Literal["token", "sequence"], ...] = ("token", "sequence")
 
 
 def logs(*ratios: float, requires_grad: bool = False) -> torch.Tensor:
@@ -68,6 +69,64 @@ def test_the_clipped_loss_of_a_token(
 
 def test_without_dual_clip_the_loss_of_a_large_ratio_is_unbounded() -> None:
     assert losses(4.0, -2.0, dual_clip=None) == pytest.approx((8.0, 8.0))
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_sequence_ratios_are_those_of_gspo(old: bool) -> None:
+    """Against the formula written with plain numbers, row by row; gradients by finite differences."""
+    lengths, advantages = [3, 1, 4], [0.7, -1.2, 0.4]
+    generator = torch.Generator().manual_seed(2)
+    num = sum(lengths)
+    behaviour = -torch.rand(num, generator=generator, dtype=torch.float64) - 0.5
+    trainer = behaviour + 0.2 * torch.randn(num, generator=generator, dtype=torch.float64)
+    logprobs = trainer + 0.3 * torch.randn(num, generator=generator, dtype=torch.float64)
+    order = torch.randperm(num, generator=generator)  # rows of a pack are not in order
+    rows = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
+    weights = torch.full((num,), 1 / num, dtype=torch.float64)
+    settings = ObjectiveSettings(
+        ratio="sequence", clip_low=0.05, clip_high=0.08, dual_clip=None, importance_cap=1.02
+    )
+
+    def reference(values: list[float]) -> float:
+        start, total = 0, 0.0
+        for length, advantage in zip(lengths, advantages, strict=True):
+            places = range(start, start + length)
+            base = trainer if old else behaviour
+            ratio = math.exp(sum(values[n] - base[n].item() for n in places) / length)
+            gap = sum(trainer[n].item() - behaviour[n].item() for n in places) / length
+            weight = min(math.exp(gap), 1.02) if old else 1.0
+            clipped = min(max(ratio, 0.95), 1.08)
+            total -= weight * min(ratio * advantage, clipped * advantage) * length / num
+            start += length
+        return total
+
+    asked = logprobs[order].clone().requires_grad_()
+    inputs = LossInputs(
+        asked,
+        behaviour[order],
+        torch.tensor(advantages, dtype=torch.float64)[rows][order],
+        old=trainer[order] if old else None,
+        rows=rows[order],
+    )
+    loss = policy_loss(inputs, weights, settings).loss
+    assert loss.item() == pytest.approx(reference(logprobs.tolist()), abs=1e-14)
+    loss.backward()
+    assert asked.grad is not None
+    for place, found in zip(order.tolist(), asked.grad.tolist(), strict=True):
+        sides = []
+        for step in (1e-6, -1e-6):
+            values = logprobs.tolist()
+            values[place] += step
+            sides.append(reference(values))
+        assert found == pytest.approx((sides[0] - sides[1]) / 2e-6, abs=1e-9)
+
+
+def test_sequences_of_one_token_have_the_ratios_of_tokens() -> None:
+    logprobs = logs(0.5, 1.0, 1.5)
+    rows = torch.arange(3)
+    inputs = LossInputs(logprobs, same(3), numbers(1.0, -1.0, 2.0), rows=rows)
+    each = [token_losses(inputs, ObjectiveSettings(ratio=name)) for name in RATIOS]
+    assert torch.equal(each[0].policy, each[1].policy)
 
 
 def test_kl_is_the_third_estimator() -> None:
