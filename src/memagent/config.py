@@ -18,6 +18,7 @@ from memagent.names import hint, nearest
 
 SectionEnds = Literal["natural", "exact"]
 EmptyReplies = Literal["keep", "overwrite"]
+ReadingOrder = Literal["text", "relevance"]
 
 
 class Settings(BaseModel):
@@ -75,12 +76,49 @@ class AgentConfig(Settings):
     """Tokens added to the limit of every reply, for models that reason before they answer."""
     prompts: str = "default"
     """Prompt set: default, boxed, paper, keep, add, small, compact, or the path of a TOML file with your own templates."""
+    no_change: bool = False
+    """Let the model reply that a section adds nothing, whatever the prompt set: the memory then stays byte
+    for byte, for a few tokens."""
+    evidence: bool = False
+    """Have the model quote the text word for word with each section. Quotes that are found in the text are
+    kept with their place, outside the memory, and the answer cites them."""
+    items: bool = False
+    """For questions that count, list, add up or ask for the i-th: have the model list items, each with a
+    value and its quote, which are then counted and added up by code, not by the model."""
+    quote_tokens: int = Field(default=256, ge=16)
+    """Tokens added to the limit of each reply to a section for its quotes or items."""
+    ledger_tokens: int = Field(default=1024, ge=16)
+    """Tokens of quotes that are shown to the model when it answers, at most; of more quotes, those that fit
+    the question best."""
+    stop_early: bool = False
+    """Let the model say that its memory holds all that the question needs, and read no further then. Leave it
+    off for questions about the whole text."""
+    verify_stop: int = Field(default=0, ge=0)
+    """Further sections that are read before stop_early ends the reading; each must confirm it."""
+    order: ReadingOrder = "text"
+    """Order in which sections are read: that of the text, or those first that share most words with the
+    question (relevance; needs bm25s)."""
     temperature: float | None = Field(default=None, ge=0)
     """Sampling temperature; left to the engine when not given."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     """Nucleus sampling; left to the engine when not given."""
     seed: int | None = None
     """Sampling seed; none when not given."""
+
+    @property
+    def keeps_quotes(self) -> bool:
+        """Whether replies hold quotes or items."""
+        return self.evidence or self.items
+
+    @model_validator(mode="after")
+    def _modes_agree(self) -> Self:
+        if self.items and self.stop_early:
+            raise ValueError(
+                "items are counted over the whole text; leave out `stop_early` or `items`"
+            )
+        if self.verify_stop and not self.stop_early:
+            raise ValueError("`verify_stop` confirms an early stop; give `stop_early` too")
+        return self
 
     @model_validator(mode="after")
     def _memory_fits(self) -> Self:
@@ -108,6 +146,14 @@ class ReadingSettings(TypedDict, total=False):
     answer_tokens: int
     reasoning_tokens: int
     prompts: str
+    no_change: bool
+    evidence: bool
+    items: bool
+    quote_tokens: int
+    ledger_tokens: int
+    stop_early: bool
+    verify_stop: int
+    order: ReadingOrder
     temperature: float | None
     top_p: float | None
     seed: int | None

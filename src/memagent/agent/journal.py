@@ -6,7 +6,7 @@ tokenizer, the prompts, the settings. The address of the endpoint is not part of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +18,22 @@ from memagent.errors import RunError
 from memagent.runs import MANIFEST, LimitsShape, ManifestShape, Run, check_manifest, read_manifest
 
 KIND = "ask"
-FREE_SETTINGS = ("prompts", "answer_tokens")
+FREE_SETTINGS = ("prompts", "answer_tokens", "ledger_tokens")
 """Settings that may change on resuming: the wording counts, not its name, and no memory depends on
-the length of the answer."""
+the length of the answer or on what it is shown."""
 
-LATER_SETTINGS = {"section_ends": "natural", "empty_replies": "keep"}
+LATER_SETTINGS: dict[str, Any] = {
+    "section_ends": "natural",
+    "empty_replies": "keep",
+    "no_change": False,
+    "evidence": False,
+    "items": False,
+    "quote_tokens": 256,
+    "ledger_tokens": 1024,
+    "stop_early": False,
+    "verify_stop": 0,
+    "order": "text",
+}
 """What settings were before they existed."""
 
 
@@ -101,12 +112,22 @@ def read_reading(path: Path) -> dict[str, Any]:
     return check_manifest(manifest, ReadingShape, path)
 
 
+def reads_in_order(manifest: Mapping[str, Any]) -> bool:
+    """Whether the sections of a reading follow each other as in the text."""
+    agent = manifest.get("agent", {})
+    return bool(agent.get("order", "text") == "text")
+
+
 class Journal:
     """The steps of a reading, finished ones and new ones. Without a run it keeps nothing on disk."""
 
     def __init__(self, run: Run | None) -> None:
         self._run = run
-        self._finished = steps_by_question(run.records, run.path) if run else {}
+        self._finished = (
+            steps_by_question(run.records, run.path, in_order=reads_in_order(run.manifest))
+            if run
+            else {}
+        )
 
     @classmethod
     def open(

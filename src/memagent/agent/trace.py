@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,8 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from memagent.agent import display
+from memagent.agent.evidence.ledger import Citation, ledger_of, without_sources
+from memagent.agent.evidence.quotes import Quote
 from memagent.documents.document import Chunk, Place
 from memagent.errors import RunError
 from memagent.rewards.text import unboxed
@@ -20,9 +22,23 @@ from memagent.runs import JOURNAL, read_records
 from memagent.types import Usage
 
 StepKind = Literal["read", "answer"]
-StepFlag = Literal["reply_cut", "memory_cut", "memory_kept"]
+StepFlag = Literal[
+    "reply_cut",
+    "memory_cut",
+    "memory_kept",
+    "malformed",
+    "enough",
+    "stopped_early",
+    "citations_inferred",
+    "carried",
+]
 """reply_cut: the limit ended the reply. memory_cut: the reply was longer than the memory may be.
-memory_kept: the reply was empty or said that nothing changes, so the memory before it stays."""
+memory_kept: the reply was empty or said that nothing changes, so the memory before it stays.
+malformed: the reply did not keep the format; what could be used of it was used.
+enough: the model said that its memory holds all that the question needs.
+stopped_early: the answer was given before the whole text was read; `unread` says what was not.
+citations_inferred: the answer named no quotes; those that hold its words are cited.
+carried: the step was taken over from an earlier run and cost nothing in this one."""
 Status = Literal["answered", "unfinished"]
 
 
@@ -67,10 +83,21 @@ class Step:
     """Unix time when the call was sent."""
     seconds: float = 0.0
     """How long the call took, retries included."""
+    quotes: tuple[Quote, ...] = ()
+    """What the model quoted from the section, found in it or not."""
+    cited: tuple[int, ...] | None = None
+    """Numbers in `Trace.ledger` that the answer rests on; None where quotes are not kept."""
+    unread: tuple[tuple[int, int], ...] = ()
+    """For the answer: parts of the text that were not read, as character offsets."""
 
     def to_json(self) -> bytes:
         """One JSON line without the newline."""
-        return _steps.dump_json(self)
+        return _steps.dump_json(self, exclude=self.unused)
+
+    @property
+    def unused(self) -> set[str]:
+        """Fields that files leave out because they hold nothing: a plain reading has none of them."""
+        return {each.name for each in _optional_fields if getattr(self, each.name) == each.default}
 
     @classmethod
     def from_json(cls, data: bytes | str | dict[str, Any]) -> Step:
@@ -107,9 +134,11 @@ class Trace:
 
     @property
     def answer(self) -> str | None:
-        """The answer; None while the reading is unfinished."""
+        """The answer, without the line that names its sources; None while the reading is unfinished."""
         last = self.steps[-1] if self.steps else None
-        return last.reply if last and last.kind == "answer" else None
+        if last is None or last.kind != "answer":
+            return None
+        return last.reply if last.cited is None else without_sources(last.reply)
 
     @property
     def final_answer(self) -> str | None:
@@ -132,6 +161,30 @@ class Trace:
         return sum(step.kind == "read" for step in self.steps)
 
     @property
+    def ledger(self) -> tuple[Quote, ...]:
+        """Every quote that the text has, in its order, each place once. Citations count them from 1."""
+        return ledger_of(quote for step in self.steps for quote in step.quotes)
+
+    @property
+    def citations(self) -> tuple[Citation, ...]:
+        """The quotes that the answer rests on, with their numbers."""
+        ledger = self.ledger
+        cited = self.steps[-1].cited or () if self.steps else ()
+        return tuple(
+            Citation(number, ledger[number - 1]) for number in cited if 0 < number <= len(ledger)
+        )
+
+    @property
+    def rejected_quotes(self) -> tuple[Quote, ...]:
+        """What the model quoted although the text does not have it."""
+        return tuple(quote for step in self.steps for quote in step.quotes if not quote.is_found)
+
+    @property
+    def unread(self) -> tuple[tuple[int, int], ...]:
+        """Parts of the text that were not read, as character offsets."""
+        return self.steps[-1].unread if self.steps else ()
+
+    @property
     def usage(self) -> Usage:
         """What all calls together cost."""
         return total_usage(self.steps)
@@ -143,7 +196,8 @@ class Trace:
 
     def to_dict(self) -> dict[str, Any]:
         """The trace as plain JSON values, derived fields included for readers of the file."""
-        values: dict[str, Any] = _traces.dump_python(self, mode="json")
+        unused = {number: step.unused for number, step in enumerate(self.steps)}
+        values: dict[str, Any] = _traces.dump_python(self, mode="json", exclude={"steps": unused})
         return {**values, "answer": self.answer, "status": self.status}
 
     def to_json(self) -> str:
@@ -164,11 +218,11 @@ class Trace:
     @classmethod
     def load(cls, run_dir: str | Path) -> list[Trace]:
         """The traces of a run directory, one per question, finished or not."""
-        from memagent.agent.journal import read_reading  # it needs this module
+        from memagent.agent.journal import read_reading, reads_in_order  # they need this module
 
         path = Path(run_dir)
         manifest = read_reading(path)
-        steps = steps_by_question(read_records(path), path)
+        steps = steps_by_question(read_records(path), path, in_order=reads_in_order(manifest))
         return [
             cls(
                 question=question,
@@ -192,8 +246,13 @@ def journal_line(question_number: int, step: Step) -> bytes:
     return b'{"question":%d,"step":%b}' % (question_number, step.to_json())
 
 
-def steps_by_question(records: Iterable[dict[str, Any]], path: Path) -> dict[int, list[Step]]:
-    """The steps of the journal at `path`, by question number, in order and without gaps."""
+def steps_by_question(
+    records: Iterable[dict[str, Any]], path: Path, *, in_order: bool = True
+) -> dict[int, list[Step]]:
+    """The steps of the journal at `path`, by question number, in order and without gaps.
+
+    `in_order`: sections follow each other as in the text.
+    """
     steps: dict[int, list[Step]] = {}
     for number, record in enumerate(records, start=1):
         try:
@@ -201,7 +260,7 @@ def steps_by_question(records: Iterable[dict[str, Any]], path: Path) -> dict[int
             done = steps.setdefault(record["question"], [])
         except (KeyError, TypeError, ValueError):
             step, done = None, []
-        if step is None or step.index != len(done) or not _is_possible(step, done):
+        if step is None or step.index != len(done) or not _is_possible(step, done, in_order):
             raise RunError(
                 f"{path / JOURNAL}, line {number}, is damaged; the run cannot be resumed"
             )
@@ -209,7 +268,7 @@ def steps_by_question(records: Iterable[dict[str, Any]], path: Path) -> dict[int
     return steps
 
 
-def _is_possible(step: Step, before: list[Step]) -> bool:
+def _is_possible(step: Step, before: list[Step], in_order: bool) -> bool:
     """Whether a step can follow: sections join, nothing follows an answer, and nothing is negative."""
     usage = step.usage
     counts = (usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
@@ -220,9 +279,14 @@ def _is_possible(step: Step, before: list[Step]) -> bool:
         return False
     if step.kind == "answer" or step.section is None:
         return step.kind == "answer" and step.section is None
-    start = last.section.end if last is not None and last.section is not None else 0
-    return step.section.start == start < step.section.end and step.section.num_tokens >= 0
+    section = step.section
+    joined = last.section.end if last is not None and last.section is not None else 0
+    start = joined if in_order else max(0, section.start)
+    return section.start == start < section.end and section.num_tokens >= 0
 
 
+_optional_fields = tuple(
+    each for each in fields(Step) if each.name in ("quotes", "cited", "unread")
+)
 _steps = TypeAdapter(Step)
 _traces = TypeAdapter(Trace)

@@ -138,6 +138,10 @@ def _field_option(settings: type[Settings], name: str, panel: str) -> Callable[[
     if field.default not in (None, "") and not field.is_required():
         help_text = f"{help_text} [default: {field.default}]"
     flag = f"--{name.replace('_', '-')}"
+    if field.default is False:
+        return panel_option(
+            flag, name, panel=panel, is_flag=True, default=None, help=settings.help(name)
+        )
     return panel_option(flag, name, panel=panel, type=_type(field), default=None, help=help_text)
 
 

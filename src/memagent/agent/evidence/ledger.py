@@ -1,0 +1,172 @@
+"""The ledger: every quote that the text has, in its order. It is no part of the memory, so nothing in it is lost.
+
+    Step.quotes ─▶ ledger_of ─▶ Quote* ─▶ look_up(question) ─▶ the answer's prompt: [1] ..., [4] ...
+                                  ▲                                      │
+                                  └────── numbers from 1 ◀── "Sources: 1, 4"
+
+The ledger is on disk with the steps; this module computes it from them. Numbers count in the order of the text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from memagent.agent.evidence.quotes import Quote
+from memagent.documents.tokenizers import Tokenizer
+from memagent.rewards.text import last_boxed
+
+MAX_INFERRED = 8
+"""Quotes that are cited for an answer that names none, at most."""
+JOINT_TOKENS = 2
+"""What the end of a line adds to its tokens, at most."""
+
+_word = re.compile(r"\w+")
+MAX_LINE_CHARS = 2000
+"""A line of sources is not longer."""
+
+_sources = re.compile(
+    r"[*_]*sources?[*_]*\s*:[*_]*((?:\s|none|and|quotes?|[\d,;&.\[\]()])*)[*_]*", re.IGNORECASE
+)
+_number = re.compile(r"\d{1,9}")
+_inline = re.compile(r"\[(\d{1,9}(?:\s*,\s*\d{1,9})*)\]")
+_separator = re.compile(r"\s*(?:[,;\n]|\band\b)\s*")
+_ordinal = re.compile(r"\b(\d{1,6})(?:st|nd|rd|th)\b|\bnumber (\d{1,6})\b", re.IGNORECASE)
+_ORDINALS = (
+    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth "
+    "fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
+)
+ORDINALS = {word: number for number, word in enumerate(_ORDINALS.split(), start=1)}
+
+
+class Citation(NamedTuple):
+    """A quote and its number in the ledger, from 1."""
+
+    number: int
+    quote: Quote
+
+    def __str__(self) -> str:
+        """As prompts show it, on one line, whatever the quote holds."""
+        quote = self.quote
+        parts = [part for part in (quote.item, quote.value) if part]
+        return f"[{self.number}] {' | '.join(one_line(part) for part in [*parts, quote.text])}"
+
+
+def ledger_of(quotes: Iterable[Quote]) -> tuple[Quote, ...]:
+    """The quotes that the text has, in its order; the same item at the same place is there once."""
+    found = {
+        (*quote.span, item_key(quote.item), item_key(quote.value)): quote
+        for quote in reversed([quote for quote in quotes if quote.is_found])
+    }
+    return tuple(found[place] for place in sorted(found))
+
+
+def item_key(text: str | None) -> str:
+    """A name or value for comparison: case, punctuation and a leading article do not count."""
+    words = _word.findall((text or "").casefold())
+    return " ".join(words[1:] if len(words) > 1 and words[0] in ("the", "a", "an") else words)
+
+
+def one_line(text: str) -> str:
+    """A text with every run of white space as one blank."""
+    return " ".join(text.split())
+
+
+# --- what the answer is shown ---------------------------------------------------------------------
+
+
+def look_up(
+    ledger: Sequence[Quote], question: str, tokenizer: Tokenizer, *, max_tokens: int
+) -> tuple[Citation, ...]:
+    """The quotes that fit the question best, as many as fit, in the order of the ledger."""
+    entries = [Citation(number, quote) for number, quote in enumerate(ledger, start=1)]
+    sizes = {entry.number: tokenizer.count(str(entry)) + JOINT_TOKENS for entry in entries}
+    if sum(sizes.values()) <= max_tokens:
+        return tuple(entries)
+    scores = _scores(entries, question)
+    chosen: list[Citation] = []
+    room = max_tokens
+    for entry in sorted(entries, key=lambda entry: (-scores[entry.number], entry.number)):
+        if sizes[entry.number] <= room:
+            room -= sizes[entry.number]
+            chosen.append(entry)
+    return tuple(sorted(chosen, key=lambda entry: entry.number))
+
+
+def _scores(entries: Sequence[Citation], question: str) -> dict[int, float]:
+    """How well each entry fits: shared words, rare ones first; the number that is asked for above all."""
+    words = {entry.number: set(_word.findall(str(entry).casefold())) for entry in entries}
+    frequency = Counter(word for found in words.values() for word in found)
+    asked = set(_word.findall(question.casefold()))
+    weights = {
+        word: math.log(1 + len(entries) / frequency[word]) for word in asked if frequency[word]
+    }
+    top = sum(weights.values()) + 1
+    numbers = asked_numbers(question)
+    return {
+        number: sum(weights.get(word, 0.0) for word in found) + top * (number in numbers)
+        for number, found in words.items()
+    }
+
+
+def asked_numbers(question: str) -> set[int]:
+    """Which items a question asks for by their position.
+
+    >>> sorted(asked_numbers("Name the third and the 12th poem, and number 4."))
+    [3, 4, 12]
+    """
+    words = {ORDINALS[word] for word in _word.findall(question.casefold()) if word in ORDINALS}
+    return words | {int(first or second) for first, second in _ordinal.findall(question)}
+
+
+# --- what the answer cites ------------------------------------------------------------------------
+
+
+def cited_numbers(reply: str, shown: Iterable[int]) -> tuple[int, ...] | None:
+    """The numbers that a reply names in its last line, else in brackets; None where it names none.
+
+    Only numbers that were shown count.
+
+    >>> cited_numbers("Red.\\nSources: 2, 9", shown=[1, 2])
+    (2,)
+    """
+    known = set(shown)
+    line = _source_line(reply)
+    named = [line] if line is not None else _inline.findall(reply)
+    numbers = {int(number) for text in named for number in _number.findall(text)}
+    cited = tuple(sorted(numbers & known))
+    return cited if line is not None or cited else None
+
+
+def without_sources(reply: str) -> str:
+    """A reply without its line of sources; the whole reply where nothing else is in it."""
+    if _source_line(reply) is None:
+        return reply
+    return reply.rstrip().rpartition("\n")[0].strip() or reply
+
+
+def _source_line(reply: str) -> str | None:
+    """What the last line of a reply names as sources; None where it is another line."""
+    last = reply.rstrip().rpartition("\n")[2].strip()
+    found = _sources.fullmatch(last) if len(last) <= MAX_LINE_CHARS else None
+    return None if found is None else found.group(1)
+
+
+def inferred_numbers(answer: str, ledger: Sequence[Quote]) -> tuple[int, ...]:
+    """The quotes that hold the words of an answer, for one that names no sources."""
+    said = last_boxed(answer) or answer
+    keys = {key for part in (said, *_separator.split(said)) if (key := _padded(part))}
+    quoted = [_padded(quote.text) for quote in ledger]
+    whole = [number for number, text in enumerate(quoted, start=1) if _padded(said) in text]
+    parts = [
+        number for number, text in enumerate(quoted, start=1) if any(key in text for key in keys)
+    ]
+    return tuple((whole if _padded(said) and whole else parts)[:MAX_INFERRED])
+
+
+def _padded(text: str) -> str:
+    words = " ".join(_word.findall(text.casefold()))
+    return f" {words} " if words else ""

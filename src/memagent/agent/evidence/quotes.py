@@ -1,0 +1,107 @@
+"""Quotes: spans that a model copied from a section, found again in the text.
+
+    section ── model ──▶ "the house is  RED" ── locate ──▶ Quote(text="The house is red", start=812, end=828)
+
+A quote is searched word for word, then without regard to case and white space. What was found is what the
+text has, never what the model wrote; what was not found has no place, and is never shown as a source.
+
+    >>> locate("the house  is RED", "Once. The house is red.")
+    (6, 22)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from memagent.documents.document import Document, Place
+
+MARKS = " \t\r\n\"'\u201c\u201d\u2018\u2019\u00ab\u00bb"
+"""Blanks and quotation marks that models put around a quote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """A span that the model copied from a section, or claimed to have copied.
+
+    Example: Quote(text="The house is red.", start=812, end=829, places=(Place(...),))
+    """
+
+    text: str
+    """As the text has it; as the model wrote it where the text does not have it."""
+    start: int | None = None
+    """Character offset into the document's text; None for what is not in the section."""
+    end: int | None = None
+    places: tuple[Place, ...] = ()
+    """File with page or line; empty for what is not in the section."""
+    item: str | None = None
+    """What it is about, where items are listed."""
+    value: str | None = None
+    """The item's value; None without one."""
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the text has it."""
+        return None not in (self.start, self.end)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Its character offsets; only for what was found."""
+        assert self.start is not None, "the text does not have this quote"
+        assert self.end is not None, "the text does not have this quote"
+        return self.start, self.end
+
+
+def place_quote(said: Quote, document: Document, *, start: int, section: str) -> Quote:
+    """A quote with its place in the document; without one where the section does not have it.
+
+    `section` may differ from the document in single characters, as prompts show it; `start` is its offset.
+    """
+    span = locate(said.text, section)
+    if span is None:
+        return said
+    low, high = start + span[0], start + span[1]
+    return replace(
+        said,
+        text=document.text[low:high],
+        start=low,
+        end=high,
+        places=document.places(low, high),
+    )
+
+
+def locate(said: str, section: str) -> tuple[int, int] | None:
+    """Where a section has what was said: word for word, else without regard to case and white space.
+
+    Of several places the first counts. What holds no word is nowhere.
+    """
+    wanted = said.strip(MARKS)
+    if not any(character.isalnum() for character in wanted):
+        return None
+    if (start := section.find(wanted)) >= 0:
+        return start, start + len(wanted)
+    return _locate_tolerantly(wanted, section)
+
+
+def _locate_tolerantly(wanted: str, section: str) -> tuple[int, int] | None:
+    key, _ = _folded(wanted)
+    text, origins = _folded(section)
+    start = text.find(key)
+    if start < 0:
+        return None
+    return origins[start], origins[start + len(key) - 1] + 1
+
+
+def _folded(text: str) -> tuple[str, list[int]]:
+    """A text in lower case with single blanks, and for each of its characters the one it comes from."""
+    folded: list[str] = []
+    origins: list[int] = []
+    for position, character in enumerate(text):
+        if character.isspace():
+            if folded and folded[-1] != " ":
+                folded.append(" ")
+                origins.append(position)
+            continue
+        for part in character.casefold():
+            folded.append(part)
+            origins.append(position)
+    return "".join(folded), origins

@@ -1,0 +1,138 @@
+"""Counts, sums and extremes of the items in a ledger, by code: the model extracts, this module counts.
+
+>>> items = [
+...     Quote(text="...", start=n, end=n + 1, item="Ada", value=v)
+...     for n, v in enumerate(("14", "20 crates"))
+... ]
+>>> print(tally_of(items).text())
+Counted by code over everything that was read:
+entries: 2
+different names: 1
+sum of the values: 34
+largest value: 20 [2]
+smallest value: 14 [1]
+Ada: 2 entries, sum 34, last value 20 crates [2]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from memagent.agent.evidence.ledger import item_key, one_line
+from memagent.agent.evidence.quotes import Quote
+
+MAX_NAMES = 24
+"""Names that are listed; of more, those with the largest sums."""
+
+_number = re.compile(r"(?<![\w.])[-+]?\d{1,18}(?:,\d{3}){0,5}(?:\.\d{1,9})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameTally:
+    """What the ledger holds under one name."""
+
+    name: str
+    """As it stands in the first entry."""
+    num_entries: int
+    total: Decimal | None
+    """Sum of the values; None where one is not a number."""
+    last_value: str | None
+    last_number: int
+    """Number of the last entry in the ledger, from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What the ledger holds in all."""
+
+    num_entries: int
+    names: tuple[NameTally, ...]
+    """Largest sum first, then most entries, then first in the text."""
+    total: Decimal | None
+    """Sum of all values; None where one is not a number."""
+    largest: tuple[Decimal, int] | None
+    """The largest value and the number of its entry."""
+    smallest: tuple[Decimal, int] | None
+
+    def text(self) -> str:
+        """As the answer's prompt shows it."""
+        lines = [
+            "Counted by code over everything that was read:",
+            f"entries: {self.num_entries}",
+            f"different names: {len(self.names)}",
+        ]
+        if self.total is not None:
+            lines.append(f"sum of the values: {plain_number(self.total)}")
+        for label, found in (("largest", self.largest), ("smallest", self.smallest)):
+            if found is not None:
+                lines.append(f"{label} value: {plain_number(found[0])} [{found[1]}]")
+        lines += [_name_line(each) for each in self.names[:MAX_NAMES]]
+        if len(self.names) > MAX_NAMES:
+            lines.append(f"and {len(self.names) - MAX_NAMES} more names")
+        return "\n".join(lines)
+
+
+def tally_of(ledger: Sequence[Quote]) -> Tally:
+    """Count a ledger; places are counted once, as the ledger holds them."""
+    entries = list(enumerate(ledger, start=1))
+    groups: dict[str, list[tuple[int, Quote]]] = {}
+    for number, quote in entries:
+        groups.setdefault(item_key(quote.item), []).append((number, quote))
+    values = [
+        (value, number)
+        for number, quote in entries
+        if (value := number_in(quote.value)) is not None
+    ]
+    names = [_name_tally(group) for key, group in groups.items() if key]
+    return Tally(
+        num_entries=len(entries),
+        names=tuple(sorted(names, key=lambda one: (-(one.total or 0), -one.num_entries))),
+        total=_total([quote for _, quote in entries]),
+        largest=max(values, key=lambda pair: (pair[0], -pair[1])) if values else None,
+        smallest=min(values) if values else None,
+    )
+
+
+def number_in(value: str | None) -> Decimal | None:
+    """The first number in a value.
+
+    >>> number_in("1,200.50 crowns")
+    Decimal('1200.50')
+    """
+    found = _number.search(value or "")
+    return Decimal(found[0].replace(",", "")) if found else None
+
+
+def plain_number(value: Decimal) -> str:
+    """A number as people write it: 34, not 34.00."""
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _total(quotes: Sequence[Quote]) -> Decimal | None:
+    numbers = [number_in(quote.value) for quote in quotes]
+    known = [number for number in numbers if number is not None]
+    return sum(known, Decimal(0)) if known and len(known) == len(numbers) else None
+
+
+def _name_tally(group: Sequence[tuple[int, Quote]]) -> NameTally:
+    number, last = group[-1]
+    return NameTally(
+        name=one_line(group[0][1].item or ""),
+        num_entries=len(group),
+        total=_total([quote for _, quote in group]),
+        last_value=last.value and one_line(last.value),
+        last_number=number,
+    )
+
+
+def _name_line(one: NameTally) -> str:
+    parts = ["1 entry" if one.num_entries == 1 else f"{one.num_entries} entries"]
+    if one.total is not None:
+        parts.append(f"sum {plain_number(one.total)}")
+    if one.last_value is not None:
+        parts.append(f"last value {one.last_value} [{one.last_number}]")
+    return f"{one.name}: {', '.join(parts)}"
