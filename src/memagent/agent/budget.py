@@ -1,7 +1,7 @@
 """Does everything fit the window? Answered before the first call, in tokens.
 
-read    template + question + section + memory + reply (memory + reasoning)   <= window
-answer  template + question + memory + reply (answer + reasoning)             <= window
+read    template + question + section + memory + reply (memory + quotes + reasoning)   <= window
+answer  template + question + memory + ledger + reply (answer + sources + reasoning)   <= window
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ LARGE_NUMBER = 10**6
 """Stands for the section number when a prompt is measured, so that no real one is longer."""
 
 
+MARK_TOKENS = 12
+"""Room in a reply for marks such as <enough/>."""
+SOURCES_TOKENS = 48
+"""Room in the answer for the line that names its sources."""
+
+
 class Budget(NamedTuple):
     """The tokens of each part of the two prompts, at most."""
 
@@ -31,6 +37,8 @@ class Budget(NamedTuple):
     memory: int
     read_reply: int
     answer_reply: int
+    ledger: int = 0
+    """Most tokens of quotes that the answer is shown: what the settings allow and the window has room for."""
 
     @property
     def read_total(self) -> int:
@@ -75,16 +83,21 @@ def measure_budget(
         num_sections=LARGE_NUMBER,
         answer_tokens=config.answer_tokens,
     )
-    return Budget(
+    quotes = config.quote_tokens if config.keeps_quotes else 0
+    marks = MARK_TOKENS if config.stop_early else 0
+    sources = SOURCES_TOKENS if config.keeps_quotes else 0
+    budget = Budget(
         window=config.window,
         question=num_question,
         read_template=tokenizer.count_messages(read) - num_question,
         answer_template=tokenizer.count_messages(answer) - num_question,
         section=config.chunk_tokens,
         memory=config.memory_tokens,
-        read_reply=config.memory_tokens + config.reasoning_tokens,
-        answer_reply=config.answer_tokens + config.reasoning_tokens,
+        read_reply=config.memory_tokens + config.reasoning_tokens + quotes + marks,
+        answer_reply=config.answer_tokens + config.reasoning_tokens + sources,
     )
+    room = max(0, budget.window - budget.answer_total)
+    return budget._replace(ledger=min(config.ledger_tokens, room) if config.keeps_quotes else 0)
 
 
 def _explain(name: str, total: int, budget: Budget) -> str:

@@ -22,7 +22,7 @@ class ReadingPlan:
     prompt_tokens: int
     """Exact for instructions, questions and sections; what the memory adds is not known yet."""
     max_memory_tokens: int
-    """What memories can add to the prompts at most."""
+    """What memories and quotes can add to the prompts at most."""
     max_completion_tokens: int
     """Every reply at its limit."""
     is_exact: bool
@@ -85,7 +85,7 @@ def plan_reading(
         num_chunks=num_chunks,
         num_calls=len(questions) * (num_chunks + 1),
         prompt_tokens=prompt_tokens,
-        max_memory_tokens=sum(budget.memory * num_chunks for budget in budgets),
+        max_memory_tokens=sum(budget.memory * num_chunks + budget.ledger for budget in budgets),
         max_completion_tokens=sum(
             budget.read_reply * num_chunks + budget.answer_reply for budget in budgets
         ),

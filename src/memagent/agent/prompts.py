@@ -22,10 +22,12 @@ import hashlib
 import json
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from memagent.agent.evidence.replies import ReplyFormat
+from memagent.config import AgentConfig
 from memagent.errors import ConfigError
 from memagent.names import hint
 from memagent.types import Message
@@ -33,6 +35,9 @@ from memagent.types import Message
 READ_SLOTS = ("question", "section", "memory", "section_number", "memory_tokens", "memory_words")
 ANSWER_SLOTS = ("question", "memory", "num_sections", "answer_tokens")
 REQUIRED_SLOTS = {"read": ("question", "section", "memory"), "answer": ("question", "memory")}
+
+MAX_LABEL_CHARS = 24
+"""A last line such as `New memory:` is not longer."""
 
 _slot = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
 
@@ -138,6 +143,59 @@ def fill(template: str, values: dict[str, str]) -> str:
         return "{" + literal + "}" if literal is not None else values[name]
 
     return _slot.sub(replacement, template)
+
+
+NO_CHANGE = "No change."
+"""The reply that keeps the memory, where a setting offers it."""
+_OFFER_NO_CHANGE = "If this section adds nothing to the memory, write only: No change."
+_ASK_QUOTES = (
+    "Before the memory, copy every sentence of this section that helps to answer the question, word for word, "
+    "each as <quote>sentence</quote>."
+)
+_ASK_ITEMS = (
+    "The question asks to count, list, add up or pick items. Before the memory, list every item of this section "
+    "that counts, each as <item>name | value | its sentence, word for word</item>; leave the value empty where "
+    "there is none. Items are counted for you: do not count in the memory."
+)
+_OFFER_STOP = "If memory and quotes now hold all that the question needs, end with <enough/>"
+_ASK_SOURCES = "After the answer, name the numbers of the quotes that it rests on in a last line, such as: Sources: 1, 3"
+
+
+def prompts_for(config: AgentConfig) -> PromptSet:
+    """The prompt set of settings, worded for what replies may hold."""
+    return with_format(open_prompts(config.prompts), ReplyFormat.of(config))
+
+
+def with_format(prompts: PromptSet, reply_format: ReplyFormat) -> PromptSet:
+    """A prompt set whose replies may also hold what the format has; the same one for the plain format."""
+    offers_no_change = reply_format.no_change and not prompts.no_change
+    asked = [
+        (offers_no_change, _OFFER_NO_CHANGE),
+        (reply_format.quotes, _ASK_QUOTES),
+        (reply_format.items, _ASK_ITEMS),
+        (reply_format.stop, _OFFER_STOP),
+    ]
+    read = [wording for is_asked, wording in asked if is_asked]
+    cites = [_ASK_SOURCES] if reply_format.quotes or reply_format.items else []
+    if not read and not cites:
+        return prompts
+    return replace(
+        prompts,
+        read=_with_lines(prompts.read, read),
+        answer=_with_lines(prompts.answer, cites),
+        no_change=NO_CHANGE if offers_no_change else prompts.no_change,
+    )
+
+
+def _with_lines(template: str, lines: list[str]) -> str:
+    """A template with further lines at its end; a label such as `Answer:` stays the last one."""
+    if not lines:
+        return template
+    body = template.rstrip()
+    above, _, last = body.rpartition("\n")
+    if last.endswith(":") and len(last) <= MAX_LABEL_CHARS:
+        return "\n".join([above.rstrip(), "", *lines, "", last, ""])
+    return "\n".join([body, *lines, ""])
 
 
 def open_prompts(name: str) -> PromptSet:

@@ -25,11 +25,16 @@ from typing import Any, NamedTuple, Unpack
 
 from memagent import blocking
 from memagent.agent.budget import Budget, check_budget
+from memagent.agent.evidence.answers import cite, show_ledger, with_ledger
+from memagent.agent.evidence.ledger import ledger_of
+from memagent.agent.evidence.quotes import Quote, place_quote
+from memagent.agent.evidence.replies import ParsedReply, ReplyFormat, parse_reply, shielded
 from memagent.agent.journal import Journal, identity
 from memagent.agent.limits import Limits
 from memagent.agent.memory import rewrite, split_reasoning
 from memagent.agent.model_call import ModelCall, call_model
-from memagent.agent.prompts import PromptSet, open_prompts
+from memagent.agent.prompts import MemoryChange, PromptSet, prompts_for
+from memagent.agent.section_order import SectionOrder, gaps, order_sections
 from memagent.agent.trace import Section, Step, StepFlag, Trace, total_usage
 from memagent.config import AgentConfig, ReadingSettings
 from memagent.documents.chunking import EDGE_TOKENS, Chunks, Span
@@ -73,7 +78,8 @@ class Reader:
         own = engine.reading_defaults if isinstance(engine, BaseEngine) else {}
         self.config = config or AgentConfig.parse({**own, **settings})
         _check_served_window(engine, self.config)
-        self.prompts: PromptSet = open_prompts(self.config.prompts)
+        self.prompts: PromptSet = prompts_for(self.config)
+        self._format = ReplyFormat.of(self.config)
         self.limits = limits or Limits()
         self.tokenizer, self.tokenizer_note = _resolve_tokenizer(tokenizer, engine.tokenizer)
         check_section_ends(self.config, self.tokenizer, engine.model)
@@ -194,24 +200,47 @@ class Reader:
         chunks = self.chunks(document)
         if not chunks.document.text:
             raise DocumentError("the text is empty; there is nothing to read")
-        _check_sections(finished, chunks, self.tokenizer, self.config.chunk_tokens)
-        chunks.restore(_spans(finished))
+        sections = await order_sections(chunks, question, self.config.order)
+        await self._check_finished(finished, sections)
         state = _State.after(finished, self.tokenizer)
         if finished and finished[-1].kind == "answer":
             return
-        index = len(finished)
-        chunk = await cut_chunk(chunks, index)
+        position = len(finished)
+        chunk = None if self._has_enough(state) else await sections.get(position)
         while chunk is not None:
-            reading = asyncio.ensure_future(self._read(question, chunk, state, budget))
+            reading = asyncio.ensure_future(
+                self._read(question, position, chunk, state, budget, chunks.document)
+            )
             try:
                 await asyncio.sleep(0)  # the request is sent; the next section is cut meanwhile
-                upcoming = await cut_chunk(chunks, index + 1)
+                upcoming = await sections.get(position + 1)
                 step, state = await reading
             finally:
                 reading.cancel()
             yield step
-            index, chunk = index + 1, upcoming
-        yield await self._answer(question, index, state, budget)
+            position, chunk = position + 1, None if self._has_enough(state) else upcoming
+        yield await self._answer(question, position, state, budget, sections)
+
+    def _has_enough(self, state: _State) -> bool:
+        """Whether the model said so, often enough in a row."""
+        return (
+            self.config.stop_early
+            and len(state.spans) > 0
+            and (state.num_enough > self.config.verify_stop)
+        )
+
+    async def _check_finished(self, finished: Sequence[Step], sections: SectionOrder) -> None:
+        """Raise RunError where finished steps are not of this text, and take over their sections."""
+        chunks = sections.chunks
+        if sections.ranking is None:
+            _check_sections(finished, chunks, self.tokenizer, self.config.chunk_tokens)
+            chunks.restore(_spans(finished))
+        else:
+            for position, span in enumerate(_spans(finished)):
+                chunk = await sections.get(position)
+                if chunk is None or (chunk.start, chunk.end) != (span.start, span.end):
+                    raise _damaged()
+        _check_quotes(finished, chunks.document.text)
 
     def check(self, question: str) -> Budget:
         """The token budget for a question. Raises BudgetError when it cannot be met."""
@@ -243,11 +272,18 @@ class Reader:
         )
 
     async def _read(
-        self, question: str, chunk: Chunk, state: _State, budget: Budget
+        self,
+        question: str,
+        position: int,
+        chunk: Chunk,
+        state: _State,
+        budget: Budget,
+        document: Document,
     ) -> tuple[Step, _State]:
+        section = shielded(chunk.text) if self._format.has_marks else chunk.text
         messages = self.prompts.read_messages(
             question=question,
-            section=chunk.text,
+            section=section,
             memory=state.memory,
             section_number=chunk.index + 1,
             memory_tokens=self.config.memory_tokens,
@@ -255,10 +291,11 @@ class Reader:
         prompt_tokens = budget.read_template + budget.question + chunk.num_tokens + state.num_tokens
         call = await self._call(messages, prompt_tokens, max_tokens=budget.read_reply)
         reply, reasoning = split_reasoning(call.completion.text)
+        parsed = parse_reply(reply, self._format)
         new = rewrite(
             state.memory,
             state.num_tokens,
-            self.prompts.change_of(reply),
+            self._change(parsed),
             self.tokenizer,
             memory_tokens=self.config.memory_tokens,
             empty_replies=self.config.empty_replies,
@@ -266,37 +303,67 @@ class Reader:
         flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
         flags += ["memory_cut"] if new.was_cut else []
         flags += ["memory_kept"] if new.was_kept else []
+        flags += ["malformed"] if parsed.is_malformed else []
+        flags += ["enough"] if parsed.says_enough else []
         step = Step(
             kind="read",
-            index=chunk.index,
+            index=position,
             reply=reply,
             memory=new.text,
             section=Section.of(chunk),
             reasoning=call.completion.reasoning or reasoning,
             flags=tuple(flags),
+            quotes=tuple(
+                place_quote(quote, document, start=chunk.start, section=section)
+                for quote in parsed.quotes
+            ),
             **call.measures(),
         )
-        return step, _State(new.text, new.num_tokens)
+        return step, state.after_read(step, new.num_tokens)
 
-    async def _answer(self, question: str, index: int, state: _State, budget: Budget) -> Step:
+    def _change(self, parsed: ParsedReply) -> MemoryChange:
+        """What a reply does to the memory; one with nothing but marks keeps it."""
+        if not parsed.memory and (parsed.quotes or parsed.says_enough):
+            return MemoryChange("keep", "")
+        return self.prompts.change_of(parsed.memory)
+
+    async def _answer(
+        self, question: str, position: int, state: _State, budget: Budget, sections: SectionOrder
+    ) -> Step:
+        ledger = ledger_of(state.quotes)
+        shown = show_ledger(
+            ledger,
+            question,
+            self.tokenizer,
+            max_tokens=budget.ledger,
+            with_counts=self.config.items,
+        )
         messages = self.prompts.answer_messages(
             question=question,
-            memory=state.memory,
-            num_sections=index,
+            memory=with_ledger(state.memory, shown),
+            num_sections=position,
             answer_tokens=self.config.answer_tokens,
         )
         prompt_tokens = budget.answer_template + budget.question + state.num_tokens
+        prompt_tokens += self.tokenizer.count(shown.text)
         call = await self._call(messages, prompt_tokens, max_tokens=budget.answer_reply)
         reply, reasoning = split_reasoning(call.completion.text)
         if not reply:
             raise EmptyAnswer(_no_answer(call.was_cut))
+        unread = sections.unread(state.spans)
+        cited = cite(reply, ledger, shown) if self.config.keeps_quotes else None
+        flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
+        flags += ["stopped_early"] if unread else []
+        flags += ["citations_inferred"] if cited and cited.is_inferred else []
         return Step(
             kind="answer",
-            index=index,
+            index=position,
             reply=reply,
             memory=state.memory,
             reasoning=call.completion.reasoning or reasoning,
-            flags=("reply_cut",) if call.was_cut else (),
+            flags=tuple(flags),
+            cited=None if cited is None else cited.numbers,
+            unread=unread,
             **call.measures(),
         )
 
@@ -320,20 +387,37 @@ class Reader:
 
 
 class _State(NamedTuple):
-    """What is carried from step to step: the memory and its size."""
+    """What is carried from step to step: the memory and its size, and what was read and quoted so far."""
 
-    memory: str
-    num_tokens: int
+    memory: str = ""
+    num_tokens: int = 0
+    spans: tuple[Span, ...] = ()
+    quotes: tuple[Quote, ...] = ()
+    num_enough: int = 0
+    """How often in a row, up to now, the model said that it knows enough."""
 
     @classmethod
     def after(cls, finished: Sequence[Step], tokenizer: Tokenizer) -> _State:
         memory = finished[-1].memory if finished else ""
-        return cls(memory, tokenizer.count(memory))
+        reads = [step for step in finished if step.section is not None]
+        said = ["enough" in step.flags for step in reversed(reads)]
+        return cls(
+            memory,
+            tokenizer.count(memory),
+            tuple(_spans(finished)),
+            tuple(quote for step in reads for quote in step.quotes),
+            said.index(False) if False in said else len(said),
+        )
 
-
-async def cut_chunk(chunks: Chunks, index: int) -> Chunk | None:
-    """The chunk at an index; in a thread where tokenising takes long enough to hold others up."""
-    return chunks.get(index) if chunks.is_quick else await asyncio.to_thread(chunks.get, index)
+    def after_read(self, step: Step, num_tokens: int) -> _State:
+        """The state after one more section."""
+        return _State(
+            step.memory,
+            num_tokens,
+            (*self.spans, *_spans([step])),
+            self.quotes + step.quotes,
+            self.num_enough + 1 if "enough" in step.flags else 0,
+        )
 
 
 def checked_question(question: str) -> str:
@@ -405,17 +489,32 @@ def _check_sections(
         for span, start in zip(spans, [0, *(span.end for span in spans)], strict=False)
     )
     end = spans[-1].end if spans else 0
-    is_read = end == len(text) if steps and steps[-1].kind == "answer" else end <= len(text)
+    last_step = steps[-1] if steps else None
+    is_read = end <= len(text)
+    if last_step is not None and last_step.kind == "answer":
+        is_read = gaps([(span.start, span.end) for span in spans], len(text)) == last_step.unread
     if is_joined and is_read and spans:
         last = spans[-1]  # no other section tells where this one ends
         num_tokens = tokenizer.count(text[last.start : last.end])
         is_joined = abs(num_tokens - last.num_tokens) <= max(EDGE_TOKENS, last.num_tokens // 50)
         is_joined = is_joined and num_tokens <= chunk_tokens + EDGE_TOKENS
     if not is_joined or not is_read:
-        raise RunError(
-            "the finished steps have sections that are not those of this text: the run is damaged; "
-            "start a new one"
-        )
+        raise _damaged()
+
+
+def _check_quotes(steps: Sequence[Step], text: str) -> None:
+    """Raise RunError where a quote of a finished step is not what the text has at its place."""
+    for step in steps:
+        for quote in step.quotes:
+            if quote.is_found and text[slice(*quote.span)] != quote.text:
+                raise _damaged()
+
+
+def _damaged() -> RunError:
+    return RunError(
+        "the finished steps have sections that are not those of this text: the run is damaged; "
+        "start a new one"
+    )
 
 
 def _no_answer(was_cut: bool) -> str:

@@ -66,7 +66,7 @@ class Step:
 
     kind: StepKind
     index: int
-    """Position in the trace, from 0; for reads also the section's index."""
+    """Position in the trace, from 0; the section's index too where sections are read in the order of the text."""
     reply: str
     """The reply, without reasoning."""
     memory: str
@@ -159,6 +159,11 @@ class Trace:
     def num_chunks(self) -> int:
         """Sections read."""
         return sum(step.kind == "read" for step in self.steps)
+
+    @property
+    def has_quotes(self) -> bool:
+        """Whether quotes were kept and the answer says which of them it rests on."""
+        return bool(self.steps) and self.steps[-1].cited is not None
 
     @property
     def ledger(self) -> tuple[Quote, ...]:

@@ -6,7 +6,7 @@ import asyncio
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -279,7 +279,24 @@ class Ask:
                 f"{len(cut)} of {len(steps)} replies were cut by their limit (flagged in the trace); "
                 "raise `memory_tokens` or `answer_tokens`"
             )
+        for line in _notes_on(traces):
+            self._console.report(line)
         self._console.report(f"run: {journal.path}")
+
+
+def _notes_on(traces: Sequence[Trace]) -> Iterator[str]:
+    """What went otherwise than asked: the format of replies, quotes, parts that were not read."""
+    reads = [step for trace in traces for step in trace.steps if step.section is not None]
+    if num_malformed := sum("malformed" in step.flags for step in reads):
+        yield f"{num_malformed} of {len(reads)} replies did not keep the format; they were used as far as possible"
+    if num_rejected := sum(len(trace.rejected_quotes) for trace in traces):
+        yield f"{num_rejected} quotes are not in the text and were left out (flagged in the trace)"
+    for trace in traces:
+        if trace.unread:
+            num_chars = sum(end - start for start, end in trace.unread)
+            yield f"stopped early: {num_chars:,} characters were not read"
+        if trace.has_quotes and not trace.citations:
+            yield f"the answer cites none of the {len(trace.ledger)} quotes that were kept"
 
 
 def _applied(defaults: Mapping[str, Any], request: AskRequest) -> str:

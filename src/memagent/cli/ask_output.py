@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from memagent.agent.evidence.ledger import Citation
 from memagent.agent.plan import ReadingPlan
 from memagent.agent.rates import CallRate
 from memagent.agent.trace import Trace
@@ -21,9 +22,15 @@ def print_answers(traces: Sequence[Trace], *, as_json: bool) -> None:
         results = [_result(trace) for trace in traces]
         print_json(results[0] if len(results) == 1 else results)
     elif len(traces) == 1:
-        print(traces[0].final_answer)
+        print(_answer_text(traces[0]))
     else:
-        print("\n\n".join(f"{trace.question}\n{trace.final_answer}" for trace in traces))
+        print("\n\n".join(f"{trace.question}\n{_answer_text(trace)}" for trace in traces))
+
+
+def _answer_text(trace: Trace) -> str:
+    """The answer, and below it the quotes that it cites."""
+    lines = [f'[{one.number}] {one.where}: "{one.quote.text}"' for one in trace.citations]
+    return "\n".join([f"{trace.final_answer}", *(["", *lines] if lines else [])])
 
 
 def print_plan(
@@ -55,7 +62,22 @@ def _result(trace: Trace) -> dict[str, Any]:
     return {
         "answer": trace.final_answer,
         "question": trace.question,
+        **({"citations": [_citation(one) for one in trace.citations]} if trace.has_quotes else {}),
+        **({"unread": trace.unread} if trace.unread else {}),
         "num_chunks": trace.num_chunks,
         "usage": asdict(trace.usage),
         "trace": trace.to_dict(),
+    }
+
+
+def _citation(citation: Citation) -> dict[str, Any]:
+    quote = citation.quote
+    return {
+        "number": citation.number,
+        "where": citation.where,
+        "text": quote.text,
+        "start": quote.start,
+        "end": quote.end,
+        **({"item": quote.item, "value": quote.value} if quote.item else {}),
+        "places": [asdict(place) for place in quote.places],
     }

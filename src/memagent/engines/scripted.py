@@ -20,6 +20,8 @@ from memagent.types import Completion, Message, Sampling, Usage
 Script = Callable[[Sequence[Message], Sampling], str]
 
 _block = re.compile(r"<(question|section|memory)(?: [^>]*)?>\n?(.*?)\n?</\1>", re.DOTALL)
+_quoted = re.compile(r"\[(\d+)\] ")
+"""How the line of a quote begins in the prompt of an answer."""
 _blank_line = re.compile(r"\n[ \t]*\n")
 _record = re.compile(
     r"""\s*(?:[\d\[{<|*#\u2022"-] | [A-Z]{3,}\b | [A-Z][a-z]{2}\s+\d | [\w.-]+\s?[=:] | \w+,)""",
@@ -94,14 +96,25 @@ def open_scripted(model: str) -> ScriptedEngine:
 
 def keyword_reply(messages: Sequence[Message], sampling: Sampling) -> str:
     """Keep the sentences that share most words with the question; answer with the best of them."""
-    blocks = {name: text.strip() for name, text in _block.findall(messages[-1]["content"])}
+    prompt = messages[-1]["content"]
+    blocks = {name: text.strip() for name, text in _block.findall(prompt)}
     wanted = _words(blocks.get("question", ""))
     remembered = [line for line in blocks.get("memory", "").splitlines() if line != "(empty)"]
     if "section" not in blocks:
-        return remembered[0] if remembered else "The text does not tell."
+        return _cited(remembered[0], remembered) if remembered else "The text does not tell."
     found = [unit for unit in text_units(blocks["section"]) if _words(unit) & wanted]
     ranked = sorted(dict.fromkeys(remembered + found), key=lambda unit: -len(_words(unit) & wanted))
-    return _first_that_fit(ranked, max_chars=min(sampling.max_tokens * 3, 1000))
+    memory = _first_that_fit(ranked, max_chars=min(sampling.max_tokens * 3, 1000))
+    if "<quote>" not in prompt:
+        return memory
+    kept = [unit for unit in found if unit in memory.splitlines()]
+    return "\n".join([*(f"<quote>{unit}</quote>" for unit in kept), memory])
+
+
+def _cited(answer: str, lines: list[str]) -> str:
+    """An answer, with the number of the quote that holds it."""
+    numbers = [match[1] for line in lines if (match := _quoted.match(line)) and answer in line]
+    return f"{answer}\nSources: {numbers[0]}" if numbers else answer
 
 
 def text_units(text: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from memagent.agent.budget import JOINT_TOKENS, measure_budget
-from memagent.agent.prompts import open_prompts
+from memagent.agent.prompts import prompts_for
 from memagent.agent.rates import CallRate, CallTimes, TimeEstimate, estimate
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
@@ -171,7 +171,7 @@ class _Sizes:
     def _reader(self, tokens: float) -> Work:
         settings = self._method.settings
         budget = measure_budget(
-            self._question, settings, open_prompts(settings.prompts), self._method.tokenizer
+            self._question, settings, prompts_for(settings), self._method.tokenizer
         )
         sections = self._sections(tokens)
         return Work(

@@ -37,7 +37,8 @@ from memagent.agent.limits import Limits
 from memagent.agent.memory import rewrite, shortened, split_reasoning
 from memagent.agent.model_call import all_or_none, call_model
 from memagent.agent.prompts import PROMPT_SETS, MemoryChange
-from memagent.agent.reader import Reader, cut_chunk
+from memagent.agent.reader import Reader
+from memagent.agent.section_order import cut_chunk
 from memagent.agent.trace import Section, Step, StepKind, Trace
 from memagent.config import AgentConfig
 from memagent.data.example import Example
@@ -50,7 +51,7 @@ from memagent.engines.openai import EndpointEngine
 from memagent.engines.store import OnPull
 from memagent.errors import BudgetError, ConfigError, EngineError
 from memagent.eval import prompts
-from memagent.eval.retrieval import best_passages, by_meaning, by_words, check_bm25, cut_passages
+from memagent.eval.retrieval import best_passages, by_meaning, by_words, check_words, cut_passages
 from memagent.names import hint
 from memagent.plugins import is_file_spec, load_function
 from memagent.types import Engine, Message, Sampling
@@ -295,7 +296,7 @@ def open_method(name: str) -> Method:
         return _from_file(name)
     kind, _, prompt_set = name.partition(":")
     if kind == "bm25":
-        check_bm25()
+        check_words()
     if kind not in METHODS:
         raise ConfigError(
             f"there is no method {name!r} (your own is FILE.py:FUNCTION); {hint(kind, METHODS)}"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Chunk, Document
+from memagent.documents.ranking import check_bm25, rank_by_words
 from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.embedding import Embedder
-from memagent.extras import require
 
 JOINT_TOKENS = 2
 """The blank line between two passages."""
@@ -42,9 +42,9 @@ def cut_passages(document: Document, tokenizer: Tokenizer, *, passage_tokens: in
     return list(Chunks(document, tokenizer, passage_tokens))
 
 
-def check_bm25() -> None:
+def check_words() -> None:
     """Raise ConfigError where the library of BM25 is not installed."""
-    require("bm25s", 'the method bm25 needs the library bm25s: pip install "memagent[eval]"')
+    check_bm25("the method bm25")
 
 
 def by_words(passages: Sequence[Chunk], question: str) -> list[int]:
@@ -52,16 +52,9 @@ def by_words(passages: Sequence[Chunk], question: str) -> list[int]:
 
     Where none shares one, the first passage is all there is.
     """
-    check_bm25()
-    import bm25s
-
-    index = bm25s.BM25()
-    corpus = bm25s.tokenize([passage.text for passage in passages], show_progress=False)
-    index.index(corpus, show_progress=False)
-    asked = bm25s.tokenize([question], show_progress=False)
-    ranked, scores = index.retrieve(asked, k=len(passages), show_progress=False)
-    pairs = zip(ranked[0].tolist(), scores[0].tolist(), strict=True)
-    return [number for place, (number, score) in enumerate(pairs) if place == 0 or score > 0]
+    texts = [passage.text for passage in passages]
+    ranked = rank_by_words(texts, question, what="the method bm25")
+    return [each.number for place, each in enumerate(ranked) if place == 0 or each.score > 0]
 
 
 async def by_meaning(passages: Sequence[Chunk], question: str, embedder: Embedder) -> list[int]:

@@ -48,6 +48,11 @@ class Citation(NamedTuple):
     number: int
     quote: Quote
 
+    @property
+    def where(self) -> str:
+        """File and page or line, for people."""
+        return ", ".join(str(place) for place in self.quote.places)
+
     def __str__(self) -> str:
         """As prompts show it, on one line, whatever the quote holds."""
         quote = self.quote

@@ -6,7 +6,7 @@
     <enough/>                                       stop_early
 
 Nothing else is asked of a reply, so whatever a model writes can be used: without marks it is the memory, as in
-the plain loop. Marks count in replies only. Those that a text holds are shown to the model with another bracket,
+the plain loop. Marks count in replies only. Those that a text holds are shown to the model without their bracket,
 one character for one, so that a copied sentence never ends a quote, makes an item or stops the reading.
 
     >>> parse_reply(
@@ -25,7 +25,7 @@ from typing import NamedTuple
 from memagent.agent.evidence.quotes import Quote
 from memagent.config import AgentConfig
 
-BRACKET = "\u2039"
+BRACKET = " "
 """Shown in place of the bracket of a mark that a text holds."""
 SEPARATOR = "|"
 """Between the name of an item, its value and its quote."""

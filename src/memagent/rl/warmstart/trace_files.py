@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from memagent.agent.prompts import open_prompts
+from memagent.agent.prompts import prompts_for
 from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.data.formats.files import dump_json, read_examples
@@ -63,7 +63,7 @@ def write_traces(
         "kind": "traces",
         "source_sha256": sha256_of(source),
         "tokenizer": tokenizer.name,
-        "prompts_sha256": open_prompts(config.prompts).sha256,
+        "prompts_sha256": prompts_for(config).sha256,
         "agent": config.model_dump(
             include={"chunk_tokens", "memory_tokens", "answer_tokens", "prompts"}
         ),

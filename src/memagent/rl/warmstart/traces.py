@@ -28,7 +28,7 @@ from itertools import count as counter
 from typing import Any, NamedTuple
 
 from memagent import blocking
-from memagent.agent.prompts import PromptSet, open_prompts
+from memagent.agent.prompts import PromptSet, prompts_for
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step
 from memagent.config import AgentConfig
@@ -79,7 +79,7 @@ def conversations(
     text = example.text()
     if not text:
         raise TraceRefused(f"{example.id} has an empty text")
-    prompts = open_prompts(config.prompts)
+    prompts = prompts_for(config)
     moments = _moments(example, ADDED if prompts.replace else {})
     nothing = "" if prompts.no_change else NOTHING_YET
     answer = answer_of(example, moments[-1].memory if moments else nothing, prompts)

@@ -1,0 +1,110 @@
+"""The ledger: each place once, in the order of the text; what the answer is shown and cites."""
+
+import pytest
+
+from memagent.agent.evidence.answers import ShownLedger, cite, show_ledger
+from memagent.agent.evidence.ledger import (
+    asked_numbers,
+    cited_numbers,
+    inferred_numbers,
+    ledger_of,
+    look_up,
+    without_sources,
+)
+from memagent.agent.evidence.quotes import Quote
+from memagent.agent.evidence.tally import number_in, tally_of
+from memagent.documents.tokenizers import ByteTokenizer
+
+
+def quote(start: int, text: str, item: str | None = None, value: str | None = None) -> Quote:
+    return Quote(text=text, start=start, end=start + len(text), item=item, value=value)
+
+
+def test_the_ledger_is_in_the_order_of_the_text_and_has_each_place_once() -> None:
+    first, second = quote(5, "first"), quote(50, "second")
+    assert ledger_of([second, first, second, Quote(text="made up")]) == (first, second)
+
+
+def test_two_items_may_share_a_sentence() -> None:
+    ada, eve = quote(5, "Ada and Eve came.", "Ada"), quote(5, "Ada and Eve came.", "Eve")
+    assert ledger_of([eve, ada, quote(5, "Ada and Eve came.", "the ADA")]) == (ada, eve)
+
+
+def test_quotes_that_fit_the_question_are_looked_up_when_not_all_fit() -> None:
+    ledger = [quote(100 * n, f"Filler sentence number {n}.") for n in range(20)]
+    ledger[7] = quote(700, "The mill was sold in 1873.")
+    [found] = look_up(ledger, "When was the mill sold?", ByteTokenizer(), max_tokens=40)
+    assert (found.number, found.quote.text) == (8, "The mill was sold in 1873.")
+
+
+def test_the_item_whose_number_is_asked_for_is_looked_up() -> None:
+    ledger = [quote(100 * n, f"A poem about the sea, say {n}.") for n in range(20)]
+    [found] = look_up(ledger, "Quote the third poem.", ByteTokenizer(), max_tokens=40)
+    assert found.number == 3
+    assert asked_numbers("the 2nd, the twelfth and number 7 of them") == {2, 7, 12}
+
+
+@pytest.mark.parametrize(
+    ("reply", "cited", "answer"),
+    [
+        ("Red.\nSources: 1, 3", (1, 3), "Red."),
+        ("Red.\n**Sources:** [3] and [1]", (1, 3), "Red."),
+        ("Red.\nSource: 2\n", (2,), "Red."),
+        ("Red.\nSources: none", (), "Red."),
+        ("Red.\nSources: 99", (), "Red."),
+        ("Red [2], as [1, 3] say.", (1, 2, 3), "Red [2], as [1, 3] say."),
+        ("Red. Sources: many people", None, "Red. Sources: many people"),
+        ("Sources: 1", (1,), "Sources: 1"),
+    ],
+)
+def test_sources_are_read_from_the_last_line(
+    reply: str, cited: tuple[int, ...] | None, answer: str
+) -> None:
+    assert cited_numbers(reply, [1, 2, 3]) == cited
+    assert without_sources(reply) == answer
+
+
+def test_an_answer_without_sources_cites_the_quotes_that_hold_it() -> None:
+    ledger = [quote(0, "Anna was born in Oslo."), quote(50, "Otto lives in Bergen.")]
+    shown = ShownLedger("", (1, 2))
+    assert inferred_numbers(r"\boxed{Bergen}", ledger) == (2,)
+    assert inferred_numbers("Oslo and Bergen", ledger) == (1, 2)
+    assert cite("It is Oslo.\n\\boxed{Oslo}", ledger, shown) == ((1,), True)
+    assert cite("Paris", ledger, shown) == ((), False)
+
+
+def test_the_shown_ledger_keeps_its_limit_and_each_quote_its_line() -> None:
+    ledger = [quote(100 * n, f"Line one {n}.\n[{n + 2}] forged") for n in range(9)]
+    shown = show_ledger(ledger, "line", ByteTokenizer(), max_tokens=150)
+    assert len(shown.text) <= 150
+    lines = shown.text.splitlines()
+    assert lines[0] == "Quotes from the text:"
+    assert [line.split("]")[0] for line in lines[1:-1]] == [f"[{n}" for n in shown.numbers]
+    assert lines[-1] == f"({9 - len(shown.numbers)} more are not shown)"
+
+
+def test_counts_are_computed_from_the_entries() -> None:
+    ledger = [
+        quote(0, "a", "Ada Holm", "14"),
+        quote(10, "b", "Otto", "1,200.50"),
+        quote(20, "c", "ada holm", "20 crates"),
+    ]
+    assert tally_of(ledger).text().splitlines()[1:] == [
+        "entries: 3",
+        "different names: 2",
+        "sum of the values: 1234.5",
+        "largest value: 1200.5 [2]",
+        "smallest value: 14 [1]",
+        "Otto: 1 entry, sum 1200.5, last value 1,200.50 [2]",
+        "Ada Holm: 2 entries, sum 34, last value 20 crates [3]",
+    ]
+
+
+def test_values_that_are_no_numbers_have_no_sum() -> None:
+    tally = tally_of([quote(0, "a", "the mayor", "Ada"), quote(9, "b", "Mayor", "Eve")])
+    assert tally.text().splitlines()[1:] == [
+        "entries: 2",
+        "different names: 1",
+        "the mayor: 2 entries, last value Eve [2]",
+    ]
+    assert number_in("no number") is None

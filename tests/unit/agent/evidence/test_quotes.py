@@ -1,0 +1,49 @@
+"""Quotes are found word for word, then without regard to case and white space; else they have no place."""
+
+import pytest
+
+from memagent.agent.evidence.quotes import Quote, locate, place_quote
+from memagent.documents.document import Document
+
+SECTION = "Once upon a time.\nThe House  is\nred, and Anna   owns it. The end."
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("Once upon a time.", "Once upon a time."),
+        ('"Once upon a time."', "Once upon a time."),
+        ("the house is red", "The House  is\nred"),
+        ("\u201cANNA OWNS IT\u201d", "Anna   owns it"),
+        ("owns\n\nit. the end", "owns it. The end"),
+    ],
+)
+def test_a_quote_is_found_as_the_text_has_it(said: str, found: str) -> None:
+    span = locate(said, SECTION)
+    assert span is not None
+    assert SECTION[slice(*span)] == found
+
+
+@pytest.mark.parametrize(
+    "said", ["The house is blue", "", "...", '""', "Once upon a time. The end"]
+)
+def test_what_the_text_does_not_have_is_nowhere(said: str) -> None:
+    assert locate(said, SECTION) is None
+
+
+def test_letters_that_grow_in_lower_case_keep_their_place() -> None:
+    assert locate("strasse nine", "İ Die Straße  NINE") == (6, 18)
+
+
+def test_a_found_quote_has_the_words_lines_and_offsets_of_the_document() -> None:
+    document = Document.from_text("Head.\n" + SECTION, source="a.txt", has_lines=True)
+    quote = place_quote(Quote(text="the HOUSE"), document, start=6, section=SECTION)
+    assert (quote.text, quote.span) == ("The House", (24, 33))
+    assert [str(place) for place in quote.places] == ["a.txt line 3 [24:33]"]
+
+
+def test_a_quote_that_is_not_found_keeps_the_models_words_and_no_place() -> None:
+    document = Document.from_text(SECTION)
+    quote = place_quote(Quote(text="never said"), document, start=0, section=SECTION)
+    assert quote == Quote(text="never said")
+    assert not quote.is_found
