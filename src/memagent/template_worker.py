@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NoReturn
 if __name__ == "__main__":
     sys.path += sys.argv[1:]  # where the parent found Jinja
 
-from jinja2 import nodes
+from jinja2 import Template, nodes
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -38,20 +38,26 @@ def main() -> None:
     source, target = sys.stdin.buffer, sys.stdout.buffer
     while request := _receive(source):
         try:
-            reply = {"text": render(json.loads(request), len(request))}
-            body = json.dumps(reply).encode()
+            body = json.dumps(reply_to(json.loads(request), len(request))).encode()
         except Exception as error:  # a template is a program and may raise anything
-            name = "" if type(error) is TemplateError else type(error).__name__
-            reason = ": ".join(part for part in (name, str(error)[:500]) if part)
-            body = json.dumps({"error": reason}).encode()
+            body = json.dumps({"error": _reason(error)}).encode()
         target.write(len(body).to_bytes(8, "little") + body)
         target.flush()
 
 
-def render(request: dict[str, Any], size: int) -> str:
+def reply_to(request: dict[str, Any], size: int) -> dict[str, str]:
+    """A rendered conversation, or why the template cannot be parsed."""
+    try:
+        template = _compiled(request["template"])
+    except Exception as error:  # of Jinja, or a recursion too deep
+        return {"broken": str(error)[:500] or type(error).__name__}
+    return {"text": render(template, request["values"], size)}
+
+
+def render(template: Template, values: dict[str, Any], size: int) -> str:
     """A conversation in a template, as transformers renders it."""
     pieces, num_chars = [], 0
-    for piece in _compiled(request["template"]).generate(**request["values"]):
+    for piece in template.generate(**values):
         num_chars += len(piece)
         if num_chars > GROWTH * size + SPARE_CHARS:
             raise ValueError("the rendered conversation is far longer than its messages")
@@ -60,7 +66,7 @@ def render(request: dict[str, Any], size: int) -> str:
 
 
 @lru_cache(maxsize=32)
-def _compiled(source: str) -> Any:
+def _compiled(source: str) -> Template:
     return make_environment().from_string(source)
 
 
@@ -103,6 +109,11 @@ def _tojson(
         separators=separators,
         sort_keys=sort_keys,
     )
+
+
+def _reason(error: Exception) -> str:
+    name = "" if type(error) is TemplateError else type(error).__name__
+    return ": ".join(part for part in (name, str(error)[:500]) if part)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -68,9 +68,10 @@ async def test_a_usage_that_cannot_be_is_counted_here_and_never_lowers_a_cost(na
     assert 0 <= call.usage.completion_tokens < 1000
 
 
-async def test_a_reply_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("length", ["", "Content-Length: 96000000\r\n"], ids=["unsaid", "said"])
+async def test_a_reply_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch, length: str) -> None:
     monkeypatch.setattr(endpoint_module, "MAX_REPLY_BYTES", 4_000_000, raising=False)
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n{length}\r\n".encode()
     num_sent = 0
 
     def endless(request: bytes) -> Iterator[bytes]:

@@ -31,21 +31,34 @@ from tests.integration.conftest import (
     wait_until,
 )
 from tests.support.loopback import Endpoint, running
+from tests.support.sizes import IS_LARGE
 
 LATENCY_MS = 20
 TEXT = story(8000, seed=3, fact=FACT)
 
 
-@pytest.mark.parametrize(
-    ("outage", "spare"), [(6.0, 6.0), pytest.param(60.0, 6.0, marks=pytest.mark.slow)]
-)
+SHORT = 1.0 if IS_LARGE else 0.05
+"""The minute of outage takes a minute with `make test-hostile`, else three seconds: all waits are scaled."""
+
+
+def scale_waits(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = {kind: seconds * scale for kind, seconds in retry.LONGEST_DELAYS.items()}
+    monkeypatch.setattr(retry, "LONGEST_DELAYS", longest)
+    monkeypatch.setattr(retry, "FIRST_DELAY", retry.FIRST_DELAY * scale)
+    monkeypatch.setattr(retry, "FIRST_CONTACT_PATIENCE", retry.FIRST_CONTACT_PATIENCE * scale)
+
+
+@pytest.mark.parametrize(("minutes", "scale"), [(0.1, 1.0), (1.0, SHORT)])
 async def test_an_outage_costs_no_more_than_its_length_and_a_moment(
-    tmp_path: Path, outage: float, spare: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, scale: float
 ) -> None:
+    outage, spare = minutes * 60 * scale, 6.0
+    scale_waits(scale, monkeypatch)
     with running(log=tmp_path / "whole.jsonl", latency_ms=LATENCY_MS) as endpoint:
-        whole = await read(endpoint, tmp_path / "whole")
+        whole = await read(endpoint, tmp_path / "whole", patience=120 * scale)
     with running(log=tmp_path / "calls.jsonl", latency_ms=LATENCY_MS) as endpoint:
-        reading = asyncio.create_task(read(endpoint, tmp_path / "struck"))
+        struck_run = read(endpoint, tmp_path / "struck", patience=120 * scale)
+        reading = asyncio.create_task(struck_run)
         while num_lines(tmp_path / "struck" / "steps.jsonl") < 8:
             await asyncio.sleep(0.01)
         endpoint.kill()
@@ -145,8 +158,8 @@ async def test_an_endpoint_that_has_answered_is_waited_for_with_full_patience(
     assert completion.num_attempts >= 3
 
 
-async def read(endpoint: Endpoint, run: Path) -> Trace:
-    engine = open_endpoint("test-model", base_url=endpoint.base_url, patience=120)
+async def read(endpoint: Endpoint, run: Path, *, patience: float) -> Trace:
+    engine = open_endpoint("test-model", base_url=endpoint.base_url, patience=patience)
     settings = {"window": 4096, "chunk_tokens": 400, "memory_tokens": 400, "answer_tokens": 200}
     try:
         return await Reader(engine, tokenizer="bytes", **settings).aask(QUESTION, TEXT, run_dir=run)

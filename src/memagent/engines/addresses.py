@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
@@ -53,6 +54,7 @@ def origins(base_url: str) -> frozenset[str]:
     return frozenset(origin(address) for address in addresses(base_url))
 
 
+@lru_cache(maxsize=256)
 def origin(address: str) -> str:
     """Scheme, host and port of an address; an address that is not valid is its own."""
     try:

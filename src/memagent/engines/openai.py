@@ -11,6 +11,7 @@ import asyncio
 import math
 import os
 import re
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -451,6 +452,14 @@ class _LimitedStream(_http.AsyncByteStream):  # type: ignore[misc]
         await self._body.aclose()
 
 
+def _is_short(headers: Any) -> bool:
+    """Whether a reply says how long it is and is within the limit; the HTTP library reads no more then."""
+    length = headers.get("content-length", "")
+    if "transfer-encoding" in headers or not (length.isascii() and length.isdecimal()):
+        return False
+    return len(length) < 12 and int(length) <= MAX_REPLY_BYTES
+
+
 async def _within(seconds: float, call: Awaitable[Any]) -> Any:
     """The result of a call, headers and body included, or TimeoutError.
 
@@ -531,23 +540,35 @@ def _transport(config: EngineConfig) -> Any:
 
     With aiohttp, where it is installed, a call takes a third less time.
     """
-    hooks = _hooks(origins(config.base_url or OPENAI_URL))
+    hosts = origins(config.base_url or OPENAI_URL)
+    settings: dict[str, Any] = {"event_hooks": _hooks(hosts), "verify": _certificates(hosts)}
     try:
-        client: Any = openai.DefaultAioHttpClient(event_hooks=hooks, verify=_certificates())
+        client: Any = openai.DefaultAioHttpClient(**settings)
     except RuntimeError:  # it is not
-        client = openai.DefaultAsyncHttpxClient(event_hooks=hooks, verify=_certificates())
+        client = openai.DefaultAsyncHttpxClient(**settings)
     client.headers["Accept-Encoding"] = "identity"
     return client
 
 
-def _certificates() -> Any:
-    """The certificates that are trusted. Reading them takes as long as ten calls, so it is done once."""
+def _certificates(hosts: frozenset[str]) -> ssl.SSLContext:
+    """The certificates that are trusted: none where no host needs them, since redirects to others are refused.
+
+    Reading them takes as long as many calls, so it is done once.
+    """
+    if all(host.startswith("http:") for host in hosts):
+        return _no_certificates()
     return _read_certificates(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 
 @cache
-def _read_certificates(cafile: str | None, capath: str | None) -> Any:
-    return _http.create_ssl_context()  # the environment names the same places
+def _read_certificates(cafile: str | None, capath: str | None) -> ssl.SSLContext:
+    context: ssl.SSLContext = _http.create_ssl_context()  # the environment names the same places
+    return context
+
+
+@cache
+def _no_certificates() -> ssl.SSLContext:
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _hooks(hosts: frozenset[str]) -> dict[str, list[Callable[..., Any]]]:
@@ -563,7 +584,7 @@ def _hooks(hosts: frozenset[str]) -> dict[str, list[Callable[..., Any]]]:
     async def on_response(response: Any) -> None:
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             raise _BadReply("a compressed reply, which was not asked for")
-        if isinstance(response.stream, _http.AsyncByteStream):
+        if not _is_short(response.headers) and isinstance(response.stream, _http.AsyncByteStream):
             response.stream = _LimitedStream(response.stream)
 
     return {"request": [on_request], "response": [on_response]}

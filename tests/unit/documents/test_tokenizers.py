@@ -64,6 +64,15 @@ def test_a_chat_template_that_refuses_is_a_clear_error(
         open_tokenizer(str(tmp_path)).count_messages(MESSAGES)
 
 
+def test_a_chat_template_that_is_no_template_is_a_clear_error(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(ConfigError, match=rf"{tmp_path} has a broken chat template: Expected"):
+        open_tokenizer(str(tmp_path)).count_messages(MESSAGES)
+
+
 def test_named_templates_and_special_tokens_come_from_the_config(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,8 +12,13 @@ from typing import Any, ClassVar
 import pytest
 
 from memagent.config import EngineConfig
-from memagent.engines.addresses import endpoint_from, public_url
-from memagent.engines.openai import EndpointEngine, open_endpoint, parse_completion
+from memagent.engines.addresses import OPENAI_URL, endpoint_from, origins, public_url
+from memagent.engines.openai import (
+    EndpointEngine,
+    _certificates,
+    open_endpoint,
+    parse_completion,
+)
 from memagent.engines.retry import Failure
 from memagent.errors import ConfigError, EngineError, EngineRefused
 from memagent.types import Sampling, Usage
@@ -30,6 +36,19 @@ def engine_at(base_url: str, **settings: Any) -> EndpointEngine:
 async def complete(engine: EndpointEngine, **sampling: Any):  # type: ignore[no-untyped-def]
     async with engine:
         return await engine.complete(MESSAGES, Sampling(**{"max_tokens": 50, **sampling}))
+
+
+@pytest.mark.parametrize(
+    ("base_url", "reads_them"),
+    [("http://a/v1,http://b/v1", False), ("http://a/v1,https://b/v1", True), (None, True)],
+)
+def test_certificates_are_read_where_a_host_needs_them_and_always_demanded(
+    base_url: str | None, reads_them: bool
+) -> None:
+    context = _certificates(origins(base_url or OPENAI_URL))
+    assert (context.cert_store_stats()["x509_ca"] > 0) == reads_them
+    assert context.verify_mode == ssl.CERT_REQUIRED
+    assert context.check_hostname
 
 
 class TestAddress:
