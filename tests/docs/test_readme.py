@@ -41,6 +41,7 @@ from memagent.engines import store
 from memagent.shipped import find_config
 from tests.support.hotpot import write_hotpot
 from tests.support.loopback import Endpoint, running
+from tests.support.preloaded import preloaded
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +100,7 @@ class Shell:
 
     def run(self, block: Block) -> Outcome:
         if block.language == "python":
-            return self._outcome([sys.executable, "-W", "error", "-c", block.text])
+            return self._outcome(["python", "-W", "error", "-c", block.text])
         commands = "\n".join(self._checked(line) for line in logical_lines(block.text))
         script = (
             f"[ ! -f {self.exports} ] || . {self.exports}\n{commands}\nexport -p > {self.exports}"
@@ -108,7 +109,7 @@ class Shell:
 
     def _outcome(self, command: list[str]) -> Outcome:
         done = subprocess.run(
-            command,
+            ["/usr/bin/env", *command],  # found on the path of the environment
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -225,15 +226,22 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with `memagent` and `python`, which start at once."""
+    with preloaded(tmp_path_factory.mktemp("programs")) as folder:
+        yield folder
+
+
 @pytest.fixture
-def shell(tmp_path: Path, embedded: Path) -> Shell:
+def shell(tmp_path: Path, embedded: Path, programs: Path) -> Shell:
     folder = tmp_path / "here"
     folder.mkdir()
     make_samples(folder)
     kept = {name: os.environ[name] for name in ("LANG", "TMPDIR") if name in os.environ}
     environment = {
         **kept,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(tmp_path),
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "XDG_DATA_HOME": str(embedded),
