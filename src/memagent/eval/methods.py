@@ -102,6 +102,8 @@ class Context:
     is_cut: bool = False
     embedder: Embedder | None = None
     """The embedding model of the method dense."""
+    keeps_memory: bool = False
+    """Whether the memories of the steps are one that is carried along; its evidence is then looked for."""
     score: float | None = None
     """Score of a method that grades itself; None leaves it to the grader."""
 
@@ -185,10 +187,14 @@ async def reader(example: Example, context: Context) -> Trace:
         config=context.settings,
         limits=context.limits,
     )
+    context.keeps_memory = True
     async with aclosing(reader.steps(example.question, context.document)) as steps:
         async for step in steps:
             context.steps.append(step)
-    return context.trace()
+    trace = context.trace()
+    if trace.unread:
+        context.cut(unread_chars=sum(end - start for start, end in trace.unread))
+    return trace
 
 
 async def direct(example: Example, context: Context) -> Trace:
@@ -221,6 +227,7 @@ async def refine(example: Example, context: Context) -> Trace:
     empty = prompts.messages(prompts.REFINE, text="", draft="", **values)
     _check_sections(context, empty, reply_tokens=2 * settings.memory_tokens)
     chunks = _sections(context)
+    context.keeps_memory = True
     draft, chunk = "", await cut_chunk(chunks, 0)
     while chunk is not None:
         upcoming = await cut_chunk(chunks, chunk.index + 1)

@@ -106,6 +106,17 @@ class ItemRecord:
     """Sections of the text that were read."""
     is_cut: bool = False
     """True when the method did not read the whole text."""
+    captured: float | None = None
+    """Share of the evidence that was in any memory, word for word; None where it is not known, or the method
+    keeps no memory."""
+    retained: float | None = None
+    """Share of the evidence that was in the last memory."""
+    quoted: float | None = None
+    """Share of the evidence that the reader quoted; None where it does not quote."""
+    citation_precision: float | None = None
+    """Share of the cited quotes that are evidence; None where none is cited."""
+    citation_recall: float | None = None
+    """Share of the evidence that the answer cites."""
     trace: dict[str, Any] = field(default_factory=dict)
     """The full trace, as `Trace.to_dict` writes it; of a failed item, its steps until the failure."""
     metadata: dict[str, Any] = field(default_factory=dict)

@@ -52,6 +52,7 @@ from memagent.errors import (
     RunNotWritable,
 )
 from memagent.eval.calls import CALLS, CallLog, EngineGate, OnCall, item_engine
+from memagent.eval.evidence import evidence_scores
 from memagent.eval.items import EvalPlan, Item, ItemSource, item_seed
 from memagent.eval.methods import Context as Context  # these two by name for training
 from memagent.eval.methods import Method, MethodSettings
@@ -338,6 +339,8 @@ class Evaluation:
         if failure is not None and not isinstance(failure, MemagentError):
             context.notes["traceback"] = _frames(failure)
         seconds = time.perf_counter() - clock - engine.queue.seconds + engine.seconds_before
+        if context.keeps_memory:
+            values |= evidence_scores(example, trace).known()
         usage = trace.usage
         places = _depths(example)
         record = ItemRecord(

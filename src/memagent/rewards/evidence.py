@@ -5,6 +5,11 @@ that was never noted, and one that a later memory lost.
 
     >>> recall(["The house is red.", "Anna owns it."], ["the house is red", "Anna owns it!"])
     Recall(captured=1.0, retained=0.5)
+
+Where a reader cites places of the text, these are compared with the places of the evidence:
+
+    >>> overlap(found=[(10, 30), (50, 60)], wanted=[(12, 30)])
+    Overlap(precision=0.5, recall=1.0)
 """
 
 from __future__ import annotations
@@ -34,6 +39,34 @@ def recall(evidence: Sequence[str], memories: Sequence[str]) -> Recall | None:
     last = _key(memories[-1])
     captured = sum(any(one in memory for memory in held) for one in wanted)
     return Recall(captured / len(wanted), sum(one in last for one in wanted) / len(wanted))
+
+
+Spans = Sequence[tuple[int, int]]
+"""Character offsets into one text."""
+
+
+class Overlap(NamedTuple):
+    """How well places agree with those that are wanted."""
+
+    precision: float | None
+    """Share of those found that are wanted; None where none was found."""
+    recall: float
+    """Share of those wanted that were found."""
+
+
+def overlap(found: Spans, wanted: Spans) -> Overlap | None:
+    """Compare places; two agree if they share at least half of the shorter one. None if none is wanted."""
+    if not wanted:
+        return None
+    right = sum(any(_agree(one, other) for other in wanted) for one in found)
+    reached = sum(any(_agree(one, other) for one in found) for other in wanted)
+    return Overlap(right / len(found) if found else None, reached / len(wanted))
+
+
+def _agree(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    shared = min(one[1], other[1]) - max(one[0], other[0])
+    shorter = min(one[1] - one[0], other[1] - other[0])
+    return shared > 0 and 2 * shared >= shorter
 
 
 def _key(text: str) -> str:

@@ -10,7 +10,8 @@ from memagent.cli.shared.estimates import cost_and_time, time_text
 from memagent.cli.shared.run_command import print_json
 from memagent.eval.forecast import Work
 from memagent.eval.records import ItemRecord
-from memagent.eval.report.tables import Entry, ResultRow, result_rows
+from memagent.eval.report.sheets import EVIDENCE_TITLES
+from memagent.eval.report.tables import EVIDENCE, Entry, ResultRow, result_rows
 from memagent.eval.selection import describe_selection
 from memagent.eval.setup import OpenForecast
 from memagent.eval.suites import Suite
@@ -98,7 +99,9 @@ def results_table(rows: list[ResultRow]) -> str:
     is_sampled = any(row.num_samples > row.score.num for row in rows)
     answers = ["answers"] if is_sampled else []
     head = ["task", "length", "method", "items", *answers, "failed"]
-    head += ["score", "95 % interval", "calls", "s", *further]
+    evidence = [name for name in EVIDENCE if any(getattr(row, name) is not None for row in rows)]
+    titles = dict(zip(EVIDENCE, EVIDENCE_TITLES, strict=True))
+    head += ["score", "95 % interval", "calls", "s", *(titles[name] for name in evidence), *further]
     lines = [
         [
             row.task,
@@ -111,6 +114,7 @@ def results_table(rows: list[ResultRow]) -> str:
             f"{100 * row.score.low:.1f} to {100 * row.score.high:.1f}",
             f"{row.num_calls:,.1f}",
             f"{row.seconds:,.1f}",
+            *(_share(getattr(row, name)) for name in evidence),
             *(_further_score(row, name) for name in further),
         ]
         for row in rows
@@ -124,6 +128,10 @@ def results_table(rows: list[ResultRow]) -> str:
         + "\n"
         for line in [head, *lines]
     )
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
 
 
 def _further_score(row: ResultRow, grader: str) -> str:
@@ -157,4 +165,5 @@ def _as_json(row: ResultRow) -> dict[str, Any]:
         "completion_tokens": row.completion_tokens,
         "seconds": row.seconds,
         "cost": row.cost,
+        **{name: getattr(row, name) for name in EVIDENCE},
     }

@@ -14,10 +14,12 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from memagent.eval.report.anchors import SAME_LENGTH, Anchor
 from memagent.eval.report.tables import (
+    EVIDENCE,
     AverageRow,
     CompareRow,
     DepthRow,
@@ -27,6 +29,9 @@ from memagent.eval.report.tables import (
 from memagent.eval.stats import Interval
 
 Show = Callable[[Any], str]
+
+EVIDENCE_TITLES = ("captured", "retained", "quoted", "cited right", "cited of all")
+"""Headings of the columns of EVIDENCE."""
 
 NONE = "–"  # noqa: RUF001
 """Shown where there is no value."""
@@ -201,6 +206,7 @@ def results_sheet(rows: Sequence[ResultRow], unfinished: Sequence[ResultRow]) ->
         ),
         Column(title="seconds", key="seconds", value=lambda row: row.seconds, show=amount),
         Column(title="cost", key="cost", value=lambda row: row.cost, show=amount),
+        *_evidence_columns(rows),
         Column(key="graders", value=lambda row: " ".join(row.graders)),
         Column(
             key="is_unfinished",
@@ -211,10 +217,29 @@ def results_sheet(rows: Sequence[ResultRow], unfinished: Sequence[ResultRow]) ->
         name="results",
         caption="Results. Failed items count as wrong and stay in n. Answered is the score in % "
         "without failed and empty answers. Calls, tokens, seconds and cost "
-        f"are means per answer.{star}",
+        f"are means per answer.{star}{_about_evidence(rows)}",
         columns=columns,
         rows=tuple(rows),
     )
+
+
+def _evidence_columns(rows: Sequence[ResultRow]) -> tuple[Column, ...]:
+    """What became of the evidence; people see those that have a value in some row."""
+    return tuple(
+        Column(
+            title=title if any(getattr(row, name) is not None for row in rows) else None,
+            key=name,
+            value=attrgetter(name),
+            show=percent,
+        )
+        for name, title in zip(EVIDENCE, EVIDENCE_TITLES, strict=True)
+    )
+
+
+def _about_evidence(rows: Sequence[ResultRow]) -> str:
+    if all(row.captured is None for row in rows):
+        return ""
+    return " Captured and retained: share of the evidence, word for word, in any memory and in the last one, in %."
 
 
 def _answered(row: ResultRow) -> str | None:

@@ -105,6 +105,17 @@ class ResultRow:
     seconds: float
     cost: float | None
     """None where an answer has no cost."""
+    captured: float | None = None
+    """Share of the evidence that was in any memory: mean over the answers for which it is known, as below;
+    None without such."""
+    retained: float | None = None
+    """Share of the evidence that was in the last memory."""
+    quoted: float | None = None
+    """Share of the evidence that was quoted."""
+    citation_precision: float | None = None
+    """Share of the cited quotes that are evidence."""
+    citation_recall: float | None = None
+    """Share of the evidence that is cited."""
 
     @property
     def failure_rate(self) -> float:
@@ -222,7 +233,18 @@ def _result_row(cell: Cell, records: Sequence[ItemRecord]) -> ResultRow:
         num_calls=fmean(record.num_calls for record in records),
         seconds=fmean(record.seconds for record in records),
         cost=fmean(costs) if len(costs) == len(records) else None,
+        **{name: _mean(records, name) for name in EVIDENCE},
     )
+
+
+EVIDENCE = ("captured", "retained", "quoted", "citation_precision", "citation_recall")
+"""What became of the evidence, in records and rows."""
+
+
+def _mean(records: Sequence[ItemRecord], name: str) -> float | None:
+    """The mean of a measure over the records that have it."""
+    known = [value for record in records if (value := getattr(record, name)) is not None]
+    return fmean(known) if known else None
 
 
 def _further(records: Sequence[ItemRecord]) -> tuple[tuple[str, Interval], ...]:

@@ -11,7 +11,7 @@ from memagent.agent.trace import Step
 from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.errors import EmptyAnswer
-from memagent.rewards.evidence import recall
+from memagent.eval.evidence import evidence_scores
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.sections import LongTexts, sections_of, tokenizer_of
 from memagent.rl.types import Outcome
@@ -50,17 +50,17 @@ async def agent(task: Example, client: Client, settings: MemorySettings = DEFAUL
         steps.append(_empty_answer(steps, session.steps[-1]))
     reads = steps[:-1]
     flags = [flag for step in reads for flag in step.flags]
-    found = recall([item.text for item in task.evidence], [step.memory for step in reads])
+    trace = reader.trace(task.question, document, steps)
     return Outcome(
-        answer=steps[-1].reply,
-        trace=reader.trace(task.question, document, steps),
+        answer=trace.answer or "",
+        trace=trace,
         metrics={
             "sections": len(reads),
             "memory_tokens": sum(step.usage.completion_tokens for step in reads) / len(reads),
             "cut_memories": flags.count("reply_cut") + flags.count("memory_cut"),
             "kept_memories": flags.count("memory_kept"),
             **({"cut_texts": float(sections.is_cut)} if settings.long_texts != "refuse" else {}),
-            **(found._asdict() if found else {}),
+            **evidence_scores(task, trace, is_cut=sections.is_cut).known(),
         },
     )
 
