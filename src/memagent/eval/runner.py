@@ -52,7 +52,7 @@ from memagent.errors import (
     RunNotWritable,
 )
 from memagent.eval.calls import CALLS, CallLog, EngineGate, OnCall, item_engine
-from memagent.eval.evidence import evidence_scores
+from memagent.eval.evidence import evidence_scores as evidence_scores  # by name for training
 from memagent.eval.items import EvalPlan, Item, ItemSource, item_seed
 from memagent.eval.methods import Context as Context  # these two by name for training
 from memagent.eval.methods import Method, MethodSettings

@@ -11,7 +11,7 @@ from memagent.agent.trace import Step
 from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.errors import EmptyAnswer
-from memagent.eval.evidence import evidence_scores
+from memagent.eval.runner import evidence_scores
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.sections import LongTexts, sections_of, tokenizer_of
 from memagent.rl.types import Outcome
