@@ -21,6 +21,9 @@ EmptyReplies = Literal["keep", "overwrite"]
 ReadingOrder = Literal["text", "relevance"]
 
 
+ReadingMode = Literal["in_order", "parallel"]
+
+
 class Settings(BaseModel):
     """Base of all settings: unknown keys are errors, values never change after creation."""
 
@@ -57,8 +60,16 @@ class Settings(BaseModel):
 
 
 class AgentConfig(Settings):
-    """How the text is read: the window and its parts, the prompts, the sampling."""
+    """How the text is read: the mode, the window and its parts, the prompts, the sampling."""
 
+    mode: ReadingMode = "in_order"
+    """How sections are read: in_order, one after the other with a memory that is rewritten, or parallel, all
+    at once, with notes on them merged into a memory."""
+    rounds: int = Field(default=3, ge=1)
+    """In parallel mode, how often the text is read, at most: another round follows only where the memory says
+    what is still missing."""
+    segments: int = Field(default=1, ge=1)
+    """Parts of the text that are read at the same time, each of them in order; their memories are merged."""
     window: int = Field(default=8192, ge=64)
     """Tokens the model can see at once: question, section, memory, reply and template together."""
     chunk_tokens: int = Field(default=5000, ge=16)
@@ -75,7 +86,7 @@ class AgentConfig(Settings):
     reasoning_tokens: int = Field(default=0, ge=0)
     """Tokens added to the limit of every reply, for models that reason before they answer."""
     prompts: str = "default"
-    """Prompt set: default, boxed, paper, keep, add, small, compact, or the path of a TOML file with your own templates."""
+    """Prompt set: default, boxed, paper, keep, add, shared, small, compact, or the path of a TOML file with your own templates."""
     no_change: bool = False
     """Let the model reply that a section adds nothing, whatever the prompt set: the memory then stays byte
     for byte, for a few tokens."""
@@ -106,6 +117,11 @@ class AgentConfig(Settings):
     """Sampling seed; none when not given."""
 
     @property
+    def merges(self) -> bool:
+        """Whether notes or memories are merged."""
+        return self.mode == "parallel" or self.segments > 1
+
+    @property
     def keeps_quotes(self) -> bool:
         """Whether replies hold quotes or items."""
         return self.evidence or self.items
@@ -118,6 +134,15 @@ class AgentConfig(Settings):
             )
         if self.verify_stop and not self.stop_early:
             raise ValueError("`verify_stop` confirms an early stop; give `stop_early` too")
+        if self.mode == "parallel" and self.segments > 1:
+            raise ValueError(
+                "`segments` is for sections that are read in order; leave it out with `mode=parallel`"
+            )
+        if self.merges and (self.stop_early or self.order != "text"):
+            raise ValueError(
+                "`stop_early` and `order` are for sections that are read one after the other; leave them "
+                "out with `mode=parallel` and `segments`"
+            )
         return self
 
     @model_validator(mode="after")
@@ -138,6 +163,9 @@ class AgentConfig(Settings):
 class ReadingSettings(TypedDict, total=False):
     """The fields of `AgentConfig`, for functions that take them one by one: a misspelt one is a type error."""
 
+    mode: ReadingMode
+    rounds: int
+    segments: int
     window: int
     chunk_tokens: int
     section_ends: SectionEnds

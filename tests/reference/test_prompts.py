@@ -37,6 +37,19 @@ def conversations() -> dict[str, list[Message]]:
         found[f"{name}.answer"] = prompts.answer_messages(
             question=QUESTION, memory=MEMORY, num_sections=12, answer_tokens=200
         )
+    for name in ("default", "compact"):  # the others have the wording of one of them
+        prompts = PROMPT_SETS[name]
+        found[f"{name}.note"] = prompts.section_messages(
+            is_parallel=True,
+            question=QUESTION,
+            section=SECTION,
+            memory=MEMORY,
+            section_number=7,
+            memory_tokens=1024,
+        )
+        found[f"{name}.merge"] = prompts.merge_messages(
+            question=QUESTION, notes=[("3-4", MEMORY)], memory="", memory_tokens=1024
+        )
     found["closed_book"] = closed_book_messages(QUESTION)
     for name in ("DIRECT", "RETRIEVED", "REFINE", "MAP", "COLLAPSE", "REDUCE"):
         found[f"eval.{name.lower()}"] = methods.messages(
@@ -74,8 +87,13 @@ def test_the_fingerprints_that_runs_keep_do_not_change() -> None:
         "paper": "a77c493a32206769",
         "keep": "f0d8c164622a93d1",
         "add": "3db7480098c8e96c",
+        "shared": "7b0aff5e5e92c3c8",
         "small": "2d57558a2d8a76a3",
         "compact": "a534a346eb394160",
+    }
+    assert {prompts.merging_sha256[:16] for prompts in PROMPT_SETS.values()} == {
+        "85679b207b00e90b",
+        "4b36f926bbd81a28",
     }
     assert methods.fingerprint()[:16] == "478aa2bcdc0301db"
 

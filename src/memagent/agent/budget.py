@@ -2,6 +2,7 @@
 
 read    template + question + section + memory + reply (memory + quotes + reasoning)   <= window
 answer  template + question + memory + ledger + reply (answer + sources + reasoning)   <= window
+merge   template + question + memory + two notes at least + reply (memory + reasoning) <= window
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ JOINT_TOKENS = 32
 """Spare room: text tokenises a little differently where the parts of a prompt meet."""
 LARGE_NUMBER = 10**6
 """Stands for the section number when a prompt is measured, so that no real one is longer."""
-
-
+MISSING_TOKENS = 64
+"""Tokens of what a memory says is still missing, beside the memory itself."""
+NOTE_MARK_TOKENS = 48
+"""Tokens around each note in a merge: its tags, and the sections it is on."""
 MARK_TOKENS = 12
 """Room in a reply for marks such as <enough/>."""
 SOURCES_TOKENS = 48
@@ -26,7 +29,7 @@ SOURCES_TOKENS = 48
 
 
 class Budget(NamedTuple):
-    """The tokens of each part of the two prompts, at most."""
+    """The tokens of each part of the prompts, at most."""
 
     window: int
     question: int
@@ -39,6 +42,17 @@ class Budget(NamedTuple):
     answer_reply: int
     ledger: int = 0
     """Most tokens of quotes that the answer is shown: what the settings allow and the window has room for."""
+    merge_template: int | None = None
+    """None where nothing is merged."""
+    merge_reply: int = 0
+    """The most a merge may write."""
+
+    @property
+    def merge_room(self) -> int:
+        """Tokens of notes that fit one merge, their marks included."""
+        template = self.merge_template or 0
+        used = template + self.question + self.memory + self.merge_reply + JOINT_TOKENS
+        return self.window - used
 
     @property
     def read_total(self) -> int:
@@ -61,6 +75,12 @@ def check_budget(
     for name, total in (("read", budget.read_total), ("answer", budget.answer_total)):
         if total > budget.window:
             raise BudgetError(_explain(name, total, budget))
+    needed = 2 * (config.memory_tokens + NOTE_MARK_TOKENS)
+    if budget.merge_template is not None and budget.merge_room < needed:
+        raise BudgetError(
+            f"a merge needs room for two notes, {needed} tokens, and {max(0, budget.merge_room)} fit a window "
+            f"of {budget.window}; lower `memory_tokens`, or raise `window`"
+        )
     return budget
 
 
@@ -70,12 +90,17 @@ def measure_budget(
     """The tokens of each part, whether they fit or not."""
     # the template is what a prompt with the question in it needs beyond the question
     num_question = tokenizer.count(question)
-    read = prompts.read_messages(
+    is_parallel = config.mode == "parallel"
+    read = prompts.section_messages(
+        is_parallel=is_parallel,
         question=question,
         section="",
         memory="",
         section_number=LARGE_NUMBER,
         memory_tokens=config.memory_tokens,
+    )
+    merge = prompts.merge_messages(
+        question=question, notes=(), memory="", memory_tokens=config.memory_tokens
     )
     answer = prompts.answer_messages(
         question=question,
@@ -92,9 +117,11 @@ def measure_budget(
         read_template=tokenizer.count_messages(read) - num_question,
         answer_template=tokenizer.count_messages(answer) - num_question,
         section=config.chunk_tokens,
-        memory=config.memory_tokens,
+        memory=config.memory_tokens + (MISSING_TOKENS if is_parallel else 0),
         read_reply=config.memory_tokens + config.reasoning_tokens + quotes + marks,
         answer_reply=config.answer_tokens + config.reasoning_tokens + sources,
+        merge_template=tokenizer.count_messages(merge) - num_question if config.merges else None,
+        merge_reply=config.memory_tokens + config.reasoning_tokens + MISSING_TOKENS,
     )
     room = max(0, budget.window - budget.answer_total)
     return budget._replace(ledger=min(config.ledger_tokens, room) if config.keeps_quotes else 0)

@@ -33,6 +33,9 @@ LATER_SETTINGS: dict[str, Any] = {
     "stop_early": False,
     "verify_stop": 0,
     "order": "text",
+    "mode": "in_order",
+    "rounds": 3,
+    "segments": 1,
 }
 """What settings were before they existed."""
 
@@ -66,8 +69,21 @@ def identity(
             "empty_memory": prompts.empty_memory,
             **({"no_change": prompts.no_change} if prompts.no_change else {}),
             **({"replace": prompts.replace} if prompts.replace else {}),
+            **_merging(config, prompts),
         },
         "agent": config.model_dump(mode="json"),
+    }
+
+
+def _merging(config: AgentConfig, prompts: PromptSet) -> dict[str, str]:
+    """The wording of notes and merges, where a reading has any."""
+    if not config.merges:
+        return {}
+    return {
+        "note": prompts.note,
+        "merge": prompts.merge,
+        "nothing": prompts.nothing,
+        "merging_sha256": prompts.merging_sha256,
     }
 
 
@@ -188,6 +204,8 @@ def _difference(stored: dict[str, Any], reading: dict[str, Any]) -> str | None:
     for name, value in reading["agent"].items():
         if name not in FREE_SETTINGS and then.get(name) != value:
             return f"{name} was {then.get(name)}, now {value}"
+    if stored["prompts"].get("merging_sha256") != reading["prompts"].get("merging_sha256"):
+        return "the wording of the prompts for notes and merges has changed"
     return None
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Self
 
+from memagent.agent.evidence.quotes import Quote
 from memagent.agent.prompts import MemoryChange
+from memagent.agent.trace import Step
 from memagent.config import EmptyReplies
+from memagent.documents.chunking import Span
 from memagent.documents.tokenizers import Tokenizer
 
 _TAGS = "think|thinking|thought|reasoning"
@@ -22,6 +26,47 @@ class Reply(NamedTuple):
     """The reply itself."""
     reasoning: str | None
     """The reasoning before it; None without reasoning."""
+
+
+class ReadingState(NamedTuple):
+    """What is carried from step to step: the memory and its size, and what was read and quoted so far."""
+
+    memory: str = ""
+    num_tokens: int = 0
+    spans: tuple[Span, ...] = ()
+    quotes: tuple[Quote, ...] = ()
+    num_enough: int = 0
+    """How often in a row, up to now, the model said that it knows enough."""
+
+    @classmethod
+    def after(cls, finished: Sequence[Step], tokenizer: Tokenizer) -> Self:
+        """The state after steps that read sections in order."""
+        memory = finished[-1].memory if finished else ""
+        reads = [step for step in finished if step.section is not None]
+        said = ["enough" in step.flags for step in reversed(reads)]
+        return cls(
+            memory,
+            tokenizer.count(memory),
+            tuple(spans_of(finished)),
+            tuple(quote for step in reads for quote in step.quotes),
+            said.index(False) if False in said else len(said),
+        )
+
+    def after_read(self, step: Step, num_tokens: int) -> ReadingState:
+        """The state after one more section."""
+        return ReadingState(
+            step.memory,
+            num_tokens,
+            (*self.spans, *spans_of([step])),
+            self.quotes + step.quotes,
+            self.num_enough + 1 if "enough" in step.flags else 0,
+        )
+
+
+def spans_of(steps: Sequence[Step]) -> list[Span]:
+    """The parts of the text that steps read."""
+    sections = [step.section for step in steps if step.section is not None]
+    return [Span(section.start, section.end, section.num_tokens) for section in sections]
 
 
 class Rewritten(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memagent.agent.budget import NOTE_MARK_TOKENS, Budget
 from memagent.agent.rates import CallRate, TimeEstimate, estimate
 from memagent.agent.reader import Reader
 from memagent.documents.chunking import Chunks
@@ -18,11 +19,16 @@ class ReadingPlan:
     num_questions: int
     num_chunks: int
     num_calls: int
-    """Exact: one per section and one for the answer, for each question."""
+    """One per section and one for the answer, for each question: exact where sections are read in order, the
+    least where notes or memories are merged."""
+    max_calls: int
+    """With all rounds, and with merges of all notes at their limit."""
+    calls_at_once: int
+    """One for each question where sections are read in order, more where they are read apart from each other."""
     prompt_tokens: int
-    """Exact for instructions, questions and sections; what the memory adds is not known yet."""
+    """Of `num_calls`: exact for instructions, questions and sections; what the memory adds is not known yet."""
     max_memory_tokens: int
-    """What memories and quotes can add to the prompts at most."""
+    """What memories, quotes, merges and further rounds can add to the prompts at most."""
     max_completion_tokens: int
     """Every reply at its limit."""
     is_exact: bool
@@ -40,8 +46,8 @@ class ReadingPlan:
     def seconds(self, rate: CallRate, *, is_shared: bool = False) -> TimeEstimate:
         """How long the reading takes at a rate.
 
-        The sections of a question are read one after the other. Calls to an endpoint do not slow each other down;
-        with `is_shared` all calls share one processor, as those of a model in this process do.
+        Calls to an endpoint do not slow each other down; with `is_shared` all calls share one processor, as
+        those of a model in this process do.
         """
         return estimate(
             rate,
@@ -49,7 +55,7 @@ class ReadingPlan:
             prompt_tokens=self.prompt_tokens,
             max_completion_tokens=self.max_completion_tokens,
             max_memory_tokens=self.max_memory_tokens,
-            lanes=None if is_shared else self.num_questions,
+            lanes=None if is_shared else self.calls_at_once,
         )
 
 
@@ -59,35 +65,76 @@ def plan_reading(
     chunks: Chunks,
 ) -> ReadingPlan:
     """Count a reading's calls and tokens by rendering every prompt it will send."""
-    num_chunks = prompt_tokens = 0
+    num_chunks = 0
+    prompt_tokens = [0] * len(questions)
+    """Of the sections, by question."""
     budgets = [reader.check(question) for question in questions]
     for chunk in chunks:
         num_chunks += 1
-        for question in questions:
-            messages = reader.prompts.read_messages(
+        for number, question in enumerate(questions):
+            messages = reader.prompts.section_messages(
+                is_parallel=reader.config.mode == "parallel",
                 question=question,
                 section=chunk.text,
                 memory="",
                 section_number=chunk.index + 1,
                 memory_tokens=reader.config.memory_tokens,
             )
-            prompt_tokens += reader.tokenizer.count_messages(messages)
-    for question in questions:
-        messages = reader.prompts.answer_messages(
-            question=question,
-            memory="",
-            num_sections=num_chunks,
-            answer_tokens=reader.config.answer_tokens,
-        )
-        prompt_tokens += reader.tokenizer.count_messages(messages)
+            prompt_tokens[number] += reader.tokenizer.count_messages(messages)
+    answers = [_answer_tokens(reader, question, num_chunks) for question in questions]
+    rounds = reader.config.rounds if reader.config.mode == "parallel" else 1
+    merges = [rounds * _max_merges(reader, num_chunks, budget) for budget in budgets]
     return ReadingPlan(
         num_questions=len(questions),
         num_chunks=num_chunks,
         num_calls=len(questions) * (num_chunks + 1),
-        prompt_tokens=prompt_tokens,
-        max_memory_tokens=sum(budget.memory * num_chunks + budget.ledger for budget in budgets),
+        max_calls=len(questions) * (rounds * num_chunks + 1) + sum(merges),
+        calls_at_once=_calls_at_once(reader, num_chunks, len(questions)),
+        prompt_tokens=sum(prompt_tokens) + sum(answers),
+        max_memory_tokens=sum(
+            budget.memory * num_chunks * rounds
+            + (rounds - 1) * sections
+            + num_merges * (budget.window - budget.merge_reply)
+            + budget.ledger
+            for budget, sections, num_merges in zip(budgets, prompt_tokens, merges, strict=True)
+        ),
         max_completion_tokens=sum(
-            budget.read_reply * num_chunks + budget.answer_reply for budget in budgets
+            budget.read_reply * num_chunks * rounds
+            + budget.answer_reply
+            + num_merges * budget.merge_reply
+            for budget, num_merges in zip(budgets, merges, strict=True)
         ),
         is_exact=reader.tokenizer.is_exact and reader.tokenizer.knows_template,
     )
+
+
+def _answer_tokens(reader: Reader, question: str, num_chunks: int) -> int:
+    messages = reader.prompts.answer_messages(
+        question=question,
+        memory="",
+        num_sections=num_chunks,
+        answer_tokens=reader.config.answer_tokens,
+    )
+    return reader.tokenizer.count_messages(messages)
+
+
+def _calls_at_once(reader: Reader, num_chunks: int, num_questions: int) -> int:
+    config = reader.config
+    if not config.merges:
+        return num_questions
+    wide = num_chunks if config.mode == "parallel" else min(num_chunks, config.segments)
+    return min(num_questions * wide, reader.call_slots().num)
+
+
+def _max_merges(reader: Reader, num_chunks: int, budget: Budget) -> int:
+    """Merges of one round, or of all segments, where every note is as long as it may be."""
+    config = reader.config
+    if not config.merges:
+        return 0
+    at_once = max(2, budget.merge_room // (config.memory_tokens + NOTE_MARK_TOKENS))
+    left = num_chunks if config.mode == "parallel" else min(num_chunks, config.segments)
+    num_merges = int(config.mode == "parallel" and left == 1)
+    while left > 1:
+        left = -(-left // at_once)
+        num_merges += left
+    return num_merges

@@ -13,6 +13,8 @@ caller that writes the step to disk first loses nothing when it is killed.
     reader = Reader("local:smollm2-135m")
     trace = reader.ask("Who inherits the house?", Document.load("novel.txt"))
     print(trace.answer)
+
+Sections may also be read apart from each other, and what was noted merged: see `parallel`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from memagent import blocking
 from memagent.agent.budget import Budget, check_budget
@@ -31,13 +33,14 @@ from memagent.agent.evidence.quotes import Quote, place_quote
 from memagent.agent.evidence.replies import ParsedReply, ReplyFormat, parse_reply, shielded
 from memagent.agent.journal import Journal, identity
 from memagent.agent.limits import Limits
-from memagent.agent.memory import rewrite, split_reasoning
+from memagent.agent.memory import ReadingState, rewrite, spans_of, split_reasoning
 from memagent.agent.model_call import ModelCall, call_model
+from memagent.agent.parallel import CALLS_AT_ONCE, CallSlots, reading_apart
 from memagent.agent.prompts import MemoryChange, PromptSet, prompts_for
 from memagent.agent.section_order import SectionOrder, gaps, order_sections
 from memagent.agent.trace import Section, Step, StepFlag, Trace, total_usage
 from memagent.config import AgentConfig, ReadingSettings
-from memagent.documents.chunking import EDGE_TOKENS, Chunks, Span
+from memagent.documents.chunking import EDGE_TOKENS, Chunks
 from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.engines.base import SETTINGS, BaseEngine, open_engine
@@ -79,7 +82,7 @@ class Reader:
         self.config = config or AgentConfig.parse({**own, **settings})
         _check_served_window(engine, self.config)
         self.prompts: PromptSet = prompts_for(self.config)
-        self._format = ReplyFormat.of(self.config)
+        self.reply_format = ReplyFormat.of(self.config)
         self.limits = limits or Limits()
         self.tokenizer, self.tokenizer_note = _resolve_tokenizer(tokenizer, engine.tokenizer)
         check_section_ends(self.config, self.tokenizer, engine.model)
@@ -143,8 +146,9 @@ class Reader:
         """
         for number in range(len(questions)):
             self.limits.count(total_usage(journal.finished(number)))
+        slots = self.call_slots()
         readings = [
-            self._read_one(number, checked_question(question), chunks, journal, on_step)
+            self._read_one(number, checked_question(question), chunks, journal, on_step, slots)
             for number, question in enumerate(questions)
         ]
         results = await asyncio.gather(*readings, return_exceptions=True)
@@ -160,10 +164,11 @@ class Reader:
         chunks: Chunks,
         journal: Journal,
         on_step: Callable[[int, Step], None] | None,
+        slots: CallSlots,
     ) -> Trace:
         done = list(journal.finished(number))
         async with aclosing(
-            self.steps(question, chunks, finished=journal.finished(number))
+            self.steps(question, chunks, finished=journal.finished(number), slots=slots)
         ) as steps:
             async for step in steps:
                 journal.append(number, step)
@@ -193,23 +198,40 @@ class Reader:
         document: Document | Chunks | str,
         *,
         finished: Sequence[Step] = (),
+        slots: CallSlots | None = None,
     ) -> AsyncGenerator[Step, None]:
-        """The steps as they happen; those in `finished` are not repeated."""
+        """The steps as they happen; those in `finished` are not repeated.
+
+        Questions over one text whose sections are read apart from each other share `slots`.
+        """
         question = checked_question(question)
         budget = self.check(question)
         chunks = self.chunks(document)
         if not chunks.document.text:
             raise DocumentError("the text is empty; there is nothing to read")
+        reading = (
+            reading_apart(self, question, chunks, budget, finished, slots)
+            if self.config.merges
+            else self._in_order(question, chunks, budget, finished)
+        )
+        async with aclosing(reading) as steps:
+            async for step in steps:
+                yield step
+
+    async def _in_order(
+        self, question: str, chunks: Chunks, budget: Budget, finished: Sequence[Step]
+    ) -> AsyncGenerator[Step, None]:
+        """One section after the other, with one memory."""
         sections = await order_sections(chunks, question, self.config.order)
         await self._check_finished(finished, sections)
-        state = _State.after(finished, self.tokenizer)
+        state = ReadingState.after(finished, self.tokenizer)
         if finished and finished[-1].kind == "answer":
             return
         position = len(finished)
         chunk = None if self._has_enough(state) else await sections.get(position)
         while chunk is not None:
             reading = asyncio.ensure_future(
-                self._read(question, position, chunk, state, budget, chunks.document)
+                self.read_section(question, position, chunk, state, budget, chunks.document)
             )
             try:
                 await asyncio.sleep(0)  # the request is sent; the next section is cut meanwhile
@@ -219,9 +241,9 @@ class Reader:
                 reading.cancel()
             yield step
             position, chunk = position + 1, None if self._has_enough(state) else upcoming
-        yield await self._answer(question, position, state, budget, sections)
+        yield await self.write_answer(question, position, state, budget, sections)
 
-    def _has_enough(self, state: _State) -> bool:
+    def _has_enough(self, state: ReadingState) -> bool:
         """Whether the model said so, often enough in a row."""
         return (
             self.config.stop_early
@@ -234,13 +256,18 @@ class Reader:
         chunks = sections.chunks
         if sections.ranking is None:
             _check_sections(finished, chunks, self.tokenizer, self.config.chunk_tokens)
-            chunks.restore(_spans(finished))
+            chunks.restore(spans_of(finished))
         else:
-            for position, span in enumerate(_spans(finished)):
+            for position, span in enumerate(spans_of(finished)):
                 chunk = await sections.get(position)
                 if chunk is None or (chunk.start, chunk.end) != (span.start, span.end):
                     raise _damaged()
         _check_quotes(finished, chunks.document.text)
+
+    def call_slots(self) -> CallSlots:
+        """Places for calls, as many as the engine works on at once."""
+        at_once = self.engine.calls_at_once if isinstance(self.engine, BaseEngine) else None
+        return CallSlots(at_once or CALLS_AT_ONCE)
 
     def check(self, question: str) -> Budget:
         """The token budget for a question. Raises BudgetError when it cannot be met."""
@@ -271,16 +298,17 @@ class Reader:
             document_sha256=document.sha256,
         )
 
-    async def _read(
+    async def read_section(
         self,
         question: str,
         position: int,
         chunk: Chunk,
-        state: _State,
+        state: ReadingState,
         budget: Budget,
         document: Document,
-    ) -> tuple[Step, _State]:
-        section = shielded(chunk.text) if self._format.has_marks else chunk.text
+    ) -> tuple[Step, ReadingState]:
+        """Read a section with the memory of those before; the step, and the state after it."""
+        section = self.section_text(chunk)
         messages = self.prompts.read_messages(
             question=question,
             section=section,
@@ -289,9 +317,9 @@ class Reader:
             memory_tokens=self.config.memory_tokens,
         )
         prompt_tokens = budget.read_template + budget.question + chunk.num_tokens + state.num_tokens
-        call = await self._call(messages, prompt_tokens, max_tokens=budget.read_reply)
+        call = await self.call(messages, prompt_tokens, max_tokens=budget.read_reply)
         reply, reasoning = split_reasoning(call.completion.text)
-        parsed = parse_reply(reply, self._format)
+        parsed = parse_reply(reply, self.reply_format)
         new = rewrite(
             state.memory,
             state.num_tokens,
@@ -313,13 +341,23 @@ class Reader:
             section=Section.of(chunk),
             reasoning=call.completion.reasoning or reasoning,
             flags=tuple(flags),
-            quotes=tuple(
-                place_quote(quote, document, start=chunk.start, section=section)
-                for quote in parsed.quotes
-            ),
+            quotes=self.placed_quotes(parsed, chunk, section, document),
             **call.measures(),
         )
         return step, state.after_read(step, new.num_tokens)
+
+    def section_text(self, chunk: Chunk) -> str:
+        """A section as the model sees it; where replies have marks, those that the text holds are none."""
+        return shielded(chunk.text) if self.reply_format.has_marks else chunk.text
+
+    def placed_quotes(
+        self, parsed: ParsedReply, chunk: Chunk, section: str, document: Document
+    ) -> tuple[Quote, ...]:
+        """The quotes of a reply to a section, searched in it."""
+        return tuple(
+            place_quote(quote, document, start=chunk.start, section=section)
+            for quote in parsed.quotes
+        )
 
     def _change(self, parsed: ParsedReply) -> MemoryChange:
         """What a reply does to the memory; one with nothing but marks keeps it."""
@@ -327,9 +365,15 @@ class Reader:
             return MemoryChange("keep", "")
         return self.prompts.change_of(parsed.memory)
 
-    async def _answer(
-        self, question: str, position: int, state: _State, budget: Budget, sections: SectionOrder
+    async def write_answer(
+        self,
+        question: str,
+        position: int,
+        state: ReadingState,
+        budget: Budget,
+        sections: SectionOrder,
     ) -> Step:
+        """Answer from the memory and the quotes, as the step at a position."""
         ledger = ledger_of(state.quotes)
         shown = show_ledger(
             ledger,
@@ -341,12 +385,12 @@ class Reader:
         messages = self.prompts.answer_messages(
             question=question,
             memory=with_ledger(state.memory, shown),
-            num_sections=position,
+            num_sections=len({span.start for span in state.spans}),
             answer_tokens=self.config.answer_tokens,
         )
         prompt_tokens = budget.answer_template + budget.question + state.num_tokens
         prompt_tokens += self.tokenizer.count(shown.text)
-        call = await self._call(messages, prompt_tokens, max_tokens=budget.answer_reply)
+        call = await self.call(messages, prompt_tokens, max_tokens=budget.answer_reply)
         reply, reasoning = split_reasoning(call.completion.text)
         if not reply:
             raise EmptyAnswer(_no_answer(call.was_cut))
@@ -367,9 +411,10 @@ class Reader:
             **call.measures(),
         )
 
-    async def _call(
+    async def call(
         self, messages: list[Message], prompt_tokens: int, *, max_tokens: int
     ) -> ModelCall:
+        """One reply, sampled as the settings say, within the limits."""
         sampling = Sampling(
             max_tokens=max_tokens,
             temperature=self.config.temperature,
@@ -383,40 +428,6 @@ class Reader:
             messages,
             sampling,
             prompt_tokens=prompt_tokens,
-        )
-
-
-class _State(NamedTuple):
-    """What is carried from step to step: the memory and its size, and what was read and quoted so far."""
-
-    memory: str = ""
-    num_tokens: int = 0
-    spans: tuple[Span, ...] = ()
-    quotes: tuple[Quote, ...] = ()
-    num_enough: int = 0
-    """How often in a row, up to now, the model said that it knows enough."""
-
-    @classmethod
-    def after(cls, finished: Sequence[Step], tokenizer: Tokenizer) -> _State:
-        memory = finished[-1].memory if finished else ""
-        reads = [step for step in finished if step.section is not None]
-        said = ["enough" in step.flags for step in reversed(reads)]
-        return cls(
-            memory,
-            tokenizer.count(memory),
-            tuple(_spans(finished)),
-            tuple(quote for step in reads for quote in step.quotes),
-            said.index(False) if False in said else len(said),
-        )
-
-    def after_read(self, step: Step, num_tokens: int) -> _State:
-        """The state after one more section."""
-        return _State(
-            step.memory,
-            num_tokens,
-            (*self.spans, *_spans([step])),
-            self.quotes + step.quotes,
-            self.num_enough + 1 if "enough" in step.flags else 0,
         )
 
 
@@ -473,16 +484,11 @@ def _resolve_tokenizer(
     return tokenizer, None
 
 
-def _spans(steps: Sequence[Step]) -> list[Span]:
-    sections = [step.section for step in steps if step.section is not None]
-    return [Span(section.start, section.end, section.num_tokens) for section in sections]
-
-
 def _check_sections(
     steps: Sequence[Step], chunks: Chunks, tokenizer: Tokenizer, chunk_tokens: int
 ) -> None:
     """Raise RunError where the sections of finished steps are not sections of this text."""
-    spans = _spans(steps)
+    spans = spans_of(steps)
     text = chunks.document.text
     is_joined = all(
         span.start == start < span.end

@@ -53,7 +53,9 @@ def _ranking(chunks: Chunks, question: str) -> tuple[int, ...]:
 
 async def cut_chunk(chunks: Chunks, index: int) -> Chunk | None:
     """The chunk at an index; in a thread where tokenising takes long enough to hold others up."""
-    return chunks.get(index) if chunks.is_quick else await asyncio.to_thread(chunks.get, index)
+    if chunks.is_quick or chunks.is_known(index):
+        return chunks.get(index)
+    return await asyncio.to_thread(chunks.get, index)
 
 
 def gaps(spans: Iterable[tuple[int, int]], length: int) -> tuple[tuple[int, int], ...]:

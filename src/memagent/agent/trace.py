@@ -21,7 +21,7 @@ from memagent.rewards.text import unboxed
 from memagent.runs import JOURNAL, read_records
 from memagent.types import Usage
 
-StepKind = Literal["read", "answer"]
+StepKind = Literal["read", "merge", "answer"]
 StepFlag = Literal[
     "reply_cut",
     "memory_cut",
@@ -31,6 +31,8 @@ StepFlag = Literal[
     "stopped_early",
     "citations_inferred",
     "carried",
+    "nothing",
+    "joined",
 ]
 """reply_cut: the limit ended the reply. memory_cut: the reply was longer than the memory may be.
 memory_kept: the reply was empty or said that nothing changes, so the memory before it stays.
@@ -38,7 +40,9 @@ malformed: the reply did not keep the format; what could be used of it was used.
 enough: the model said that its memory holds all that the question needs.
 stopped_early: the answer was given before the whole text was read; `unread` says what was not.
 citations_inferred: the answer named no quotes; those that hold its words are cited.
-carried: the step was taken over from an earlier run and cost nothing in this one."""
+carried: the step was taken over from an earlier run and cost nothing in this one.
+nothing: the section was read on its own and holds nothing for the question.
+joined: the reply to a merge was empty, so what was to be merged was put together as it is."""
 Status = Literal["answered", "unfinished"]
 
 
@@ -62,7 +66,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One model call: a section read, or the answer."""
+    """One model call: a section read, notes or memories merged, or the answer."""
 
     kind: StepKind
     index: int
@@ -70,9 +74,9 @@ class Step:
     reply: str
     """The reply, without reasoning."""
     memory: str
-    """The memory after this step."""
+    """The memory after this step; for a section that is read on its own, the note on it."""
     section: Section | None = None
-    """None for the answer."""
+    """None for merges and the answer."""
     reasoning: str | None = None
     """The reasoning before the reply, as the model wrote it."""
     flags: tuple[StepFlag, ...] = ()
@@ -89,6 +93,14 @@ class Step:
     """Numbers in `Trace.ledger` that the answer rests on; None where quotes are not kept."""
     unread: tuple[tuple[int, int], ...] = ()
     """For the answer: parts of the text that were not read, as character offsets."""
+    round: int | None = None
+    """Round of a parallel reading, from 1; None where sections are read in order."""
+    segment: int | None = None
+    """Which of several segments the section belongs to, from 1; None without segments."""
+    inputs: tuple[int, ...] = ()
+    """The steps whose notes or memories a merge combines, by index."""
+    missing: str | None = None
+    """What a merge says is still missing; the next round looks for it."""
 
     def to_json(self) -> bytes:
         """One JSON line without the newline."""
@@ -152,13 +164,14 @@ class Trace:
 
     @property
     def memory(self) -> str:
-        """The last memory."""
-        return self.steps[-1].memory if self.steps else ""
+        """The last memory; notes on sections that are read in parallel are none."""
+        memories = (step for step in reversed(self.steps) if step.kind != "read" or not step.round)
+        return next((step.memory for step in memories), "")
 
     @property
     def num_chunks(self) -> int:
-        """Sections read."""
-        return sum(step.kind == "read" for step in self.steps)
+        """Sections read, however often."""
+        return sum(step.kind == "read" and step.round in (None, 1) for step in self.steps)
 
     @property
     def has_quotes(self) -> bool:
@@ -258,40 +271,73 @@ def steps_by_question(
 
     `in_order`: sections follow each other as in the text.
     """
-    steps: dict[int, list[Step]] = {}
+    questions: dict[int, _StepOrder] = {}
     for number, record in enumerate(records, start=1):
         try:
             step = Step.from_json(record["step"])
-            done = steps.setdefault(record["question"], [])
+            order = questions.setdefault(record["question"], _StepOrder(in_order=in_order))
+            is_next = order.take(step)
         except (KeyError, TypeError, ValueError):
-            step, done = None, []
-        if step is None or step.index != len(done) or not _is_possible(step, done, in_order):
+            is_next = False
+        if not is_next:
             raise RunError(
                 f"{path / JOURNAL}, line {number}, is damaged; the run cannot be resumed"
             )
-        done.append(step)
-    return steps
+    return {number: order.steps for number, order in questions.items()}
 
 
-def _is_possible(step: Step, before: list[Step], in_order: bool) -> bool:
-    """Whether a step can follow: sections join, nothing follows an answer, and nothing is negative."""
+class _StepOrder:
+    """The steps of one question so far, and which step can follow."""
+
+    def __init__(self, *, in_order: bool) -> None:
+        self.steps: list[Step] = []
+        self._in_order = in_order
+        self._read: set[tuple[int | None, int]] = set()
+        """Round and start of the sections that were read."""
+
+    def take(self, step: Step) -> bool:
+        """Add a step; False where it cannot follow those before."""
+        if step.index != len(self.steps) or not _is_sound(step) or not self._can_follow(step):
+            return False
+        self.steps.append(step)
+        if step.section is not None:
+            self._read.add((step.round, step.section.start))
+        return True
+
+    def _can_follow(self, step: Step) -> bool:
+        """Whether sections join, merges have inputs, and nothing follows an answer."""
+        last = self.steps[-1] if self.steps else None
+        if last is not None and last.kind == "answer":
+            return False
+        if step.kind == "merge":
+            return step.section is None and _are_inputs(step.inputs, len(self.steps))
+        if step.kind == "answer" or step.section is None:
+            return step.kind == "answer" and step.section is None
+        section = step.section
+        if section.num_tokens < 0 or (step.round, section.start) in self._read:
+            return False
+        is_apart = step.round is not None or step.segment is not None
+        if is_apart or not self._in_order:
+            return 0 <= section.start < section.end
+        joined = last.section.end if last is not None and last.section is not None else 0
+        return section.start == joined < section.end and (last is None or last.kind == "read")
+
+
+def _is_sound(step: Step) -> bool:
+    """Whether no measure of a step is negative."""
     usage = step.usage
     counts = (usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-    if min(counts) < 0 or not 0 <= step.seconds < math.inf or step.num_attempts < 1:
-        return False
-    last = before[-1] if before else None
-    if last is not None and last.section is None:
-        return False
-    if step.kind == "answer" or step.section is None:
-        return step.kind == "answer" and step.section is None
-    section = step.section
-    joined = last.section.end if last is not None and last.section is not None else 0
-    start = joined if in_order else max(0, section.start)
-    return section.start == start < section.end and section.num_tokens >= 0
+    return min(counts) >= 0 and 0 <= step.seconds < math.inf and step.num_attempts >= 1
 
 
-_optional_fields = tuple(
-    each for each in fields(Step) if each.name in ("quotes", "cited", "unread")
-)
+def _are_inputs(inputs: tuple[int, ...], num_steps: int) -> bool:
+    """Whether these are earlier steps, each once."""
+    if not inputs or len({*inputs}) < len(inputs):
+        return False
+    return 0 <= min(inputs) <= max(inputs) < num_steps
+
+
+_OPTIONAL = ("quotes", "cited", "unread", "round", "segment", "inputs", "missing")
+_optional_fields = tuple(each for each in fields(Step) if each.name in _OPTIONAL)
 _steps = TypeAdapter(Step)
 _traces = TypeAdapter(Trace)

@@ -218,7 +218,7 @@ class Ask:
         """Read with the progress shown, steps of earlier calls included."""
         progress = ReadingProgress(
             chunks,
-            [len(journal.finished(number)) for number in range(len(request.questions))],
+            [journal.finished(number) for number in range(len(request.questions))],
             console=self._console,
             show_memory=self._options.show_memory,
             config=reader.config,

@@ -48,7 +48,8 @@ def print_plan(
         return
     about = "" if plan.is_exact else " (estimated)"
     print(f"sections            {plan.num_chunks:>14,}")
-    print(f"calls               {plan.num_calls:>14,}")
+    up_to = f" to {plan.max_calls:,}" if plan.max_calls > plan.num_calls else ""
+    print(f"calls               {plan.num_calls:>14,}{up_to}")
     print(f"prompt tokens       {plan.prompt_tokens:>14,}{about}")
     print(f"  with memory up to {plan.prompt_tokens + plan.max_memory_tokens:>14,}{about}")
     print(f"completion up to    {plan.max_completion_tokens:>14,}")

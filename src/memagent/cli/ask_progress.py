@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import ndiff
 
+from memagent.agent.budget import MISSING_TOKENS
 from memagent.agent.rates import CallTimes
 from memagent.agent.trace import Step
 from memagent.cli.shared.progress import ProgressFrame, duration
@@ -21,7 +22,7 @@ class ReadingProgress(ProgressFrame):
     def __init__(
         self,
         chunks: Chunks,
-        finished: Sequence[int],
+        finished: Sequence[Sequence[Step]],
         *,
         console: CommandConsole,
         show_memory: bool,
@@ -32,9 +33,15 @@ class ReadingProgress(ProgressFrame):
         self.times = CallTimes()
         """How long the calls took."""
         self._limits = {"read": config.memory_tokens, "answer": config.answer_tokens}
+        self._limits["merge"] = config.memory_tokens + MISSING_TOKENS
+        self._is_apart = config.merges
         self._reasoning = config.reasoning_tokens
         self._chunks = chunks
-        self._num_finished = list(finished)
+        self._num_finished = [len(steps) for steps in finished]
+        self._passes = [Passes() for _ in finished]
+        for number, steps in enumerate(finished):
+            for step in steps:
+                self._passes[number].add(step)
         self._memories = [""] * len(finished)
         self._show_memory = show_memory
         self._num_tokens = 0
@@ -44,6 +51,7 @@ class ReadingProgress(ProgressFrame):
     def on_step(self, question_number: int, step: Step) -> None:
         """Take in a new step."""
         self._num_finished[question_number] += 1
+        self._passes[question_number].add(step)
         self._num_new_steps += 1
         self.times.add(
             prompt_tokens=step.usage.prompt_tokens,
@@ -52,7 +60,7 @@ class ReadingProgress(ProgressFrame):
             seconds=step.seconds,
         )
         self._num_tokens += step.usage.prompt_tokens + step.usage.completion_tokens
-        if self._show_memory and step.kind == "read":
+        if self._show_memory and step.kind != "answer" and "nothing" not in step.flags:
             self._print_memory(question_number, step)
         self._refresh()
 
@@ -67,6 +75,8 @@ class ReadingProgress(ProgressFrame):
     def _headline(self) -> str:
         total, is_exact = self._chunks.estimated_total()
         about = "" if is_exact else "about "
+        if self._is_apart:
+            return self._apart_headline(total, about)
         if len(self._num_finished) > 1:
             sections = sum(min(count, total) for count in self._num_finished)
             return f"{sections} of {about}{total * len(self._num_finished)} sections"
@@ -75,15 +85,27 @@ class ReadingProgress(ProgressFrame):
             return "answering"
         return f"section {done + 1} of {about}{total}"
 
+    def _apart_headline(self, total: int, about: str) -> str:
+        """How far the furthest round is."""
+        number = max(passes.round for passes in self._passes)
+        those = [passes for passes in self._passes if passes.round == number]
+        num_read = sum(passes.num_read for passes in those)
+        wanted = total * len(those)
+        if num_read >= wanted:
+            return "merging and answering"
+        before = f"round {number}: " if number > 1 else ""
+        return f"{before}{num_read} of {about}{wanted} sections"
+
     def _total_steps(self) -> int:
-        return (self._chunks.estimated_total()[0] + 1) * len(self._num_finished)
+        total = self._chunks.estimated_total()[0]
+        return sum(passes.round * total + passes.num_merges + 1 for passes in self._passes)
 
     def _rate(self) -> str:
         if not self._num_new_steps or self.seconds <= 0:
             return ""
         left = self._total_steps() - sum(self._num_finished)
         total = self._chunks.estimated_total()[0] + 1
-        num_others = sum(count < total for count in self._num_finished) - 1
+        num_others = 0 if self._is_apart else sum(n < total for n in self._num_finished) - 1
         num_done = self._num_new_steps + max(0, num_others) / 2  # calls in flight are half done
         seconds_left = left * self.seconds / num_done
         return f"{self._num_tokens / self.seconds:,.0f} tokens/s, {duration(seconds_left)} left"
@@ -91,14 +113,40 @@ class ReadingProgress(ProgressFrame):
     def _print_memory(self, question_number: int, step: Step) -> None:
         """The lines of the memory that are new, and those that are gone."""
         before, self._memories[question_number] = self._memories[question_number], step.memory
-        places = ", ".join(str(place) for place in step.section.places) if step.section else ""
+        places = f" ({', '.join(map(str, step.section.places))})" if step.section else ""
         number = f"question {question_number + 1}, " if len(self._num_finished) > 1 else ""
         changes = [
             line
             for line in ndiff(before.splitlines(), step.memory.splitlines())
             if line[:2] in CHANGE_STYLES
         ]
-        change = "memory after" if changes else "memory unchanged by"
-        self.console.print(f"{number}{change} section {step.index + 1} ({places})", style="bold")
+        self.console.print(f"{number}{_title(step, bool(changes))}{places}", style="bold")
         for line in changes:
             self.console.print(line, style=CHANGE_STYLES[line[:2]])
+
+
+class Passes:
+    """How often one question has gone through the sections, and how far it is."""
+
+    def __init__(self) -> None:
+        self.round = 1
+        self.num_read = 0
+        """Sections of the current round."""
+        self.num_merges = 0
+
+    def add(self, step: Step) -> None:
+        """Count a step."""
+        self.num_merges += step.kind == "merge"
+        if step.kind == "read":
+            self.num_read = 1 if (step.round or 1) > self.round else self.num_read + 1
+            self.round = max(self.round, step.round or 1)
+
+
+def _title(step: Step, is_changed: bool) -> str:
+    """What a memory that is shown belongs to."""
+    if step.kind == "merge":
+        return f"memory after merging {len(step.inputs)} notes"
+    if step.round is not None:
+        return "note on a section"
+    change = "memory after" if is_changed else "memory unchanged by"
+    return f"{change} section {step.index + 1}"

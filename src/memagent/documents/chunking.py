@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 import threading
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -116,6 +117,15 @@ class Chunks:
         if index >= len(self._spans):
             return None
         return self._chunk(index, self._spans[index])
+
+    def is_known(self, index: int) -> bool:
+        """Whether `get` at an index has nothing to locate."""
+        return index < len(self._spans) or self._is_complete
+
+    def number_at(self, start: int) -> int:
+        """The index of the chunk that begins at a character, or holds it, among those located so far."""
+        with self._lock:
+            return bisect_right(self._spans, start, key=lambda span: span.start) - 1
 
     def restore(self, spans: Iterable[Span]) -> None:
         """Take over spans that were located before, if they reach further than what is known."""

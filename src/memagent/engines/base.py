@@ -59,6 +59,8 @@ class BaseEngine(ABC):
     """Settings of reading that suit the model, by name; what the user sets counts more."""
     limits_itself: bool = False
     """True when the engine keeps to its own limit of calls at once, waits between attempts left out."""
+    calls_at_once: int | None = None
+    """Calls that the engine works on at once, at most, where it knows; more of them wait."""
     runs_here: bool = False
     """True when calls are computed in this process: they cost nothing, and no text leaves it."""
     on_retry: RetryListener | None = None

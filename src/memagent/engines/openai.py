@@ -125,6 +125,7 @@ class EndpointEngine(BaseEngine):
         self.model = config.model or _azure_deployment(config)
         self.tokenizer = self.model
         self.served_window: int | None = None  # until `inspect` is called
+        self.calls_at_once = config.concurrency
         self.endpoints: tuple[EndpointEngine, ...] = (self,)
         """One for each address."""
         self.on_retry = on_retry

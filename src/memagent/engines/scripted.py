@@ -19,7 +19,7 @@ from memagent.types import Completion, Message, Sampling, Usage
 
 Script = Callable[[Sequence[Message], Sampling], str]
 
-_block = re.compile(r"<(question|section|memory)(?: [^>]*)?>\n?(.*?)\n?</\1>", re.DOTALL)
+_block = re.compile(r"<(question|section|memory|note)(?: [^>]*)?>\n?(.*?)\n?</\1>", re.DOTALL)
 _quoted = re.compile(r"\[(\d+)\] ")
 """How the line of a quote begins in the prompt of an answer."""
 _blank_line = re.compile(r"\n[ \t]*\n")
@@ -97,12 +97,15 @@ def open_scripted(model: str) -> ScriptedEngine:
 def keyword_reply(messages: Sequence[Message], sampling: Sampling) -> str:
     """Keep the sentences that share most words with the question; answer with the best of them."""
     prompt = messages[-1]["content"]
-    blocks = {name: text.strip() for name, text in _block.findall(prompt)}
+    found_blocks = _block.findall(prompt)
+    blocks = {name: text.strip() for name, text in found_blocks}
+    notes = [line for name, text in found_blocks if name == "note" for line in text.splitlines()]
     wanted = _words(blocks.get("question", ""))
     remembered = [line for line in blocks.get("memory", "").splitlines() if line != "(empty)"]
-    if "section" not in blocks:
+    if "section" not in blocks and not notes:
         return _cited(remembered[0], remembered) if remembered else "The text does not tell."
-    found = [unit for unit in text_units(blocks["section"]) if _words(unit) & wanted]
+    units = [*notes, *text_units(blocks.get("section", ""))]
+    found = [unit for unit in units if _words(unit) & wanted]
     ranked = sorted(dict.fromkeys(remembered + found), key=lambda unit: -len(_words(unit) & wanted))
     memory = _first_that_fit(ranked, max_chars=min(sampling.max_tokens * 3, 1000))
     if "<quote>" not in prompt:

@@ -224,6 +224,7 @@ class ItemEngine(BaseEngine):
         if isinstance(engine, BaseEngine):
             self.served_window = engine.served_window
             self.reading_defaults = engine.reading_defaults
+        self.calls_at_once = gate.concurrency
         self.seconds_before = 0.0
         """Time that logged replies took when they were generated."""
         self.queue = Queue()

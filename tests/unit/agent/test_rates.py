@@ -139,6 +139,8 @@ def test_a_reading_in_this_process_takes_as_long_as_its_tokens_whatever_was_in_f
         num_questions=2,
         num_chunks=4,
         num_calls=10,
+        max_calls=10,
+        calls_at_once=2,
         prompt_tokens=8000,
         max_memory_tokens=0,
         max_completion_tokens=0,

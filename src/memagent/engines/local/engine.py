@@ -105,6 +105,7 @@ class LocalEngine(BaseEngine):
         self.reading_defaults = store.reading_defaults(loaded.name)
         self._loaded = loaded
         is_gpu = loaded.model.device.type == "cuda"
+        self.calls_at_once = config.max_running or (1024 if is_gpu else 64)
         cache_gb = config.cache_gb or (_half_free_gb(loaded.model.device) if is_gpu else 2.0)
         with _cache_errors(loaded.model.device, cache_gb):
             self._generator = Generator(
@@ -112,7 +113,7 @@ class LocalEngine(BaseEngine):
                 num_slots=_num_slots(loaded, cache_gb),
                 eos_ids=loaded.eos_ids,
                 max_batch_tokens=config.max_batch_tokens or (32768 if is_gpu else 512),
-                max_running=config.max_running or (1024 if is_gpu else 64),
+                max_running=self.calls_at_once,
                 gguf=loaded.gguf,
                 native=config.native,
                 ends_text=self._ends_text,

@@ -87,6 +87,7 @@ class Session(BaseEngine):
         if isinstance(engine, BaseEngine):
             self.served_window = engine.served_window
             self.reading_defaults = engine.reading_defaults
+            self.calls_at_once = engine.calls_at_once
         self.sampling = sampling or RunSampling()
         self.recorder = Recorder()
         self.usage = Usage()

@@ -1,0 +1,510 @@
+"""Sections read apart from each other, and what was noted merged: rounds over all sections, or segments.
+
+    mode=parallel, up to `rounds` times              segments=K, once
+
+    section 1 ─▶ note ─┐                             sections 1..n/K   read in order ─▶ memory ─┐
+    section 2 ─▶ note ─┼─▶ merge ─▶ memory           sections ..2n/K   read in order ─▶ memory ─┼─▶ merge
+    section n ─▶ note ─┘    │                        sections ..n      read in order ─▶ memory ─┘
+         ▲                  ▼
+         └── next round ◀── is anything missing?
+
+A reply to a section is a note, or says that it holds nothing; only notes are merged. Notes that do not fit
+one prompt are merged in groups first, and the results again, as a tree. Each step is yielded as soon as its
+call is done, so steps come in the order in which calls end; `Step.round`, `Step.segment` and `Step.inputs`
+say what belongs together, and a resumed reading repeats none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+from memagent.agent.budget import MISSING_TOKENS, Budget
+from memagent.agent.evidence.replies import parse_reply
+from memagent.agent.memory import ReadingState, shortened, spans_of, split_reasoning
+from memagent.agent.parallel_prompts import LONGEST_PLACE, note_block, split_missing, with_missing
+from memagent.agent.section_order import SectionOrder, cut_chunk
+from memagent.agent.trace import Section, Step, StepFlag
+from memagent.documents.chunking import Chunks
+from memagent.documents.document import Chunk
+from memagent.errors import RunError
+
+if TYPE_CHECKING:
+    from memagent.agent.reader import Reader
+
+CALLS_AT_ONCE = 64
+"""Calls in flight at once, where the engine does not say how many it works on."""
+
+Job = Callable[[], Awaitable[Step]]
+"""A call to be made. The index of its step is set when it is done."""
+Then = Callable[[Step], Awaitable[Job | None]]
+"""What follows a step that is done."""
+
+
+class CallSlots:
+    """Places for calls; the lowest key gets the next one.
+
+    Calls of several questions on one section are sent together, so that its prefill is shared.
+    """
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+        self._num_free = num
+        self._waiting: list[tuple[tuple[int, ...], int, asyncio.Future[None]]] = []
+        self._order = count()
+
+    @asynccontextmanager
+    async def slot(self, key: tuple[int, ...]) -> AsyncIterator[None]:
+        """A place, in the order of keys."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        heappush(self._waiting, (key, next(self._order), turn))
+        loop.call_soon(self._grant)  # others that come at the same time may have lower keys
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give_back()
+            raise
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    def _grant(self) -> None:
+        while self._num_free and self._waiting:
+            turn = heappop(self._waiting)[-1]
+            if not turn.done():
+                self._num_free -= 1
+                turn.set_result(None)
+
+    def _give_back(self) -> None:
+        self._num_free += 1
+        self._grant()
+
+
+async def reading_apart(
+    reader: Reader,
+    question: str,
+    chunks: Chunks,
+    budget: Budget,
+    finished: Sequence[Step],
+    slots: CallSlots | None,
+) -> AsyncGenerator[Step, None]:
+    """The steps of a reading in rounds or in segments, without those that are finished."""
+    if finished and finished[-1].kind == "answer":
+        return
+    slots = slots or reader.call_slots()
+    kind = _Rounds if reader.config.mode == "parallel" else _Segments
+    reading = kind(reader, question, chunks, budget, finished, slots)
+    async with aclosing(reading.steps()) as steps:
+        async for step in steps:
+            yield step
+    sections = SectionOrder(chunks=chunks)
+    yield await reader.write_answer(question, reading.num_steps, reading.state, budget, sections)
+
+
+class _Apart(ABC):
+    """What rounds and segments share: the steps so far, calls at once, merges."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        question: str,
+        chunks: Chunks,
+        budget: Budget,
+        finished: Sequence[Step],
+        slots: CallSlots,
+    ) -> None:
+        self.memory = ""
+        self.missing: str | None = None
+        self._reader = reader
+        self._question = question
+        self._chunks = chunks
+        self._budget = budget
+        self._slots = slots
+        self._steps = list(finished)
+        self._done: dict[Hashable, Step] = {_key(step): step for step in finished}
+
+    @property
+    def num_steps(self) -> int:
+        """Steps so far, those that were finished before included."""
+        return len(self._steps)
+
+    @property
+    def state(self) -> ReadingState:
+        """What the answer is written from."""
+        return ReadingState(
+            memory=self.memory,
+            num_tokens=self._reader.tokenizer.count(self.memory),
+            spans=tuple(spans_of(self._steps)),
+            quotes=tuple(quote for step in self._steps for quote in step.quotes),
+        )
+
+    @abstractmethod
+    def steps(self) -> AsyncGenerator[Step, None]:
+        """All steps but the answer."""
+
+    async def _at_once(
+        self, jobs: AsyncGenerator[Job, None], then: Then | None = None
+    ) -> AsyncGenerator[Step, None]:
+        """The steps of calls as they are done. After a failure no call is sent; those in flight still count."""
+        running: set[asyncio.Task[Step]] = set()
+        failure: BaseException | None = None
+        has_more = True
+        try:
+            while True:
+                can_send = has_more and failure is None and len(running) < self._slots.num
+                if can_send:
+                    job = await anext(jobs, None)
+                    has_more = job is not None
+                    if job is not None:
+                        running.add(asyncio.ensure_future(job()))
+                    await asyncio.sleep(0)  # the request is sent before the next section is cut
+                elif running:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    break
+                for task in [task for task in running if task.done()]:
+                    running.remove(task)
+                    if error := task.exception():
+                        failure = failure or error
+                        continue
+                    step = self._add(task.result())
+                    yield step
+                    if then and failure is None and (job := await then(step)):
+                        running.add(asyncio.ensure_future(job()))
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            await jobs.aclose()
+        if failure is not None:
+            raise failure
+
+    def _add(self, step: Step) -> Step:
+        step = replace(step, index=self.num_steps)
+        self._steps.append(step)
+        self._done[_key(step)] = step
+        return step
+
+    def _finished(self, chunk: Chunk, number: int | None) -> Step | None:
+        """The step that read a section in a round. Raises RunError where it read another part of the text."""
+        step = self._done.get(("read", number, chunk.start))
+        if step is not None and step.section and step.section.end != chunk.end:
+            raise _damaged()
+        return step
+
+    # --- merges --------------------------------------------------------------------------------
+
+    async def _merge(self, inputs: list[Step], number: int | None) -> AsyncGenerator[Step, None]:
+        """Merge notes or memories into the memory, in groups first where they do not fit one prompt."""
+        while len(groups := self._groups(inputs)) > 1:
+            parts = [group for group in groups if len(group) > 1]
+            jobs = _each(
+                self._merge_job(group, number, is_last=False)
+                for group in parts
+                if _merge_key(group, number) not in self._done
+            )
+            async with aclosing(self._at_once(jobs)) as steps:
+                async for step in steps:
+                    yield step
+            inputs = [
+                group[0] if len(group) == 1 else self._done[_merge_key(group, number)]
+                for group in groups
+            ]
+        last = self._done.get(_merge_key(inputs, number))
+        if last is None:
+            last = self._add(await self._merge_job(inputs, number, is_last=True)())
+            yield last
+        self.memory, self.missing = last.memory, last.missing
+
+    def _groups(self, inputs: Sequence[Step]) -> list[list[Step]]:
+        """Inputs in groups that fit one merge each, in the order of the text."""
+        groups: list[list[Step]] = [[]]
+        used = 0
+        for step in inputs:
+            size = self._reader.tokenizer.count(note_block(LONGEST_PLACE, step.memory))
+            if len(groups[-1]) >= 2 and used + size > self._budget.merge_room:  # two always fit
+                groups.append([])
+                used = 0
+            groups[-1].append(step)
+            used += size
+        return groups
+
+    def _merge_job(self, inputs: Sequence[Step], number: int | None, *, is_last: bool) -> Job:
+        """A call that merges; only the last one has the memory and says what is missing."""
+
+        async def job() -> Step:
+            async with self._slots.slot((0,)):  # others may wait for it
+                return await self._merged(inputs, number, self.memory if is_last else "")
+
+        return job
+
+    async def _merged(self, inputs: Sequence[Step], number: int | None, memory: str) -> Step:
+        reader = self._reader
+        notes = [(self._place(step), step.memory) for step in inputs]
+        messages = reader.prompts.merge_messages(
+            question=self._question,
+            notes=notes,
+            memory=memory,
+            memory_tokens=reader.config.memory_tokens,
+        )
+        prompt_tokens = reader.tokenizer.count_messages(messages)
+        call = await reader.call(messages, prompt_tokens, max_tokens=self._budget.merge_reply)
+        reply, reasoning = split_reasoning(call.completion.text)
+        said = split_missing(reply)
+        joined = "\n".join(text for text in (memory, *(text for _, text in notes)) if text)
+        new = self._fitted(said.memory or joined)
+        flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
+        flags += ["memory_cut"] if new.was_cut else []
+        flags += [] if said.memory else ["joined"]
+        return Step(
+            kind="merge",
+            index=0,
+            reply=reply,
+            memory=new.text,
+            round=number,
+            inputs=tuple(step.index for step in inputs),
+            missing=said.missing
+            and shortened(said.missing, reader.tokenizer, max_tokens=MISSING_TOKENS // 2),
+            reasoning=call.completion.reasoning or reasoning,
+            flags=tuple(flags),
+            **call.measures(),
+        )
+
+    def _fitted(self, text: str) -> _Fitted:
+        """A note or memory, cut where it is longer than a memory may be."""
+        limit = self._reader.config.memory_tokens
+        fitted = shortened(text, self._reader.tokenizer, max_tokens=limit)
+        return _Fitted(fitted, was_cut=fitted != text)
+
+    def _place(self, step: Step) -> str:
+        """The sections that a note or memory is on, such as 3 or 3-17."""
+        first, last = _extent(step, self._steps)
+        numbers = (self._chunks.number_at(first) + 1, self._chunks.number_at(last) + 1)
+        return "-".join(str(number) for number in dict.fromkeys(numbers))
+
+
+class _Rounds(_Apart):
+    """All sections at once, as often as something is missing."""
+
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """Notes on all sections and their merges, round by round."""
+        for number in range(1, self._reader.config.rounds + 1):
+            known = (self.memory, self.missing)
+            async with aclosing(self._at_once(self._notes_wanted(number))) as steps:
+                async for step in steps:
+                    yield step
+            self._check_round(number)
+            notes = self._notes(number)
+            if not notes:
+                return
+            async with aclosing(self._merge(notes, number)) as steps:
+                async for step in steps:
+                    yield step
+            if self.missing is None or (self.memory, self.missing) == known:
+                return
+
+    async def _notes_wanted(self, number: int) -> AsyncGenerator[Job, None]:
+        """A call for each section that has not been read in this round."""
+        memory = with_missing(self.memory, self.missing)
+        index = 0
+        while (chunk := await cut_chunk(self._chunks, index)) is not None:
+            if self._finished(chunk, number) is None:
+                yield self._note_job(chunk, number, memory)
+            index += 1
+
+    def _note_job(self, chunk: Chunk, number: int, memory: str) -> Job:
+        async def job() -> Step:
+            async with self._slots.slot((1, chunk.index, number)):
+                return await self._note(chunk, number, memory)
+
+        return job
+
+    async def _note(self, chunk: Chunk, number: int, memory: str) -> Step:
+        """Read a section on its own."""
+        reader, budget = self._reader, self._budget
+        section = reader.section_text(chunk)
+        messages = reader.prompts.section_messages(
+            is_parallel=True,
+            question=self._question,
+            section=section,
+            memory=memory,
+            section_number=chunk.index + 1,
+            memory_tokens=reader.config.memory_tokens,
+        )
+        known = budget.read_template + budget.question + reader.tokenizer.count(memory)
+        call = await reader.call(messages, known + chunk.num_tokens, max_tokens=budget.read_reply)
+        reply, reasoning = split_reasoning(call.completion.text)
+        parsed = parse_reply(reply, reader.reply_format)
+        quoted = "\n".join(quote.text for quote in parsed.quotes)
+        is_nothing = not quoted and reader.prompts.says_nothing(parsed.memory)
+        note = self._fitted("" if is_nothing else parsed.memory or quoted)
+        flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
+        flags += ["memory_cut"] if note.was_cut else []
+        flags += ["nothing"] if is_nothing else []
+        flags += ["malformed"] if parsed.is_malformed else []
+        return Step(
+            kind="read",
+            index=0,
+            reply=reply,
+            memory=note.text,
+            section=Section.of(chunk),
+            round=number,
+            reasoning=call.completion.reasoning or reasoning,
+            flags=tuple(flags),
+            quotes=reader.placed_quotes(parsed, chunk, section, self._chunks.document),
+            **call.measures(),
+        )
+
+    def _notes(self, number: int) -> list[Step]:
+        """The notes of a round, in the order of the text."""
+        notes = [step for step in self._reads(number) if step.memory]
+        return sorted(notes, key=_start)
+
+    def _reads(self, number: int) -> list[Step]:
+        return [step for step in self._steps if step.kind == "read" and step.round == number]
+
+    def _check_round(self, number: int) -> None:
+        """Raise RunError where a finished step read what is no section of the text."""
+        if len(self._reads(number)) != self._chunks.total():
+            raise _damaged()
+
+
+class _Segments(_Apart):
+    """Several parts of the text at once, each read in order."""
+
+    async def steps(self) -> AsyncGenerator[Step, None]:
+        """The sections of all segments, then the merges of their memories."""
+        total = await asyncio.to_thread(self._chunks.total)
+        num_segments = min(self._reader.config.segments, total)
+        self._bounds = [number * total // num_segments for number in range(num_segments + 1)]
+        self._states: list[ReadingState] = []
+        self._next = list(self._bounds[:-1])
+        self._last: list[Step | None] = [None] * num_segments
+        for segment in range(num_segments):
+            self._resume(segment)
+        first = [await self._upcoming(segment) for segment in range(num_segments)]
+        jobs = _each(job for job in first if job is not None)
+        async with aclosing(self._at_once(jobs, self._follow)) as steps:
+            async for step in steps:
+                yield step
+        memories = [step for step in self._last if step is not None and step.memory]
+        if len(memories) == 1:
+            self.memory = memories[0].memory
+        elif memories:
+            async with aclosing(self._merge(memories, None)) as steps:
+                async for step in steps:
+                    yield step
+
+    def _resume(self, segment: int) -> None:
+        """Go behind the sections of a segment that were read."""
+        while self._next[segment] < self._bounds[segment + 1]:
+            chunk = self._chunks.get(self._next[segment])
+            assert chunk is not None, "segments end where the text ends"
+            step = self._finished(chunk, None)
+            if step is None:
+                break
+            self._last[segment] = step
+            self._next[segment] += 1
+        last = self._last[segment]
+        self._states.append(ReadingState.after([last] if last else [], self._reader.tokenizer))
+
+    async def _upcoming(self, segment: int) -> Job | None:
+        """The call for the next section of a segment; None at its end."""
+        index = self._next[segment]
+        if index == self._bounds[segment + 1]:
+            return None
+        chunk = self._chunks.get(index)
+        assert chunk is not None, "segments end where the text ends"
+
+        async def job() -> Step:
+            async with self._slots.slot((1, index - self._bounds[segment], segment)):
+                step, self._states[segment] = await self._reader.read_section(
+                    self._question,
+                    index,
+                    chunk,
+                    self._states[segment],
+                    self._budget,
+                    self._chunks.document,
+                )
+            return replace(step, segment=segment + 1)
+
+        return job
+
+    async def _follow(self, step: Step) -> Job | None:
+        assert step.segment is not None
+        segment = step.segment - 1
+        self._last[segment] = step
+        self._next[segment] += 1
+        return await self._upcoming(segment)
+
+
+class _Fitted(NamedTuple):
+    """A text within the limit of a memory."""
+
+    text: str
+    was_cut: bool
+
+
+class _Extent(NamedTuple):
+    """Where what a step is on begins in the text, and where its last section begins."""
+
+    first: int
+    last: int
+
+
+def _extent(step: Step, steps: Sequence[Step]) -> _Extent:
+    if step.section is not None:
+        start = step.section.start
+        others = [
+            other.section.start
+            for other in steps
+            if step.segment is not None and other.segment == step.segment and other.section
+        ]
+        return _Extent(min([start, *others]), start)
+    parts = [_extent(steps[index], steps) for index in step.inputs]
+    return _Extent(min(part.first for part in parts), max(part.last for part in parts))
+
+
+def _key(step: Step) -> Hashable:
+    """What a step does, to find it again."""
+    if step.kind == "merge":
+        return ("merge", step.round, step.inputs)
+    return (step.kind, step.round, step.section.start if step.section else None)
+
+
+def _merge_key(inputs: Sequence[Step], number: int | None) -> Hashable:
+    return ("merge", number, tuple(step.index for step in inputs))
+
+
+def _start(step: Step) -> int:
+    assert step.section is not None
+    return step.section.start
+
+
+async def _each(jobs: Iterable[Job]) -> AsyncGenerator[Job, None]:
+    for job in jobs:
+        yield job
+
+
+def _damaged() -> RunError:
+    return RunError(
+        "the finished steps have sections that are not those of this text: the run is damaged; start a "
+        "new one"
+    )
