@@ -1,7 +1,7 @@
 """Everything a run needs, opened and checked before its first rollout.
 
     async with open_setup(config, run_dir) as setup:
-        setup.trained.num_trained
+        setup.backend.facts.num_trained
 
 Cheap checks come first: a misspelt agent, or a reward that cannot grade, is reported before a model is loaded.
 """
@@ -21,6 +21,7 @@ from memagent.plugins import is_file_spec
 from memagent.rl.agents.api import Agent, open_agent
 from memagent.rl.agents.rewards import Reward, check_reward, open_reward
 from memagent.rl.agents.session import RunSampling
+from memagent.rl.backend import LocalBackend, TrainerBackend
 from memagent.rl.rollouts.collect import check_agent, check_engine
 from memagent.rl.rollouts.tasks import (
     VALIDATION_SEED,
@@ -32,7 +33,7 @@ from memagent.rl.rollouts.tasks import (
     open_sources,
 )
 from memagent.rl.settings import TrainConfig
-from memagent.rl.update.policy import Policy
+from memagent.rl.update.learner import Learner
 from memagent.rl.validation import Validation
 from memagent.rl.warmstart.demonstrations import demonstrations_for, texts_for
 from memagent.rl.warmstart.lessons import LESSON_SEED, FileLessons, Lessons, TaskLessons
@@ -54,8 +55,8 @@ class Setup:
     config: TrainConfig
     agent: Agent
     reward: Reward
-    trained: Trained
-    policy: Policy
+    backend: TrainerBackend
+    """The processes that train."""
     engine: BaseEngine
     sync: WeightSync
     sources: Sequence[OpenSource]
@@ -79,12 +80,7 @@ async def open_setup(config: TrainConfig, run_dir: Path) -> AsyncIterator[Setup]
     validation = _validation(config, agent, reward, sources, opening)
     trained = open_model(config.model, _source(config, run_dir, sources), seed=config.seed)
     lessons = _lessons(config, trained, opening)
-    policy = Policy(
-        trained.model,
-        temperature=config.rollout.temperature,
-        checkpointing=config.update.checkpointing,
-        compiled=config.update.compiled,
-    )
+    backend = LocalBackend(Learner(config, trained), in_thread=config.rollout.asynchronous)
     merged = open_merged(config.rollout, trained)
     async with open_rollout_engine(config.rollout, trained, merged=merged) as engine:
         await check_engine(engine)
@@ -96,8 +92,7 @@ async def open_setup(config: TrainConfig, run_dir: Path) -> AsyncIterator[Setup]
             config=config,
             agent=agent,
             reward=reward,
-            trained=trained,
-            policy=policy,
+            backend=backend,
             engine=engine,
             sync=open_sync(
                 config.rollout,

@@ -21,17 +21,14 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, TypeVar
-
-import torch
+from typing import Any
 
 from memagent.errors import EngineError, RunError
 from memagent.foreign import foreign_file
@@ -43,39 +40,28 @@ from memagent.rl.rollouts.rollout_log import forget_rollouts, readable_record
 from memagent.rl.rollouts.step import StepRollouts
 from memagent.rl.rollouts.tasks import TasksAhead
 from memagent.rl.settings import (
-    OptimSettings,
     TrainConfig,
     remember_named,
     resumed_config,
     stored_values,
 )
 from memagent.rl.setup import SCRATCH, Setup, open_setup
-from memagent.rl.types import Group
 from memagent.rl.update.agreement import check_agreement
-from memagent.rl.update.loss import summary
 from memagent.rl.update.metrics import group_metrics, staleness_metrics, task_metrics
-from memagent.rl.update.optim import Optimizer
-from memagent.rl.update.packing import num_row_tokens
-from memagent.rl.update.step import memory_errors, packed, update
 from memagent.rl.warmstart.lessons import ahead
-from memagent.rl.warmstart.rows import accumulate_sft, sft_rows
+from memagent.rl.warmstart.rows import sft_rows
 from memagent.rl.weights.checkpoint import (
     best_of_run,
     export,
     latest_checkpoint,
     list_checkpoints,
-    load_weights,
+    new_checkpoint,
     random_state,
-    read_optimizer,
     read_state,
     restore_random_state,
-    save_checkpoint,
 )
-from memagent.rl.weights.models import Snapshot
 from memagent.runs import Run, read_manifest
 from memagent.tracking import METRICS, Tracker
-
-T = TypeVar("T")
 
 KIND = "train"
 """Kind of a training run in its manifest."""
@@ -177,7 +163,7 @@ async def try_setup(
         async with open_setup(config, Path(folder)) as setup:
             progress = TrainProgress()
             if checkpoint is not None:
-                load_weights(setup.trained.model, checkpoint)
+                await setup.backend.load(checkpoint, with_optimizer=False)
                 progress = _progress_of(read_state(checkpoint), checkpoint)
             settings = config.warm_start
             if setup.lessons is not None and settings and progress.warm_step < settings.steps:
@@ -208,6 +194,7 @@ async def _open_trainer(
         stack.callback(pool.close)
         trainer = Trainer(setup, run_dir, tracker, pool, callbacks or TrainingCallbacks(), limit)
         stack.push_async_callback(trainer.aclose)
+        await trainer.load()
         yield trainer
 
 
@@ -233,9 +220,6 @@ class Trainer:
         self._limit = limit
         self._saved = -1
         """`progress.total` at the last checkpoint."""
-        self._current: Optimizer | None = None
-        self._restored: dict[str, torch.Tensor] | None = None
-        """State of the optimizer of the phase that is resumed."""
         self._restore()
         self._gatherer = open_gatherer(
             setup, run_dir, pool, callbacks.on_rollout, pending=self.progress.pending
@@ -249,6 +233,14 @@ class Trainer:
         await self._gatherer.aclose()
         if self._tasks is not None:
             self._tasks.close()
+
+    async def load(self) -> None:
+        """Give the weights and the optimizer of the newest checkpoint to the backend."""
+        checkpoint = latest_checkpoint(self.run_dir)
+        if checkpoint is not None:
+            # the first step of reinforcement learning starts with a new optimizer
+            is_begun = not self.is_warm or self.progress.step > 0
+            await self.setup.backend.load(checkpoint, with_optimizer=is_begun)
 
     @property
     def is_warm(self) -> bool:
@@ -276,7 +268,7 @@ class Trainer:
             else:
                 await self._validate(is_last=True)
         except (asyncio.CancelledError, EngineError):
-            self._save()
+            await self._save()
             raise
         return self._export()
 
@@ -286,60 +278,59 @@ class Trainer:
         settings, lessons = self.config.warm_start, self.setup.lessons
         if settings is None or lessons is None or self.is_warm:
             return
-        optimizer = self._optimizer(settings.optim, settings.steps)
-        self._callbacks.on_phase(
-            "warm_start", num_done=self.progress.warm_step, num_steps=settings.steps
+        progress, backend = self.progress, self.setup.backend
+        first = await backend.begin(
+            settings.optim, num_steps=settings.steps, num_done=progress.warm_step
         )
-        first = optimizer.schedule_step
+        self._callbacks.on_phase(
+            "warm_start", num_done=progress.warm_step, num_steps=settings.steps
+        )
         self._pace = Pace()
-        for batch in ahead(lessons, self.progress.warm_step, settings.steps):
+        for batch in ahead(lessons, progress.warm_step, settings.steps):
             if self._limit.is_over:
                 break
-            self._follow_time(optimizer, first, settings.steps)
             started = perf_counter()
             rows = sft_rows(batch.examples, reply_balance=settings.reply_balance)
-            packs = packed(rows, self.config.update)
-            with memory_errors():
-                stats = summary(accumulate_sft(self.setup.policy, packs))
-                stepped = optimizer.step()
-            optimizer.advance_schedule()
+            fitted = await backend.fit(
+                rows, min_schedule_step=self._schedule_by_time(first, settings.steps)
+            )
             seconds = perf_counter() - started
-            num_tokens = sum(one.num_tokens for one in packs)
-            self.progress.warm_step += 1
+            num_tokens = fitted.pop("packed_tokens")
+            progress.warm_step += 1
             self._log_step(
                 "warm_start",
-                self.progress.warm_step,
+                progress.warm_step,
                 settings.steps,
                 {
-                    **stats,
-                    **stepped,
+                    **fitted,
                     "num_refused": float(batch.num_refused),
-                    "sharing": num_row_tokens(rows) / num_tokens,
                     "time/step": seconds,
                     "speed/update_tokens": num_tokens / seconds,
                 },
             )
             await asyncio.sleep(0)  # lets a cancellation in
-            is_last = self.progress.warm_step == settings.steps
-            if is_last or self.progress.warm_step % self.config.checkpoint.every == 0:
-                self._save(optimizer)
-        self._save(optimizer)
-        optimizer.close()
-        await self.setup.sync.push(self.progress.step)
+            is_last = progress.warm_step == settings.steps
+            if is_last or progress.warm_step % self.config.checkpoint.every == 0:
+                await self._save()
+        await self._save()
+        await backend.end()
+        await self.setup.sync.push(progress.step)
 
-    def _follow_time(self, optimizer: Optimizer, first: int, num_steps: int) -> None:
-        """Let the learning rate of a warm start alone reach its end with the time limit."""
-        if self.config.steps == 0:
-            by_time = first + int(self._limit.share * (num_steps - first))
-            optimizer.schedule_step = max(optimizer.schedule_step, min(by_time, num_steps - 1))
+    def _schedule_by_time(self, first: int, num_steps: int) -> int:
+        """Where the schedule of a warm start alone must be, to reach its end with the time limit."""
+        if self.config.steps:
+            return 0
+        return min(first + int(self._limit.share * (num_steps - first)), num_steps - 1)
 
     # --- reinforcement learning ----------------------------------------------------------------
 
     async def _learn(self) -> None:
         config, progress = self.config, self.progress
         self._callbacks.on_phase("train", num_done=progress.step, num_steps=config.steps)
-        optimizer = self._optimizer(config.optim, config.steps)
-        reference = self._reference()
+        backend = self.setup.backend
+        await backend.begin(config.optim, num_steps=config.steps, num_done=progress.step)
+        if config.objective.kl_coef:
+            await backend.keep_reference(self.run_dir / REFERENCE)
         await self._validate()
         if progress.step >= config.steps:
             return
@@ -347,26 +338,22 @@ class Trainer:
         self._tasks = tasks
         self._pace = Pace()
         while progress.step < config.steps and not self._limit.is_over:
-            await self._learn_step(optimizer, reference, tasks)
+            await self._learn_step(tasks)
             is_best = await self._validate()
             is_due = progress.step == config.steps or progress.step % config.checkpoint.every == 0
             if is_due or (is_best and config.checkpoint.keep_best):
-                self._save(optimizer)
+                await self._save()
         await self._gatherer.aclose()
         if progress.step < config.steps:
-            self._save(optimizer)  # before the validation, which may take long
+            await self._save()  # before the validation, which may take long
             await self._validate(is_last=True)
 
-    async def _learn_step(
-        self, optimizer: Optimizer, reference: Snapshot | None, tasks: TasksAhead
-    ) -> None:
+    async def _learn_step(self, tasks: TasksAhead) -> None:
         started = perf_counter()
         number = self.progress.step + 1
         found = await self._gatherer.gather(number, tasks)
         rolled = perf_counter()
-        with memory_errors():
-            updated = await self._update(found.groups, optimizer, reference)
-        optimizer.advance_schedule()
+        updated = await self.setup.backend.update(found.groups, policy_version=self.progress.step)
         self._check_signal(has_signal=bool(updated["num_updates"]))
         self.progress.step = number
         self.progress.position, self.progress.pending = found.position, found.pending
@@ -395,17 +382,6 @@ class Trainer:
         )
         await self.setup.sync.push(number)
 
-    async def _update(
-        self, groups: Sequence[Group], optimizer: Optimizer, reference: Snapshot | None
-    ) -> dict[str, float]:
-        """Train on groups; in a thread if rollouts go on meanwhile."""
-        work = partial(
-            update, self.setup, groups, optimizer, reference, policy_version=self.progress.step
-        )
-        if not self.config.rollout.asynchronous:
-            return work()
-        return await _to_its_end(asyncio.to_thread(work))
-
     async def _check_engine(self) -> None:
         """Refuse an engine outside this process that does not sample from the weights in training."""
         rollout, progress = self.config.rollout, self.progress
@@ -415,7 +391,13 @@ class Trainer:
             return  # it keeps the weights of the start
         engine = self.setup.engine
         for endpoint in getattr(engine, "endpoints", (engine,)):  # each server by itself
-            await check_agreement(endpoint, self.setup.policy, seed=self.config.seed)
+            await check_agreement(
+                endpoint,
+                self.setup.backend.score,
+                temperature=rollout.temperature,
+                vocabulary=self.setup.backend.facts.vocabulary,
+                seed=self.config.seed,
+            )
 
     def _check_signal(self, *, has_signal: bool) -> None:
         """Note steps without an update: all advantages are zero when rewards do not differ."""
@@ -428,26 +410,7 @@ class Trainer:
                 "another difficulty or larger groups help"
             )
 
-    # --- optimizer, reference, validation ------------------------------------------------------
-
-    def _optimizer(self, settings: OptimSettings, num_steps: int) -> Optimizer:
-        optimizer = Optimizer(self.setup.trained.parameters, settings, num_steps=num_steps)
-        if self._restored is not None:
-            optimizer.load_state_dict(self._restored)
-            self._restored = None
-        self._current = optimizer
-        return optimizer
-
-    def _reference(self) -> Snapshot | None:
-        """The weights before the first step of reinforcement learning, for the KL term."""
-        if self.config.objective.kl_coef == 0.0:
-            return None
-        path = self.run_dir / REFERENCE
-        if path.exists():
-            return Snapshot.read(path, self.setup.trained)
-        snapshot = Snapshot.of(self.setup.trained)
-        snapshot.save(path)
-        return snapshot
+    # --- validation ----------------------------------------------------------------------------
 
     async def _validate(self, *, is_last: bool = False) -> bool:
         """Validate if it is due: before the first step, every few steps, after the last.
@@ -500,27 +463,24 @@ class Trainer:
         text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
         (folder / f"step-{number:06}.jsonl").write_text(text, encoding="utf-8")
 
-    def _save(self, optimizer: Optimizer | None = None) -> None:
+    async def _save(self) -> None:
         """Write a checkpoint of the finished steps, unless there is one."""
-        progress = self.progress
-        optimizer = optimizer or self._current
-        if self._saved == progress.total or progress.total == 0 or optimizer is None:
+        progress, settings = self.progress, self.config.checkpoint
+        if self._saved == progress.total or progress.total == 0:
             return
-        save_checkpoint(
+        with new_checkpoint(
             self.run_dir,
             progress.checkpoint,
-            model=self.setup.trained.model,
-            tokenizer=self.setup.trained.loaded.tokenizer,
-            optimizer=optimizer.state_dict(),
             state={
                 "progress": asdict(progress),
                 "num_lines": self._tracker.num_lines,
                 "random": random_state(),
             },
-            keep=self.config.checkpoint.keep,
-            keep_every=self.config.checkpoint.keep_every,
+            keep=settings.keep,
+            keep_every=settings.keep_every,
             kept=self._best_checkpoint(),
-        )
+        ) as folder:
+            await self.setup.backend.save(folder)
         self._saved = progress.total
         forget_rollouts(self.run_dir, until=progress.step)
 
@@ -536,18 +496,10 @@ class Trainer:
         if checkpoint is None:
             return
         state = read_state(checkpoint)
-        load_weights(self.setup.trained.model, checkpoint)
         self.progress = _progress_of(state, checkpoint)
         self._saved = self.progress.total
         with foreign_file(checkpoint, "is damaged; remove it", error=RunError):
             restore_random_state(state["random"])
-        if self.is_warm and self.progress.step == 0:
-            return  # the next phase starts with a new optimizer
-        self._restored = read_optimizer(checkpoint)
-        # checkpoints of earlier versions have no counter of the schedule: it was the number of steps
-        num_done = self.progress.step if self.is_warm else self.progress.warm_step
-        self._restored.setdefault("schedule_step", torch.tensor(num_done))
-        self._restored.pop("num_done", None)
 
     def _export(self) -> Path:
         """Write the model or adapter of the last checkpoint as a folder."""
@@ -558,21 +510,6 @@ class Trainer:
         shutil.rmtree(final, ignore_errors=True)  # of the same run with fewer steps
         export(checkpoint, final)
         return final
-
-
-async def _to_its_end(work: Awaitable[T]) -> T:
-    """Await work that cannot be interrupted; a cancellation takes effect afterwards."""
-    running = asyncio.ensure_future(work)
-    is_cancelled = False
-    while not running.done():
-        try:
-            await asyncio.shield(running)
-        except asyncio.CancelledError:
-            is_cancelled = True
-    current = asyncio.current_task()
-    if is_cancelled and current is not None:
-        current.cancel()  # at its next await
-    return running.result()
 
 
 def _rename_checkpoints(run_dir: Path) -> None:

@@ -183,11 +183,11 @@ def _resumed(config: TrainConfig, progress: TrainProgress) -> str:
 
 def _plan(setup: Setup) -> str:
     """What will be done, in a few lines."""
-    config, trained = setup.config, setup.trained
+    config, trained = setup.config, setup.backend.facts
     kind = "adapter" if trained.has_adapter else "all weights"
     lines = [
         f"model: {config.model.source or 'from random weights'}, {trained.num_parameters / 1e6:,.1f}M "
-        f"parameters; trained: {kind}, {trained.num_trained / 1e6:,.2f}M, on {trained.model.device}",
+        f"parameters; trained: {kind}, {trained.num_trained / 1e6:,.2f}M, on {trained.device}",
         f"agent: {config.agent.name}, reward {config.agent.reward}; tasks: "
         + ", ".join(dict.fromkeys(source.name for source in setup.sources)),
     ]

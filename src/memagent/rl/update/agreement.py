@@ -9,16 +9,19 @@ distribution, or serve other weights. Every update would be wrong then, and no r
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError
 from memagent.rl.agents.recorder import call_of, merge_calls
-from memagent.rl.update.packing import pack
-from memagent.rl.update.policy import Policy, score
+from memagent.rl.update.packing import Pack, pack
 from memagent.rl.update.rows import TrainingRow
 from memagent.types import Message, Sampling
+
+Score = Callable[[Sequence[Pack]], Awaitable[list[list[float]]]]
+"""Log-probabilities of the targets of packs."""
 
 PROMPT: Message = {
     "role": "user",
@@ -46,9 +49,15 @@ class Agreement:
         return self.mean <= MAX_DIFFERENCE
 
 
-async def check_agreement(engine: BaseEngine, policy: Policy, *, seed: int = 0) -> Agreement:
-    """Have the engine sample one reply and score it. Raises ConfigError when trainer and engine disagree."""
-    found = await compare(engine, policy, seed=seed)
+async def check_agreement(
+    engine: BaseEngine, score: Score, *, temperature: float, vocabulary: int, seed: int = 0
+) -> Agreement:
+    """Have the engine sample one reply and score it. Raises ConfigError when trainer and engine disagree.
+
+    `score` is that of the trainer, whose model has a vocabulary of this size and computes log-probabilities
+    at this temperature.
+    """
+    found = await compare(engine, score, temperature=temperature, vocabulary=vocabulary, seed=seed)
     if not found.is_good:
         raise ConfigError(
             f"{engine.model} reports log-probabilities that are not the trainer's: over {found.num_tokens} "
@@ -60,12 +69,13 @@ async def check_agreement(engine: BaseEngine, policy: Policy, *, seed: int = 0) 
     return found
 
 
-async def compare(engine: BaseEngine, policy: Policy, *, seed: int = 0) -> Agreement:
+async def compare(
+    engine: BaseEngine, score: Score, *, temperature: float, vocabulary: int, seed: int = 0
+) -> Agreement:
     """The difference between engine and trainer over one reply."""
-    sampling = Sampling(max_tokens=REPLY_TOKENS, temperature=policy.temperature, seed=seed)
+    sampling = Sampling(max_tokens=REPLY_TOKENS, temperature=temperature, seed=seed)
     completion = await engine.complete([PROMPT], sampling)
     (sample,) = merge_calls([call_of(completion, model=engine.model, policy_version=0)])
-    vocabulary = policy.model.get_input_embeddings().num_embeddings
     if max(sample.ids) >= vocabulary:
         raise ConfigError(
             f"{engine.model} has the token {max(sample.ids)}, and `model.source` {vocabulary} tokens; serve "
@@ -74,7 +84,7 @@ async def compare(engine: BaseEngine, policy: Policy, *, seed: int = 0) -> Agree
     row = TrainingRow(sample=sample, group=0, rollout=0, advantage=1.0, weight=1.0)
     (one,) = pack([row], max_tokens=len(sample.ids))
     theirs: list[float] = one.targets.behaviour.tolist()
-    ours: list[float] = score(policy, [one])[0].tolist()
+    (ours,) = await score([one])
     differences = [abs(a - b) for a, b in zip(theirs, ours, strict=True)]
     return Agreement(
         num_tokens=len(differences),

@@ -25,11 +25,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from memagent.errors import ConfigError, RunError
 from memagent.rl.settings import OptimSettings
+from memagent.rl.weights.shards import like, whole
 
 MAX_SKIPPED = 3
 """Consecutive steps without a finite gradient that end a run."""
@@ -86,7 +86,7 @@ class Optimizer:
         """
         tensors = list(self._stepped.values())
         total = get_total_norm([one.grad for one in tensors if one.grad is not None])
-        norm = float(_whole(total))
+        norm = float(whole(total))
         lr = lr_at(self.schedule_step, self._settings, num_steps=self._num_steps)
         is_finite = math.isfinite(norm)
         if is_finite:
@@ -108,26 +108,40 @@ class Optimizer:
         """Move to the next learning rate; several steps may be taken with one."""
         self.schedule_step += 1
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self, *, gathered: bool = True) -> dict[str, torch.Tensor]:
         """Everything that decides the next steps, besides the parameters and their gradients.
 
         Keys are parameter names with the prefix `exp_avg/`, `exp_avg_sq/`, `step/` or `master/`. Shards
-        are gathered, so all processes must call it.
+        are gathered, so all processes must call it; without `gathered` they stay shards.
         """
+        given = whole if gathered else torch.Tensor.detach
         counts = {"schedule_step": self.schedule_step, "num_skipped": self._num_skipped}
         state = {name: torch.tensor(count) for name, count in counts.items()}
         for name, tensor in self._stepped.items():
             for key, value in self._adamw.state[tensor].items():
-                state[f"{key}/{name}"] = _whole(value)
+                state[f"{key}/{name}"] = given(value)
         for name, master in self._masters.items():
-            state[f"master/{name}"] = _whole(master)
+            state[f"master/{name}"] = given(master)
         return state
+
+    def state_like(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Tensors to read the named entries of a state into, sharded as the parameters are."""
+        found = {}
+        for name in names:
+            key, _, parameter = name.partition("/")
+            tensor = self._stepped.get(parameter)
+            if tensor is None or key == "step":
+                dtype = torch.float32 if key == "step" else torch.int64
+                found[name] = torch.zeros((), dtype=dtype)
+            else:
+                found[name] = torch.zeros_like(tensor.detach())
+        return found
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Continue from the state of another optimizer. The tensors of `state` are copied."""
         self._check(state)
         for name, master in self._masters.items():
-            master.copy_(_as(master, state[f"master/{name}"]))
+            master.copy_(like(master, state[f"master/{name}"]))
         self._publish()
         moments = {
             number: {key: _moment(state[f"{key}/{name}"], tensor, key) for key in MOMENTS}
@@ -220,19 +234,6 @@ def _moving_to(master: torch.Tensor) -> Callable[[torch.Tensor], None]:
     return move
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _as(pattern: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """The whole tensor, sharded like the pattern."""
-    if isinstance(pattern, DTensor):
-        return distribute_tensor(
-            whole.to(pattern.device), pattern.device_mesh, list(pattern.placements)
-        )
-    return whole
-
-
 def _moment(value: torch.Tensor, tensor: torch.Tensor, key: str) -> Any:
     """A copy, because the optimizer updates its state in place."""
-    return value.clone() if key == "step" else _as(tensor, value).clone()
+    return value.clone() if key == "step" else like(tensor, value).clone()

@@ -4,7 +4,8 @@
       warm-000140/               after step 140 of the warm start
       step-000010/               after step 10 of reinforcement learning
         state.json               progress of the trainer, and the version that wrote it
-        optimizer.safetensors    state of the optimizer
+        optimizer.safetensors    state of the optimizer; or
+        optimizer/               the same of several ranks, in the shards of torch.distributed.checkpoint
         model/                   all weights, as a Hugging Face folder with its tokenizer; or
         adapter/                 a LoRA folder of peft, where an adapter is trained
       .step-000020/              incomplete, left by a crash; removed at the next write
@@ -13,7 +14,7 @@
                     state={"position": 160}, keep=2, keep_every=None, kept="step-000005")
     checkpoint = latest_checkpoint(run)
     load_weights(model, checkpoint)
-    optimizer.load_state_dict(read_optimizer(checkpoint))
+    optimizer.load_state_dict(read_optimizer(checkpoint, optimizer.state_like))
     export(find_checkpoint(run), Path("my-model"), merge=True)
 
 A folder gets its name when all of it is on disk; only then are older checkpoints removed. Weights are
@@ -29,7 +30,8 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,12 +48,14 @@ from memagent.engines.local.loading import LoadedModel, load, quietly
 from memagent.errors import ConfigError, RunError
 from memagent.files import reason_of, replacing_folder
 from memagent.foreign import foreign_file, one_line
+from memagent.rl.weights.shards import gathered, like
 from memagent.tracking import METRICS, read_metrics
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
 STATE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
+SHARDS = "optimizer"
 MODEL = "model"
 ADAPTER = "adapter"
 LOADING_KEYS = ("backend", "is_local", "local_files_only")
@@ -76,6 +80,25 @@ def save_checkpoint(
     `model` is a transformers model; if it has an adapter, only that is written. `state` must be
     serializable as JSON.
     """
+    with new_checkpoint(
+        run, name, state=state, keep=keep, keep_every=keep_every, kept=kept
+    ) as part:
+        write_weights(model, tokenizer, part)
+        write_optimizer(optimizer, part)
+    return run / CHECKPOINTS / name
+
+
+@contextmanager
+def new_checkpoint(
+    run: Path,
+    name: str,
+    *,
+    state: Mapping[str, Any],
+    keep: int,
+    keep_every: int | None,
+    kept: str | None = None,
+) -> Iterator[Path]:
+    """A folder for weights and optimizer, which is the checkpoint when the block ends; see `save_checkpoint`."""
     folder = run / CHECKPOINTS
     path = folder / name
     with disk_errors(path):
@@ -83,14 +106,11 @@ def save_checkpoint(
         for incomplete in folder.glob(".*"):
             shutil.rmtree(incomplete)
         with replacing_folder(path) as part:
+            yield part
             header = {"format": FORMAT, "memagent": __version__}
             text = json.dumps({**header, "state": dict(state)}, ensure_ascii=False)
             (part / STATE).write_text(text, encoding="utf-8")
-            tensors = {name: tensor.contiguous() for name, tensor in optimizer.items()}
-            save_file(tensors, part / OPTIMIZER)
-            _write_weights(model, tokenizer, part)
         _remove_old(run, keep=keep, keep_every=keep_every, kept=kept)
-    return path
 
 
 def list_checkpoints(run: Path) -> list[Path]:
@@ -193,9 +213,51 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def read_optimizer(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """The state of the optimizer, on the CPU."""
-    return _read_tensors(checkpoint / OPTIMIZER)
+def write_optimizer(state: Mapping[str, torch.Tensor], part: Path) -> None:
+    """Write the whole state of an optimizer into a new checkpoint."""
+    tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+    save_file(tensors, part / OPTIMIZER)
+
+
+def write_shards(state: Mapping[str, torch.Tensor], part: Path) -> None:
+    """Write the shards of an optimizer's state into a new checkpoint. All ranks must call it."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    writer = HuggingFaceStorageWriter(path=str(part / SHARDS), save_distributed=True)
+    with _quiet_shards():
+        save(dict(state), storage_writer=writer)
+
+
+def read_optimizer(
+    checkpoint: Path, state_like: Callable[[Iterable[str]], dict[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """The state of the optimizer, as one process or several ranks wrote it.
+
+    `state_like` makes the tensors that stored shards are read into, which may be shards themselves, on any
+    number of ranks; then all ranks must call it. A state that one process wrote is whole, on the CPU.
+    """
+    folder = checkpoint / SHARDS
+    if not folder.is_dir():
+        return _read_tensors(checkpoint / OPTIMIZER)
+    from torch import distributed as dist
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    # safetensors: the default format of torch has a pickled file
+    reader = HuggingFaceStorageReader(path=str(folder))
+    with _quiet_shards(), foreign_file(folder, f"is damaged; remove {checkpoint}", error=RunError):
+        state = state_like(reader.read_metadata().state_dict_metadata)
+        load(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    return state
+
+
+@contextmanager
+def _quiet_shards() -> Iterator[None]:
+    """torch warns where a process reads or writes shards alone."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")
+        yield
 
 
 def load_weights(model: Any, checkpoint: Path) -> None:
@@ -223,7 +285,7 @@ def load_weights(model: Any, checkpoint: Path) -> None:
         )
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(stored[name])
+            tensor.copy_(like(tensor, stored[name]))
 
 
 def export(checkpoint: Path, out: Path, *, merge: bool = False) -> None:
@@ -269,13 +331,21 @@ def _has_adapter(model: Any) -> bool:
     return bool(getattr(model, "peft_config", None))
 
 
-def _write_weights(model: Any, tokenizer: Any, checkpoint: Path) -> None:
-    folder = checkpoint / (ADAPTER if _has_adapter(model) else MODEL)
+def write_weights(model: Any, tokenizer: Any, part: Path, *, is_writer: bool = True) -> None:
+    """Write the weights of a model, or of its adapter, into a new checkpoint.
+
+    All processes that share the model must call it, and one of them writes.
+    """
+    folder = part / (ADAPTER if _has_adapter(model) else MODEL)
+    named = _adapter_weights(model) if _has_adapter(model) else dict(model.named_parameters())
+    weights = gathered(named.items(), is_kept=is_writer)
+    if not is_writer:
+        return
     with quietly():
         if _has_adapter(model):
-            save_adapter(model, folder)
+            _write_adapter(model, weights, folder)
         else:
-            model.save_pretrained(folder)
+            model.save_pretrained(folder, state_dict=weights)
         _write_tokenizer(tokenizer, folder)
 
 
@@ -290,13 +360,17 @@ def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 def save_adapter(model: Any, folder: Path) -> None:
     """Write the adapter of a model in the format of peft."""
+    _write_adapter(model, _adapter_weights(model), folder)
+
+
+def _write_adapter(model: Any, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
     (config,) = model.peft_config.values()
     config = copy.copy(config)
     base = Path(model.name_or_path)
     config.base_model_name_or_path = str(base.resolve() if base.exists() else base)
     config.save_pretrained(str(folder))
-    weights = {name: tensor.contiguous() for name, tensor in _adapter_weights(model).items()}
-    save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    whole = {name: tensor.contiguous() for name, tensor in weights.items()}
+    save_file(whole, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 
 def _adapter_weights(model: Any) -> dict[str, torch.Tensor]:

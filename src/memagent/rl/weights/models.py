@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from memagent.config import LocalConfig
 from memagent.documents.quick_counts import SAMPLES, Encode, quick_encoder
@@ -26,6 +27,7 @@ from memagent.errors import ConfigError
 from memagent.files import replacing
 from memagent.rl.settings import ModelSettings, RolloutSettings
 from memagent.rl.weights.merging import MergedCopy
+from memagent.rl.weights.shards import gathered, like, local
 from memagent.types import Message
 
 PLAIN_ARGUMENTS = "--generation-config vllm"
@@ -48,6 +50,11 @@ class Trained:
     @property
     def model(self) -> Any:
         return self.loaded.model
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether several processes share the parameters."""
+        return any(isinstance(parameter, DTensor) for _, parameter in self.parameters)
 
     @property
     def num_trained(self) -> int:
@@ -132,17 +139,24 @@ def _open_outside(name: str, values: dict[str, Any]) -> BaseEngine:
 class Snapshot:
     """Values of the trainable parameters at one moment: the reference of the KL term."""
 
-    def __init__(self, values: Mapping[str, torch.Tensor]) -> None:
-        self._values = dict(values)
+    def __init__(self, values: Mapping[str, torch.Tensor], *, offload: bool = False) -> None:
+        """`values` are this process's parts. With `offload` they stay in CPU memory between uses."""
+        self._values = {name: one.cpu() if offload else one for name, one in values.items()}
+        self._offload = offload
 
     @classmethod
-    def of(cls, trained: Trained) -> Snapshot:
+    def of(cls, trained: Trained, *, offload: bool = False) -> Snapshot:
         """A copy of the current values."""
-        return cls({name: parameter.detach().clone() for name, parameter in trained.parameters})
+        values = {name: local(parameter).clone() for name, parameter in trained.parameters}
+        return cls(values, offload=offload)
 
     @contextmanager
     def in_place(self, trained: Trained) -> Iterator[None]:
-        """Swap these values into the model, without copying, until the block ends."""
+        """Swap these values into the model until the block ends."""
+        if self._offload or trained.is_sharded:
+            with self._copied(trained):
+                yield
+            return
         own = {name: parameter.data for name, parameter in trained.parameters}
         try:
             for name, parameter in trained.parameters:
@@ -152,20 +166,45 @@ class Snapshot:
             for name, parameter in trained.parameters:
                 parameter.data = own[name]
 
-    def save(self, path: Path) -> None:
-        """Write the values; the file is complete or does not exist."""
-        from safetensors.torch import save_file
-
-        with replacing(path) as part:
-            save_file({name: value.contiguous() for name, value in self._values.items()}, part)
+    @contextmanager
+    def _copied(self, trained: Trained) -> Iterator[None]:
+        """FSDP2 keeps its own reference to the memory of a shard, so values are copied there and back."""
+        device = "cpu" if self._offload else None
+        own = {name: local(one).to(device, copy=True) for name, one in trained.parameters}
+        try:
+            _write(trained, self._values)
+            yield
+        finally:
+            _write(trained, own)
 
     @classmethod
-    def read(cls, path: Path, trained: Trained) -> Snapshot:
+    def read(cls, path: Path, trained: Trained, *, offload: bool = False) -> Snapshot:
         """Saved values, on the device of the model."""
         from safetensors.torch import load_file
 
         stored = load_file(path)
-        return cls({name: stored[name].to(one.device) for name, one in trained.parameters})
+        values = {
+            name: local(like(one, stored[name])).to(one.device) for name, one in trained.parameters
+        }
+        return cls(values, offload=offload)
+
+
+def save_values(trained: Trained, path: Path, *, is_writer: bool = True) -> None:
+    """Write the whole values of the trainable parameters; the file is complete or does not exist.
+
+    All processes that share the model must call it, and one of them writes.
+    """
+    from safetensors.torch import save_file
+
+    values = gathered(trained.parameters, is_kept=is_writer)
+    if is_writer:
+        with replacing(path) as part:
+            save_file({name: value.contiguous() for name, value in values.items()}, part)
+
+
+def _write(trained: Trained, values: Mapping[str, torch.Tensor]) -> None:
+    for name, parameter in trained.parameters:
+        local(parameter).copy_(values[name])
 
 
 def _quick_encoder(loaded: LoadedModel) -> Encode | None:

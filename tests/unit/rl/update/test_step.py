@@ -19,11 +19,15 @@ from memagent.rl.settings import ObjectiveSettings, OptimSettings, UpdateSetting
 from memagent.rl.types import Group
 from memagent.rl.update.agreement import check_agreement
 from memagent.rl.update.optim import Optimizer
-from memagent.rl.update.policy import Policy
+from memagent.rl.update.packing import Pack
+from memagent.rl.update.policy import Policy, score
 from memagent.rl.update.step import update
 from memagent.types import Completion, Message, Sampling
 from tests.support.rollouts import near_policy, random_groups
 from tests.support.tiny_models import make_tiny_model
+
+NO_MODEL: Any = None
+"""Without a reference, an update changes no weights but through the optimizer."""
 
 
 @pytest.fixture
@@ -40,12 +44,11 @@ def test_many_updates_of_exact_samples_are_drift_and_no_mismatch(
     model: Any, masks: dict[str, float]
 ) -> None:
     groups = near_policy(model, random_groups(model, num_groups=4), noise=0.0)
-    config = SimpleNamespace(
+    config: Any = SimpleNamespace(
         objective=ObjectiveSettings(**masks), update=UpdateSettings(updates=4, max_tokens=200)
     )
-    setup: Any = SimpleNamespace(config=config, policy=Policy(model), trained=None)
     optimizer = Optimizer(model.named_parameters(), OptimSettings(lr=0.01), num_steps=1)
-    metrics = update(setup, groups, optimizer, None, policy_version=0)
+    metrics = update(config, Policy(model), NO_MODEL, groups, optimizer, None, policy_version=0)
     assert metrics["num_updates"] == 4
     assert metrics["mismatch_max"] < 1e-5
     assert metrics["masked"] == 0.0
@@ -80,31 +83,42 @@ class Noisy(BaseEngine):
         )
 
 
+async def agreement(model: Any, change: Callable[[float], float], temperature: float = 1.0) -> Any:
+    policy = Policy(model, temperature=temperature)
+
+    async def scores(packs: Sequence[Pack]) -> list[list[float]]:
+        return [one.tolist() for one in score(policy, packs)]
+
+    vocabulary = model.config.vocab_size
+    return await check_agreement(
+        Noisy(model, change), scores, temperature=temperature, vocabulary=vocabulary
+    )
+
+
 async def test_an_engine_whose_log_probabilities_are_not_the_trainers_is_refused(
     model: Any,
 ) -> None:
-    exact = await check_agreement(Noisy(model, lambda p: p), Policy(model))
+    exact = await agreement(model, lambda p: p)
     assert exact.num_tokens == 12
     assert exact.largest < 1e-5
-    rounded = await check_agreement(Noisy(model, lambda p: round(p, 1)), Policy(model))
+    rounded = await agreement(model, lambda p: round(p, 1))
     assert 0 < rounded.mean < 0.05
     with pytest.raises(ConfigError, match=r"over 12 tokens .* differ by 0\.300 per token"):
-        await check_agreement(Noisy(model, lambda p: p - 0.3), Policy(model))
+        await agreement(model, lambda p: p - 0.3)
     with pytest.raises(ConfigError, match="noisy"):
-        await check_agreement(Noisy(model, lambda p: p), Policy(model, temperature=0.5))
+        await agreement(model, lambda p: p, temperature=0.5)
 
 
 def run_update(
     model: Any, groups: Sequence[Group], *, max_tokens: int = 10_000, **objective: Any
 ) -> dict[str, float]:
     """The metrics of one update that changes nothing."""
-    config = SimpleNamespace(
+    config: Any = SimpleNamespace(
         objective=ObjectiveSettings(**objective), update=UpdateSettings(max_tokens=max_tokens)
     )
-    setup: Any = SimpleNamespace(config=config, policy=Policy(model), trained=None)
     settings = OptimSettings(lr=1e-30)
     optimizer = Optimizer(model.named_parameters(), settings, num_steps=1)
-    return update(setup, groups, optimizer, None, policy_version=0)
+    return update(config, Policy(model), NO_MODEL, groups, optimizer, None, policy_version=0)
 
 
 def with_equal_rewards(group: Group) -> Group:
