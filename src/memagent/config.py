@@ -284,6 +284,45 @@ class ServeConfig(Settings):
     """Seconds that running requests get to finish when the server shuts down."""
 
 
+class GatewayConfig(Settings):
+    """What the reading gateway keeps, what it costs, and how much it reads at once."""
+
+    state_dir: str | None = None
+    """Folder for files, readings and what keys have used; one in your state folder when not given."""
+    keys_file: str | None = None
+    """File with the keys that requests must carry; keys.json in the state folder when not given, if it
+    exists."""
+    max_readings: int = Field(default=64, ge=1)
+    """Readings under way at once, at most; further ones get status 429."""
+    reading_calls: int = Field(default=8, ge=1)
+    """Calls of all readings in flight at once, at most. Short conversations do not wait for them; keep it
+    below what the engine computes at once."""
+    max_stored_bytes: int = Field(default=1_000_000_000, ge=1000)
+    """Size of the files of one key together, at most."""
+    keep_days: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    """Days that a reading is kept after its last step, so that it can be continued."""
+    price_in: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Price of a million prompt tokens, for limits on cost."""
+    price_out: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Price of a million completion tokens."""
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether cost can be counted."""
+        return self.price_in is not None or self.price_out is not None
+
+
+class KeyLimits(Settings):
+    """What requests with a key may use; None leaves it to the server."""
+
+    max_concurrency: int | None = Field(default=None, ge=1)
+    """Concurrent requests with this key, at most; further ones get status 429."""
+    max_request_bytes: int | None = Field(default=None, ge=1000)
+    """Maximum size of a request with this key, within the server's own."""
+    max_cost: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Cost of all requests with this key, at most, in the currency of the server's prices."""
+
+
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """The table of a TOML file; errors call it `what`."""
     try:

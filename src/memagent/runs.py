@@ -225,7 +225,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _locked(path: Path) -> FileLock:
-    lock = FileLock(path / LOCK, mode=0o600)
+    # a run may be opened in one thread and closed in another
+    lock = FileLock(path / LOCK, mode=0o600, thread_local=False)
     try:
         lock.acquire(timeout=0)
     except Timeout:

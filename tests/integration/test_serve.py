@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,6 +29,7 @@ from memagent.config import LocalConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
 from memagent.engines.openai import EndpointEngine
+from memagent.serve.app import make_app
 from memagent.serve.run import serving
 from memagent.types import Sampling
 from tests.support.timing import wait_until
@@ -222,7 +224,7 @@ def test_a_model_that_we_know_reads_through_the_server_as_suits_it(folder: Path)
     loaded = replace(load(str(folder)), name="smollm2-135m")
     with (
         LocalEngine(loaded, LocalConfig(cache_gb=0.01)) as engine,
-        serving(engine) as url,
+        serving(partial(make_app, engine)) as url,
         open_engine("openai:", base_url=f"{url}/v1", api_key="none") as endpoint,
     ):
         assert isinstance(endpoint, EndpointEngine)
@@ -505,7 +507,8 @@ def test_a_request_that_is_cut_off_gets_an_error_and_no_traceback_is_printed(
     (logged,) = [line for line in lines[1:] if "/v1/" in line]
     status = 200 if is_stream else 503
     assert re.search(
-        rf" 127\.0\.0\.1 POST /v1/completions {status}.* s, cut off by the shutdown$", logged
+        rf" 127\.0\.0\.1 POST /v1/completions {status}.* s, req_\w+, cut off by the shutdown$",
+        logged,
     )
     assert [line for line in lines[1:] if line != logged and "/health 503" not in line] == []
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from memagent.config import LocalConfig, ServeConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
+from memagent.serve.app import make_app
 from memagent.serve.run import serving
 from tests.support.timing import wait_until
 
@@ -33,7 +35,7 @@ def serving_tiny(folder: Path, *, cache_gb: float = 0.01, **settings: Any) -> It
     config = ServeConfig.parse({"port": 0, "drain_seconds": 5.0, **settings})
     with (
         LocalEngine(load(str(folder)), LocalConfig(cache_gb=cache_gb)) as engine,
-        serving(engine, config) as url,
+        serving(partial(make_app, engine, config), config) as url,
     ):
         yield TinyServer(engine, url)
 

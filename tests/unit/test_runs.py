@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,10 @@ def test_a_removed_run_leaves_other_files_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert new_run(tmp_path).discard_if_empty()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_may_be_closed_in_another_thread(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(Run.create, tmp_path / "run", {"kind": "test"}).result()
+    run.close()
+    Run.open(tmp_path / "run").close()

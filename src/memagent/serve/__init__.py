@@ -1,10 +1,12 @@
-"""`memagent serve`: a local model behind an OpenAI-compatible HTTP API.
+"""`memagent serve`: a local model behind an OpenAI-compatible HTTP API, and in `reading` any engine behind the reader.
 
-app.py         the routes                       run.py        the process: start, drain, shut down
+app.py         the routes of a local model      run.py        the process: start, drain, shut down
 wire.py        requests, validated              errors.py     errors in OpenAI's format
 generate.py    from a request to replies        responses.py  replies in OpenAI's format
 guard.py       key, body, admission, counting   metrics.py    Prometheus metrics
+keys.py        API keys and their holders       http.py       applications, streams, clients that leave
 request_log.py what is reported of a request
 
-Generation itself is in `engines/local`; what all servers share is in `web`; settings are `ServeConfig` of `memagent.config`.
+Generation itself is in `engines/local`; what all servers share is in `web`; settings are `ServeConfig` and
+`GatewayConfig` of `memagent.config`.
 """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from memagent.errors import MemagentError, UserError
+from memagent.errors import LimitReached, MemagentError, PromptTooLong, RunError, UserError
 
+log = logging.getLogger(__name__)
 RETRY_SECONDS = 1
 """`Retry-After` of a busy server."""
 
@@ -52,7 +54,16 @@ INTERNAL = ApiError(500, "internal server error; see the log of the server", cod
 
 
 def from_memagent(error: MemagentError) -> ApiError:
-    """An error of the engine: 400 if the request is invalid, else 503."""
+    """An error of the engine or the reader: 400 if the request is invalid, else 429 or 503."""
+    if isinstance(
+        error, RunError
+    ):  # the server's own folder, whose path is not the client's business
+        log.error("%s", error)
+        return ApiError(503, "the server cannot keep its state; see its log", code="state_error")
+    if isinstance(error, PromptTooLong):
+        return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+    if isinstance(error, LimitReached):
+        return ApiError(429, str(error), code="insufficient_quota")
     if isinstance(error, UserError):
         return ApiError(400, str(error), code="invalid_value")
     return ApiError(503, str(error), code="engine_error")

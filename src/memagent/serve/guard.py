@@ -10,26 +10,46 @@ import json
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memagent.serve.errors import ApiError
+from memagent.serve.keys import KeyCheck, KeyHolder, checked_holder
 from memagent.serve.metrics import Metrics
 from memagent.serve.request_log import OnRequest, RequestRecord, client_of, path_of
 from memagent.types import Usage
 from memagent.web.hosts import ForeignRequest, HostCheck
 
-GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
-KNOWN_PATHS = (*GENERATION_PATHS, "/v1/models", "/health", "/metrics")
-"""Counted separately; other paths are counted together, since clients can invent them."""
+JSON_TYPE = "application/json"
+FORM_TYPE = "multipart/form-data"
+REQUEST_ID = "x-request-id"
+"""Header of a response with the id of its request."""
 CLIENT_GONE = 499
 """The status counted when a client disconnects before the response."""
 BODY_SECONDS = 60.0
 """Time limit for receiving a request body."""
 MAX_WAITING_BODIES = 16
 """Memory for bodies that are arriving, in bodies of the maximum size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardedPaths:
+    """How the guard treats paths."""
+
+    bodies: dict[str, str]
+    """Paths whose POST has a body and takes a place, with its content type."""
+    others: tuple[str, ...]
+    """Further paths that are counted by name; what clients invent is counted together."""
+    without_key: tuple[str, ...]
+    """Paths that need no key."""
+
+    def counted(self, path: str) -> str:
+        """The name under which a path is counted."""
+        known = (*self.bodies, *self.others)
+        return next((one for one in known if path == one or path.startswith(f"{one}/")), "other")
 
 
 def shutting_down() -> ApiError:
@@ -78,25 +98,29 @@ class Guard:
         gate: AdmissionGate,
         metrics: Metrics,
         hosts: HostCheck,
-        api_key: str | None,
+        keys: KeyCheck,
+        paths: GuardedPaths,
         max_request_bytes: int,
         on_request: OnRequest | None = None,
     ) -> None:
         self._app = app
+        self._paths = paths
         self._on_request = on_request
         self._hosts = hosts
         self._bodies = _Bodies(max_request_bytes)
         self._gate = gate
         self._metrics = metrics
-        self._api_key = api_key
+        self._keys = keys
+        self._key_gates: dict[str, AdmissionGate] = {}
+        """Of holders with a limit of their own, by id."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
-        scope.setdefault("state", {})["usage"] = Usage()
-        counted = _CountedSend(send)
+        request_id = f"req_{secrets.token_hex(12)}"
+        scope.setdefault("state", {}).update(usage=Usage(), request_id=request_id)
+        counted = _CountedSend(send, request_id)
         started = time.monotonic()
         is_cut = False
         try:
@@ -109,8 +133,7 @@ class Guard:
             is_cut = True
             await _cut_off(scope, receive, counted)
         finally:
-            known = path if path in KNOWN_PATHS else "other"
-            self._metrics.count_request(known, counted.status)
+            self._metrics.count_request(self._paths.counted(scope["path"]), counted.status)
             if self._on_request is not None:
                 self._on_request(
                     RequestRecord(
@@ -120,6 +143,7 @@ class Guard:
                         status=counted.status,
                         seconds=time.monotonic() - started,
                         usage=scope["state"]["usage"],
+                        request_id=request_id,
                         is_cut=is_cut,
                     )
                 )
@@ -130,31 +154,32 @@ class Guard:
             self._hosts.check(headers)
         except ForeignRequest as error:
             raise ApiError(403, str(error), code=error.code) from None
-        if scope["path"].startswith("/v1"):
-            self._check_key(headers)
-        if scope["path"] in GENERATION_PATHS and scope["method"] == "POST":
-            self._gate.check_open()
-            _check_type(headers)
-            with self._bodies.arriving() as bodies:
-                body = await bodies.receive(receive)
-            if body is None:  # the client has left
-                return
-            with self._gate.admit():
-                await self._app(scope, _replayed(body, receive), send)
-        else:
+        path = scope["path"]
+        holder = KeyHolder()
+        if path not in self._paths.without_key:
+            holder = checked_holder(self._keys, headers)
+        scope["state"]["holder"] = holder
+        if scope["method"] != "POST" or path not in self._paths.bodies:
             await self._app(scope, receive, send)
-
-    def _check_key(self, headers: Headers) -> None:
-        if self._api_key is None:
             return
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        is_right = secrets.compare_digest(key.strip().encode(), self._api_key.encode())
-        if scheme.lower() != "bearer" or not is_right:
-            raise ApiError(
-                401,
-                "the key is missing or wrong; send it as `Authorization: Bearer KEY`",
-                code="invalid_api_key",
-            )
+        self._gate.check_open()
+        _check_type(headers, self._paths.bodies[path])
+        with self._bodies.arriving(holder.limits.max_request_bytes) as arriving:
+            body = await arriving.receive(receive)
+        if body is None:  # the client has left
+            return
+        with self._admitted(holder):
+            await self._app(scope, _replayed(body, receive), send)
+
+    @contextmanager
+    def _admitted(self, holder: KeyHolder) -> Iterator[None]:
+        """Hold a place, among those of the key too."""
+        with ExitStack() as places:
+            if (limit := holder.limits.max_concurrency) is not None:
+                own = self._key_gates.setdefault(holder.id, AdmissionGate(limit))
+                places.enter_context(own.admit())
+            places.enter_context(self._gate.admit())
+            yield
 
 
 async def _cut_off(scope: Scope, receive: Receive, send: _CountedSend) -> None:
@@ -168,10 +193,10 @@ async def _cut_off(scope: Scope, receive: Receive, send: _CountedSend) -> None:
             await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
-def _check_type(headers: Headers) -> None:
+def _check_type(headers: Headers, expected: str) -> None:
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # cross-site requests of web pages cannot have this type
-        raise ApiError(400, "send `Content-Type: application/json`", code="invalid_content_type")
+    if kind != expected:  # cross-site requests of web pages cannot have the type of JSON
+        raise ApiError(400, f"send `Content-Type: {expected}`", code="invalid_content_type")
 
 
 class _Bodies:
@@ -183,9 +208,9 @@ class _Bodies:
         """Bytes of bodies that are arriving."""
 
     @contextmanager
-    def arriving(self) -> Iterator[_Body]:
-        """A body to receive; its bytes count until the block ends."""
-        body = _Body(self)
+    def arriving(self, max_bytes: int | None = None) -> Iterator[_Body]:
+        """A body to receive, of at most `max_bytes`; its bytes count until the block ends."""
+        body = _Body(self, min(max_bytes or self._max_bytes, self._max_bytes))
         try:
             yield body
         finally:
@@ -195,10 +220,10 @@ class _Bodies:
         """Count bytes of a body. Raises ApiError if it or all together are too large."""
         body.num_bytes += num_bytes
         self._num_bytes += num_bytes
-        if body.num_bytes > self._max_bytes:
+        if body.num_bytes > body.max_bytes:
             raise ApiError(
                 413,
-                f"the request is larger than {self._max_bytes:,} bytes; shorten it",
+                f"the request is larger than {body.max_bytes:,} bytes; shorten it",
                 code="request_too_large",
             )
         if self._num_bytes > MAX_WAITING_BODIES * self._max_bytes:
@@ -212,8 +237,9 @@ class _Bodies:
 class _Body:
     """One body that is arriving."""
 
-    def __init__(self, bodies: _Bodies) -> None:
+    def __init__(self, bodies: _Bodies, max_bytes: int) -> None:
         self.num_bytes = 0
+        self.max_bytes = max_bytes
         self._bodies = bodies
 
     async def receive(self, receive: Receive) -> bytes | None:
@@ -244,10 +270,11 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 class _CountedSend:
-    """Forwards messages and records the status."""
+    """Forwards messages, records the status and adds the id of the request."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
+        self._header = (REQUEST_ID.encode(), request_id.encode())
         self.status = CLIENT_GONE
         self.is_started = False
 
@@ -255,4 +282,5 @@ class _CountedSend:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.is_started = True
+            message = {**message, "headers": [*message.get("headers", ()), self._header]}
         await self._send(message)

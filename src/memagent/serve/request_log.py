@@ -1,6 +1,6 @@
 """What the server reports of each request: who asked for what, the status, tokens and time; never text.
 
-    127.0.0.1 POST /v1/chat/completions 200, 31 + 10 tokens, 0.42 s
+    127.0.0.1 POST /v1/chat/completions 200, 31 + 10 tokens, 0.42 s, req_5f0c...
 
 Successful requests for /health and /metrics, which monitors send all the time, are left out.
 """
@@ -31,6 +31,8 @@ class RequestRecord:
     seconds: float
     usage: Usage
     """Tokens of the replies that were completed."""
+    request_id: str
+    """As the client gets it in the header `x-request-id`."""
     is_cut: bool
     """True if the shutdown of the server ended it."""
 
@@ -46,7 +48,7 @@ class RequestRecord:
         cut = ", cut off by the shutdown" if self.is_cut else ""
         return (
             f"{self.client} {self.method} {path} {self.status}{tokens if used.calls else ''}, "
-            f"{self.seconds:.2f} s{cut}"
+            f"{self.seconds:.2f} s, {self.request_id}{cut}"
         )
 
 

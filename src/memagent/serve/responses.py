@@ -10,14 +10,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 from memagent.engines.local.engine import LocalEngine
 from memagent.serve.generate import ReplyJob, StreamPart
+from memagent.serve.http import Json
 from memagent.serve.wire import ApiRequest, ChatRequest, CompletionRequest
 from memagent.types import Completion, Usage
 
-Json = dict[str, Any]
 Sampled = tuple[int, float]
 """A token and its log-probability."""
 

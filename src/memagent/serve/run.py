@@ -3,7 +3,7 @@
     SIGTERM or Ctrl-C ─▶ new requests get 503, running ones finish ─▶ shut down
                          a second signal, or after drain_seconds ──▶ running ones get an error, shut down
 
-`serving` runs it in a thread, for notebooks and tests.
+`serving` runs it in a thread, for notebooks and tests; `serving_here` in the event loop of the caller.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import gc
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from memagent.config import ServeConfig
-from memagent.engines.local.engine import LocalEngine
-from memagent.serve.app import make_app
 from memagent.serve.guard import AdmissionGate
-from memagent.serve.request_log import OnRequest
 from memagent.web.deadline import deadline_protocol
 from memagent.web.listening import bound, port_errors, url_of
 
@@ -34,16 +33,21 @@ CLOSE_SECONDS = 1
 """Time to close connections after draining."""
 
 
+class MakeApp(Protocol):
+    """Makes the application of a server, such as `partial(make_app, engine, config)`."""
+
+    def __call__(self, *, gate: AdmissionGate) -> ASGIApp: ...
+
+
 def serve(
-    engine: LocalEngine,
+    make: MakeApp,
     config: ServeConfig,
     listener: socket.socket,
     *,
     on_ready: Callable[[str], None] = lambda url: None,
-    on_request: OnRequest | None = None,
     on_drain: Callable[[int], None] | None = None,
 ) -> None:
-    """Serve on a socket of `bound` until a signal shuts it down. The caller closes engine and socket.
+    """Serve on a socket of `bound` until a signal shuts it down. The caller closes what the app uses.
 
     `on_drain` gets the number of requests that a shutdown waits for, if there are any.
     """
@@ -54,18 +58,16 @@ def serve(
     ):  # another process may have bound the port at the same time
         listener.listen(BACKLOG)
     on_ready(url_of(config.host, listener))
-    HttpServer(engine, config, on_request=on_request, on_drain=on_drain).run(sockets=[listener])
+    HttpServer(make, config, on_drain=on_drain).run(sockets=[listener])
 
 
 @contextmanager
-def serving(
-    engine: LocalEngine, config: ServeConfig | None = None, *, on_request: OnRequest | None = None
-) -> Iterator[str]:
+def serving(make: MakeApp, config: ServeConfig | None = None) -> Iterator[str]:
     """Serve in a thread while the block runs; yields the base URL, such as http://HOST:PORT."""
     config = config or ServeConfig(port=0)
     with bound(config.host, config.port) as listener:
         listener.listen(BACKLOG)
-        server = HttpServer(engine, config, on_request=on_request)
+        server = HttpServer(make, config)
         thread = threading.Thread(target=server.run, args=([listener],), name="memagent-serve")
         thread.start()
         try:
@@ -75,24 +77,40 @@ def serving(
             thread.join()
 
 
+@asynccontextmanager
+async def serving_here(make: MakeApp, config: ServeConfig) -> AsyncIterator[str]:
+    """Serve in the running event loop while the block runs; yields the base URL. Signals are left alone."""
+    with bound(config.host, config.port) as listener:
+        listener.listen(BACKLOG)
+        server = HttpServer(make, config, has_signals=False)
+        running = asyncio.ensure_future(server.serve(sockets=[listener]))
+        try:
+            yield url_of(config.host, listener)
+        finally:
+            server.drain()
+            await running
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn that keeps listening while it drains: new clients get an error response."""
 
     def __init__(
         self,
-        engine: LocalEngine,
+        make: MakeApp,
         config: ServeConfig,
         *,
-        on_request: OnRequest | None = None,
         on_drain: Callable[[int], None] | None = None,
+        has_signals: bool = True,
     ) -> None:
+        """Without `has_signals`, signals of the process do not shut it down."""
         self._on_drain = on_drain
+        self._has_signals = has_signals
         self._gate = AdmissionGate(config.max_concurrency)
         self._drain_seconds = config.drain_seconds
         self._drain_until: float | None = None
         super().__init__(
             uvicorn.Config(
-                make_app(engine, config, gate=self._gate, on_request=on_request),
+                make(gate=self._gate),
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -103,6 +121,11 @@ class HttpServer(uvicorn.Server):
                 timeout_graceful_shutdown=CLOSE_SECONDS,
             )
         )
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        with super().capture_signals() if self._has_signals else nullcontext():
+            yield
 
     def drain(self) -> None:
         """Refuse new requests, and shut down when running ones finish or time out."""

@@ -43,7 +43,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Fields of OpenAI and vLLM that would change the reply, with the values that have no effect."""
 
-W = TypeVar("W", bound="ApiRequest")
+W = TypeVar("W", bound="WireModel")
 
 
 def parse(kind: type[W], body: bytes) -> W:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from pydantic import SecretStr
 
-from memagent.cli import serve
+from memagent.cli.serve import run as serve
 from memagent.config import ServeConfig
 from memagent.errors import ConfigError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memagent.engines.local.engine import EngineLoad
-from memagent.serve.metrics import Metrics
+from memagent.serve.metrics import Metrics, load_gauges
 from memagent.types import Usage
 
 LOAD = EngineLoad(num_running=2, num_waiting=3, num_slots=100, num_used_slots=40)
@@ -19,7 +19,7 @@ def values(page: str) -> dict[str, float]:
 
 
 def test_everything_is_counted() -> None:
-    metrics = Metrics(lambda: LOAD)
+    metrics = Metrics(lambda: load_gauges(LOAD))
     metrics.count_request("/health", 200)
     metrics.count_request("/v1/completions", 400)
     metrics.count_request("/health", 200)
@@ -40,21 +40,21 @@ def test_everything_is_counted() -> None:
 
 
 def test_every_series_has_its_type_and_the_page_ends_with_a_line_break() -> None:
-    text = page(Metrics(lambda: LOAD))
+    text = page(Metrics(lambda: load_gauges(LOAD)))
     assert text.endswith("\n")
     for name in values(text):
         assert f"# TYPE {name} " in text
 
 
 def test_servers_in_one_process_count_separately() -> None:
-    first, second = Metrics(lambda: LOAD), Metrics(lambda: LOAD)
+    first, second = Metrics(lambda: load_gauges(LOAD)), Metrics(lambda: load_gauges(LOAD))
     first.count_request("/health", 200)
     assert "/health" in page(first)
     assert "/health" not in page(second)
 
 
 def test_the_format_follows_the_accept_header() -> None:
-    metrics = Metrics(lambda: LOAD)
+    metrics = Metrics(lambda: load_gauges(LOAD))
     assert metrics.render()[1].startswith("text/plain; version=0.0.4")
     text, content_type = metrics.render("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")

@@ -14,14 +14,17 @@ RECORD = RequestRecord(
     status=200,
     seconds=0.421,
     usage=Usage(calls=1, prompt_tokens=1031, completion_tokens=10),
+    request_id="req_1",
     is_cut=False,
 )
 
 
 def test_a_line_has_client_path_status_tokens_and_seconds() -> None:
-    assert str(RECORD) == "127.0.0.1 POST /v1/completions 200, 1,031 + 10 tokens, 0.42 s"
+    assert str(RECORD) == "127.0.0.1 POST /v1/completions 200, 1,031 + 10 tokens, 0.42 s, req_1"
     refused = replace(RECORD, status=400, usage=Usage(), is_cut=True)
-    assert str(refused) == "127.0.0.1 POST /v1/completions 400, 0.42 s, cut off by the shutdown"
+    assert (
+        str(refused) == "127.0.0.1 POST /v1/completions 400, 0.42 s, req_1, cut off by the shutdown"
+    )
 
 
 def test_probes_are_recognised_only_if_they_succeed() -> None:

@@ -1,0 +1,285 @@
+"""`memagent serve run`: a local model, or any engine behind the reader, over OpenAI's HTTP API."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+from pydantic import SecretStr
+
+from memagent.agent.reader import Reader
+from memagent.cli.shared.engine import open_chosen, pull_known
+from memagent.cli.shared.options import PanelCommand, given, panel_option, settings_options
+from memagent.cli.shared.run_command import CommandConsole
+from memagent.config import (
+    AgentConfig,
+    EngineConfig,
+    GatewayConfig,
+    LocalConfig,
+    ServeConfig,
+    VllmConfig,
+)
+from memagent.engines.base import (
+    BaseEngine,
+    EngineChoice,
+    check_engine,
+    choose_engine,
+    open_engine,
+    split_spec,
+)
+from memagent.errors import ConfigError
+from memagent.extras import require
+
+if TYPE_CHECKING:
+    from memagent.serve.request_log import RequestRecord
+
+API_KEY_VARIABLE = "MEMAGENT_API_KEY"
+LOOPBACK = ("127.", "::1", "localhost")
+LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
+GATEWAY_LIBRARIES = (*LIBRARIES, "python_multipart")
+ENDPOINT_SKIP = ("api_key",)
+"""Settings of an endpoint without an option here, where `--api-key` is the server's own."""
+READER_ONLY = (AgentConfig, EngineConfig, VllmConfig, GatewayConfig)
+"""Settings that need `--reader`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """The options of `memagent serve`."""
+
+    engine: str | None
+    is_reader: bool
+    server: ServeConfig
+    local: LocalConfig
+    gateway: GatewayConfig
+    tokenizer: str | None
+    reading: dict[str, Any]
+    endpoint: dict[str, Any]
+
+    @classmethod
+    def parse(cls, options: dict[str, Any]) -> Self:
+        """Options of the command line; the key may come from the environment."""
+        is_reader = bool(options.get("reader"))
+        if not is_reader:
+            _check_without_reader(options)
+        server = given(ServeConfig, options)
+        # behind the reader, the variable has the key of the endpoint that the engine calls
+        if not is_reader and "api_key" not in server and (key := os.environ.get(API_KEY_VARIABLE)):
+            server["api_key"] = SecretStr(key)
+        endpoint = {**given(EngineConfig, options), **given(VllmConfig, options)}
+        endpoint.pop("api_key", None)
+        return cls(
+            engine=options.get("engine"),
+            is_reader=is_reader,
+            server=ServeConfig.parse(server),
+            local=LocalConfig.parse(given(LocalConfig, options)),
+            gateway=GatewayConfig.parse(given(GatewayConfig, options)),
+            tokenizer=options.get("tokenizer"),
+            reading=given(AgentConfig, options),
+            endpoint=endpoint,
+        )
+
+    @property
+    def model(self) -> str:
+        """The model of `engine`, which must be a local one."""
+        if self.engine is None:
+            raise ConfigError("no model is named; use --engine local:MODEL")
+        kind, model = split_spec(self.engine)
+        if kind != "local":
+            raise ConfigError(
+                f"{self.engine!r} is not a local model; use --engine local:MODEL, or --reader"
+            )
+        return model
+
+    def choose(self) -> EngineChoice:
+        """The engine behind the reader, of any kind."""
+        local = self.local.model_dump(exclude_unset=True)
+        return choose_engine(self.engine, {**self.endpoint, **local})
+
+
+def _check_without_reader(options: dict[str, Any]) -> None:
+    shared = {*ServeConfig.model_fields, *LocalConfig.model_fields}
+    names = [name for group in READER_ONLY for name in group.model_fields if name not in shared]
+    for name in [*names, "tokenizer"]:
+        if options.get(name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} needs --reader")
+
+
+@click.command("run", cls=PanelCommand)
+@panel_option(
+    "--engine",
+    panel="Options",
+    help="The model to serve, as local:MODEL: a pulled one by name, a folder, or a GGUF file. With --reader "
+    "an engine of any kind, as for `memagent ask`.",
+)
+@panel_option(
+    "--reader",
+    is_flag=True,
+    panel="Options",
+    help="Put the reader before the engine: requests longer than its window are read section by section.",
+)
+@settings_options(ServeConfig, panel="Server")
+@settings_options(GatewayConfig, panel="Gateway (with --reader)")
+@panel_option(
+    "--tokenizer",
+    panel="Reading (with --reader)",
+    help="Folder, hub id, tiktoken:NAME, bytes or estimate. [default: the model's own]",
+)
+@settings_options(AgentConfig, panel="Reading (with --reader)")
+@settings_options(EngineConfig, panel="Engine (with --reader)", skip=ENDPOINT_SKIP)
+@settings_options(LocalConfig, panel="Local model")
+@settings_options(VllmConfig, panel="vLLM (with --reader)", skip=tuple(LocalConfig.model_fields))
+def command(**options: Any) -> None:
+    """Serve a model over HTTP with OpenAI's API.
+
+    Without --reader a local model: /v1/chat/completions and /v1/completions (both can stream), /v1/models,
+    /health, and /metrics for Prometheus.
+
+    With --reader the model `memagent`, which answers requests of any length: /v1/chat/completions,
+    /v1/responses, /v1/files, /v1/models, /health, /metrics and /openapi.json. Short conversations go to the
+    engine as they are; of longer ones the text is read and the last message of the user is the question.
+
+    \b
+      memagent serve --engine local:smollm2-135m
+      memagent ask book.txt -q "Who inherits the house?" --base-url http://127.0.0.1:8000/v1
+      memagent serve --reader --engine local:memagent-135m
+
+    Each request is a line on standard error, without its text; --request-log false leaves them out.
+    Only this machine can connect unless --host is set. On Ctrl-C or SIGTERM running requests finish
+    first; a second signal shuts down immediately. Readings that do not finish are continued when the same
+    request is sent again.
+    """
+    chosen = ServeOptions.parse(options)
+    if chosen.is_reader:
+        _serve_reader(chosen)
+    else:
+        _serve_local(chosen)
+
+
+def _serve_local(chosen: ServeOptions) -> None:
+    model = chosen.model
+    for library in LIBRARIES:
+        require(library, f'memagent serve needs {library}; pip install "memagent[local,serve]"')
+    check_engine("local")
+    # imported here: both import torch, and `check_engine` names the extra if it is missing
+    from memagent.engines.local.engine import LocalEngine
+    from memagent.serve.app import make_app
+    from memagent.serve.run import serve
+    from memagent.web.listening import bound
+
+    with bound(
+        chosen.server.host, chosen.server.port
+    ) as listener:  # before a model is fetched and loaded in vain
+        pull_known(model, CommandConsole())
+        spec = f"local:{model}"
+        with open_engine(spec, **chosen.local.model_dump(exclude_unset=True)) as engine:
+            assert isinstance(engine, LocalEngine)
+            serve(
+                partial(make_app, engine, chosen.server, on_request=_on_request(chosen)),
+                chosen.server,
+                listener,
+                on_ready=lambda url: _report(url, engine.public_name, chosen.server),
+                on_drain=_report_drain,
+            )
+
+
+def _serve_reader(chosen: ServeOptions) -> None:
+    for library in GATEWAY_LIBRARIES:
+        require(library, f'memagent serve needs {library}; pip install "memagent[serve]"')
+    choice = chosen.choose()
+    check_engine(choice.kind)
+    from memagent.serve.reading.app import gateway_app, keys_of
+    from memagent.serve.reading.state import GatewayState, state_folder
+    from memagent.serve.run import serve
+    from memagent.web.listening import bound
+
+    keys_of(chosen.gateway, chosen.server)  # before a model is loaded in vain
+    console = CommandConsole()
+    with (
+        bound(chosen.server.host, chosen.server.port) as listener,
+        GatewayState(state_folder(chosen.gateway)) as state,
+        open_chosen(choice, console) as engine,
+    ):
+        reader = _reader(engine, chosen, console)
+        make = partial(
+            gateway_app,
+            engine,
+            reader,
+            state,
+            chosen.gateway,
+            chosen.server,
+            on_request=_on_request(chosen),
+        )
+        serve(
+            make,
+            chosen.server,
+            listener,
+            on_ready=lambda url: _report_gateway(url, reader, chosen),
+            on_drain=_report_drain,
+        )
+
+
+def _reader(engine: BaseEngine, chosen: ServeOptions, console: CommandConsole) -> Reader:
+    reader = Reader(engine, tokenizer=chosen.tokenizer, **chosen.reading)
+    if reader.tokenizer_note:
+        console.report(
+            f"token counts are estimated with a margin: {reader.tokenizer_note}; --tokenizer names one"
+        )
+    return reader
+
+
+def _on_request(chosen: ServeOptions) -> Callable[[RequestRecord], None] | None:
+    return _log_request if chosen.server.request_log else None
+
+
+def _log_request(record: RequestRecord) -> None:
+    if not record.is_probe:
+        print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {record}", file=sys.stderr, flush=True)
+
+
+def _report_drain(num_running: int) -> None:
+    requests = "1 request finishes" if num_running == 1 else f"{num_running} requests finish"
+    print(f"shutting down when {requests}; a second signal stops now", file=sys.stderr, flush=True)
+
+
+def _report(url: str, model: str, config: ServeConfig) -> None:
+    """Print the address on standard output, and how to use it on standard error."""
+    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if config.api_key else ""
+    body = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 50}'
+    print(f"{url}/v1", flush=True)
+    print(f"serving {model}; use it with", file=sys.stderr)
+    print(f"  memagent ask FILE -q QUESTION --base-url {url}/v1", file=sys.stderr)
+    print(f"  curl {url}/v1/chat/completions{key} \\", file=sys.stderr)
+    print(f"    -H 'Content-Type: application/json' -d '{body}'", file=sys.stderr)
+    if not config.api_key and not config.host.startswith(LOOPBACK):
+        _warn_open("set --api-key")
+
+
+def _warn_open(remedy: str) -> None:
+    print(
+        f"warning: anyone who can reach this machine can use the server; {remedy}", file=sys.stderr
+    )
+
+
+def _report_gateway(url: str, reader: Reader, chosen: ServeOptions) -> None:
+    """As `_report`, for the gateway."""
+    from memagent.serve.keys import KeyStore
+    from memagent.serve.reading.app import keys_of
+
+    keys = keys_of(chosen.gateway, chosen.server)
+    needs_key = isinstance(keys, KeyStore) or chosen.server.api_key is not None
+    print(f"{url}/v1", flush=True)
+    print(
+        f"reading with {reader.engine.model} through a window of {reader.config.window:,} tokens; use it with",
+        file=sys.stderr,
+    )
+    key = "api_key=KEY" if needs_key else 'api_key="none"'
+    print(f'  openai.OpenAI(base_url="{url}/v1", {key}), model "memagent"', file=sys.stderr)
+    if not needs_key and not chosen.server.host.startswith(LOOPBACK):
+        _warn_open("add a key with `memagent serve keys add NAME`")

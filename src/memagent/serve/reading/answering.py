@@ -1,0 +1,419 @@
+"""From a request to its answer: short conversations go to the engine as they are, long ones are read.
+
+    prepare(request)   fits the window ──▶ ShortAnswer ──▶ the engine, streamed where it can
+                       does not        ──▶ LongAnswer  ──▶ Readings: progress, then the answer
+
+`prepare` raises what is wrong with a request before the first byte of a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+from memagent.agent.budget import measure_budget
+from memagent.agent.limits import Limits
+from memagent.agent.model_call import call_model
+from memagent.agent.reader import Reader, checked_question
+from memagent.agent.trace import Step
+from memagent.config import AgentConfig, GatewayConfig
+from memagent.documents.tokenizers import Tokenizer
+from memagent.engines.base import BaseEngine
+from memagent.errors import ConfigError, EngineError, EngineRefused, PromptTooLong
+from memagent.rewards.text import unboxed
+from memagent.serve.errors import ApiError
+from memagent.serve.keys import KeyHolder
+from memagent.serve.metrics import Measure
+from memagent.serve.reading.conversation import (
+    LongText,
+    Utterance,
+    as_messages,
+    split_long,
+)
+from memagent.serve.reading.readings import Readings, ReadStep, in_thread
+from memagent.serve.reading.requests import GatewayRequest, OpenFile
+from memagent.serve.reading.state import GatewayState
+from memagent.types import Completion, Message, Prices, Sampling, Usage
+
+CHARS_PER_TOKEN = 16
+"""A conversation with more characters for each token of the window is long, without counting."""
+QUESTION_SHARE = 0.25
+"""Share of the window that a question may have, if there is room for it."""
+MIN_QUESTION_TOKENS = 16
+QUICK_CHARS = 20_000
+"""Texts up to this size are counted at once; longer ones in a thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A line about the reading, for people who wait."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerText:
+    """A piece of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The end of an answer: what it took."""
+
+    finish_reason: str
+    usage: Usage
+    """All calls of this request; steps of earlier requests cost nothing."""
+    reasoning_tokens: int = 0
+    """Completion tokens of the memories before the answer."""
+    num_sections: int | None = None
+    """Sections that were read for the answer, earlier requests included; None where nothing was read."""
+    num_stored: int = 0
+    """Steps that earlier requests had finished."""
+
+
+AnswerEvent = Progress | AnswerText | Finished
+
+
+class PreparedAnswer(Protocol):
+    """An answer that can be computed."""
+
+    def events(self) -> AsyncGenerator[AnswerEvent, None]:
+        """Progress and the answer, and last what it took."""
+        ...
+
+
+@runtime_checkable
+class StreamsTokens(Protocol):
+    """An engine that gives the tokens of a reply as they are sampled, as the local one does."""
+
+    def prompt_ids(self, messages: list[Message]) -> list[int]: ...
+
+    def stream(self, prompt_ids: list[int], sampling: Sampling) -> AsyncGenerator[Any, None]: ...
+
+
+class Answering:
+    """Answers requests with one engine."""
+
+    def __init__(
+        self, engine: BaseEngine, reader: Reader, state: GatewayState, config: GatewayConfig
+    ) -> None:
+        """`reader` has the server's own settings and the tokenizer. Raises ConfigError where it has no room
+        for questions."""
+        question_limit(reader)
+        self.num_short = 0
+        """Requests that went to the engine as they were."""
+        self.reading_config: AgentConfig = reader.config
+        self.readings = Readings(
+            engine,
+            reader.tokenizer,
+            state,
+            max_readings=config.max_readings,
+            reading_calls=config.reading_calls,
+            keep_days=config.keep_days,
+        )
+        self._engine = engine
+        self._tokenizer: Tokenizer = reader.tokenizer
+        self._state = state
+        self._prices = (
+            Prices(prompt=config.price_in or 0.0, completion=config.price_out or 0.0)
+            if config.has_prices
+            else None
+        )
+        self._limits: dict[str, Limits] = {}
+        """What each holder has used and may use, by id."""
+
+    async def prepare(
+        self, request: GatewayRequest, holder: KeyHolder, open_file: OpenFile
+    ) -> PreparedAnswer:
+        """The answer to a request, short or long. Raises what is wrong with it."""
+        limits = await self._limits_of(holder)
+        account = _Account(self._state, holder.id, self._prices)
+        config = request.reading_config(self.reading_config)
+        conversation = await asyncio.to_thread(request.conversation, open_file)
+        short = await self._short(request, conversation, limits, account)
+        if short is not None:
+            self.num_short += 1
+            return short
+        return await asyncio.to_thread(
+            self._long, request, conversation, config, limits, account, holder
+        )
+
+    async def _short(
+        self,
+        request: GatewayRequest,
+        conversation: list[Utterance],
+        limits: Limits,
+        account: _Account,
+    ) -> ShortAnswer | None:
+        """The answer if the conversation fits the window."""
+        window = self.reading_config.window
+        messages = as_messages(conversation)
+        num_chars = sum(len(message["content"]) for message in messages)
+        if num_chars > CHARS_PER_TOKEN * window:
+            return None
+        count = self._tokenizer.count_messages
+        if num_chars <= QUICK_CHARS:
+            prompt_tokens = count(messages)
+        else:
+            prompt_tokens = await asyncio.to_thread(count, messages)
+        room = window - prompt_tokens
+        if room < (request.max_tokens or min(self.reading_config.answer_tokens, window // 4)):
+            return None
+        sampling = Sampling(
+            max_tokens=request.max_tokens or room,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=request.seed,
+            stop=request.stop,
+        )
+        return ShortAnswer(
+            self._engine, self._tokenizer, limits, account, messages, sampling, prompt_tokens
+        )
+
+    def _long(
+        self,
+        request: GatewayRequest,
+        conversation: list[Utterance],
+        config: AgentConfig,
+        limits: Limits,
+        account: _Account,
+        holder: KeyHolder,
+    ) -> LongAnswer:
+        """The reading of a long conversation."""
+        reader = self.readings.reader(config, limits)
+        text = split_long(conversation, self._is_below(question_limit(reader)))
+        question = checked_question(text.question)
+        if request.max_tokens is not None:
+            asked = measure_budget(question, config, reader.prompts, reader.tokenizer)
+            spare = config.window - asked.answer_total + config.answer_tokens
+            config = config.model_copy(
+                update={"answer_tokens": max(1, min(request.max_tokens, spare))}
+            )
+            reader = self.readings.reader(config, limits)
+        reader.check(question)
+        return LongAnswer(self.readings, reader, account, holder.id, text, stop=request.stop)
+
+    def _is_below(self, limit: int) -> Callable[[str], bool]:
+        def is_below(text: str) -> bool:
+            return len(text) <= CHARS_PER_TOKEN * limit and self._tokenizer.count(text) <= limit
+
+        return is_below
+
+    async def _limits_of(self, holder: KeyHolder) -> Limits:
+        """The limits of a holder, shared by all its requests."""
+        max_cost = holder.limits.max_cost
+        found = self._limits.get(holder.id)
+        if found is None or found.max_cost != max_cost:
+            found = Limits(max_cost=max_cost, prices=self._prices)
+            if self._prices is not None:
+                found.cost = (await in_thread(self._state.used, holder.id)).cost
+            self._limits[holder.id] = found
+        return found
+
+    def gauges(self) -> list[Measure]:
+        """How busy the gateway is."""
+        readings = self.readings
+        return [
+            ("readings_running", "Texts being read.", readings.num_running),
+            (
+                "reading_calls_waiting",
+                "Calls that wait for their turn.",
+                readings.num_waiting_calls,
+            ),
+        ]
+
+    def counters(self) -> list[Measure]:
+        """What was answered."""
+        readings = self.readings
+        return [
+            ("short_answers", "Conversations passed to the engine as they are.", self.num_short),
+            ("readings_finished", "Texts read to the answer.", readings.num_finished),
+            ("sections", "Sections read.", readings.num_sections),
+        ]
+
+
+def question_limit(reader: Reader) -> int:
+    """Tokens that a question may have. Raises ConfigError where there is no room for one."""
+    config = reader.config
+    empty = measure_budget("", config, reader.prompts, reader.tokenizer)
+    room = config.window - max(empty.read_total, empty.answer_total)
+    if room < MIN_QUESTION_TOKENS:
+        raise ConfigError(
+            f"a window of {config.window} tokens leaves no room for a question; lower `chunk_tokens` to "
+            f"{max(16, config.chunk_tokens + room - MIN_QUESTION_TOKENS)}"
+        )
+    return min(room, max(MIN_QUESTION_TOKENS, int(QUESTION_SHARE * config.window)))
+
+
+class _Account:
+    """Counts what the calls of a request use, for its holder."""
+
+    def __init__(self, state: GatewayState, owner: str, prices: Prices | None) -> None:
+        self._state = state
+        self._owner = owner
+        self._prices = prices
+
+    def add(self, usage: Usage) -> None:
+        """Put it on disk; blocks for the time of a write."""
+        cost = 0.0
+        if self._prices is not None:
+            cost = self._prices.cost(
+                prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+            )
+        self._state.add_used(self._owner, usage, cost)
+
+
+class ShortAnswer:
+    """A conversation that fits the window."""
+
+    def __init__(
+        self,
+        engine: BaseEngine,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        account: _Account,
+        messages: list[Message],
+        sampling: Sampling,
+        prompt_tokens: int,
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._account = account
+        self._messages = messages
+        self._sampling = sampling
+        self._prompt_tokens = prompt_tokens
+
+    async def events(self) -> AsyncGenerator[AnswerEvent, None]:
+        """The reply of the engine."""
+        source = self._streamed() if isinstance(self._engine, StreamsTokens) else self._whole()
+        async with aclosing(_with_own_faults(source)) as events:
+            async for event in events:
+                yield event
+
+    async def _whole(self) -> AsyncGenerator[AnswerEvent, None]:
+        call = await call_model(
+            self._engine,
+            self._tokenizer,
+            self._limits,
+            self._messages,
+            self._sampling,
+            prompt_tokens=self._prompt_tokens,
+        )
+        await in_thread(self._account.add, call.usage)
+        yield AnswerText(text=call.completion.text)
+        yield Finished(finish_reason=call.completion.finish_reason or "stop", usage=call.usage)
+
+    async def _streamed(self) -> AsyncGenerator[AnswerEvent, None]:
+        engine = self._engine
+        assert isinstance(engine, StreamsTokens)
+        reserved = self._limits.reserve(
+            prompt_tokens=self._prompt_tokens, completion_tokens=self._sampling.max_tokens
+        )
+        usage = Usage()
+        try:
+            prompt_ids = await asyncio.to_thread(engine.prompt_ids, self._messages)
+            room = self._prompt_tokens + self._sampling.max_tokens - len(prompt_ids)
+            sampling = replace(
+                self._sampling, max_tokens=max(1, min(self._sampling.max_tokens, room))
+            )
+            async with aclosing(engine.stream(prompt_ids, sampling)) as tokens:
+                async for token in tokens:
+                    if isinstance(token, Completion):
+                        usage = token.usage or usage
+                        yield Finished(finish_reason=token.finish_reason or "stop", usage=usage)
+                    elif token.text:
+                        yield AnswerText(text=token.text)
+        finally:
+            self._limits.settle(reserved, usage)
+            await in_thread(self._account.add, usage)
+
+
+class LongAnswer:
+    """A conversation that is read."""
+
+    def __init__(
+        self,
+        readings: Readings,
+        reader: Reader,
+        account: _Account,
+        owner: str,
+        text: LongText,
+        *,
+        stop: tuple[str, ...],
+    ) -> None:
+        self._readings = readings
+        self._reader = reader
+        self._account = account
+        self._owner = owner
+        self._text = text
+        self._stop = stop
+
+    async def events(self) -> AsyncGenerator[AnswerEvent, None]:
+        """Progress with each section, then the answer."""
+        async with aclosing(_with_own_faults(self._events())) as events:
+            async for event in events:
+                yield event
+
+    async def _events(self) -> AsyncGenerator[AnswerEvent, None]:
+        usage, before, num_sections, num_stored = Usage(), Usage(), 0, 0
+        steps = self._readings.read(
+            self._reader,
+            self._owner,
+            self._text.question,
+            self._text.document,
+            on_usage=self._account.add,
+        )
+        async with aclosing(steps):
+            async for read in steps:
+                num_sections += read.step.kind == "read"
+                num_stored += read.is_stored
+                if not read.is_stored:
+                    before, usage = usage, usage + read.step.usage
+                if read.step.kind == "answer":
+                    yield AnswerText(text=_until(unboxed(read.step.reply), self._stop))
+                    yield Finished(
+                        finish_reason="length" if "reply_cut" in read.step.flags else "stop",
+                        usage=usage,
+                        reasoning_tokens=before.completion_tokens,
+                        num_sections=num_sections,
+                        num_stored=num_stored,
+                    )
+                elif not read.is_stored:
+                    yield Progress(text=_progress_line(read, num_sections))
+
+
+async def _with_own_faults(
+    events: AsyncGenerator[AnswerEvent, None],
+) -> AsyncGenerator[AnswerEvent, None]:
+    """What an engine refuses is the fault of the server's settings, not of the request."""
+    async with aclosing(events):
+        try:
+            async for event in events:
+                yield event
+        except PromptTooLong:
+            raise
+        except EngineRefused as error:
+            raise EngineError(str(error)) from None
+
+
+def _progress_line(read: ReadStep, num_sections: int) -> str:
+    step: Step = read.step
+    change = " Nothing new." if "memory_kept" in step.flags else ""
+    return f"Read section {num_sections}, {read.share:.0%} of the text.{change}\n"
+
+
+def _until(text: str, stop: tuple[str, ...]) -> str:
+    """The text before the first stop text."""
+    ends = [text.find(end) for end in stop if end in text]
+    return text[: min(ends)] if ends else text
+
+
+def no_answer() -> ApiError:
+    """The error of an answer that never came."""
+    return ApiError(503, "the reading ended without an answer", code="engine_error")

@@ -1,0 +1,202 @@
+"""The routes of the reading gateway.
+
+POST /v1/chat/completions    POST /v1/responses    /v1/files    GET /v1/models
+GET /health                  GET /metrics          GET /openapi.json
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from memagent.agent.reader import Reader
+from memagent.config import GatewayConfig, ServeConfig
+from memagent.engines.base import BaseEngine
+from memagent.errors import ConfigError
+from memagent.serve.guard import CLIENT_GONE, FORM_TYPE, JSON_TYPE, AdmissionGate, GuardedPaths
+from memagent.serve.http import (
+    Endpoint,
+    EventStream,
+    Json,
+    Probes,
+    guarded_app,
+    unless_disconnected,
+    with_error_event,
+)
+from memagent.serve.keys import KeyCheck, KeyStore, OneKey
+from memagent.serve.metrics import Metrics
+from memagent.serve.reading.answering import AnswerEvent, Answering, Finished
+from memagent.serve.reading.chat_format import ChatAnswer
+from memagent.serve.reading.files import FileStore
+from memagent.serve.reading.openapi import describe
+from memagent.serve.reading.requests import (
+    MODEL,
+    GatewayChat,
+    GatewayRequest,
+    ResponsesRequest,
+    settings_in_name,
+)
+from memagent.serve.reading.responses_format import ResponseAnswer
+from memagent.serve.reading.state import GatewayState, keys_file
+from memagent.serve.request_log import OnRequest
+from memagent.serve.wire import parse
+from memagent.web.hosts import HostCheck
+
+CHAT, RESPONSES, FILES, MODELS = (
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/files",
+    "/v1/models",
+)
+DESCRIPTION = "/openapi.json"
+
+
+def gateway_app(
+    engine: BaseEngine,
+    reader: Reader,
+    state: GatewayState,
+    config: GatewayConfig,
+    server: ServeConfig,
+    *,
+    gate: AdmissionGate | None = None,
+    on_request: OnRequest | None = None,
+) -> FastAPI:
+    """The ASGI application. `reader` has the server's reading settings; the caller closes engine and state."""
+    gate = gate or AdmissionGate(server.max_concurrency)
+    answering = Answering(engine, reader, state, config)
+    metrics = Metrics(answering.gauges, answering.counters)
+    files = FileStore(state, max_stored_bytes=config.max_stored_bytes)
+    service = GatewayService(answering, files, metrics)
+    keys = keys_of(config, server)
+    needs_key = not (isinstance(keys, OneKey) and server.api_key is None)
+    open_paths = ("/health",) if needs_key else ("/health", "/metrics")
+    return guarded_app(
+        [*service.endpoints, *Probes(gate, metrics).endpoints],
+        gate=gate,
+        metrics=metrics,
+        hosts=HostCheck(server.host, server.allowed_hosts),
+        keys=keys,
+        paths=GuardedPaths(
+            bodies={CHAT: JSON_TYPE, RESPONSES: JSON_TYPE, FILES: FORM_TYPE},
+            others=(MODELS, "/health", "/metrics", DESCRIPTION),
+            without_key=open_paths,
+        ),
+        max_request_bytes=server.max_request_bytes,
+        on_request=on_request,
+    )
+
+
+def keys_of(config: GatewayConfig, server: ServeConfig) -> KeyCheck:
+    """Who may use the gateway: the holders of keys in a file, or of the one key, or anyone."""
+    named = keys_file(config)
+    store = KeyStore(named)
+    if config.keys_file and not store.exists:
+        raise ConfigError(f"there is no file of keys {named}; add a key to it first")
+    if not store.exists:
+        return OneKey(server.api_key.get_secret_value() if server.api_key else None)
+    if server.api_key is not None:
+        raise ConfigError(f"give either `api_key` or keys in {named}, not both")
+    limited = [stored.name for stored in store.list() if stored.limits.max_cost is not None]
+    if limited and not config.has_prices:
+        raise ConfigError(
+            f"the key {limited[0]!r} has a limit on cost, which needs prices; give `price_in` and `price_out`"
+        )
+    return store
+
+
+class GatewayService:
+    """The handlers of the routes."""
+
+    def __init__(self, answering: Answering, files: FileStore, metrics: Metrics) -> None:
+        self._answering = answering
+        self._files = files
+        self._metrics = metrics
+        self._created = int(time.time())
+        self._description = describe()
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """All routes but the probes."""
+        files = self._files
+        return [
+            (CHAT, "POST", self.chat),
+            (RESPONSES, "POST", self.responses),
+            (FILES, "POST", files.create),
+            (FILES, "GET", files.list),
+            (f"{FILES}/{{file_id}}", "GET", files.one),
+            (f"{FILES}/{{file_id}}", "DELETE", files.remove),
+            (f"{FILES}/{{file_id}}/content", "GET", files.content),
+            (MODELS, "GET", self.models),
+            (f"{MODELS}/{{name:path}}", "GET", self.model),
+            (DESCRIPTION, "GET", self.description),
+        ]
+
+    async def models(self) -> Response:
+        return JSONResponse({"object": "list", "data": [self._card]})
+
+    async def model(self, name: str) -> Response:
+        settings_in_name(name)
+        return JSONResponse(self._card)
+
+    @property
+    def _card(self) -> Json:
+        return {"id": MODEL, "object": "model", "created": self._created, "owned_by": "memagent"}
+
+    async def description(self) -> Response:
+        return JSONResponse(self._description)
+
+    async def chat(self, request: Request) -> Response:
+        body = parse(GatewayChat, await request.body())
+        writer = ChatAnswer(has_usage=body.wants_usage)
+        events = await self._prepared(request, body.request)
+        if body.stream:
+            return EventStream(with_error_event(self._counted(request, writer.chunks(events))))
+        return await self._whole(request, writer, events)
+
+    async def responses(self, request: Request) -> Response:
+        body = parse(ResponsesRequest, await request.body())
+        writer = ResponseAnswer(body)
+        events = await self._prepared(request, body.request)
+        if body.stream:
+            chunks = self._counted(request, writer.chunks(events))
+            return EventStream(with_error_event(chunks, writer.error_event))
+        return await self._whole(request, writer, events)
+
+    async def _prepared(
+        self, request: Request, asked: GatewayRequest
+    ) -> AsyncGenerator[AnswerEvent, None]:
+        """The events of the answer."""
+        holder = request.state.holder
+        prepared = await self._answering.prepare(asked, holder, self._files.opener(holder.id))
+        return prepared.events()
+
+    async def _whole(
+        self,
+        request: Request,
+        writer: ChatAnswer | ResponseAnswer,
+        events: AsyncGenerator[AnswerEvent, None],
+    ) -> Response:
+        answered = await unless_disconnected(request, writer.whole(events))
+        if answered is None:
+            return Response(status_code=CLIENT_GONE)
+        response, end = answered
+        self._count(request, end)
+        return JSONResponse(response)
+
+    async def _counted(
+        self, request: Request, chunks: AsyncGenerator[str | Finished, None]
+    ) -> AsyncGenerator[str, None]:
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                if isinstance(chunk, Finished):
+                    self._count(request, chunk)
+                else:
+                    yield chunk
+
+    def _count(self, request: Request, end: Finished) -> None:
+        self._metrics.count_tokens(end.usage)
+        request.state.usage += end.usage

@@ -1,0 +1,129 @@
+"""/v1/files: a text is sent once and asked many times. Files belong to the key that sent them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+
+from memagent.documents.document import Document
+from memagent.documents.loaders import load_bytes
+from memagent.serve.errors import ApiError
+from memagent.serve.http import Json
+from memagent.serve.reading.readings import in_thread
+from memagent.serve.reading.requests import OpenFile, file_name
+from memagent.serve.reading.state import GatewayState, StoredFile
+
+MAX_LISTED = 1000
+MAX_PURPOSE = 40
+
+
+class FileStore:
+    """The handlers of /v1/files."""
+
+    def __init__(self, state: GatewayState, *, max_stored_bytes: int) -> None:
+        self._state = state
+        self._max_stored_bytes = max_stored_bytes
+
+    async def create(self, request: Request) -> Response:
+        """Keep a file, if its text can be read."""
+        try:
+            async with request.form(max_files=1, max_fields=20) as form:
+                upload, purpose = form.get("file"), form.get("purpose")
+                if not isinstance(upload, UploadFile):
+                    raise ApiError(400, "send the file in the field `file`", param="file")
+                data, name = await upload.read(), file_name(upload.filename)
+        except HTTPException as error:
+            raise ApiError(400, f"the form cannot be read: {error.detail}") from None
+        owner = request.state.holder.id
+        stored = await in_thread(self._stored, owner, name, str(purpose or "user_data"), data)
+        return JSONResponse(_card(stored))
+
+    def _stored(self, owner: str, name: str, purpose: str, data: bytes) -> StoredFile:
+        load_bytes(data, name)  # raises what is wrong with it
+        if self._state.num_bytes(owner) + len(data) > self._max_stored_bytes:
+            raise ApiError(
+                413,
+                f"the files of this key would have more than {self._max_stored_bytes:,} bytes; delete some",
+                code="too_many_bytes",
+            )
+        return self._state.add_file(owner, name, purpose[:MAX_PURPOSE], data)
+
+    async def list(self, request: Request) -> Response:
+        """The files of this key, the newest first."""
+        limit = _limit(request.query_params.get("limit"))
+        after = request.query_params.get("after")
+        owner = request.state.holder.id
+        found = await asyncio.to_thread(self._state.files_of, owner, after=after, limit=limit + 1)
+        cards = [_card(stored) for stored in found[:limit]]
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": cards,
+                "has_more": len(found) > limit,
+                "first_id": cards[0]["id"] if cards else None,
+                "last_id": cards[-1]["id"] if cards else None,
+            }
+        )
+
+    async def one(self, request: Request, file_id: str) -> Response:
+        """What is known of a file."""
+        return JSONResponse(_card(await self._found(request, file_id)))
+
+    async def content(self, request: Request, file_id: str) -> Response:
+        """The bytes of a file, never as a page that a browser would show."""
+        stored = await self._found(request, file_id)
+        data = await asyncio.to_thread(self._state.file_bytes, stored)
+        headers = {"Content-Disposition": "attachment", "X-Content-Type-Options": "nosniff"}
+        return Response(data, media_type="application/octet-stream", headers=headers)
+
+    async def remove(self, request: Request, file_id: str) -> Response:
+        """Delete a file."""
+        owner = request.state.holder.id
+        if not await in_thread(self._state.remove_file, owner, file_id):
+            raise _no_file(file_id)
+        return JSONResponse({"id": file_id, "object": "file", "deleted": True})
+
+    def opener(self, owner: str) -> OpenFile:
+        """Opens files of an owner by id."""
+
+        def opened(file_id: str) -> Document:
+            stored = self._state.file(owner, file_id)
+            if stored is None:
+                raise _no_file(file_id)
+            return load_bytes(self._state.file_bytes(stored), stored.name)
+
+        return opened
+
+    async def _found(self, request: Request, file_id: str) -> StoredFile:
+        stored = await asyncio.to_thread(self._state.file, request.state.holder.id, file_id)
+        if stored is None:
+            raise _no_file(file_id)
+        return stored
+
+
+def _no_file(file_id: str) -> ApiError:
+    return ApiError(404, f"there is no file {file_id[:100]!r}", param="file_id", code="not_found")
+
+
+def _limit(value: str | None) -> int:
+    if value is None:
+        return MAX_LISTED
+    if not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= 10_000):
+        raise ApiError(400, "limit must be from 1 to 10000", param="limit")
+    return min(int(value), MAX_LISTED)
+
+
+def _card(stored: StoredFile) -> Json:
+    return {
+        "id": stored.id,
+        "object": "file",
+        "bytes": stored.num_bytes,
+        "created_at": int(stored.created),
+        "filename": stored.name,
+        "purpose": stored.purpose,
+        "status": "processed",
+    }

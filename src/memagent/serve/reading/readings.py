@@ -1,0 +1,242 @@
+"""Readings of the gateway: one run directory each, continued where it stopped.
+
+    question + text + settings + key ──▶ id ──▶ STATE/readings/ID ──▶ steps, each on disk before the next call
+
+The same request again continues an interrupted reading and repeats no call; a finished one is answered from
+disk. Two requests for one reading share it: the second waits, and finds what the first has read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import shutil
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from memagent.agent.journal import Journal
+from memagent.agent.limits import Limits
+from memagent.agent.reader import Reader
+from memagent.agent.trace import Step
+from memagent.config import AgentConfig
+from memagent.documents.document import Document
+from memagent.documents.tokenizers import Tokenizer
+from memagent.engines.base import BaseEngine
+from memagent.errors import RunError, RunNotWritable
+from memagent.serve.errors import ApiError
+from memagent.serve.reading.state import GatewayState
+from memagent.types import Completion, Engine, Message, Sampling, Usage
+
+T = TypeVar("T")
+DAMAGED = "-damaged"
+"""Ending of the folder of a reading that cannot be continued."""
+DROP_SECONDS = 3600.0
+"""How often old readings are looked for."""
+
+
+class ReadingCalls(BaseEngine):
+    """The engine as readings use it: a limited number of their calls is in flight at once."""
+
+    def __init__(self, engine: Engine, max_calls: int) -> None:
+        self.model = engine.model
+        self.tokenizer = engine.tokenizer
+        if isinstance(engine, BaseEngine):
+            self.served_window = engine.served_window
+            self.reading_defaults = engine.reading_defaults
+        self.num_waiting = 0
+        self._engine = engine
+        self._slots = asyncio.Semaphore(max_calls)
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """One reply, when it is this call's turn."""
+        self.num_waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self.num_waiting -= 1
+        try:
+            return await self._engine.complete(messages, sampling)
+        finally:
+            self._slots.release()
+
+    async def aclose(self) -> None:
+        """Nothing to free: the engine belongs to the server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadStep:
+    """A step of a reading."""
+
+    step: Step
+    is_stored: bool
+    """True for steps of an earlier request, which cost nothing now."""
+    share: float
+    """Share of the text that has been read, from 0 to 1."""
+
+
+class Readings:
+    """All readings of a gateway."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        state: GatewayState,
+        *,
+        max_readings: int,
+        reading_calls: int,
+        keep_days: float,
+    ) -> None:
+        self.num_running = 0
+        self.num_sections = 0
+        """Sections read since the server started."""
+        self.num_finished = 0
+        self._calls = ReadingCalls(engine, reading_calls)
+        self._tokenizer = tokenizer
+        self._state = state
+        self._max_readings = max_readings
+        self._keep_days = keep_days
+        self._dropped = 0.0
+        self._turns: dict[str, asyncio.Lock] = {}
+        """Readings under way, by id; requests for the same one take turns."""
+        self._num_requests: Counter[str] = Counter()
+        """Requests for each of them."""
+
+    @property
+    def num_waiting_calls(self) -> int:
+        """Calls that wait for their turn."""
+        return self._calls.num_waiting
+
+    def reader(self, config: AgentConfig, limits: Limits) -> Reader:
+        """The reader of a request. Raises ConfigError where the settings do not suit the engine."""
+        return Reader(self._calls, tokenizer=self._tokenizer, config=config, limits=limits)
+
+    async def read(
+        self,
+        reader: Reader,
+        owner: str,
+        question: str,
+        document: Document,
+        *,
+        on_usage: Callable[[Usage], None],
+    ) -> AsyncGenerator[ReadStep, None]:
+        """The steps of a reading: those on disk, then new ones. `on_usage` is called in a thread.
+
+        Closing the iterator stops the work; what was read is kept.
+        """
+        self._check_room()
+        self.num_running += 1
+        try:
+            identity = await asyncio.to_thread(reader.identity, [question], document)
+            reading_id = _id_of(owner, identity)
+            async with self._turn(reading_id):
+                steps = self._steps(reader, owner, reading_id, identity, document, on_usage)
+                async with aclosing(steps):
+                    async for step in steps:
+                        yield step
+        finally:
+            self.num_running -= 1
+
+    async def _steps(
+        self,
+        reader: Reader,
+        owner: str,
+        reading_id: str,
+        identity: dict[str, Any],
+        document: Document,
+        on_usage: Callable[[Usage], None],
+    ) -> AsyncGenerator[ReadStep, None]:
+        question = identity["questions"][0]
+        num_chars = len(document.text)
+        path = await in_thread(
+            self._state.begin_reading, owner, reading_id, document.source, num_chars
+        )
+        await self._drop_old()
+        journal = await in_thread(_open_journal, path, identity)
+        share, is_finished = 0.0, False
+
+        def measured(step: Step, *, is_stored: bool) -> ReadStep:
+            nonlocal share, is_finished
+            is_finished = step.kind == "answer"
+            end = step.section.end if step.section else num_chars if is_finished else 0
+            share = max(share, end / max(1, num_chars))
+            return ReadStep(step=step, is_stored=is_stored, share=share)
+
+        def keep(step: Step) -> None:
+            journal.append(0, step)
+            on_usage(step.usage)
+
+        try:
+            stored = journal.finished(0)
+            for step in stored:
+                yield measured(step, is_stored=True)
+            chunks = await asyncio.to_thread(reader.chunks, document)
+            async with aclosing(reader.steps(question, chunks, finished=stored)) as steps:
+                async for step in steps:
+                    await in_thread(keep, step)
+                    self.num_sections += step.kind == "read"
+                    self.num_finished += step.kind == "answer"
+                    yield measured(step, is_stored=False)
+        finally:
+            journal.close()
+            self._state.end_reading(reading_id, is_finished=is_finished)
+
+    def _check_room(self) -> None:
+        if self.num_running >= self._max_readings:
+            raise ApiError(
+                429,
+                f"{self.num_running} texts are being read, the limit of this server; try again soon",
+                code="too_many_readings",
+            )
+
+    @asynccontextmanager
+    async def _turn(self, reading_id: str) -> AsyncIterator[None]:
+        self._num_requests[reading_id] += 1
+        try:
+            async with self._turns.setdefault(reading_id, asyncio.Lock()):
+                yield
+        finally:
+            self._num_requests[reading_id] -= 1
+            if not self._num_requests[reading_id]:
+                del self._num_requests[reading_id], self._turns[reading_id]
+
+    async def _drop_old(self) -> None:
+        if time.monotonic() - self._dropped >= DROP_SECONDS or not self._dropped:
+            self._dropped = time.monotonic()
+            await in_thread(lambda: self._state.drop_old_readings(keep_days=self._keep_days))
+
+
+async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """As `asyncio.to_thread`; when cancelled, waits until the function has ended."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
+
+
+def _id_of(owner: str, identity: dict[str, Any]) -> str:
+    """The same for the same reading of the same holder, whatever the text is called."""
+    text = {name: value for name, value in identity["document"].items() if name != "source"}
+    key = json.dumps([owner, {**identity, "document": text}], sort_keys=True)
+    return f"reading-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+
+
+def _open_journal(path: Path, identity: dict[str, Any]) -> Journal:
+    """The journal of a reading; one that cannot be continued is set aside."""
+    try:
+        return Journal.open(path, identity)
+    except RunError as error:
+        if isinstance(error, RunNotWritable) or not path.exists():
+            raise
+        aside = path.with_name(path.name + DAMAGED)
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        return Journal.open(path, identity)

@@ -1,0 +1,281 @@
+"""What the gateway keeps, in one folder: files that were sent, readings as run directories, and SQLite beside them.
+
+    STATE/
+      keys.json          hashes of keys, see `memagent serve keys`
+      gateway.sqlite3    whose file, whose reading, what each key has used
+      files/ID           the bytes of a file
+      readings/ID/       a reading: run.json and steps.jsonl, as of `memagent ask`
+
+A process at a time holds the folder. Everything of a holder is found only together with the holder's id.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+
+from memagent.config import GatewayConfig
+from memagent.errors import RunError
+from memagent.files import reason_of, write_atomically
+from memagent.runs import runs_folder
+from memagent.types import Usage
+
+DATABASE = "gateway.sqlite3"
+KEYS = "keys.json"
+SECONDS_PER_DAY = 86400.0
+TABLES = """
+CREATE TABLE IF NOT EXISTS files (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT NOT NULL, purpose TEXT NOT NULL,
+    num_bytes INTEGER NOT NULL, created REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS files_of_owner ON files (owner, created);
+CREATE TABLE IF NOT EXISTS readings (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, source TEXT NOT NULL, num_chars INTEGER NOT NULL,
+    is_finished INTEGER NOT NULL, created REAL NOT NULL, updated REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS used (
+    owner TEXT PRIMARY KEY, calls INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL,
+    completion_tokens INTEGER NOT NULL, cost REAL NOT NULL
+);
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A file that was sent."""
+
+    id: str
+    name: str
+    purpose: str
+    num_bytes: int
+    created: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredReading:
+    """A reading, finished or not."""
+
+    id: str
+    source: str
+    num_chars: int
+    is_finished: bool
+    updated: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """What the requests of a key have used."""
+
+    usage: Usage
+    cost: float
+
+
+class GatewayState:
+    """The folder, open. Methods block for the time of a write and may be called from any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files = folder / "files"
+        self.readings = folder / "readings"
+        try:
+            for each in (folder, self._files, self.readings):
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = FileLock(folder / ".lock", mode=0o600, thread_local=False)
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise RunError(
+                f"{folder} is in use by another gateway; name another `state_dir`"
+            ) from None
+        except OSError as error:
+            raise RunError(f"cannot use {folder}: {reason_of(error)}") from None
+        self._guard = threading.Lock()
+        with _database_errors(folder):
+            self._database = sqlite3.connect(
+                folder / DATABASE, check_same_thread=False, isolation_level=None
+            )
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.executescript(TABLES)
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def add_file(self, owner: str, name: str, purpose: str, data: bytes) -> StoredFile:
+        """Keep a file."""
+        stored = StoredFile(
+            id=f"file-{secrets.token_hex(12)}",
+            name=name,
+            purpose=purpose,
+            num_bytes=len(data),
+            created=time.time(),
+        )
+        with _database_errors(self.folder):
+            write_atomically(self._files / stored.id, data)
+            self._execute(
+                "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)",
+                (stored.id, owner, name, purpose, len(data), stored.created),
+            )
+        return stored
+
+    def file(self, owner: str, file_id: str) -> StoredFile | None:
+        """A file of an owner by its id."""
+        found = self._files_where("owner = ? AND id = ?", (owner, file_id))
+        return found[0] if found else None
+
+    def files_of(
+        self, owner: str, *, after: str | None = None, limit: int = 10_000
+    ) -> list[StoredFile]:
+        """Files of an owner, the newest first; those that follow the one with id `after`."""
+        last = self.file(owner, after) if after else None
+        until = (last.created, last.id) if last else (time.time() + SECONDS_PER_DAY, "")
+        return self._files_where(
+            "owner = ? AND (created, id) < (?, ?) ORDER BY created DESC, id DESC LIMIT ?",
+            (owner, *until, limit),
+        )
+
+    def num_bytes(self, owner: str) -> int:
+        """Size of all files of an owner."""
+        rows = self._rows("SELECT COALESCE(SUM(num_bytes), 0) FROM files WHERE owner = ?", (owner,))
+        return int(rows[0][0])
+
+    def file_bytes(self, stored: StoredFile) -> bytes:
+        """The contents of a file."""
+        with _database_errors(self.folder):
+            return (self._files / stored.id).read_bytes()
+
+    def remove_file(self, owner: str, file_id: str) -> bool:
+        """Delete a file; whether there was one."""
+        stored = self.file(owner, file_id)
+        if stored is None:
+            return False
+        with _database_errors(self.folder):
+            self._execute("DELETE FROM files WHERE owner = ? AND id = ?", (owner, stored.id))
+            (self._files / stored.id).unlink(missing_ok=True)
+        return True
+
+    def _files_where(self, condition: str, values: tuple[Any, ...]) -> list[StoredFile]:
+        rows = self._rows(
+            f"SELECT id, name, purpose, num_bytes, created FROM files WHERE {condition}", values
+        )
+        names = ("id", "name", "purpose", "num_bytes", "created")
+        return [StoredFile(**dict(zip(names, row, strict=True))) for row in rows]
+
+    # --- readings ------------------------------------------------------------------------------
+
+    def begin_reading(self, owner: str, reading_id: str, source: str, num_chars: int) -> Path:
+        """Where a reading is kept; it counts as unfinished from now on."""
+        now = time.time()
+        self._execute(
+            "INSERT INTO readings VALUES (?, ?, ?, ?, 0, ?, ?) "
+            "ON CONFLICT (id) DO UPDATE SET is_finished = 0, updated = excluded.updated",
+            (reading_id, owner, source, num_chars, now, now),
+        )
+        return self.readings / reading_id
+
+    def end_reading(self, reading_id: str, *, is_finished: bool) -> None:
+        """A reading has ended, or was interrupted."""
+        self._execute(
+            "UPDATE readings SET is_finished = ?, updated = ? WHERE id = ?",
+            (int(is_finished), time.time(), reading_id),
+        )
+
+    def readings_of(self, owner: str) -> list[StoredReading]:
+        """Readings of an owner, the newest first."""
+        rows = self._rows(
+            "SELECT id, source, num_chars, is_finished, updated FROM readings WHERE owner = ? "
+            "ORDER BY updated DESC",
+            (owner,),
+        )
+        return [
+            StoredReading(
+                id=row[0],
+                source=row[1],
+                num_chars=row[2],
+                is_finished=bool(row[3]),
+                updated=row[4],
+            )
+            for row in rows
+        ]
+
+    def drop_old_readings(self, *, keep_days: float) -> int:
+        """Delete readings without a step for so many days; their number."""
+        before = time.time() - keep_days * SECONDS_PER_DAY
+        old = [row[0] for row in self._rows("SELECT id FROM readings WHERE updated < ?", (before,))]
+        for reading_id in old:
+            shutil.rmtree(self.readings / reading_id, ignore_errors=True)
+            self._execute("DELETE FROM readings WHERE id = ?", (reading_id,))
+        return len(old)
+
+    # --- what keys have used -------------------------------------------------------------------
+
+    def add_used(self, owner: str, usage: Usage, cost: float) -> None:
+        """Count what a call used."""
+        self._execute(
+            "INSERT INTO used VALUES (?, ?, ?, ?, ?) ON CONFLICT (owner) DO UPDATE SET "
+            "calls = calls + excluded.calls, prompt_tokens = prompt_tokens + excluded.prompt_tokens, "
+            "completion_tokens = completion_tokens + excluded.completion_tokens, "
+            "cost = cost + excluded.cost",
+            (owner, usage.calls, usage.prompt_tokens, usage.completion_tokens, cost),
+        )
+
+    def used(self, owner: str) -> Used:
+        """What the requests of an owner have used so far."""
+        rows = self._rows(
+            "SELECT calls, prompt_tokens, completion_tokens, cost FROM used WHERE owner = ?",
+            (owner,),
+        )
+        calls, prompt_tokens, completion_tokens, cost = rows[0] if rows else (0, 0, 0, 0.0)
+        usage = Usage(calls=calls, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
+        return Used(usage=usage, cost=cost)
+
+    # --- the database --------------------------------------------------------------------------
+
+    def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
+        with _database_errors(self.folder), self._guard:
+            self._database.execute(statement, values)
+
+    def _rows(self, statement: str, values: tuple[Any, ...]) -> list[Any]:
+        with _database_errors(self.folder), self._guard:
+            return self._database.execute(statement, values).fetchall()
+
+    def close(self) -> None:
+        """Release the folder."""
+        with self._guard:
+            self._database.close()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+@contextmanager
+def _database_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        reason = reason_of(error) if isinstance(error, OSError) else str(error)
+        raise RunError(f"the state of the gateway in {folder} cannot be used: {reason}") from None
+
+
+def state_folder(config: GatewayConfig) -> Path:
+    """The folder that is named, else the one in the user's state folder."""
+    named = config.state_dir
+    return Path(named).expanduser() if named else runs_folder().with_name("gateway")
+
+
+def keys_file(config: GatewayConfig) -> Path:
+    """The file of keys that is named, else the one in the state folder."""
+    named = config.keys_file
+    return Path(named).expanduser() if named else state_folder(config) / KEYS

@@ -1,0 +1,543 @@
+"""The reading gateway with OpenAI's own client: short and long requests, files, keys, interruptions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from memagent.config import KeyLimits
+from memagent.errors import RunError
+from memagent.serve.keys import KeyStore
+from memagent.serve.reading.state import GatewayState
+from tests.hostile import requests as hostile
+from tests.hostile.harness import tried
+from tests.support.gateways import (
+    FACT,
+    MODEL,
+    QUESTION,
+    Gateway,
+    PatientEngine,
+    asking,
+    novel,
+    serving_gateway,
+)
+from tests.support.timing import wait_until
+
+HELLO: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with serving_gateway(tmp_path_factory.mktemp("secret-state")) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
+    with gateway.client() as client:
+        yield client
+
+
+def num_calls(gateway: Gateway) -> int:
+    return len(gateway.engine.prompts)  # type: ignore[attr-defined]
+
+
+def chat(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
+    return client.chat.completions.create(model=MODEL, messages=messages, **options)
+
+
+# --- short and long -------------------------------------------------------------------------------
+
+
+def test_a_short_conversation_reaches_the_engine_as_it_is(
+    gateway: Gateway, client: openai.OpenAI
+) -> None:
+    before = num_calls(gateway)
+    reply = chat(client, HELLO, max_tokens=20, temperature=0.5)
+    assert num_calls(gateway) == before + 1
+    assert gateway.engine.prompts[-1] == HELLO  # type: ignore[attr-defined]
+    assert reply.choices[0].message.content == "The text does not tell."
+    assert (reply.model, reply.choices[0].finish_reason) == (MODEL, "stop")
+    assert reply.usage.model_dump(
+        include={"prompt_tokens", "completion_tokens", "total_tokens"}
+    ) == {
+        "prompt_tokens": 3,
+        "completion_tokens": 5,
+        "total_tokens": 8,
+    }
+    assert reply._request_id.startswith("req_")
+
+
+def test_300k_tokens_through_a_window_of_8k_give_the_right_answer(tmp_path: Path) -> None:
+    text = novel(29_000)
+    with serving_gateway(tmp_path, reading={}) as gateway, gateway.client() as client:
+        reply = chat(client, [{"role": "user", "content": f"{text}\n\n{QUESTION}"}])
+        longest = max(
+            sum(len(message["content"]) for message in prompt)
+            for prompt in gateway.engine.prompts  # type: ignore[attr-defined]
+        )
+    assert reply.choices[0].message.content == FACT
+    assert reply.usage.prompt_tokens > 300_000
+    assert reply.usage.completion_tokens_details.reasoning_tokens < reply.usage.completion_tokens
+    assert longest < 8192 * 4
+
+
+def test_a_long_stream_shows_progress_and_then_the_answer(client: openai.OpenAI) -> None:
+    chunks = list(
+        chat(client, asking(novel(210)), stream=True, stream_options={"include_usage": True})
+    )
+    *parts, last = chunks
+    deltas = [chunk.choices[0].delta for chunk in parts]
+    progress = [delta.reasoning_content for delta in deltas if hasattr(delta, "reasoning_content")]
+    assert progress[0].startswith("Read section 1, ")
+    assert progress[-1].startswith(f"Read section {len(progress)}, 100% of the text.")
+    assert "".join(delta.content or "" for delta in deltas) == FACT
+    assert parts[-1].choices[0].finish_reason == "stop"
+    assert last.choices == []
+    assert last.usage.prompt_tokens > 1024
+
+
+def test_the_usage_counts_every_call(gateway: Gateway, client: openai.OpenAI) -> None:
+    before = num_calls(gateway)
+    reply = chat(client, asking(novel(190)))
+    made = gateway.engine.prompts[before:]  # type: ignore[attr-defined]
+    words = [len(message["content"].split()) for prompt in made for message in prompt]
+    assert reply.reading["calls"] == len(made) == reply.reading["sections"] + 1
+    assert reply.usage.prompt_tokens >= sum(words)
+
+
+def test_responses_answer_short_and_long_inputs(client: openai.OpenAI) -> None:
+    short = client.responses.create(model=MODEL, input="Hello?", instructions="Be brief.")
+    assert short.output_text == "The text does not tell."
+    assert [item.type for item in short.output] == ["message"]
+    assert short.usage is not None
+    assert short.usage.total_tokens == 8
+    long = client.responses.create(model=MODEL, input=f"{novel(220)}\n\n{QUESTION}")
+    assert long.output_text == FACT
+    assert [item.type for item in long.output] == ["reasoning", "message"]
+    assert long.status == "completed"
+
+
+def test_a_stream_of_responses_has_the_events_that_the_client_expects(
+    client: openai.OpenAI,
+) -> None:
+    with client.responses.stream(model=MODEL, input=f"{novel(230)}\n\n{QUESTION}") as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    kinds = [event.type for event in events]
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.completed"
+    assert kinds.index("response.reasoning_summary_text.delta") < kinds.index(
+        "response.output_text.delta"
+    )
+    numbers = [event.sequence_number for event in events if hasattr(event, "sequence_number")]
+    assert numbers == sorted(numbers)
+    assert final.output_text == FACT
+
+
+def test_settings_of_the_reader_come_with_the_request_or_the_name_of_the_model(
+    client: openai.OpenAI,
+) -> None:
+    plain = chat(client, asking(novel(240)))
+    fine = chat(client, asking(novel(240)), extra_body={"reading": {"chunk_tokens": 200}})
+    named = client.chat.completions.create(
+        model="memagent:chunk_tokens=200", messages=asking(novel(240))
+    )
+    assert fine.reading["sections"] > 1.5 * plain.reading["sections"]
+    assert named.reading == {**fine.reading, "calls": 0, "stored_steps": fine.reading["calls"]}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code"),
+    [
+        ({"model": "gpt-4"}, 404, "model_not_found"),
+        ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter"),
+        ({"n": 2}, 400, "invalid_value"),
+        ({"messages": []}, 400, "invalid_value"),
+        ({"reading": {"chunk_token": 5}}, 400, "invalid_value"),
+        ({"reading": {"prompts": "/etc/passwd"}}, 400, "invalid_value"),
+        ({"reading": {"prompts": ["default"]}}, 400, "invalid_value"),
+        ({"reading": {"window": 9000}}, 400, "invalid_value"),
+        ({"messages": [{"role": "user", "content": "word " * 9000}]}, 400, "question_not_found"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            400,
+            "unsupported_parameter",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]},
+            400,
+            None,
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
+            404,
+            "not_found",
+        ),
+    ],
+)
+def test_errors_are_those_that_clients_know(
+    gateway: Gateway, fields: dict[str, Any], status: int, code: str | None
+) -> None:
+    body = {"model": MODEL, "messages": HELLO, **fields}
+    reply = gateway.send("POST", "/v1/chat/completions", json=body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+    assert "secret-state" not in reply.text
+    streamed = gateway.send("POST", "/v1/chat/completions", json={**body, "stream": True})
+    assert streamed.status_code == status
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_a_file_is_sent_once_and_asked_many_times(gateway: Gateway, client: openai.OpenAI) -> None:
+    text = novel(300)
+    file = client.files.create(file=("../../novel.txt", text.encode()), purpose="user_data")
+    assert (file.filename, file.bytes) == ("novel.txt", len(text.encode()))
+
+    def asked(question: str) -> Any:
+        content = [
+            {"type": "file", "file": {"file_id": file.id}},
+            {"type": "text", "text": question},
+        ]
+        return chat(client, [{"role": "user", "content": content}])
+
+    assert asked(QUESTION).choices[0].message.content == FACT
+    assert asked("Who has the house?").choices[0].message.content == FACT
+    again = asked(QUESTION)
+    assert again.choices[0].message.content == FACT
+    assert again.usage.total_tokens == 0
+    assert client.files.content(file.id).read() == text.encode()
+    assert [each.id for each in client.files.list()] == [file.id]
+    assert client.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        asked(QUESTION)
+
+
+def test_pages_of_listed_files_join(gateway: Gateway, client: openai.OpenAI) -> None:
+    sent = [client.files.create(file=(f"{n}.txt", b"Rain."), purpose="user_data") for n in range(3)]
+    listed = [file.id for file in client.files.list(limit=2)]
+    assert listed == [file.id for file in reversed(sent)]
+    for file in sent:
+        client.files.delete(file.id)
+
+
+def test_contents_can_come_with_the_message(client: openai.OpenAI) -> None:
+    part = {
+        "type": "file",
+        "file": {"file_data": "data:text/plain;base64,UmFpbi4=", "filename": "a.txt"},
+    }
+    reply = chat(client, [{"role": "user", "content": [part, {"type": "text", "text": "What?"}]}])
+    assert reply.usage.prompt_tokens == 4
+
+
+def test_a_file_without_text_is_refused_by_name(client: openai.OpenAI) -> None:
+    for data in (b"\x00\x01\x02" * 500, b""):
+        with pytest.raises(openai.BadRequestError, match=r"photo\.bin"):
+            client.files.create(file=("photo.bin", data), purpose="user_data")
+
+
+def test_files_of_a_key_have_a_common_limit(tmp_path: Path) -> None:
+    with serving_gateway(tmp_path, max_stored_bytes=1000) as gateway, gateway.client() as client:
+        client.files.create(file=("a.txt", b"x" * 900), purpose="user_data")
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.files.create(file=("b.txt", b"x" * 900), purpose="user_data")
+        assert caught.value.status_code == 413
+
+
+# --- interruptions --------------------------------------------------------------------------------
+
+
+def test_a_client_that_disconnects_stops_the_work_which_is_continued_later(tmp_path: Path) -> None:
+    engine = PatientEngine(0.05)
+    with serving_gateway(tmp_path, engine) as gateway, gateway.client() as client:
+        with chat(client, asking(novel(250)), stream=True) as stream:
+            for number, _ in enumerate(stream):
+                if number == 4:
+                    break
+        wait_until(lambda: engine.num_running == 0)
+        num_before = len(engine.prompts)
+        time.sleep(0.2)
+        assert len(engine.prompts) == num_before
+        reading = gateway.state.readings_of("anyone")[0]
+        assert not reading.is_finished
+        engine.seconds = 0.0
+        reply = chat(client, asking(novel(250)))
+        assert reply.choices[0].message.content == FACT
+        assert reply.reading["stored_steps"] >= 3
+        prompts = [json.dumps(prompt) for prompt in engine.prompts]
+        assert len(set(prompts)) == len(prompts)  # no finished call is repeated
+
+
+def test_a_request_that_does_not_stream_is_cancelled_too(tmp_path: Path) -> None:
+    engine = PatientEngine(5.0)
+    with serving_gateway(tmp_path, engine) as gateway:
+        for messages in (HELLO, asking()):
+            with suppress(httpx.TimeoutException):
+                httpx.post(
+                    f"{gateway.base_url}/chat/completions",
+                    json={"model": MODEL, "messages": messages},
+                    timeout=0.5,
+                )
+            wait_until(lambda: engine.num_running == 0)
+        assert engine.num_cancelled == 2
+
+
+def test_a_shutdown_keeps_unfinished_readings_for_the_next_server(tmp_path: Path) -> None:
+    engine = PatientEngine(0.05)
+    failed: list[Exception] = []
+
+    def ask(gateway: Gateway) -> None:
+        try:
+            with gateway.client() as client:
+                chat(client, asking(novel(260)))
+        except openai.APIError as error:
+            failed.append(error)
+
+    with serving_gateway(tmp_path, engine) as gateway:
+        asked = threading.Thread(target=ask, args=[gateway])
+        asked.start()
+        wait_until(lambda: len(engine.prompts) >= 3)
+    asked.join()
+    assert getattr(failed[0], "status_code", None) == 503
+    num_before = len(engine.prompts)
+    engine.seconds = 0.0
+    with serving_gateway(tmp_path, engine) as gateway, gateway.client() as client:
+        reply = chat(client, asking(novel(260)))
+    assert reply.choices[0].message.content == FACT
+    assert reply.reading["stored_steps"] >= num_before - 1
+    assert len(engine.prompts) == num_before + reply.reading["calls"]
+
+
+def test_the_same_request_twice_at_once_is_read_once(tmp_path: Path) -> None:
+    engine = PatientEngine(0.01)
+    with (
+        serving_gateway(tmp_path, engine) as gateway,
+        gateway.client() as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        replies = list(pool.map(lambda _: chat(client, asking()), range(4)))
+    assert {reply.choices[0].message.content for reply in replies} == {FACT}
+    assert len(engine.prompts) == max(reply.reading["calls"] for reply in replies)
+
+
+def test_a_damaged_reading_is_set_aside_and_read_again(tmp_path: Path) -> None:
+    with serving_gateway(tmp_path) as gateway, gateway.client() as client:
+        chat(client, asking())
+        (folder,) = (tmp_path / "readings").iterdir()
+        (folder / "steps.jsonl").write_text('{"question": 0, "step": 5}\n' * 2)
+        reply = chat(client, asking())
+    assert reply.choices[0].message.content == FACT
+    assert reply.reading["stored_steps"] == 0
+    assert sorted(path.name for path in (tmp_path / "readings").iterdir()) == [
+        folder.name,
+        f"{folder.name}-damaged",
+    ]
+
+
+def test_old_readings_are_dropped(tmp_path: Path) -> None:
+    with serving_gateway(tmp_path) as gateway, gateway.client() as client:
+        chat(client, asking())
+        assert gateway.state.drop_old_readings(keep_days=1) == 0
+        assert gateway.state.drop_old_readings(keep_days=1e-9) == 1
+        assert list((tmp_path / "readings").iterdir()) == []
+        assert gateway.state.readings_of("anyone") == []
+
+
+def test_one_gateway_at_a_time_holds_a_state_folder(tmp_path: Path) -> None:
+    with GatewayState(tmp_path), pytest.raises(RunError, match="another gateway"):
+        GatewayState(tmp_path)
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+PATHS = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files"),
+    ("GET", "/v1/files/file-1"),
+    ("GET", "/v1/files/file-1/content"),
+    ("DELETE", "/v1/files/file-1"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/memagent"),
+    ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("GET", "/nosuch"),
+]
+
+
+def test_without_a_valid_key_nothing_is_answered(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path / "keys.json")
+    key, removed = store.add("anna"), store.add("bert")
+    with serving_gateway(tmp_path) as gateway:
+        store.remove("bert")
+        for method, path in PATHS:
+            for wrong in (None, "mem-wrong", removed, key[:-1]):
+                headers = {"Authorization": f"Bearer {wrong}"} if wrong else {}
+                reply = gateway.send(method, path, headers=headers)
+                assert (reply.status_code, path) == (401, path)
+                assert reply.json()["error"]["code"] == "invalid_api_key"
+        assert gateway.send("GET", "/health").status_code == 200
+        with gateway.client(key) as client:
+            assert chat(client, HELLO).choices[0].message.content
+        assert num_calls(gateway) == 1
+
+
+def test_holders_do_not_see_each_others_files_and_readings(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path / "keys.json")
+    keys = [store.add("anna"), store.add("bert")]
+    with serving_gateway(tmp_path) as gateway:
+        anna, bert = (gateway.client(key) for key in keys)
+        file = anna.files.create(file=("a.txt", novel().encode()), purpose="user_data")
+        assert list(bert.files.list()) == []
+        for refused in (bert.files.retrieve, bert.files.content, bert.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                refused(file.id)
+        first, second = chat(anna, asking()), chat(bert, asking())
+        assert first.reading["calls"] == second.reading["calls"] > 0
+
+
+def test_a_key_has_limits_of_its_own(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path / "keys.json")
+    small = store.add("small", KeyLimits(max_request_bytes=1000))
+    single = store.add("single", KeyLimits(max_concurrency=1))
+    engine = PatientEngine(0.3)
+    with serving_gateway(tmp_path, engine) as gateway:
+        with gateway.client(small) as client, pytest.raises(openai.APIStatusError) as caught:
+            chat(client, asking())
+        assert caught.value.status_code == 413
+        with gateway.client(single) as client, ThreadPoolExecutor(3) as pool:
+
+            def status(_: int) -> int:
+                try:
+                    chat(client, HELLO)
+                except openai.APIStatusError as error:
+                    return error.status_code
+                return 200
+
+            assert sorted(pool.map(status, range(3))) == [200, 429, 429]
+
+
+def test_a_key_stops_at_its_cost_and_remembers_it(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path / "keys.json")
+    key = store.add("anna", KeyLimits(max_cost=0.01))
+    prices = {"price_in": 10.0, "price_out": 10.0}
+    for _ in range(2):  # the second server knows what was used
+        with serving_gateway(tmp_path, **prices) as gateway, gateway.client(key) as client:
+            with pytest.raises(openai.RateLimitError) as caught:
+                chat(client, asking(novel(2000)))
+            assert caught.value.code == "insufficient_quota"
+            used = gateway.state.used(store.list()[0].holder.id)
+            assert 0 < used.cost <= 0.01
+    reply = gateway.state.folder / "gateway.sqlite3"
+    assert reply.exists()
+
+
+# --- hostile requests -----------------------------------------------------------------------------
+
+
+def test_foreign_hosts_and_origins_are_refused(gateway: Gateway) -> None:
+    for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+        for method, path in PATHS:
+            assert gateway.send(method, path, headers=headers).status_code == 403
+
+
+def test_bodies_of_another_type_or_size_are_refused(tmp_path: Path) -> None:
+    with serving_gateway(tmp_path, server={"max_request_bytes": 2000}) as gateway:
+        for path in ("/v1/chat/completions", "/v1/responses"):
+            plain = gateway.send(
+                "POST", path, content=b"{}", headers={"Content-Type": "text/plain"}
+            )
+            assert plain.json()["error"]["code"] == "invalid_content_type"
+            broken = gateway.send("POST", path, json=None, content=b"{", headers=JSON)
+            assert broken.json()["error"]["code"] == "invalid_json"
+            large = gateway.send("POST", path, content=b" " * 3000, headers=JSON)
+            assert large.status_code == 413
+        form = {"Content-Type": "multipart/form-data; boundary=x"}
+        assert gateway.send("POST", "/v1/files", content=b"--y", headers=form).status_code == 400
+        large = gateway.send("POST", "/v1/files", files={"file": ("a.txt", b"x" * 3000)})
+        assert large.status_code == 413
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def test_paths_do_not_lead_out_of_the_state_folder(gateway: Gateway) -> None:
+    for name in (
+        "..%2f..%2fkeys.json",
+        "%2e%2e/keys.json",
+        "../keys.json",
+        "file-x/../../x",
+        "%00",
+    ):
+        for path in (f"/v1/files/{name}", f"/v1/files/{name}/content"):
+            reply = gateway.send("GET", path)
+            assert reply.status_code in (404, 405)
+
+
+def test_hostile_requests_are_answered_or_refused(gateway: Gateway) -> None:
+    assert tried(hostile.sent_to(gateway), 40, 5) == []  # type: ignore[arg-type]
+
+
+# --- what is reported -----------------------------------------------------------------------------
+
+
+def test_the_description_names_the_endpoints_that_there_are(gateway: Gateway) -> None:
+    description = gateway.send("GET", "/openapi.json").json()
+    assert description["openapi"] == "3.1.0"
+    for path, operations in description["paths"].items():
+        for method in operations:
+            reply = gateway.send(method.upper(), path.replace("{", "").replace("}", ""))
+            assert reply.status_code != 405, f"{method} {path}"
+            assert str(reply.status_code) in operations[method]["responses"]
+    body = description["components"]["schemas"]["GatewayChat"]
+    assert "messages" in body["required"]
+
+
+def test_metrics_count_readings_and_sections(tmp_path: Path) -> None:
+    with serving_gateway(tmp_path) as gateway, gateway.client() as client:
+        chat(client, HELLO)
+        sections = chat(client, asking()).reading["sections"]
+        page = gateway.send("GET", "/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+    assert float(values["memagent_sections_total"]) == sections
+    assert float(values["memagent_readings_finished_total"]) == 1
+    assert float(values["memagent_short_answers_total"]) == 1
+    assert float(values["memagent_readings_running"]) == 0
+    assert float(values['memagent_requests_total{path="/v1/chat/completions",status="200"}']) == 2
+
+
+def test_readings_have_a_limit_and_their_calls_another(tmp_path: Path) -> None:
+    engine = PatientEngine(0.05)
+    with serving_gateway(tmp_path, engine, max_readings=3, reading_calls=2) as gateway:
+
+        async def ask(client: openai.AsyncOpenAI, number: int) -> str:
+            messages = asking(novel(80, fact=f"The house number {number} was inherited by Anna."))
+            try:
+                reply = await client.chat.completions.create(model=MODEL, messages=messages)
+            except openai.RateLimitError as error:
+                return str(error.code)
+            return str(number) if f"number {number} " in str(reply) else "another"
+
+        async def ask_all() -> list[str]:
+            options: Any = {"base_url": gateway.base_url, "api_key": "none", "max_retries": 0}
+            async with openai.AsyncOpenAI(**options) as client:
+                return await asyncio.gather(*(ask(client, number) for number in range(5)))
+
+        answers = asyncio.run(ask_all())
+    assert answers.count("too_many_readings") == 2
+    assert len({answer for answer in answers if answer.isdigit()}) == 3
+    assert engine.most_at_once == 2
