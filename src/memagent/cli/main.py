@@ -21,18 +21,22 @@ COMMANDS: dict[str, str] = {
     "demo": "Read a text that comes with memagent, and see the memory change.",
     "eval": "Ask many questions with several methods and score the answers.",
     "models": "List, download and delete models for the local engine.",
+    "plan": "Plan a training run: memory, time and cost on GPUs of your choice.",
     "report": "Report evaluations: tables, a page and plots.",
     "runs": "List, show and delete runs on this machine.",
     "serve": "Serve a local model over an OpenAI-compatible HTTP API.",
     "train": "Train a model for an agent with reinforcement learning.",
 }
 """Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`."""
+MODULES = {"plan": "train.plan"}
+"""Commands that live elsewhere below `memagent.cli`."""
 
 
 @click.group(
     cls=LazyGroup,
     lazy=COMMANDS,
     prefix="memagent.cli.",
+    modules=MODULES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="memagent")

@@ -22,6 +22,7 @@ class LazyGroup(click.Group):
         lazy: Mapping[str, str],
         prefix: str,
         default: str | None = None,
+        modules: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -30,6 +31,8 @@ class LazyGroup(click.Group):
         """Name to one-line help."""
         self._prefix = prefix
         """What stands before a name to make its module, which has the command as `command`."""
+        self._modules = modules or {}
+        """What stands in the place of a name there, for commands that live with others."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if self._default and args and args[0] not in (*self._lazy, *ctx.help_option_names):
@@ -42,7 +45,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._lazy:
             return None
-        command: click.Command = import_module(self._prefix + cmd_name).command
+        command: click.Command = import_module(
+            self._prefix + self._modules.get(cmd_name, cmd_name)
+        ).command
         return command
 
     def resolve_command(
