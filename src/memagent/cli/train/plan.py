@@ -36,6 +36,7 @@ class PlanOptions:
     gpu: str
     gpus: int | None
     price: float | None
+    scale_to: int | None
     assumed: Annotated[dict[str, Any], PlanAssumptions]
     as_json: bool
 
@@ -70,6 +71,12 @@ class PlanOptions:
     panel=GPUS,
     help="Price of a GPU for an hour, in any currency; the cost of the run follows.",
 )
+@panel_option(
+    "--scale-to",
+    type=click.IntRange(min=1),
+    panel=GPUS,
+    help="Also show the best split of 2, 4, 8 ... times as many GPUs, up to this number.",
+)
 @settings_options(PlanAssumptions, panel=ASSUMPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @taking(PlanOptions)
@@ -93,6 +100,7 @@ def command(options: PlanOptions) -> int:
         gpu=options.gpu,
         num_gpus=options.gpus,
         price=options.price,
+        max_gpus=options.scale_to,
         assumed=PlanAssumptions.parse(options.assumed),
     )
     if options.as_json:
@@ -114,6 +122,7 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
         *_run(plan),
         *_problems(plan.problems),
         *_best(plan),
+        *_scaling(plan),
         "",
         "assumed: " + "; ".join(plan.assumptions),
     ]
@@ -158,7 +167,7 @@ GENERATING_ONLY = ("engine_weights", "cache")
 
 def _memory(plan: TrainingPlan) -> list[str]:
     trainer, engine = plan.chosen.trainer, plan.chosen.engine
-    rows = [("memory of a GPU, GiB", "training", "generating")]
+    rows: list[tuple[str, ...]] = [("memory of a GPU, GiB", "training", "generating")]
     for name, title in PARTS:
         training = None if name in GENERATING_ONLY else _gib(trainer, name)
         generating = None if name in TRAINING_ONLY else _gib(engine, name)
@@ -180,7 +189,7 @@ def _number(value: float | None) -> str:
 def _step(plan: TrainingPlan) -> list[str]:
     work, chosen = plan.workload, plan.chosen
     total = plan.chosen.step_seconds
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("a step", "tokens computed", "seconds"),
         (
             f"rollouts: {work.num_rollouts:,.0f} of {len(work.calls)} calls",
@@ -254,11 +263,37 @@ def _best(plan: TrainingPlan) -> list[str]:
     ]
 
 
-def _table(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+def _scaling(plan: TrainingPlan) -> list[str]:
+    if not plan.scaled:
+        return []
+    rows: list[tuple[str, ...]] = [
+        ("GPUs", "train", "generate", "s a step", "trainer busy", "engines busy", "driver busy")
+    ]
+    for one in plan.scaled:
+        layout, simulated = one.layout, one.simulated
+        rows.append(
+            (
+                f"{layout.num_gpus:,}",
+                f"{layout.num_trainers:,}",
+                "in turn" if layout.is_colocated else f"{layout.num_engine_gpus:,}",
+                f"{one.step_seconds:,.1f}",
+                f"{simulated.trainer_busy:.0%}",
+                f"{simulated.engines_busy:.0%}",
+                f"{simulated.driver_busy:.0%}",
+            )
+        )
+    return ["", *_table(rows)]
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns: the first to the left, the others to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
-        f"{name:<{widths[0]}}  {left:>{widths[1]}}  {right:>{widths[2]}}".rstrip()
-        for name, left, right in rows
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
     ]
 
 

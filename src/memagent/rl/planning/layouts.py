@@ -6,7 +6,7 @@ separate    TTTEEEEE                     asynchronous: both go on, within a boun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memagent.rl.settings import TrainConfig
@@ -64,12 +64,13 @@ class Layout:
             yield ["cluster.offload_reference=true", "cluster.offload_optimizer=true"], offloaded
         yield from self._more_gpus(place)
 
-    def _wider_replicas(self) -> Iterator[tuple[list[str], Layout]]:
-        """The same GPUs in larger replicas."""
+    def _wider_replicas(self, before: Sequence[str] = ()) -> Iterator[tuple[list[str], Layout]]:
+        """The same GPUs in larger replicas, after other changes."""
         for size in TENSOR_PARALLEL:
             num_replicas = self.num_engine_gpus // size
             if size > self.tensor_parallel and num_replicas >= 1:
                 changes = [
+                    *before,
                     f"cluster.tensor_parallel_size={size}",
                     f"cluster.engine_replicas={num_replicas}",
                 ]
@@ -87,6 +88,8 @@ class Layout:
                 changes.append("cluster.placement=colocated")
             elif place == "engine":
                 return
+            if place == "engine" and self.tensor_parallel < TENSOR_PARALLEL[-1]:
+                yield from grown._wider_replicas(changes[:1])
             yield changes, grown
             factor *= 2
 

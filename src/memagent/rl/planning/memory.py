@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memagent.rl.planning.accelerators import GIB, Accelerator
+from memagent.rl.planning.accelerators import GIB
 from memagent.rl.planning.shapes import BF16, ModelShape
 from memagent.rl.planning.workload import Workload
 
@@ -129,24 +129,3 @@ def row_context(workload: Workload) -> float:
 def longest_row(workload: Workload) -> float:
     """Tokens of the longest prompt with its reply at the limit."""
     return max(call.prompt_tokens + call.max_reply for call in workload.calls)
-
-
-def row_bytes(shape: ModelShape, workload: Workload, *, tensor_parallel: int) -> float:
-    """Of the cache that a rollout takes on one GPU of a replica."""
-    return shape.kv_bytes / tensor_parallel * row_context(workload)
-
-
-def engine_room(
-    shape: ModelShape, gpu: Accelerator, *, tensor_parallel: int, taken: float, has_copy: bool
-) -> float:
-    """Bytes that are left for the cache of an engine on one GPU; below 0 if its weights do not fit."""
-    weights = shape.weight_bytes / tensor_parallel if has_copy else 0.0
-    return gpu.memory * SLACK - taken - weights
-
-
-def rows_at_once(
-    shape: ModelShape, workload: Workload, *, cache: float, tensor_parallel: int
-) -> int:
-    """Rollouts that a cache has room for."""
-    row = row_bytes(shape, workload, tensor_parallel=tensor_parallel)
-    return max(0, int(cache / row + 1e-6))

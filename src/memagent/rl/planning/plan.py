@@ -15,17 +15,15 @@ from typing import Any, Literal
 
 from memagent.errors import ConfigError
 from memagent.rl.planning.accelerators import Accelerator, find_accelerator
-from memagent.rl.planning.layouts import Layout, candidate_layouts, layout_of
+from memagent.rl.planning.layouts import Layout, candidate_layouts, colocated, layout_of
 from memagent.rl.planning.memory import (
     MIN_ROWS,
+    OVERHEAD,
     SLACK,
     GpuMemory,
     TrainerMemory,
-    engine_room,
     longest_row,
-    row_bytes,
     row_context,
-    rows_at_once,
 )
 from memagent.rl.planning.rates import MEASURED, Rates
 from memagent.rl.planning.shapes import ModelShape, model_shape
@@ -39,6 +37,8 @@ ADAPTER_RANK = 16
 """Rank of an adapter whose folder is not read."""
 CHECKPOINT_BYTES = 14
 """On disk for each trained parameter: weights, masters and moments."""
+ROUNDING = 1e-6
+"""Of a rollout: a cache of exactly its size has room for it."""
 SYNC_STEPS = 4
 ASYNC_STEPS = 10
 """Steps that are simulated."""
@@ -93,6 +93,8 @@ class TrainingPlan:
     """The layout of the config."""
     best: LayoutPlan | None
     """The fastest layout of as many GPUs; None if none fits."""
+    scaled: tuple[LayoutPlan, ...]
+    """The fastest layouts of more GPUs, if asked for."""
     problems: tuple[Problem, ...]
     warm_start_seconds: float
     validation_seconds: float
@@ -123,6 +125,10 @@ class TrainingPlan:
         values["run_seconds"] = self.run_seconds
         values["gpu_hours"] = self.gpu_hours
         values["cost"] = self.cost
+        for name, one in (("chosen", self.chosen), ("best", self.best)):
+            if one is not None:
+                values[name]["trainer"]["together"] = one.trainer.training
+                values[name]["engine"]["together"] = one.engine.generating
         values["tokens"] = {
             "prompts": self.workload.prompt_tokens,
             "replies": self.workload.reply_tokens,
@@ -140,10 +146,14 @@ def make_plan(
     gpu: str = "H200",
     num_gpus: int | None = None,
     price: float | None = None,
+    max_gpus: int | None = None,
     assumed: PlanAssumptions | None = None,
     rates: Rates = MEASURED,
 ) -> TrainingPlan:
-    """The plan of a config on some GPUs; by default those that it names itself, or one."""
+    """The plan of a config on some GPUs; by default those that it names itself, or one.
+
+    With `max_gpus`, the best layouts of more GPUs are found too.
+    """
     if config.steps == 0:
         raise ConfigError("`steps=0`: the plan is for reinforcement learning; set `steps`")
     planner = Planner(
@@ -163,6 +173,7 @@ def make_plan(
         steps=config.steps,
         chosen=chosen,
         best=best_layout(planner, layout),
+        scaled=tuple(scaling(planner, layout, max_gpus or 0)),
         problems=tuple(find_problems(planner, layout)),
         warm_start_seconds=_warm_start_seconds(planner, layout),
         validation_seconds=_validation_seconds(config, chosen),
@@ -233,32 +244,44 @@ class Planner:
 
     def engine_memory(self, layout: Layout, trainer: GpuMemory) -> GpuMemory:
         """What the GPU of an engine holds while it generates; its cache is no larger than needed."""
-        has_copy = self.has_copy or not layout.is_single
-        resident = GpuMemory() if not layout.is_colocated else trainer
+        resident = trainer if layout.is_colocated else GpuMemory()
         base = replace(resident, activations=0.0, logits=0.0, gathered=0.0)
-        taken = base.resident + (trainer.activations + trainer.logits if layout.is_single else 0.0)
-        room = engine_room(
-            self.shape,
-            self.gpu,
-            tensor_parallel=layout.tensor_parallel,
-            taken=taken,
-            has_copy=has_copy,
-        )
         rows = self.workload.num_rollouts / layout.num_replicas
-        wanted = rows * row_bytes(self.shape, self.workload, tensor_parallel=layout.tensor_parallel)
-        weights = self.shape.weight_bytes / layout.tensor_parallel if has_copy else 0.0
-        return replace(base, engine_weights=weights, cache=min(room, wanted))
+        wanted = rows * self.row_bytes(layout)
+        return replace(
+            base,
+            engine_weights=self._engine_weights(layout),
+            cache=min(self.engine_room(layout, trainer), wanted),
+        )
+
+    def engine_room(self, layout: Layout, trainer: GpuMemory) -> float:
+        """Bytes that are left for the cache of an engine; below 0 if its weights do not fit.
+
+        In a single process the cache stays while the trainer computes; on a cluster engines sleep then.
+        """
+        taken = float(OVERHEAD)
+        if layout.is_colocated:
+            taken = trainer.training if layout.is_single else trainer.resident
+        return self.gpu.memory * SLACK - taken - self._engine_weights(layout)
+
+    def row_bytes(self, layout: Layout) -> float:
+        """Of the cache that a rollout takes on one GPU of a replica."""
+        return self.shape.kv_bytes / layout.tensor_parallel * row_context(self.workload)
+
+    def rows_at_once(self, layout: Layout, engine: GpuMemory) -> int:
+        """Rollouts that the cache of a replica has room for."""
+        return max(0, int(engine.cache / self.row_bytes(layout) + ROUNDING))
+
+    def _engine_weights(self, layout: Layout) -> float:
+        """A copy for generation; an engine in the trainer's process uses its weights."""
+        has_copy = self.has_copy or not layout.is_single
+        return self.shape.weight_bytes / layout.tensor_parallel if has_copy else 0.0
 
     def plan_layout(self, layout: Layout, *, num_steps: int | None = None) -> LayoutPlan:
         """Memory and times of a layout. One that does not fit is timed as if it did."""
         trainer = self.trainer_memory(layout)
         engine = self.engine_memory(layout, trainer)
-        rows = rows_at_once(
-            self.shape,
-            self.workload,
-            cache=engine.cache,
-            tensor_parallel=layout.tensor_parallel,
-        )
+        rows = self.rows_at_once(layout, engine)
         times = self.trainer_times(offload=layout.offload_optimizer)
         update = times.update_seconds(self.workload, layout.num_trainers)
         scoring = times.scoring_seconds(self.workload, layout.num_trainers)
@@ -358,12 +381,10 @@ def misfits(planner: Planner, layout: Layout) -> list[tuple[ProblemPlace, float,
     engine = planner.engine_memory(layout, trainer)
     if trainer.training > usable:
         found.append(("trainer", trainer.training, usable))
-    sizes = {"tensor_parallel": layout.tensor_parallel}
-    rows = rows_at_once(planner.shape, planner.workload, cache=engine.cache, **sizes)
     wanted = min(MIN_ROWS, math.ceil(planner.workload.num_rollouts / layout.num_replicas))
-    if rows < wanted:
-        least = wanted * row_bytes(planner.shape, planner.workload, **sizes)
-        found.append(("engine", engine.generating - engine.cache + least, usable))
+    if planner.rows_at_once(layout, engine) < wanted:
+        least = wanted * planner.row_bytes(layout)
+        found.append(("engine", usable - planner.engine_room(layout, trainer) + least, usable))
     row = longest_row(planner.workload)
     if row > planner.config.update.max_tokens:
         found.append(("packs", row, planner.config.update.max_tokens))
@@ -393,10 +414,10 @@ def smallest_change(planner: Planner, layout: Layout, place: ProblemPlace) -> li
     if place == "packs":
         return [f"update.max_tokens={_rounded_up(longest_row(planner.workload))}"]
     done: list[str] = []
-    for change in _setting_changes(planner, place):
+    for change in _setting_changes(planner, layout, place):
         if fits([change], layout):
             return [change]
-    for change in _setting_changes(planner, place):
+    for change in _setting_changes(planner, layout, place):
         if not any(change.partition("=")[0] == one.partition("=")[0] for one in done):
             done.append(change)
             if fits(done, layout):
@@ -409,9 +430,9 @@ def smallest_change(planner: Planner, layout: Layout, place: ProblemPlace) -> li
     return []
 
 
-def _setting_changes(planner: Planner, place: ProblemPlace) -> list[str]:
+def _setting_changes(planner: Planner, layout: Layout, place: ProblemPlace) -> list[str]:
     """Settings that take less memory, the least costly first."""
-    if place == "engine":
+    if place == "engine" and not layout.is_single:
         return []
     update = planner.config.update
     changes = [] if update.checkpointing else ["update.checkpointing=true"]
@@ -438,6 +459,17 @@ def best_layout(planner: Planner, layout: Layout) -> LayoutPlan | None:
     ranked = sorted(fitting, key=planner.estimated_seconds)[:SEARCHED]
     plans = [planner.plan_layout(one) for one in ranked]
     return min(plans, key=lambda plan: plan.step_seconds, default=None)
+
+
+def scaling(planner: Planner, layout: Layout, max_gpus: int) -> list[LayoutPlan]:
+    """The best layouts of 2, 4, 8 ... times as many GPUs, up to a number."""
+    found, num_gpus = [], 2 * layout.num_gpus
+    while num_gpus <= max_gpus:
+        best = best_layout(planner, colocated(num_gpus))
+        if best is not None:
+            found.append(best)
+        num_gpus *= 2
+    return found
 
 
 # --- around the steps -----------------------------------------------------------------------------

@@ -201,7 +201,7 @@ class _Simulation:
         self._started = 0
         self._left: dict[int, int] = {}
         self._begun: dict[int, tuple[float, int]] = {}
-        self._ready: deque[int] = deque()
+        self._ready: list[int] = []
         self._version = 0
         self._training: float | None = None
         self._ends: list[float] = []
@@ -294,15 +294,21 @@ class _Simulation:
         self._left[group] -= 1
         if self._left[group] == 0:
             del self._left[group]
-            self._ready.append(group)
+            heapq.heappush(self._ready, group)
             self._train()
 
     def _train(self) -> None:
-        """Start an update when a batch is complete and the trainer is free."""
+        """Start an update on the oldest groups when a batch is complete and the trainer is free.
+
+        Groups that would be too old for the next batch are waited for.
+        """
         schedule = self._schedule
         if self._training is not None or len(self._ready) < schedule.prompts:
             return
-        taken = [self._begun.pop(self._ready.popleft()) for _ in range(schedule.prompts)]
+        oldest = next(iter(self._left), None)
+        if oldest is not None and self._begun[oldest][1] <= self._version - schedule.max_staleness:
+            return
+        taken = [self._begun.pop(heapq.heappop(self._ready)) for _ in range(schedule.prompts)]
         self._spans.append(self._now - min(begun for begun, _ in taken))
         self._max_age = max(self._max_age, *(self._version - version for _, version in taken))
         self._training = self._now
