@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from memagent.rl.settings import TrainConfig
+from memagent.errors import ConfigError
+from memagent.rl.settings import ClusterSettings, TrainConfig
 
 GPUS_PER_NODE = 8
 STALENESS = 2
@@ -106,7 +107,46 @@ def colocated(num_gpus: int, tensor_parallel: int = 1) -> Layout:
 
 def layout_of(config: TrainConfig, num_gpus: int | None = None) -> Layout:
     """The layout that a config names, on another number of GPUs if one is given."""
-    return colocated(num_gpus or 1)
+    if config.cluster is None:
+        return colocated(num_gpus or 1)
+    layout = _named(config.cluster, config)
+    return layout if num_gpus in (None, layout.num_gpus) else _resized(layout, num_gpus)
+
+
+def _named(cluster: ClusterSettings, config: TrainConfig) -> Layout:
+    is_colocated = cluster.placement == "colocated"
+    return Layout(
+        num_trainers=cluster.trainer_ranks,
+        num_replicas=cluster.engine_replicas,
+        tensor_parallel=cluster.tensor_parallel_size,
+        is_colocated=is_colocated,
+        max_staleness=0 if is_colocated else config.objective.max_staleness or 0,
+        offload_optimizer=cluster.offload_optimizer,
+        offload_reference=cluster.offload_reference,
+    )
+
+
+def _resized(layout: Layout, num_gpus: int) -> Layout:
+    """A layout in the same proportions on another number of GPUs."""
+    size = min(layout.tensor_parallel, num_gpus)
+    if layout.is_colocated or num_gpus == 1:
+        return replace(
+            layout,
+            num_trainers=num_gpus,
+            num_replicas=num_gpus // size,
+            tensor_parallel=size,
+            is_colocated=True,
+            max_staleness=0,
+        )
+    trainers = round(num_gpus * layout.num_trainers / layout.num_gpus)
+    trainers = min(max(1, trainers), num_gpus - size)
+    if trainers < 1:
+        raise ConfigError(
+            f"{num_gpus} GPUs are too few for a trainer and an engine of {size}; lower "
+            "`cluster.tensor_parallel_size`"
+        )
+    replicas = (num_gpus - trainers) // size
+    return replace(layout, num_trainers=trainers, num_replicas=replicas, tensor_parallel=size)
 
 
 def candidate_layouts(layout: Layout) -> list[Layout]:

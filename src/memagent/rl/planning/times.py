@@ -1,8 +1,4 @@
-"""Seconds of each kind of work in a step: an update token, a pass without gradient, prompts, a decoding step.
-
-trainer = TrainerTimes(shape, gpu, rates, ...)
-trainer.step_seconds(workload, num_gpus=8)
-"""
+"""Seconds of each kind of work in a step: updates, passes without gradient, prompts, decoding steps."""
 
 from __future__ import annotations
 

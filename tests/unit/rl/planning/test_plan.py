@@ -8,7 +8,7 @@ import pytest
 
 from memagent.errors import ConfigError
 from memagent.rl.planning.accelerators import GIB, find_accelerator
-from memagent.rl.planning.layouts import Layout, candidate_layouts, colocated
+from memagent.rl.planning.layouts import Layout, candidate_layouts, colocated, layout_of
 from memagent.rl.planning.plan import (
     Planner,
     best_layout,
@@ -51,14 +51,16 @@ def days(planner: Planner, layout: Layout) -> float:
 
 def test_the_papers_run_of_7b_takes_three_to_four_days_on_32_gpus_within_a_factor_of_1_5() -> None:
     # the paper names no GPU: H100, 400 steps, memories of 256 tokens on average
-    planned = days(planner_of("paper_7b", gpu="H100"), colocated(32))
+    planner = planner_of("paper_7b", gpu="H100")
+    planned = days(planner, layout_of(planner.config))
     assert 3 / 1.5 < planned < 4 * 1.5
     assert 3.5 / 1.5 < planned < 3.5 * 1.5
 
 
 def test_the_papers_run_of_14b_takes_a_day_on_128_gpus_within_a_factor_of_1_5() -> None:
-    # 200 steps of 256 prompts: as many as 400 of 128; engines of two GPUs, as its script has them
-    assert 1 / 1.5 < days(planner_of("paper_14b", gpu="H100"), colocated(128, 2)) < 1.5
+    # 200 steps of 256 prompts: as many as 400 of 128
+    planner = planner_of("paper_14b", gpu="H100")
+    assert 1 / 1.5 < days(planner, layout_of(planner.config)) < 1.5
 
 
 @pytest.mark.parametrize(
@@ -193,6 +195,26 @@ def test_a_run_that_fits_has_no_problem() -> None:
 
 
 # --- splits ---------------------------------------------------------------------------------------
+
+
+def test_the_layout_of_a_config_is_that_of_its_cluster() -> None:
+    config = read_config("paper_7b")
+    assert layout_of(config) == colocated(32)
+    assert layout_of(config, 8) == colocated(8)
+    assert layout_of(read_config("smollm2_reader")).is_single
+    changes = [
+        "cluster.placement=separate",
+        "cluster.trainer_ranks=24",
+        "cluster.engine_replicas=4",
+        "cluster.tensor_parallel_size=2",
+        "objective.max_staleness=3",
+    ]
+    separate = layout_of(read_config("paper_7b", changes=changes))
+    assert (separate.num_gpus, separate.num_nodes, separate.max_staleness) == (32, 4, 3)
+    fewer = layout_of(read_config("paper_7b", changes=changes), 8)
+    assert (fewer.num_trainers, fewer.num_replicas, fewer.num_gpus) == (6, 1, 8)
+    with pytest.raises(ConfigError, match="too few for a trainer and an engine of 2"):
+        layout_of(read_config("paper_7b", changes=changes), 2)
 
 
 def test_candidates_use_no_more_gpus_than_there_are() -> None:
