@@ -120,7 +120,7 @@ def _named(cluster: ClusterSettings, config: TrainConfig) -> Layout:
         num_replicas=cluster.engine_replicas,
         tensor_parallel=cluster.tensor_parallel_size,
         is_colocated=is_colocated,
-        max_staleness=0 if is_colocated else config.objective.max_staleness or 0,
+        max_staleness=(config.objective.max_staleness or 0) if config.rollout.asynchronous else 0,
         offload_optimizer=cluster.offload_optimizer,
         offload_reference=cluster.offload_reference,
     )

@@ -20,7 +20,7 @@ GRADIENT_BYTES = 4
 GPUS_PER_NODE = 8
 
 
-class Passes(NamedTuple):
+class ModelPasses(NamedTuple):
     """How often an update's tokens go through the model."""
 
     weights: float
@@ -44,7 +44,7 @@ class TrainerTimes:
     compiled: bool
     num_updates: int
     num_scored: int
-    """Passes without gradient over all rows: old log-probabilities, reference, agreement."""
+    """ModelPasses without gradient over all rows: old log-probabilities, reference, agreement."""
     max_tokens: int
     """Of a pack."""
     offload: bool = False
@@ -55,14 +55,16 @@ class TrainerTimes:
         """Optimizer steps on all groups of a step."""
         again = 1.0 if self.checkpointing else 0.0
         backward = 1.0 if self.has_adapter else 2.0
-        passes = Passes(1 + again + backward, 1 + again + 2.5, 1 + again * self.rates.forward_share)
+        passes = ModelPasses(
+            1 + again + backward, 1 + again + 2.5, 1 + again * self.rates.forward_share
+        )
         return self._seconds(workload, passes, num_gpus) + self.num_updates * (
             self.rates.update_seconds + self.optimizer_seconds(num_gpus)
         )
 
     def scoring_seconds(self, workload: Workload, num_gpus: int) -> float:
-        """Passes without gradient."""
-        passes = Passes(1, 1, self.rates.forward_share)
+        """ModelPasses without gradient."""
+        passes = ModelPasses(1, 1, self.rates.forward_share)
         return self.num_scored * self._seconds(workload, passes, num_gpus)
 
     def optimizer_seconds(self, num_gpus: int) -> float:
@@ -87,7 +89,7 @@ class TrainerTimes:
     def _attention_flops(self, seen: float) -> float:
         return 4 * self.shape.num_layers * self.shape.attention_size * seen
 
-    def _seconds(self, workload: Workload, passes: Passes, num_gpus: int) -> float:
+    def _seconds(self, workload: Workload, passes: ModelPasses, num_gpus: int) -> float:
         """Packs are shared out over the GPUs; the last round waits for the longest."""
         parts = workload.update_parts()
         tokens = sum(number for number, _ in parts)
@@ -105,7 +107,7 @@ class TrainerTimes:
         fullest = max(seconds / num_gpus, rounds * seconds / num_packs)
         return max(fullest, rounds * self._gather_seconds(num_gpus, passes))
 
-    def _gather_seconds(self, num_gpus: int, passes: Passes) -> float:
+    def _gather_seconds(self, num_gpus: int, passes: ModelPasses) -> float:
         """FSDP's communication for a pack; it runs beside the arithmetic."""
         if num_gpus == 1:
             return 0.0
@@ -173,7 +175,7 @@ def publish_seconds(
 
 
 def num_scored(config: TrainConfig) -> int:
-    """Passes without gradient that the objective takes."""
+    """ModelPasses without gradient that the objective takes."""
     objective = config.objective
     recomputed = objective.old_logprobs == "recompute" or (
         objective.has_masks and config.update.updates > 1

@@ -208,6 +208,8 @@ def test_the_layout_of_a_config_is_that_of_its_cluster() -> None:
         "cluster.engine_replicas=4",
         "cluster.tensor_parallel_size=2",
         "objective.max_staleness=3",
+        "rollout.asynchronous=true",
+        "model.lora_rank=16",
     ]
     separate = layout_of(read_config("paper_7b", changes=changes))
     assert (separate.num_gpus, separate.num_nodes, separate.max_staleness) == (32, 4, 3)
