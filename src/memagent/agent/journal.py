@@ -6,6 +6,7 @@ tokenizer, the prompts, the settings. The address of the endpoint is not part of
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,16 @@ from memagent.agent.trace import Step, journal_line, steps_by_question
 from memagent.config import AgentConfig
 from memagent.documents.document import Document
 from memagent.errors import RunError
-from memagent.runs import MANIFEST, LimitsShape, ManifestShape, Run, check_manifest, read_manifest
+from memagent.jsonl import sealed
+from memagent.runs import (
+    JOURNAL,
+    MANIFEST,
+    LimitsShape,
+    ManifestShape,
+    Run,
+    check_manifest,
+    read_manifest,
+)
 
 KIND = "ask"
 FREE_SETTINGS = ("prompts", "answer_tokens", "ledger_tokens")
@@ -137,23 +147,55 @@ def reads_in_order(manifest: Mapping[str, Any]) -> bool:
 class Journal:
     """The steps of a reading, finished ones and new ones. Without a run it keeps nothing on disk."""
 
-    def __init__(self, run: Run | None) -> None:
+    def __init__(
+        self, run: Run | None, *, carried: Mapping[int, Sequence[Step]] | None = None
+    ) -> None:
+        """`carried`: steps of an earlier run that the run begins with, where nothing is kept on disk."""
         self._run = run
         self._finished = (
             steps_by_question(run.records, run.path, in_order=reads_in_order(run.manifest))
             if run
-            else {}
+            else {number: list(steps) for number, steps in (carried or {}).items()}
         )
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | None,
+        reading: Mapping[str, Any],
+        *,
+        files: Mapping[str, bytes] | None = None,
+        carried: Mapping[int, Sequence[Step]] | None = None,
+        text: str = "",
+    ) -> Journal:
+        """Begin a run, with the steps that are carried over from an earlier one; `text` is what is read.
+
+        The run is there with all of them or not at all.
+        """
+        lines = [
+            sealed(line_of(number, step, text))
+            for number, steps in (carried or {}).items()
+            for step in steps
+        ]
+        if not lines:
+            return cls(Run.create(path, reading, files=files))
+        journal = {JOURNAL: b"".join(line + b"\n" for line in lines)}
+        with Run.create(path, reading, files={**(files or {}), **journal}) as run:
+            path = run.path
+        return cls(Run.open(path))
 
     @classmethod
     def open(
         cls,
         path: Path,
         reading: dict[str, Any],
+        *,
+        carried: Mapping[int, Sequence[Step]] | None = None,
+        text: str = "",
     ) -> Journal:
         """Begin a run at `path`, or resume the one that is there if it is the same reading."""
         if not (path / MANIFEST).exists():
-            return cls(Run.create(path, reading))
+            return cls.create(path, reading, carried=carried, text=text)
         check_same(read_reading(path), reading, path)
         return cls(Run.open(path))
 
@@ -166,10 +208,10 @@ class Journal:
         """Steps that were on disk when the run was opened."""
         return self._finished.get(question_number, [])
 
-    def append(self, question_number: int, step: Step) -> None:
-        """Put a step on disk; returns when it is safe."""
+    def append(self, question_number: int, step: Step, *, text: str) -> None:
+        """Put a step on disk; returns when it is safe. `text` is what is read."""
         if self._run:
-            self._run.append(journal_line(question_number, step))
+            self._run.append(line_of(question_number, step, text))
 
     def discard_if_empty(self) -> bool:
         """Remove a run in which nothing was ever finished; whether that was so."""
@@ -181,11 +223,25 @@ class Journal:
             self._run.close()
 
 
-def check_same(stored: dict[str, Any], reading: dict[str, Any], path: Path) -> None:
-    """Raise RunError when a run is another reading than `reading`."""
+def line_of(question_number: int, step: Step, text: str) -> bytes:
+    """A step as a line of the journal of a reading of `text`."""
+    section = step.section
+    digest = None if section is None else section_digest(text[section.start : section.end])
+    return journal_line(question_number, step, section_sha256=digest)
+
+
+def section_digest(text: str) -> str:
+    """Fingerprint of a section's text, by which a later run knows that it did not change."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def check_same(
+    stored: dict[str, Any], reading: dict[str, Any], path: Path, *, what: str = "resume"
+) -> None:
+    """Raise RunError when a run is another reading than `reading`; `what` is to be done with it."""
     reason = _difference(stored, reading)
     if reason:
-        raise RunError(f"cannot resume {path}: {reason}; start a new run for it")
+        raise RunError(f"cannot {what} {path}: {reason}; start a new run for it")
 
 
 def _difference(stored: dict[str, Any], reading: dict[str, Any]) -> str | None:

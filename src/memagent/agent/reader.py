@@ -27,6 +27,7 @@ from typing import Any, Unpack
 
 from memagent import blocking
 from memagent.agent.budget import Budget, check_budget
+from memagent.agent.continuation import carry_over
 from memagent.agent.evidence.answers import cite, show_ledger, with_ledger
 from memagent.agent.evidence.ledger import ledger_of
 from memagent.agent.evidence.quotes import Quote, place_quote
@@ -88,20 +89,32 @@ class Reader:
         check_section_ends(self.config, self.tokenizer, engine.model)
 
     def ask(
-        self, question: str, document: Document | str, *, run_dir: str | Path | None = None
+        self,
+        question: str,
+        document: Document | str,
+        *,
+        run_dir: str | Path | None = None,
+        continues: str | Path | None = None,
     ) -> Trace:
         """Read the document and answer. Blocks until done; see `aask` for async code."""
-        return blocking.run(self.aask(question, document, run_dir=run_dir))
+        return blocking.run(self.aask(question, document, run_dir=run_dir, continues=continues))
 
     async def aask(
-        self, question: str, document: Document | str, *, run_dir: str | Path | None = None
+        self,
+        question: str,
+        document: Document | str,
+        *,
+        run_dir: str | Path | None = None,
+        continues: str | Path | None = None,
     ) -> Trace:
         """Read the document and answer.
 
         With a run directory every step is on disk before the next call; asking the same again with
-        the same directory resumes where it stopped.
+        the same directory resumes where it stopped. With `continues`, the directory of a run over an earlier
+        version of the text, only what is new or changed is read.
         """
-        return (await self.aask_many([question], document, run_dir=run_dir))[0]
+        [trace] = await self.aask_many([question], document, run_dir=run_dir, continues=continues)
+        return trace
 
     def ask_many(
         self,
@@ -109,9 +122,12 @@ class Reader:
         document: Document | str,
         *,
         run_dir: str | Path | None = None,
+        continues: str | Path | None = None,
     ) -> list[Trace]:
         """Answer several questions about one text, concurrently. Blocks until done."""
-        return blocking.run(self.aask_many(questions, document, run_dir=run_dir))
+        return blocking.run(
+            self.aask_many(questions, document, run_dir=run_dir, continues=continues)
+        )
 
     async def aask_many(
         self,
@@ -119,13 +135,19 @@ class Reader:
         document: Document | str,
         *,
         run_dir: str | Path | None = None,
+        continues: str | Path | None = None,
     ) -> list[Trace]:
-        """Answer several questions about one text, concurrently."""
+        """Answer several questions about one text, concurrently; see `aask`."""
         if isinstance(questions, str):
             raise ConfigError("`questions` is a list; ask a single question with ask or aask")
         chunks = self.chunks(document)
         identity = self.identity(questions, chunks.document)
-        journal = Journal(None) if run_dir is None else Journal.open(Path(run_dir), identity)
+        carried = await carry_over(self, Path(continues), questions, chunks) if continues else {}
+        journal = (
+            Journal(None, carried=carried)
+            if run_dir is None
+            else Journal.open(Path(run_dir), identity, carried=carried, text=chunks.document.text)
+        )
         try:
             return await self.read(questions, chunks, journal)
         finally:
@@ -171,7 +193,7 @@ class Reader:
             self.steps(question, chunks, finished=journal.finished(number), slots=slots)
         ) as steps:
             async for step in steps:
-                journal.append(number, step)
+                journal.append(number, step, text=chunks.document.text)
                 done.append(step)
                 if on_step:
                     on_step(number, step)

@@ -259,9 +259,20 @@ def total_usage(steps: Iterable[Step]) -> Usage:
     return reduce(Usage.__add__, (step.usage for step in steps), Usage())
 
 
-def journal_line(question_number: int, step: Step) -> bytes:
-    """A step as it stands in a run's journal."""
-    return b'{"question":%d,"step":%b}' % (question_number, step.to_json())
+def journal_line(question_number: int, step: Step, *, section_sha256: str | None = None) -> bytes:
+    """A step as it stands in a run's journal, with the fingerprint of the text it read."""
+    digest = b"" if section_sha256 is None else b'"section_sha256":"%b",' % section_sha256.encode()
+    return b'{"question":%d,%b"step":%b}' % (question_number, digest, step.to_json())
+
+
+def section_digests(records: Iterable[dict[str, Any]]) -> dict[int, list[str | None]]:
+    """Fingerprints of the sections that steps of a journal read, by question number, in order."""
+    found: dict[int, list[str | None]] = {}
+    for record in records:
+        digest = record.get("section_sha256")
+        known = found.setdefault(record["question"], [])
+        known.append(digest if isinstance(digest, str) else None)
+    return found
 
 
 def steps_by_question(
