@@ -23,6 +23,7 @@ from memagent.agent.journal import check_same, read_reading, reads_in_order, sec
 from memagent.agent.section_order import SectionOrder, order_sections
 from memagent.agent.trace import Step, section_digests, steps_by_question
 from memagent.documents.chunking import Chunks
+from memagent.errors import ConfigError
 from memagent.runs import read_records
 from memagent.types import Usage
 
@@ -37,6 +38,10 @@ async def carry_over(
 
     Raises RunError where the run asks something else, or with another model or other settings.
     """
+    if reader.config.merges:
+        raise ConfigError(
+            "only readings in order can be continued; leave out `mode` and `segments`, or start a new run"
+        )
     manifest = read_reading(path)
     identity = reader.identity(questions, chunks.document)
     check_same(manifest, {**identity, "document": manifest["document"]}, path, what="continue")

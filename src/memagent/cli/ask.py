@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import click
 
 from memagent.agent import rates
+from memagent.agent.continuation import carry_over
 from memagent.agent.journal import Journal, check_same, read_reading
 from memagent.agent.plan import plan_reading
 from memagent.agent.reader import Reader
@@ -22,11 +24,13 @@ from memagent.cli.ask_output import print_answers, print_plan
 from memagent.cli.ask_progress import ReadingProgress
 from memagent.cli.ask_request import AskOptions, AskRequest, make_request
 from memagent.cli.shared.engine import engine_options, open_chosen
+from memagent.cli.shared.interrupt import INTERRUPTED
 from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
 from memagent.cli.shared.progress import duration
 from memagent.cli.shared.run_command import CommandConsole, resumable
 from memagent.cli.shared.run_options import limit_options, price_options, run_options
 from memagent.config import AgentConfig
+from memagent.documents import watching
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.loaders import load_with_report, read_pipe
@@ -34,7 +38,7 @@ from memagent.engines import store
 from memagent.engines.addresses import OPENAI_URL, endpoint_from
 from memagent.engines.base import BaseEngine, check_engine
 from memagent.errors import DocumentError, RunError
-from memagent.runs import Run
+from memagent.runs import MANIFEST, Run
 
 STDIN_COPY = "stdin"
 """File in a run directory that keeps what came in on standard input, for resuming."""
@@ -68,6 +72,29 @@ STDIN_COPY = "stdin"
 @panel_option("--quiet", is_flag=True, panel="Options", help="Show no progress.")
 @panel_option("--encoding", panel="Options", help="Encoding of the files; detected when not given.")
 @run_options("the run")
+@panel_option(
+    "--continue",
+    "continues",
+    type=click.Path(path_type=Path),
+    panel="Run",
+    help="Read on after the text of the run in this folder has grown or changed: a new run, which takes over the "
+    "sections before the first change. FILES are those of the run when not given.",
+)
+@panel_option(
+    "--watch",
+    is_flag=True,
+    panel="Run",
+    help="Wait for the files to change and read on, until interrupted; every change is a run that continues the "
+    "one before.",
+)
+@panel_option(
+    "--watch-seconds",
+    type=click.FloatRange(min=0.05),
+    default=2.0,
+    show_default=True,
+    panel="Run",
+    help="How often --watch looks at the files; they are read when they have not changed for so long.",
+)
 @limit_options
 @price_options
 @engine_options
@@ -87,7 +114,9 @@ def command(options: AskOptions) -> int:
       memagent ask book.pdf -q "Who inherits the house?"
       memagent ask book.pdf -q "Who inherits the house?" --base-url http://localhost:8000/v1 --model NAME
       memagent ask src/ README.md -q "Where are retries handled?" --model NAME --show-memory
+      memagent ask report.pdf -q "Who inherits the house?" --evidence
       memagent ask --resume RUN
+      memagent ask --continue RUN log.txt
 
     Address and key of an endpoint may be set as MEMAGENT_BASE_URL and MEMAGENT_API_KEY (or
     OPENAI_BASE_URL and OPENAI_API_KEY); a key is sent only to the host it was set for. Where neither
@@ -108,10 +137,16 @@ class Ask:
         self._options = options
         self._console = CommandConsole(is_quiet=options.quiet)
         self._stdin_bytes = b""
+        self._continues = options.continues
+        """The run that the next one continues."""
+        self._seen: watching.FileState = ()
+        """The files as they were when they were read."""
 
     def run(self) -> int:
         """The whole command; its exit code."""
         request = make_request(self._options)
+        if self._options.watch:
+            self._seen = watching.state_of(_paths(request))
         with self._console.notice(f"loading {', '.join(request.paths[:3])}"):
             document = self._load(request)
         check_engine(request.engine.kind)
@@ -136,9 +171,28 @@ class Ask:
                         rate = await rates.measure(engine, reader.tokenizer, prompt_tokens=mean)
                 print_plan(plan, request.prices, rate, engine, as_json=self._options.as_json)
                 return 0
-            return await self._read(request, reader, chunks, engine)
+            exit_code = await self._read(request, reader, chunks, engine)
+            if self._options.watch:
+                await self._watch(request, reader, engine)
+            return exit_code
         finally:
             await engine.aclose()
+
+    async def _watch(self, request: AskRequest, reader: Reader, engine: BaseEngine) -> None:
+        """Read on whenever the files have changed; ends when it is interrupted."""
+        while True:
+            self._console.report(f"watching {', '.join(request.paths[:3])}; Ctrl-C ends")
+            await self._wait_for_change(request)
+            document = await asyncio.to_thread(self._load, request)
+            await self._read(request, reader, reader.chunks(document), engine)
+
+    async def _wait_for_change(self, request: AskRequest) -> None:
+        try:
+            self._seen = await watching.wait_for_change(
+                _paths(request), self._seen, seconds=self._options.watch_seconds
+            )
+        except asyncio.CancelledError:
+            raise click.exceptions.Exit(INTERRUPTED) from None
 
     # --- the text, the reader, the run ---------------------------------------------------------
 
@@ -180,31 +234,53 @@ class Ask:
             )
         return reader
 
-    def _journal(
-        self, request: AskRequest, reader: Reader, document: Document, engine: BaseEngine
+    async def _journal(
+        self, request: AskRequest, reader: Reader, chunks: Chunks, engine: BaseEngine
     ) -> Journal:
-        identity = reader.identity(request.questions, document)
-        resume = self._options.run.resume
+        identity = reader.identity(request.questions, chunks.document)
+        resume = self._options.run.resume if self._continues is None else None
         if resume:
             check_same(read_reading(resume), identity, resume)
             return Journal(Run.open(resume))
         files = {STDIN_COPY: self._stdin_bytes} if "-" in request.paths else {}
         manifest = {**identity, "command": request.kept(engine)}
-        return Journal(Run.create(self._options.run.run_dir, manifest, files=files))
+        if self._continues is None:
+            return Journal.create(self._options.run.run_dir, manifest, files=files)
+        carried = await carry_over(reader, self._continues, request.questions, chunks)
+        self._report_carried(carried)
+        return Journal.create(
+            self._new_run_dir(), manifest, files=files, carried=carried, text=chunks.document.text
+        )
+
+    def _new_run_dir(self) -> Path | None:
+        """Where a run goes; the runs of --watch after the first are numbered."""
+        path = self._options.run.run_dir
+        if path is None or not (path / MANIFEST).exists():
+            return path
+        numbers = itertools.count(2)
+        return next(
+            each for n in numbers if not (each := path.with_name(f"{path.name}-{n}")).exists()
+        )
+
+    def _report_carried(self, carried: Mapping[int, Sequence[Step]]) -> None:
+        num = sum(step.section is not None for steps in carried.values() for step in steps)
+        self._console.report(f"continuing {self._continues}: {num} sections are not read again")
 
     # --- reading -------------------------------------------------------------------------------
 
     async def _read(
         self, request: AskRequest, reader: Reader, chunks: Chunks, engine: BaseEngine
     ) -> int:
-        journal = self._journal(request, reader, chunks.document, engine)
+        journal = await self._journal(request, reader, chunks, engine)
         try:
             with resumable(journal, self._console, kept="what was read is kept"):
                 traces = await self._with_progress(request, reader, chunks, journal, engine)
         finally:
             journal.close()
         print_answers(traces, as_json=self._options.as_json)
+        sys.stdout.flush()  # whoever watches through a pipe sees it now
         self._report_summary(traces, journal, reader)
+        self._continues = journal.path
         return 0
 
     async def _with_progress(
@@ -282,6 +358,10 @@ class Ask:
         for line in _notes_on(traces):
             self._console.report(line)
         self._console.report(f"run: {journal.path}")
+
+
+def _paths(request: AskRequest) -> list[Path]:
+    return [Path(request.folder, path).expanduser() for path in request.paths]
 
 
 def _notes_on(traces: Sequence[Trace]) -> Iterator[str]:

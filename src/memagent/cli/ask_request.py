@@ -32,6 +32,9 @@ class AskOptions:
     dry_run: bool
     show_memory: bool
     quiet: bool
+    continues: Path | None
+    watch: bool
+    watch_seconds: float
     encoding: str | None
     tokenizer: str | None
     run: RunOptions
@@ -78,14 +81,27 @@ class AskRequest:
 
 def make_request(options: AskOptions) -> AskRequest:
     """The request that these options mean, checked."""
-    resume = options.run.resume
-    manifest = None if resume is None else read_reading(resume)
+    _check_continuing(options)
+    earlier = options.run.resume or options.continues
+    manifest = None if earlier is None else read_reading(earlier)
     request = _new_request(options) if manifest is None else _resumed_request(options, manifest)
     if not request.paths:
         raise ConfigError("name at least one file or folder to read, or - for standard input")
     if not request.questions:
         raise ConfigError("ask something: -q QUESTION")
     return request
+
+
+def _check_continuing(options: AskOptions) -> None:
+    """Raise ConfigError for options that do not go together."""
+    if options.continues is not None and options.run.resume is not None:
+        raise ConfigError(
+            "give --resume for the same text or --continue for one that has changed, not both"
+        )
+    if options.watch and ("-" in options.files or options.dry_run):
+        raise ConfigError(
+            "--watch follows files on disk; name files, and leave out --dry-run and -"
+        )
 
 
 def _new_request(options: AskOptions) -> AskRequest:
