@@ -12,7 +12,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from memagent.errors import ConfigError, MemagentError, UserError
@@ -75,25 +75,49 @@ class _TimeIsUp(BaseException):
 
 @contextmanager
 def _deadline(seconds: float, is_processor_time: bool) -> Iterator[None]:
-    lock = threading.Lock()
-    thread = threading.get_ident()
-    is_over = threading.Event()
-    clock = _processor_clock(thread) if is_processor_time else time.monotonic
+    watched = _Watched()
+    clock = _processor_clock(watched.thread) if is_processor_time else time.monotonic
     end = clock() + seconds
 
     def watch() -> None:
-        while not is_over.wait(max(end - clock(), AGAIN_SECONDS)):
-            with lock:
-                if not is_over.is_set() and clock() >= end:
-                    _raise_in(thread, _TimeIsUp)
+        while not watched.is_over.wait(max(end - clock(), AGAIN_SECONDS)):
+            if clock() >= end:
+                watched.stop()
 
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
-        with lock:
-            is_over.set()
-            _raise_in(thread, None)  # too late to be raised
+        watched.end()
+
+
+class _Watched:
+    """A thread that may be stopped by another one until it ends by itself."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.is_over = threading.Event()
+        self._lock = threading.Lock()
+        self._was_stopped = False
+
+    def stop(self) -> None:
+        """Raise `_TimeIsUp` in the thread, soon, unless it has ended."""
+        with self._lock:
+            if not self.is_over.is_set():
+                self._was_stopped = True
+                _raise_in(self.thread, _TimeIsUp)
+
+    def end(self) -> None:
+        """The thread is not stopped any more. What was raised and has not arrived yet arrives here."""
+        while not self.is_over.is_set():
+            with suppress(_TimeIsUp), self._lock:
+                self.is_over.set()
+        if self._was_stopped:
+            with suppress(_TimeIsUp):
+                # not taken back with None: Python 3.11 would wait for it forever when it is profiled
+                _raise_in(self.thread, _TimeIsUp)
+                while True:
+                    time.sleep(0)
 
 
 def _processor_clock(thread: int) -> Callable[[], float]:
@@ -104,6 +128,5 @@ def _processor_clock(thread: int) -> Callable[[], float]:
     return lambda: time.clock_gettime(clock)
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    argument = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), argument)
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))

@@ -6,6 +6,8 @@ import json
 import random
 import shutil
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -211,6 +213,28 @@ def test_time_is_not_up_after_the_file_was_read() -> None:
         with foreign_file("x.bin", "is broken", seconds=0.001):
             pass
     time.sleep(0.05)
+
+
+PROFILED = """
+import cProfile
+from memagent.errors import ConfigError
+from memagent.foreign import foreign_file
+
+with foreign_file("x.bin", "is broken", seconds=10):
+    pass
+for seconds in (0.001, 0.05):
+    try:
+        with foreign_file("x.bin", "is broken", seconds=seconds):
+            while True:
+                pass
+    except ConfigError:
+        pass
+cProfile.Profile().runcall(sorted, [2, 1], key=lambda value: value)
+"""
+
+
+def test_a_profiler_works_after_a_file_was_read_in_time_or_not() -> None:
+    subprocess.run([sys.executable, "-c", PROFILED], check=True, timeout=60)
 
 
 def test_an_interrupt_is_no_failure_of_the_file() -> None:
