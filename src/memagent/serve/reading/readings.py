@@ -169,7 +169,7 @@ class Readings:
             return ReadStep(step=step, is_stored=is_stored, share=share)
 
         def keep(step: Step) -> None:
-            journal.append(0, step)
+            journal.append(0, step, text=document.text)
             on_usage(step.usage)
 
         try:
