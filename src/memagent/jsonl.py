@@ -59,6 +59,11 @@ def read_lines(path: Path) -> Iterator[Line]:
             yield Line(record, end)
 
 
+def parse_line(line: bytes) -> Record | None:
+    """The record of one complete line; None if it is damaged."""
+    return _parsed(line, _seal.fullmatch(line[-_SEAL_BYTES:]) is not None)
+
+
 def sealed(line: bytes) -> bytes:
     """A JSON object with its checksum as the last field."""
     assert line.endswith(b"}"), "a line is a JSON object"

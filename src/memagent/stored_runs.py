@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ METRICS = "metrics.jsonl"
 """What training appends to."""
 BLOCK_BYTES = 1 << 20
 TAIL_BYTES = 1 << 16
+RECENT_SECONDS = 120.0
+"""A run that grew within this time counts as being worked on, where its lock is not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,10 @@ class StoredRun:
     is_in_use: bool
     what: str
     """What it is about, in a few words."""
+    num_done: int = 0
+    """Answers, items or steps so far."""
+    num_all: int | None = None
+    """How many there will be; None where that is not known."""
 
     @property
     def name(self) -> str:
@@ -111,26 +119,33 @@ def remove_run(path: Path) -> None:
         raise RunError(f"cannot delete {path}: {reason_of(error)}") from None
 
 
-def describe_run(path: Path) -> StoredRun:
-    """What a run is and how far it came."""
-    is_in_use = _is_in_use(path)
-    try:
+def describe_run(path: Path, *, looks_only: bool = False) -> StoredRun:
+    """What a run is and how far it came.
+
+    To find out whether a run is in use its lock is taken for a moment. With `looks_only` it is not, so that
+    looking again and again never keeps another process from opening the run: then `is_in_use` is whether
+    the run grew a short while ago, and `num_bytes` is 0.
+    """
+    is_in_use = _has_grown_lately(path) if looks_only else _is_in_use(path)
+    kind, created, what, state = "", "", "", "damaged"
+    num_done, num_all = 0, None
+    with suppress(RunError):
         manifest = read_manifest(path)
-        kind = str(manifest.get("kind", ""))
+        kind, created = str(manifest.get("kind", "")), str(manifest.get("created", ""))
+        what = _what(kind, manifest)
         num_done, num_all, unit = _progress(path, kind, manifest)
         state = f"{num_done:,} {unit}" if num_all is None else f"{num_done:,} of {num_all:,} {unit}"
-        created, what = str(manifest.get("created", "")), _what(kind, manifest)
-    except RunError:
-        kind, created, what, state, num_done, num_all = "", "", "", "damaged", 0, None
     return StoredRun(
         path=path,
         kind=kind,
         created=created,
-        num_bytes=sum(_sizes(path)),
-        state=f"in use, {state}" if is_in_use else state,
+        num_bytes=0 if looks_only else sum(_sizes(path)),
+        state=f"in use, {state}" if is_in_use and not looks_only else state,
         is_complete=num_all is not None and num_done >= num_all,
         is_in_use=is_in_use,
         what=what,
+        num_done=num_done,
+        num_all=num_all,
     )
 
 
@@ -226,6 +241,15 @@ def _sizes(path: Path) -> Iterator[int]:
                 yield os.lstat(os.path.join(folder, name)).st_size
             except OSError:
                 continue
+
+
+def _has_grown_lately(path: Path) -> bool:
+    now = time.time()
+    return any(
+        now - file.stat().st_mtime < RECENT_SECONDS
+        for file in (path / JOURNAL, path / METRICS)
+        if file.is_file()
+    )
 
 
 def _is_in_use(path: Path) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -20,15 +19,10 @@ from memagent.eval.report.report import load_report
 from memagent.eval.report.sheets import interval, rate
 from memagent.eval.report.tables import RULER_TEN
 from tests.integration.conftest import MEMAGENT, Cli, Outcome
+from tests.support.browser import CHROMIUM, needs_chromium
 from tests.support.eval_runs import item, lifelike, make_run
 
 Call = Callable[..., Outcome]
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="needs chromium, chromium-browser or google-chrome on the PATH"
-)
 
 
 class Dom(HTMLParser):

@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "runs": "List, show and delete runs on this machine.",
     "serve": "Serve a local model over an OpenAI-compatible HTTP API.",
     "train": "Train a model for an agent with reinforcement learning.",
+    "view": "Show runs in a browser: readings, evaluations, training.",
 }
 """Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`."""
 MODULES = {"plan": "train.plan"}

@@ -377,8 +377,8 @@ class LogSettings(Settings):
     """Project name at Weights & Biases and trackio."""
     name: str | None = None
     """Run name there; the name of the run's folder when not given."""
-    rollouts: int = Field(default=4, ge=0)
-    """Rollouts per step that are saved in samples/."""
+    rollouts: int = Field(default=8, ge=0)
+    """Rollouts per step that are saved in samples/, group by group, those with different rewards first."""
 
 
 class ClusterSettings(Settings):

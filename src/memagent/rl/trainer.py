@@ -24,7 +24,7 @@ import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -36,7 +36,7 @@ from memagent.rl.agents.offload import WorkerPool
 from memagent.rl.progress import Pace, TimeLimit, TrainProgress
 from memagent.rl.rollouts.asynchronous import open_gatherer
 from memagent.rl.rollouts.collect import RolloutStats
-from memagent.rl.rollouts.rollout_log import forget_rollouts, readable_record
+from memagent.rl.rollouts.rollout_log import forget_rollouts, readable_group
 from memagent.rl.rollouts.step import StepRollouts
 from memagent.rl.rollouts.tasks import TasksAhead
 from memagent.rl.settings import (
@@ -46,6 +46,7 @@ from memagent.rl.settings import (
     stored_values,
 )
 from memagent.rl.setup import SCRATCH, Setup, open_setup
+from memagent.rl.update.advantages import group_advantages, has_signal
 from memagent.rl.update.agreement import check_agreement
 from memagent.rl.update.metrics import group_metrics, staleness_metrics, task_metrics
 from memagent.rl.warmstart.lessons import ahead
@@ -451,13 +452,21 @@ class Trainer:
         self._callbacks.on_step(kind, step, metrics)
 
     def _keep_samples(self, number: int, found: StepRollouts) -> None:
-        """Save a few rollouts for people to read, of as many tasks as possible."""
+        """Save a few rollouts for people to read: those of a group together, groups with signal first."""
         num = self.config.logging.rollouts
         if not num:
             return
-        by_turn = zip(*(group.rollouts for group in found.all_groups), strict=True)
-        chosen = [rollout for turn in by_turn for rollout in turn][:num]
-        lines = [readable_record(rollout, found.tasks[rollout.task_id]) for rollout in chosen]
+        scale = self.config.objective.scale_by_std
+        records = (
+            record
+            for group in sorted(found.all_groups, key=lambda group: not has_signal(group))
+            for record in readable_group(
+                group,
+                found.tasks[group.task_id],
+                group_advantages(group, scale_by_std=scale),
+            )
+        )
+        lines = list(islice(records, num))
         folder = self.run_dir / SAMPLES
         folder.mkdir(exist_ok=True)
         text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)

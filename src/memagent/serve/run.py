@@ -23,14 +23,14 @@ from starlette.types import ASGIApp
 
 from memagent.config import ServeConfig
 from memagent.serve.guard import AdmissionGate
-from memagent.web.deadline import deadline_protocol
-from memagent.web.listening import bound, port_errors, url_of
-
-BACKLOG = 2048
-KEEP_ALIVE_SECONDS = 75
-"""Longer than clients keep idle connections, so that none is closed during a request."""
-CLOSE_SECONDS = 1
-"""Time to close connections after draining."""
+from memagent.web.listening import (
+    BACKLOG,
+    CLOSE_SECONDS,
+    bound,
+    port_errors,
+    server_config,
+    url_of,
+)
 
 
 class MakeApp(Protocol):
@@ -108,19 +108,7 @@ class HttpServer(uvicorn.Server):
         self._gate = AdmissionGate(config.max_concurrency)
         self._drain_seconds = config.drain_seconds
         self._drain_until: float | None = None
-        super().__init__(
-            uvicorn.Config(
-                make(gate=self._gate),
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                http=deadline_protocol(),
-                lifespan="off",
-                ws="none",
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=CLOSE_SECONDS,
-            )
-        )
+        super().__init__(server_config(make(gate=self._gate)))
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -1,4 +1,4 @@
-"""A socket to listen on, with errors a user can act on.
+"""A socket to listen on, with errors a user can act on, and what every server has in common.
 
 with bound("127.0.0.1", 8000) as listener:
     with port_errors("127.0.0.1", 8000):
@@ -13,7 +13,17 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import uvicorn
+from starlette.types import ASGIApp
+
 from memagent.errors import ConfigError
+from memagent.web.deadline import deadline_protocol
+
+BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 75
+"""Longer than clients keep idle connections, so that none is closed during a request."""
+CLOSE_SECONDS = 1
+"""Time to close connections when a server shuts down."""
 
 
 @contextmanager
@@ -53,3 +63,18 @@ def url_of(host: str, listener: socket.socket) -> str:
     """The address of a socket of `bound`, such as http://127.0.0.1:8000."""
     name = f"[{host}]" if ":" in host else host
     return f"http://{name}:{listener.getsockname()[1]}"
+
+
+def server_config(app: ASGIApp) -> uvicorn.Config:
+    """uvicorn's settings for an application: nothing is logged, headers have a time limit."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        http=deadline_protocol(),
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+    )

@@ -121,7 +121,11 @@ def test_a_run_writes_metrics_samples_answers_checkpoints_and_a_model(whole: Pat
         assert name in step, name
     samples = (whole / "samples" / "step-000001.jsonl").read_text().splitlines()
     assert len(samples) == 2
-    assert {"question", "answers", "reward", "record"} <= json.loads(samples[0]).keys()
+    first, second = map(json.loads, samples)
+    assert {"question", "answers", "reward", "record"} <= first.keys()
+    assert first["task_id"] == second["task_id"], "rollouts of a group are saved together"
+    rewards = first["group_rewards"]
+    assert first["advantage"] == first["reward"] - sum(rewards) / len(rewards)
     assert len((whole / "validation" / "step-000002.jsonl").read_text().splitlines()) == 6
     assert not list((whole / "rollouts").iterdir()), "all of them are in a checkpoint"
     newest = latest_checkpoint(whole)

@@ -16,14 +16,14 @@ Sampled tokens come in runs, so a row stores its ids, the bounds of the runs, an
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from memagent.agent.trace import Trace
 from memagent.errors import RunError
 from memagent.jsonl import LineFile, read_lines, truncate
-from memagent.rl.types import Rollout, Sample
+from memagent.rl.types import Group, Rollout, Sample
 
 FOLDER = "rollouts"
 WAVE = "wave"
@@ -138,6 +138,16 @@ def readable_record(rollout: Rollout, task: object) -> dict[str, Any]:
         "index": rollout.index,
         **_for_people(rollout),
     }
+
+
+def readable_group(
+    group: Group, task: object, advantages_G: Sequence[float | None]
+) -> Iterator[dict[str, Any]]:
+    """The rollouts of a group for people to read, each with its advantage and the rewards of all of them."""
+    rewards = [rollout.reward for rollout in group.rollouts]
+    for rollout, advantage in zip(group.rollouts, advantages_G, strict=True):
+        record = readable_record(rollout, task)
+        yield {**record, "advantage": advantage, "group_rewards": rewards}
 
 
 def rollout_from_dict(values: Mapping[str, Any]) -> Rollout:

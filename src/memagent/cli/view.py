@@ -1,0 +1,59 @@
+"""`memagent view`: runs in a browser."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from memagent.extras import require
+
+LIBRARIES = ("fastapi", "uvicorn")
+
+
+@click.command("view", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("runs", metavar="[RUN]...", nargs=-1)
+@click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True),
+    help="A text that runs read, to show its sections and whole prompts; may be given several times.",
+)
+@click.option(
+    "--port",
+    default=8700,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 takes any free port.",
+)
+@click.option("--open", "opens", is_flag=True, help="Open the page in your browser.")
+def command(runs: tuple[str, ...], texts: tuple[Path, ...], port: int, opens: bool) -> None:
+    """Show runs in a browser: readings step by step, evaluations, training as it goes on.
+
+    RUN is a run directory, a folder of them, or a name that `memagent runs list` shows; without one,
+    all runs of your state folder. Only this machine can connect, and nothing is changed.
+
+    \b
+      memagent view
+      memagent view runs/ --text book.txt
+    """
+    for library in LIBRARIES:
+        require(library, f'memagent view needs {library}; pip install "memagent[viewer]"')
+    # imported here: they import FastAPI
+    from memagent.viewer.api import ViewerApi
+    from memagent.viewer.library import open_library
+    from memagent.viewer.serving import view
+    from memagent.viewer.texts import Texts
+
+    api = ViewerApi(open_library(runs), Texts(texts))
+    view(api, port=port, on_ready=lambda url: _ready(url, opens=opens))
+
+
+def _ready(url: str, *, opens: bool) -> None:
+    print(url, flush=True)
+    print("showing runs to this machine only; Ctrl-C ends it", file=sys.stderr, flush=True)
+    if opens:
+        click.launch(url)

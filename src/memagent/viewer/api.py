@@ -1,0 +1,215 @@
+"""What the page asks for, as plain values: the same for the server and for a page that holds a run.
+
+    api = ViewerApi(open_library(["runs"]))
+    api.runs()
+    api.trace("tiny-5f1c09", "s12.3")
+
+A trace has a key within its run: `q0` is a question of a reading, `i41` an item of an evaluation, `s12.3`
+a rollout of a training step, `v30.17` an item of a validation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from memagent.documents.document import Document
+from memagent.errors import RunError
+from memagent.foreign import plain
+from memagent.runs import read_manifest
+from memagent.viewer.comparison import comparison
+from memagent.viewer.evaluations import PAGE_ITEMS, Items
+from memagent.viewer.library import Library, ListedRun, version_of
+from memagent.viewer.readings import Reading
+from memagent.viewer.texts import Texts
+from memagent.viewer.traces import (
+    Json,
+    StoredTrace,
+    step_detail,
+    step_prompt,
+    step_section,
+)
+from memagent.viewer.trainings import Training
+
+T = TypeVar("T")
+OPEN_RUNS = 32
+"""Runs whose lines are known."""
+
+_key = re.compile(r"([qisv])(\d{1,9})(?:\.(\d{1,9}))?")
+
+
+class ViewerApi:
+    """Answers about the runs of a library."""
+
+    def __init__(self, library: Library, texts: Texts | None = None) -> None:
+        self._library = library
+        self._texts = texts or Texts()
+        self._reading = lru_cache(OPEN_RUNS)(Reading)
+        self._items = lru_cache(OPEN_RUNS)(Items)
+        self._training = lru_cache(OPEN_RUNS)(Training)
+
+    def runs(self) -> Json:
+        """All runs, the newest first."""
+        return {"runs": list(map(_listed, self._library.runs()))}
+
+    def run(self, run_id: str) -> Json:
+        """What a run is, without its steps, items or curves."""
+        listed = self._library.find(run_id)
+        return {**_listed(listed), **self._overview(listed)}
+
+    def version(self, run_id: str) -> Json:
+        """Changes when the run does."""
+        listed = self._library.find(run_id)
+        return {
+            "version": str(version_of(listed.run.path)),
+            "is_complete": listed.run.is_complete,
+        }
+
+    # --- traces --------------------------------------------------------------------------------
+
+    def trace(self, run_id: str, key: str) -> Json:
+        """The timeline of a trace."""
+        return self._trace(run_id, key).overview()
+
+    def step(self, run_id: str, key: str, number: int) -> Json:
+        """The texts of a step."""
+        return self._of_step(step_detail, run_id, key, number)
+
+    def section(self, run_id: str, key: str, number: int) -> Json:
+        """The text of the section that a step read."""
+        return self._of_step(step_section, run_id, key, number)
+
+    def prompt(self, run_id: str, key: str, number: int) -> Json:
+        """The messages of a step."""
+        return self._of_step(step_prompt, run_id, key, number)
+
+    # --- evaluations and trainings --------------------------------------------------------------
+
+    def items(
+        self,
+        run_id: str,
+        wanted: Mapping[str, str],
+        *,
+        offset: int = 0,
+        limit: int = PAGE_ITEMS,
+        step: int | None = None,
+    ) -> Json:
+        """Items of an evaluation, or of the validation at a step."""
+        return self._items_of(run_id, step).page(wanted, offset=offset, limit=limit)
+
+    def cells(self, run_id: str, *, step: int | None = None) -> Json:
+        """The table of an evaluation, or of the validation at a step, and its scores by depth."""
+        items = self._items_of(run_id, step)
+        return {"cells": items.cells(), "depths": items.depths()}
+
+    def compare(self, first: str, second: str, *, offset: int = 0, limit: int = PAGE_ITEMS) -> Json:
+        """Two evaluations side by side."""
+        found = comparison(
+            self._items_of(first, None), self._items_of(second, None), offset=offset, limit=limit
+        )
+        names = [_listed(self._library.find(each)) for each in (first, second)]
+        return {**found, "runs": names}
+
+    def metrics(self, run_id: str, *, after: int = 0) -> Json:
+        """Lines of metrics of a training run."""
+        return self._training_of(run_id).metrics(after)
+
+    def rollouts(self, run_id: str, step: int) -> Json:
+        """Saved rollouts of a training step."""
+        return self._training_of(run_id).rollouts(step)
+
+    # --- finding them --------------------------------------------------------------------------
+
+    def _overview(self, listed: ListedRun) -> Json:
+        path = listed.run.path
+        if listed.run.kind == "ask":
+            return self._reading(path).overview()
+        if listed.run.kind == "eval":
+            return _evaluation(read_manifest(path))
+        if listed.run.kind == "train":
+            return self._training(path).overview()
+        return {}
+
+    def _of_step(
+        self,
+        show: Callable[[StoredTrace, int, Document | None], T],
+        run_id: str,
+        key: str,
+        number: int,
+    ) -> T:
+        trace = self._trace(run_id, key)
+        path = self._library.find(run_id).run.path
+        document = self._texts.find(trace.document_sha256, path) if trace.document_sha256 else None
+        return show(trace, number, document)
+
+    def _trace(self, run_id: str, key: str) -> StoredTrace:
+        match = _key.fullmatch(key)
+        if match is None:
+            raise RunError("there is no such trace")
+        kind, number = match[1], int(match[2])
+        if (match[3] is None) == (kind in "sv"):
+            raise RunError("there is no such trace")
+        path = self._path(run_id, {"q": "ask", "i": "eval"}.get(kind, "train"))
+        if kind == "q":
+            return self._reading(path).trace(number)
+        if kind == "i":
+            return self._items(path).trace(number, _settings_of(read_manifest(path)))
+        training = self._training(path)
+        if kind == "s":
+            return training.rollout(number, int(match[3]))
+        items = training.validation(number)
+        return items.trace(int(match[3]), {"agent": training.settings})
+
+    def _items_of(self, run_id: str, step: int | None) -> Items:
+        if step is not None:
+            return self._training_of(run_id).validation(step)
+        return self._items(self._path(run_id, "eval"))
+
+    def _training_of(self, run_id: str) -> Training:
+        return self._training(self._path(run_id, "train"))
+
+    def _path(self, run_id: str, kind: str) -> Path:
+        run = self._library.find(run_id).run
+        if run.kind != kind:
+            raise RunError(f"this is a run of kind {plain(run.kind)!r}, not {kind!r}")
+        return run.path
+
+
+def _listed(listed: ListedRun) -> Json:
+    run = listed.run
+    return {
+        "id": listed.id,
+        "name": run.name,
+        "kind": run.kind,
+        "created": run.created,
+        "what": run.what,
+        "state": run.state,
+        "num_done": run.num_done,
+        "num_all": run.num_all,
+        "is_complete": run.is_complete,
+        "is_running": run.is_in_use and not run.is_complete,
+    }
+
+
+def _evaluation(manifest: Mapping[str, Any]) -> Json:
+    methods = manifest.get("methods")
+    return {
+        "model": str(manifest.get("model", "")),
+        "suite": manifest.get("suite") and str(manifest["suite"]),
+        "seed": manifest.get("seed"),
+        "length_tokenizer": str(manifest.get("length_tokenizer") or ""),
+        "methods": list(methods) if isinstance(methods, dict) else [],
+    }
+
+
+def _settings_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The settings of each method of an evaluation."""
+    methods = manifest.get("methods")
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, method in methods.items() if isinstance(methods, dict) else ():
+        settings = method.get("settings") if isinstance(method, dict) else None
+        found[str(name)] = settings if isinstance(settings, dict) else {}
+    return found

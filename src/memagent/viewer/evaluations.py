@@ -1,0 +1,249 @@
+"""An evaluation: a cell for each task, method and length, and the items behind it.
+
+    steps.jsonl ─▶ ItemHead* (without traces) ─▶ cells with intervals, depths
+                                             └─▶ items of a cell, wrong ones first ─▶ one item with its trace
+
+The head of a line ends where its trace begins, so a run is shown without parsing its traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from memagent.eval.records import ItemKey
+from memagent.eval.stats import Interval, by_depth, mean_interval
+from memagent.runs import JOURNAL
+from memagent.viewer.line_index import LineIndex
+from memagent.viewer.traces import MAX_SHOWN, Json, StoredTrace, embedded_trace
+
+NUM_DEPTHS = 10
+PAGE_ITEMS = 100
+MAX_ITEMS = 500
+"""Items of one answer, at most."""
+KEPT_TRACES = 8
+"""Traces that are kept parsed, so that going through the steps of one does not read it each time."""
+TRACE_KEYS = (b',"trace":{', b', "trace": {')
+"""What begins the trace of a line: quotes inside of strings are escaped, so no text can contain it."""
+
+
+class ItemHead(BaseModel):
+    """An item without its trace."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: str = ""
+    task: str
+    method: str
+    target_tokens: int | None = None
+    num_tokens: int | None = None
+    index: int
+    sample: int = 0
+    depth: float | None = None
+    depths: tuple[float, ...] = ()
+    status: str
+    error: str | None = None
+    answer: str = ""
+    answers: tuple[str, ...] = ()
+    grader: str = ""
+    score: float = Field(allow_inf_nan=False)
+    extracted: str | None = None
+    scores: dict[str, float] = Field(default_factory=dict)
+    num_calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = Field(default=0.0, allow_inf_nan=False)
+    is_cut: bool = False
+
+    @property
+    def key(self) -> ItemKey:
+        """Which item of the run this is."""
+        return ItemKey(self.task, self.method, self.target_tokens, self.index, self.sample)
+
+    @property
+    def cell(self) -> CellKey:
+        """The cell it counts in."""
+        return CellKey(self.task, self.method, self.target_tokens)
+
+
+class CellKey(NamedTuple):
+    """A cell of the table."""
+
+    task: str
+    method: str
+    tokens: int | None
+
+
+class NumberedItem(NamedTuple):
+    """An item and its line."""
+
+    number: int
+    head: ItemHead
+
+
+class Items:
+    """The items of one file: of an evaluation, or of a validation during training."""
+
+    def __init__(self, path: Path, name: str = JOURNAL) -> None:
+        self._index = LineIndex(path, name, head_of)
+        self._parsed = lru_cache(KEPT_TRACES)(self._parse)
+
+    def all(self) -> list[NumberedItem]:
+        """Every item that is not damaged, in the order of the file."""
+        self._index.refresh()
+        return [
+            NumberedItem(number, head)
+            for number, head in enumerate(self._index.heads)
+            if head is not None
+        ]
+
+    def cells(self) -> list[Json]:
+        """A row for each task, method and length."""
+        return [_cell(key, heads) for key, heads in _by_cell(self.all()).items()]
+
+    def depths(self) -> list[Json]:
+        """The score by depth of the evidence, for each task and method that has any."""
+        return list(_depths(self.all()))
+
+    def page(self, wanted: Mapping[str, str], *, offset: int, limit: int) -> Json:
+        """Some items of a cell, wrong ones first, then by their order."""
+        found = sorted(
+            (item for item in self.all() if _is_wanted(item.head, wanted)),
+            key=lambda item: (item.head.score, item.head.status == "ok", item.number),
+        )
+        shown = found[offset : offset + min(limit, MAX_ITEMS)]
+        return {
+            "num_items": len(found),
+            "offset": offset,
+            "items": [item_row(item) for item in shown],
+        }
+
+    def trace(self, number: int, settings_of: Mapping[str, Mapping[str, Any]]) -> StoredTrace:
+        """One item with its trace; `settings_of` has the settings of reading of each method."""
+        self._index.refresh()
+        head = head_of(self._index.line(number))
+        title = {"item": {**item_row(NumberedItem(number, head)), "answers": list(head.answers)}}
+        return embedded_trace(
+            self._parsed(self._index.generation, number),
+            settings_of.get(head.method, {}),
+            title,
+            question=head.id,
+        )
+
+    def _parse(self, generation: int, number: int) -> Any:
+        return self._index.record(number).get("trace")
+
+
+def head_of(line: bytes) -> ItemHead:
+    """The head of a line. Raises ValueError where it is damaged."""
+    for key in TRACE_KEYS:
+        if (place := line.find(key)) >= 0:
+            return ItemHead.model_validate_json(line[:place] + b"}")
+    return ItemHead.model_validate_json(line)
+
+
+def item_row(item: NumberedItem) -> Json:
+    """What a list shows of an item."""
+    head = item.head
+    return {
+        "number": item.number,
+        "id": head.id,
+        "task": head.task,
+        "method": head.method,
+        "tokens": head.target_tokens,
+        "num_tokens": head.num_tokens,
+        "index": head.index,
+        "sample": head.sample,
+        "status": head.status,
+        "error": head.error and head.error[:MAX_SHOWN],
+        "answer": head.answer[:MAX_SHOWN],
+        "answers": [answer[:MAX_SHOWN] for answer in head.answers[:5]],
+        "grader": head.grader,
+        "score": head.score,
+        "scores": head.scores,
+        "extracted": head.extracted and head.extracted[:MAX_SHOWN],
+        "num_calls": head.num_calls,
+        "seconds": head.seconds,
+        "depth": head.depth,
+        "is_cut": head.is_cut,
+    }
+
+
+def interval(values: Sequence[float]) -> Json:
+    """A mean with its 95 % interval."""
+    return plain_interval(mean_interval(values))
+
+
+def plain_interval(found: Interval) -> Json:
+    """An interval as plain values."""
+    return {"value": found.value, "low": found.low, "high": found.high, "num": found.num}
+
+
+def _by_cell(items: Iterable[NumberedItem]) -> dict[CellKey, list[ItemHead]]:
+    cells: dict[CellKey, list[ItemHead]] = {}
+    for _, head in items:
+        cells.setdefault(head.cell, []).append(head)
+    return dict(sorted(cells.items(), key=lambda cell: (cell[0].task, cell[0].tokens or 0)))
+
+
+def _cell(key: CellKey, heads: Sequence[ItemHead]) -> Json:
+    num = len(heads)
+    return {
+        "task": key.task,
+        "method": key.method,
+        "tokens": key.tokens,
+        "num_items": num,
+        "score": interval(by_question(heads)),
+        "num_failed": sum(head.status != "ok" for head in heads),
+        "num_cut": sum(head.is_cut for head in heads),
+        "mean_calls": sum(head.num_calls for head in heads) / num,
+        "mean_tokens": sum(head.prompt_tokens + head.completion_tokens for head in heads) / num,
+        "mean_seconds": sum(head.seconds for head in heads) / num,
+    }
+
+
+def by_question(heads: Iterable[ItemHead]) -> list[float]:
+    """A score for each question: several answers to one are not independent."""
+    scores: dict[int, list[float]] = {}
+    for head in heads:
+        scores.setdefault(head.index, []).append(head.score)
+    return [sum(each) / len(each) for each in scores.values()]
+
+
+def _depths(items: Iterable[NumberedItem]) -> Iterable[Json]:
+    series: dict[tuple[str, str], list[ItemHead]] = {}
+    for _, head in items:
+        if head.depths or head.depth is not None:
+            series.setdefault((head.task, head.method), []).append(head)
+    for (task, method), heads in series.items():
+        places = [
+            [min(max(d, 0.0), 1.0) for d in head.depths or (head.depth or 0.0,)] for head in heads
+        ]
+        buckets = by_depth(places, [head.score for head in heads], num_buckets=NUM_DEPTHS)
+        yield {
+            "task": task,
+            "method": method,
+            "buckets": [
+                {"start": b.start, "end": b.end, "score": b.score and plain_interval(b.score)}
+                for b in buckets
+            ],
+        }
+
+
+def _is_wanted(head: ItemHead, wanted: Mapping[str, str]) -> bool:
+    values = {
+        "task": head.task,
+        "method": head.method,
+        "tokens": "" if head.target_tokens is None else str(head.target_tokens),
+        "status": "failed" if head.status != "ok" else "right" if head.score >= 1 else "wrong",
+    }
+    if any(values[name] != value for name, value in wanted.items() if name in values):
+        return False
+    text = wanted.get("text", "").casefold()
+    return not text or any(
+        text in each.casefold() for each in (head.id, head.answer, *head.answers, head.error or "")
+    )

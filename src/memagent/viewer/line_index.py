@@ -1,0 +1,107 @@
+"""The lines of a file that grows, by number, without holding them.
+
+    index = LineIndex(folder, "steps.jsonl", head_of)
+    index.refresh()            # reads what was appended since
+    index.heads                # what `head_of` made of each line
+    index.line(41)             # one whole line, from its place in the file
+
+A head is small: what a list shows of a line. An incomplete last line is left for the next refresh.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from memagent.errors import RunError
+from memagent.files import reason_of
+from memagent.jsonl import Record, parse_line
+
+H = TypeVar("H")
+
+
+class LineIndex(Generic[H]):
+    """Offsets and heads of the complete lines of a file inside a folder."""
+
+    def __init__(self, folder: Path, name: str, head_of: Callable[[bytes], H]) -> None:
+        """`head_of` gets a line with its end and raises ValueError for a damaged one."""
+        self.heads: list[H | None] = []
+        """The head of each line; None for a damaged line."""
+        self.generation = 0
+        """Changes when lines that were known are no longer what the file holds."""
+        self._folder = folder
+        self._name = name
+        self._head_of = head_of
+        self._ends: list[int] = []
+        self._file_id: tuple[int, int] | None = None
+        self._lock = threading.Lock()
+
+    def refresh(self) -> None:
+        """Read what was appended; all of it again where the file was replaced or cut."""
+        with self._lock:
+            path = inside(self._folder, self._name)
+            if path is None:
+                self._forget(None)
+                return
+            try:
+                with path.open("rb") as file:
+                    state = path.stat()
+                    file_id = (state.st_dev, state.st_ino)
+                    if file_id != self._file_id or state.st_size < self._end:
+                        self._forget(file_id)
+                    file.seek(self._end)
+                    while line := file.readline():
+                        if not line.endswith(b"\n"):
+                            break
+                        self._add(line)
+            except OSError as error:
+                raise RunError(f"cannot read {path}: {reason_of(error)}") from None
+
+    def line(self, number: int) -> bytes:
+        """A whole line. Raises RunError where there is none."""
+        with self._lock:
+            if not 0 <= number < len(self._ends):
+                raise RunError(f"{self._name} has no line {number + 1}")
+            start = self._ends[number - 1] if number else 0
+            length = self._ends[number] - start
+        path = inside(self._folder, self._name)
+        if path is None:
+            raise RunError(f"{self._name} is gone")
+        try:
+            with path.open("rb") as file:
+                file.seek(start)
+                return file.read(length)
+        except OSError as error:
+            raise RunError(f"cannot read {path}: {reason_of(error)}") from None
+
+    def record(self, number: int) -> Record:
+        """A whole line, parsed, its checksum compared. Raises RunError where it is damaged."""
+        record = parse_line(self.line(number))
+        if record is None:
+            raise RunError(f"{self._folder / self._name}, line {number + 1}, is damaged")
+        return record
+
+    @property
+    def _end(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def _add(self, line: bytes) -> None:
+        try:
+            head = self._head_of(line)
+        except (ValueError, RecursionError):
+            head = None
+        self._ends.append(self._end + len(line))
+        self.heads.append(head)
+
+    def _forget(self, file_id: tuple[int, int] | None) -> None:
+        self._file_id = file_id
+        self._ends, self.heads = [], []
+        self.generation += 1
+
+
+def inside(folder: Path, name: str) -> Path | None:
+    """A file of a folder; None where there is none, or where a link leads out of the folder."""
+    path = (folder / name).resolve()
+    return path if path.is_file() and path.is_relative_to(folder.resolve()) else None

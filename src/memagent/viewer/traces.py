@@ -1,0 +1,358 @@
+"""Steps as the page shows them, from readings, items of evaluations and rollouts alike.
+
+    line ─▶ StoredStep (checked) ─▶ step_head: what the timeline shows of it
+                                └─▶ step_detail: memory, its difference to the one before, quotes, usage
+
+Files of earlier and later versions are shown as far as their fields are known.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from memagent.agent.prompts import PROMPT_SETS, PromptSet, parse_prompts
+from memagent.documents.document import Document, Place
+from memagent.errors import ConfigError, RunError
+from memagent.types import Message
+from memagent.viewer.diffs import num_changed, word_diff, words
+
+Json = dict[str, Any]
+NO_SECTION = "[the text of this section is not stored with the run]"
+MAX_SHOWN = 2000
+"""Characters of a question or an answer in a list."""
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Place(_Shape):
+    source: str
+    start: int
+    end: int
+    first_page: int | None = None
+    last_page: int | None = None
+    first_heading: str | None = None
+    last_heading: str | None = None
+    first_line: int | None = None
+    last_line: int | None = None
+
+    def __str__(self) -> str:
+        return str(Place(**self.model_dump()))
+
+
+class _Section(_Shape):
+    start: int = Field(ge=0)
+    end: int = Field(ge=0)
+    num_tokens: int = 0
+    places: tuple[_Place, ...] = ()
+
+
+class _Quote(_Shape):
+    text: str
+    start: int | None = None
+    end: int | None = None
+    places: tuple[_Place, ...] = ()
+    item: str | None = None
+    value: str | None = None
+
+
+class _Usage(_Shape):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    is_estimated: bool = False
+
+
+class StoredStep(_Shape):
+    """One step of a file, with what later versions add to it."""
+
+    kind: str
+    index: int = Field(ge=0)
+    reply: str = ""
+    memory: str = ""
+    section: _Section | None = None
+    reasoning: str | None = None
+    flags: tuple[str, ...] = ()
+    usage: _Usage = _Usage()
+    num_attempts: int = 1
+    started: float = Field(default=0.0, allow_inf_nan=False)
+    seconds: float = Field(default=0.0, allow_inf_nan=False)
+    round: int | None = None
+    segment: int | None = None
+    inputs: tuple[int, ...] = ()
+    missing: str | None = None
+    quotes: tuple[_Quote, ...] = ()
+    cited: tuple[int, ...] | None = None
+    unread: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def thread(self) -> tuple[int | None, int | None]:
+        """Steps of one thread continue one memory."""
+        return (self.round, self.segment)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it continues no memory: a section of a parallel reading, or a merge."""
+        return bool(self.inputs) or (self.round is not None and self.segment is None)
+
+
+class StoredQuestion(_Shape):
+    """A line of a reading."""
+
+    question: int = Field(ge=0)
+    step: StoredStep
+
+
+class StoredTraceShape(_Shape):
+    """A trace inside a line of another file."""
+
+    question: str = ""
+    steps: tuple[StoredStep, ...] = ()
+    model: str = ""
+    prompts: str = ""
+    source: str = ""
+    document_sha256: str = ""
+
+
+# --- the timeline -----------------------------------------------------------------------------------
+
+
+class Heads:
+    """Makes heads of the steps of one trace, in their order."""
+
+    def __init__(self) -> None:
+        self._memories: dict[tuple[int | None, int | None], Counter[str]] = {}
+
+    def head(self, step: StoredStep) -> Json:
+        """What the timeline shows of a step."""
+        after = words(step.memory)
+        is_first = step.is_alone or step.index == 0
+        before = Counter[str]() if is_first else self._memories.get(step.thread, Counter())
+        added, removed = (0, 0) if step.kind == "answer" else num_changed(before, after)
+        self._memories[step.thread] = after
+        return step_head(step, added, removed)
+
+
+def step_head(step: StoredStep, added: int, removed: int) -> Json:
+    """What the timeline shows of a step. Fields that hold nothing are left out."""
+    section = step.section
+    head: Json = {
+        "index": step.index,
+        "kind": step.kind,
+        "where": ", ".join(map(str, section.places)) if section else "",
+        "start": section.start if section else None,
+        "end": section.end if section else None,
+        "tokens": section.num_tokens if section else 0,
+        "memory_chars": len(step.memory),
+        "added": added,
+        "removed": removed,
+        "flags": step.flags,
+        "prompt_tokens": step.usage.prompt_tokens,
+        "completion_tokens": step.usage.completion_tokens,
+        "cached_tokens": step.usage.cached_tokens,
+        "seconds": step.seconds,
+        "started": step.started,
+    }
+    more = {
+        "round": step.round,
+        "segment": step.segment,
+        "inputs": list(step.inputs) or None,
+        "num_quotes": len(step.quotes) or None,
+    }
+    return head | {name: value for name, value in more.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTrace:
+    """A trace of any run: what is shown above the timeline, the timeline, and its steps on demand."""
+
+    question: str
+    heads: Sequence[Json]
+    step_at: Callable[[int], StoredStep]
+    """The whole step at a position of `heads`."""
+    model: str = ""
+    source: str = ""
+    document_sha256: str = ""
+    prompts: PromptSet | None = None
+    """The wording of the calls, where it is known."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of reading."""
+    title: Json = field(default_factory=dict)
+    """What kind of run it is of: scores, rewards."""
+
+    def overview(self) -> Json:
+        """The trace without the texts of its steps."""
+        last = self.step_at(len(self.heads) - 1) if self.heads else None
+        answer = last.reply if last is not None and last.kind == "answer" else None
+        return {
+            "question": self.question,
+            "answer": answer,
+            "memory": last.memory if last is not None and answer is None else None,
+            "model": self.model,
+            "source": self.source,
+            "steps": list(self.heads),
+            "totals": totals(self.heads),
+            **self.title,
+        }
+
+
+def totals(heads: Sequence[Json]) -> Json:
+    """Tokens and time of all steps."""
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens", "seconds")
+    sums: Json = {name: sum(head[name] for head in heads) for name in names}
+    return {**sums, "sections": sum(head["kind"] == "read" for head in heads)}
+
+
+def step_detail(trace: StoredTrace, number: int, document: Document | None) -> Json:
+    """The texts of one step: its memory and what changed in it, the reply, quotes."""
+    step = step_of(trace, number)
+    before = memory_before(trace, number)
+    return {
+        **trace.heads[number],
+        "number": number,
+        "memory": step.memory,
+        "diff": None if before is None else word_diff(before, step.memory),
+        "reply": step.reply if step.kind == "answer" or step.reply != step.memory else None,
+        "reasoning": step.reasoning,
+        "missing": step.missing,
+        "num_attempts": step.num_attempts,
+        "is_estimated": step.usage.is_estimated,
+        "quotes": [_quote(quote) for quote in step.quotes],
+        "cited": None if step.cited is None else list(step.cited),
+        "unread": [list(span) for span in step.unread],
+        "has_text": document is not None and step.section is not None,
+    }
+
+
+def step_section(trace: StoredTrace, number: int, document: Document | None) -> Json:
+    """The text of the section that a step read, and where its quotes are in it."""
+    step = step_of(trace, number)
+    if document is None or step.section is None:
+        raise RunError("the text of this section is not known here")
+    start, end = step.section.start, min(step.section.end, len(document.text))
+    marks = sorted(
+        [quote.start - start, quote.end - start]
+        for quote in step.quotes
+        if quote.start is not None and quote.end is not None
+        if start <= quote.start < quote.end <= end
+    )
+    return {"start": start, "end": end, "text": document.text[start:end], "marks": marks}
+
+
+def step_prompt(trace: StoredTrace, number: int, document: Document | None) -> Json:
+    """The messages of a step, worded again from what the run stores."""
+    step = step_of(trace, number)
+    if trace.prompts is None or step.is_alone or step.kind not in ("read", "answer"):
+        raise RunError("the wording of this call is not stored with the run")
+    memory = memory_before(trace, number) or ""
+    note = None
+    if step.kind == "answer":
+        messages = trace.prompts.answer_messages(
+            question=trace.question,
+            memory=memory,
+            num_sections=step.index,
+            answer_tokens=_setting(trace, "answer_tokens"),
+        )
+    else:
+        section = _section_text(step, document)
+        note = None if section is not None else "the text of the section is not stored with the run"
+        messages = trace.prompts.read_messages(
+            question=trace.question,
+            section=NO_SECTION if section is None else section,
+            memory=memory,
+            section_number=step.index + 1,
+            memory_tokens=_setting(trace, "memory_tokens"),
+        )
+    return {"messages": _plain(messages), "note": note}
+
+
+def step_of(trace: StoredTrace, number: int) -> StoredStep:
+    """A step of a trace. Raises RunError where there is none."""
+    if not 0 <= number < len(trace.heads):
+        raise RunError(f"there is no step {number}")
+    return trace.step_at(number)
+
+
+def memory_before(trace: StoredTrace, number: int) -> str | None:
+    """The memory that a step was shown; None where it continues none."""
+    step = step_of(trace, number)
+    if step.is_alone:
+        return None
+    for earlier in range(number - 1, -1, -1):
+        head = trace.heads[earlier]
+        if step.kind == "answer" or (head.get("round"), head.get("segment")) == step.thread:
+            return trace.step_at(earlier).memory
+    return ""
+
+
+# --- traces inside lines of other files -------------------------------------------------------------
+
+
+def embedded_trace(
+    values: object, settings: Mapping[str, Any], title: Json, *, question: str = ""
+) -> StoredTrace:
+    """The trace inside a line of another file. Raises RunError where it is damaged."""
+    try:
+        shape = StoredTraceShape.model_validate(values or {})
+    except ValidationError:
+        raise RunError("the trace is damaged") from None
+    maker = Heads()
+    heads = [maker.head(step) for step in shape.steps]
+    return StoredTrace(
+        question=shape.question or question,
+        heads=heads,
+        step_at=shape.steps.__getitem__,
+        model=shape.model,
+        source=shape.source,
+        document_sha256=shape.document_sha256,
+        prompts=PROMPT_SETS.get(shape.prompts),
+        settings=settings,
+        title=title,
+    )
+
+
+def stored_prompts(values: object) -> PromptSet | None:
+    """The wording that a manifest stores; None where it is not whole."""
+    if not isinstance(values, dict):
+        return None
+    known = {
+        name: values[name]
+        for name in PromptSet.__dataclass_fields__
+        if isinstance(values.get(name), str)
+    }
+    try:
+        return parse_prompts(known, source="run.json")
+    except ConfigError:
+        return None
+
+
+def _setting(trace: StoredTrace, name: str) -> int:
+    value = trace.settings.get(name)
+    return value if isinstance(value, int) else 1024
+
+
+def _section_text(step: StoredStep, document: Document | None) -> str | None:
+    if document is None or step.section is None:
+        return None
+    return document.text[step.section.start : step.section.end]
+
+
+def _quote(quote: _Quote) -> Json:
+    return {
+        "text": quote.text,
+        "start": quote.start,
+        "end": quote.end,
+        "where": ", ".join(map(str, quote.places)),
+        "item": quote.item,
+        "value": quote.value,
+    }
+
+
+def _plain(messages: Sequence[Message]) -> list[Json]:
+    return [{"role": message["role"], "content": message["content"]} for message in messages]

@@ -1,0 +1,90 @@
+"""Lines of a file that grows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memagent.errors import RunError
+from memagent.jsonl import LineFile
+from memagent.viewer.line_index import LineIndex, inside
+
+
+def number_of(line: bytes) -> int:
+    found: int = json.loads(line)["number"]
+    return found
+
+
+def append(path: Path, *numbers: int) -> None:
+    with LineFile(path, checksums=True) as lines:
+        lines.append(*(json.dumps({"number": number}).encode() for number in numbers))
+
+
+def test_only_what_was_appended_is_read_again(tmp_path: Path) -> None:
+    seen = []
+
+    def head(line: bytes) -> int:
+        seen.append(number_of(line))
+        return seen[-1]
+
+    index = LineIndex(tmp_path, "lines", head)
+    index.refresh()
+    assert index.heads == []
+    append(tmp_path / "lines", 1, 2)
+    index.refresh()
+    append(tmp_path / "lines", 3)
+    index.refresh()
+    assert (index.heads, seen) == ([1, 2, 3], [1, 2, 3])
+    assert index.record(1) == {"number": 2}
+
+
+def test_an_incomplete_last_line_is_left_for_later(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b'{"number": 1}\n{"number"')
+    index = LineIndex(tmp_path, "lines", number_of)
+    index.refresh()
+    assert index.heads == [1]
+    path.write_bytes(b'{"number": 1}\n{"number": 2}\n')
+    index.refresh()
+    assert index.heads == [1, 2]
+
+
+def test_a_file_that_was_cut_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b'{"number": 1}\n{"number": 2}\n')
+    index = LineIndex(tmp_path, "lines", number_of)
+    index.refresh()
+    path.write_bytes(b'{"number": 7}\n')
+    before = index.generation
+    index.refresh()
+    assert index.heads == [7]
+    assert index.generation > before
+
+
+def test_a_damaged_line_has_no_head_and_cannot_be_opened(tmp_path: Path) -> None:
+    append(tmp_path / "lines", 1, 2, 3)
+    text = (tmp_path / "lines").read_text()
+    (tmp_path / "lines").write_text(text.replace('{"number": 2,', '{"number": 5,'))
+    with (tmp_path / "lines").open("a") as lines:
+        lines.write("not JSON\n")
+    index = LineIndex(tmp_path, "lines", number_of)
+    index.refresh()
+    assert index.heads == [1, 5, 3, None]
+    with pytest.raises(RunError, match="line 2, is damaged"):
+        index.record(1)
+    with pytest.raises(RunError, match="has no line 9"):
+        index.line(8)
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (tmp_path / "secret").write_text('{"number": 1}\n')
+    (run / "lines").symlink_to(tmp_path / "secret")
+    assert inside(run, "lines") is None
+    assert inside(run, "../secret") is None
+    index = LineIndex(run, "lines", number_of)
+    index.refresh()
+    assert index.heads == []
