@@ -9,9 +9,9 @@ from memagent.errors import RunError
 from memagent.runs import JOURNAL, read_manifest
 from memagent.viewer.line_index import LineIndex
 from memagent.viewer.traces import (
-    Heads,
+    HeadMaker,
     Json,
-    StoredQuestion,
+    QuestionLine,
     StoredStep,
     StoredTrace,
     stored_prompts,
@@ -30,7 +30,7 @@ class Reading:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._manifest = read_manifest(path)
-        self._makers: dict[int, Heads] = {}
+        self._makers: dict[int, HeadMaker] = {}
         self._index = LineIndex(path, JOURNAL, self._head_of)
 
     @property
@@ -89,11 +89,11 @@ class Reading:
         ]
 
     def _step(self, line: int) -> StoredStep:
-        return StoredQuestion.model_validate(self._index.record(line)).step
+        return QuestionLine.model_validate(self._index.record(line)).step
 
     def _head_of(self, line: bytes) -> _StepHead:
-        found = StoredQuestion.model_validate_json(line)
-        maker = self._makers.setdefault(found.question, Heads())
+        found = QuestionLine.model_validate_json(line)
+        maker = self._makers.setdefault(found.question, HeadMaker())
         return _StepHead(found.question, maker.head(found.step))
 
 

@@ -102,7 +102,7 @@ class StoredStep(_Shape):
         return bool(self.inputs) or (self.round is not None and self.segment is None)
 
 
-class StoredQuestion(_Shape):
+class QuestionLine(_Shape):
     """A line of a reading."""
 
     question: int = Field(ge=0)
@@ -123,7 +123,7 @@ class StoredTraceShape(_Shape):
 # --- the timeline -----------------------------------------------------------------------------------
 
 
-class Heads:
+class HeadMaker:
     """Makes heads of the steps of one trace, in their order."""
 
     def __init__(self) -> None:
@@ -302,7 +302,7 @@ def embedded_trace(
         shape = StoredTraceShape.model_validate(values or {})
     except ValidationError:
         raise RunError("the trace is damaged") from None
-    maker = Heads()
+    maker = HeadMaker()
     heads = [maker.head(step) for step in shape.steps]
     return StoredTrace(
         question=shape.question or question,

@@ -58,7 +58,14 @@ export async function runsPage() {
         : h("p", { class: "empty" }, "There are no runs here yet. ", h("code", {}, "memagent ask FILE -q QUESTION"), " makes one."),
     ),
     every: 3000,
-    refresh: async () => { runs = (await get("/runs")).runs; draw(); },
+    refresh: async () => {
+      const fresh = (await get("/runs")).runs;
+      if (JSON.stringify(fresh) === JSON.stringify(runs)) return;
+      runs = fresh;
+      const focused = document.activeElement?.getAttribute("href");
+      draw();
+      if (focused) [...body.querySelectorAll("a.go")].find((each) => each.getAttribute("href") === focused)?.focus();
+    },
   };
 }
 
