@@ -24,8 +24,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 		exit 1; }
 	@touch $@
 
+# The tests of a file run in one process, so that what they share is made once.
 test: venv ## run all tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Every corpus is tried to its end, so that one report names all that is wrong.
 test-hostile: venv ## try thousands of hostile inputs, and kill each long command many times (an hour)

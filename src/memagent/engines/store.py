@@ -265,9 +265,19 @@ def shipped_adapter(name: str) -> Path | None:
     if known.base is None:
         return None
     raise ConfigError(
-        f"the adapter of {name} is not on this machine; it is in adapters/{known.adapter} of the "
-        f"project's repository: copy that folder to {adapters_folder()}, or name it with `adapter`"
+        f"the adapter of {name} is too large for the package and not on this machine; it is in "
+        f"adapters/{known.adapter} of the project's repository: copy that folder to "
+        f"{adapters_folder()}, or give `adapter=PATH`"
     )
+
+
+def missing_adapter(name: str) -> str | None:
+    """Why a model with an adapter cannot be opened by its name, and the remedy; None where it can."""
+    try:
+        shipped_adapter(name)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def base_of(name: str) -> str:

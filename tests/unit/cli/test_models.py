@@ -55,13 +55,33 @@ def test_list_shows_a_model_with_an_adapter_where_its_base_is(
 ) -> None:
     reading = ReadingDefaults(chunk_tokens=64, memory_tokens=16, answer_tokens=16, prompts="boxed")
     monkeypatch.setitem(store.KNOWN, "reader", store.with_adapter("tiny", "reader", reading))
+    (own_store.parent / "adapters" / "reader").mkdir(parents=True)
     run(["models", "pull", "reader"])
     capsys.readouterr()
     run(["models", "list"])
-    assert capsys.readouterr().out.splitlines()[-1].split() == [
+    listed = capsys.readouterr()
+    assert listed.out.splitlines()[-1].split() == [
         *("reader", "0", "MB", "128", "Apache-2.0"),
         str(own_store / "tiny" / "tiny.gguf"),
     ]
+    assert listed.err == ""
+
+
+def test_a_model_whose_adapter_is_not_here_is_listed_so_and_not_pulled(
+    own_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    reading = ReadingDefaults(chunk_tokens=64, memory_tokens=16, answer_tokens=16, prompts="boxed")
+    monkeypatch.setitem(store.KNOWN, "reader", store.with_adapter("tiny", "reader", reading))
+    run(["models", "pull", "tiny"])
+    capsys.readouterr()
+    assert run(["models", "list"]) == 0
+    listed = capsys.readouterr()
+    assert listed.out.splitlines()[-1].endswith("  Apache-2.0  without its adapter")
+    remedy = f"copy that folder to {own_store.parent / 'adapters'}, or give adapter=PATH\n"
+    assert listed.err.endswith(remedy)
+    assert len(listed.err.splitlines()) == 1
+    assert run(["models", "pull", "reader"]) == 2
+    assert capsys.readouterr().err.endswith(remedy)
 
 
 def test_list_shows_what_is_known_and_what_is_here(own_store: Path, capsys: Capture) -> None:
