@@ -414,6 +414,8 @@ class ClusterSettings(Settings):
     given."""
     connect_seconds: float = Field(default=60.0, gt=0)
     """How long the cluster may take to answer at the start."""
+    start_seconds: float = Field(default=600.0, gt=0)
+    """How long an engine replica may take to be ready, its model loaded; at the start and when it is replaced."""
     wait_seconds: float = Field(default=300.0, gt=0)
     """How long missing GPUs, CPUs and nodes are waited for, at the start and after a node has left. Then
     the run stops, and can be resumed."""

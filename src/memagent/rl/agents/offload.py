@@ -25,27 +25,23 @@ from memagent.processes import end_workers, worker_pool
 T = TypeVar("T")
 
 
+class WorkerDied(EngineError):
+    """A process of the pool ended while it ran functions, whichever was to blame."""
+
+
 class WorkerPool:
     """Processes that run functions. They start with the first function, and end with the pool."""
 
     def __init__(self, num_workers: int | None = None) -> None:
         """By default one worker per core but one, which generation may need."""
-        self._num_workers = num_workers or max(1, (os.cpu_count() or 2) - 1)
+        self.num_workers = num_workers or max(1, (os.cpu_count() or 2) - 1)
         self._executor: ProcessPoolExecutor | None = None
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """The function's result; what it raises is raised here."""
-        work = portable(function)
-        try:
-            pickle.dumps((work, arguments))
-        except Exception as error:  # pickle raises errors of many types
-            name = getattr(function, "__name__", repr(function))
-            raise ConfigError(
-                f"{name} cannot be sent to another process ({error}); offload functions of a module, "
-                "with plain values"
-            ) from None
+        work = checked_work(function, arguments)
         if self._executor is None:
-            self._executor = worker_pool(self._num_workers)
+            self._executor = worker_pool(self.num_workers)
         executor = self._executor
         try:
             result: T = await asyncio.wrap_future(executor.submit(work, *arguments))
@@ -54,7 +50,7 @@ class WorkerPool:
             if self._executor is executor:  # the next call gets new workers
                 self._executor = None
                 executor.shutdown(wait=False)
-            raise EngineError("a worker process died, out of memory or by a crash") from None
+            raise WorkerDied("a worker process died, out of memory or by a crash") from None
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
@@ -71,6 +67,20 @@ class WorkerPool:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def checked_work(function: Callable[..., T], arguments: tuple[Any, ...]) -> Callable[..., T]:
+    """The function as it is sent to another process. Raises ConfigError where it cannot be."""
+    work: Callable[..., T] = portable(function)
+    try:
+        pickle.dumps((work, arguments))
+    except Exception as error:  # pickle raises errors of many types
+        name = getattr(function, "__name__", repr(function))
+        raise ConfigError(
+            f"{name} cannot be sent to another process ({error}); offload functions of a module, "
+            "with plain values"
+        ) from None
+    return work
 
 
 _pool: ContextVar[WorkerPool | None] = ContextVar("memagent_pool", default=None)

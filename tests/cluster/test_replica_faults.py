@@ -1,0 +1,171 @@
+"""Engine replicas that sleep, that never get ready, and that cannot be replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memagent.cluster import Cluster
+from memagent.engines.local.engine import LocalEngine
+from memagent.engines.local.loading import load
+from memagent.errors import ConfigError, EngineError
+from memagent.rl.distributed.replica import EmbeddedReplica, OpenReplica, Replica
+from memagent.rl.distributed.replicas import ReplicaEngine, open_replicas
+from memagent.rl.distributed.shipping import ship
+from memagent.rl.settings import ModelSettings
+from memagent.types import Completion, Sampling
+from tests.support.joined_nodes import joined_nodes
+from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
+
+pytestmark = pytest.mark.skipif(
+    "MEMAGENT_TEST_CLUSTER" not in os.environ, reason="only with make test-cluster"
+)
+MESSAGES = [{"role": "user", "content": "Where is the red ledger?"}]
+LONG = Sampling(max_tokens=300, temperature=1.0, seed=4)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with joined_nodes(2):
+        yield Cluster(wait_seconds=20, on_note=lambda text: None, is_local=False)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two models of the same shapes."""
+    folder = tmp_path_factory.mktemp("models")
+    return tuple(make_tiny_model(folder / str(seed), "qwen2", seed=seed) for seed in (0, 1))  # type: ignore[return-value]
+
+
+def embedded(model: Path, **settings: Any) -> EmbeddedReplica:
+    return EmbeddedReplica(
+        model=ModelSettings(source=str(model), **settings),
+        source=str(model),
+        seed=0,
+        engine_settings={"cache_gb": 0.01},
+    )
+
+
+async def greedy(engine: Any) -> Completion:
+    reply: Completion = await engine.complete(MESSAGES, Sampling(max_tokens=12, temperature=0.0))
+    return reply
+
+
+async def expected(model: Path, adapter: Path | None = None) -> Completion:
+    loaded = load(str(model), adapter=None if adapter is None else str(adapter))
+    async with LocalEngine(loaded) as engine:
+        return await greedy(engine)
+
+
+def named(model: Path, adapter: Path | None = None) -> list[tuple[str, Any]]:
+    loaded = load(str(model), adapter=None if adapter is None else str(adapter)).model
+    return [(n, p) for n, p in loaded.named_parameters() if adapter is None or "lora_" in n]
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def test_adapters_are_published_and_sleeping_replicas_wake_with_their_weights(
+    cluster: Cluster, models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    adapters = [make_tiny_adapter(models[0], tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+    opener = embedded(models[0], adapter=str(adapters[0]))
+    async with open_replicas(cluster, opener, num=1, resources={"CPU": 1}) as engine:
+        first = await greedy(engine)
+        assert first.completion_ids == (await expected(models[0], adapters[0])).completion_ids
+        await engine.publish(ship(named(models[0], adapters[1])), 3)
+        await engine.sleep()
+        with pytest.raises(EngineError, match="sleeps while the ranks train"):
+            await greedy(engine)
+        await engine.wake()
+        second = await greedy(engine)
+        assert second.completion_ids == (await expected(models[0], adapters[1])).completion_ids
+        assert second.policy_version == 3
+        await engine.publish(ship(named(models[0], adapters[0])), 4)
+        assert (await greedy(engine)).completion_ids == first.completion_ids
+
+
+class Never:
+    """An engine that never gets ready."""
+
+    def __call__(self) -> Replica:
+        time.sleep(600)
+        raise AssertionError
+
+
+class Wrong:
+    """An engine that cannot be opened."""
+
+    def __call__(self) -> Replica:
+        raise ConfigError("no such model")
+
+
+@pytest.mark.parametrize(
+    ("opener", "seconds", "error", "message"),
+    [
+        (
+            Never(),
+            3,
+            EngineError,
+            r"replica \d was not ready within 3 s; .* `cluster.start_seconds`",
+        ),
+        (Wrong(), 60, ConfigError, r"^engine replica \d: no such model$"),
+    ],
+)
+async def test_a_replica_that_never_gets_ready_is_an_error_in_time_and_leaves_nothing_behind(
+    cluster: Cluster, opener: OpenReplica, seconds: float, error: type[Exception], message: str
+) -> None:
+    import ray
+
+    started = time.monotonic()
+    with pytest.raises(error, match=message):
+        async with open_replicas(
+            cluster, opener, num=2, resources={"CPU": 1}, start_seconds=seconds
+        ):
+            raise AssertionError("it cannot be ready")
+    assert time.monotonic() - started < 40
+    await until(lambda: ray.available_resources().get("CPU") == cluster.total("CPU"))
+
+
+async def test_a_replica_that_cannot_be_replaced_ends_the_calls_with_its_reason(
+    cluster: Cluster, models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    opener = OnlyOnce(tmp_path / "opened", embedded(models[0]))
+    async with open_replicas(
+        cluster, opener, num=1, resources={"CPU": 1}, start_seconds=30, on_note=notes.append
+    ) as engine:
+        assert isinstance(engine, ReplicaEngine)
+        (pid,) = engine.pids
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ConfigError, match=r"^engine replica 0: the model was removed$"):
+            await greedy(engine)
+        assert notes[1:] == [
+            f"start {number} of 3 failed: engine replica 0: the model was removed"
+            for number in (1, 2, 3)
+        ]
+
+
+class OnlyOnce:
+    """Opens a replica the first time."""
+
+    def __init__(self, marker: Path, opener: EmbeddedReplica) -> None:
+        self._marker = marker
+        self._opener = opener
+
+    def __call__(self) -> Replica:
+        if self._marker.exists():
+            raise ConfigError("the model was removed")
+        self._marker.write_text("")
+        return self._opener()

@@ -1,0 +1,125 @@
+"""Engine replicas on a cluster of two nodes: their weights, their versions, their deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memagent.cluster import Cluster
+from memagent.engines.local.engine import LocalEngine
+from memagent.engines.local.loading import load
+from memagent.errors import PromptTooLong
+from memagent.rl.distributed.replica import EmbeddedReplica
+from memagent.rl.distributed.replicas import ReplicaSync, open_replicas
+from memagent.rl.distributed.shipping import ship
+from memagent.rl.settings import ModelSettings
+from memagent.types import Completion, Sampling
+from tests.support.joined_nodes import joined_nodes
+from tests.support.tiny_models import make_tiny_model
+
+MESSAGES = [{"role": "user", "content": "Where is the red ledger?"}]
+LONG = Sampling(max_tokens=300, temperature=1.0, seed=4)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with joined_nodes(2):
+        yield Cluster(wait_seconds=20, on_note=lambda text: None, is_local=False)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two models of the same shapes."""
+    folder = tmp_path_factory.mktemp("models")
+    return tuple(make_tiny_model(folder / str(seed), "qwen2", seed=seed) for seed in (0, 1))  # type: ignore[return-value]
+
+
+def embedded(model: Path, **settings: Any) -> EmbeddedReplica:
+    return EmbeddedReplica(
+        model=ModelSettings(source=str(model), **settings),
+        source=str(model),
+        seed=0,
+        engine_settings={"cache_gb": 0.01},
+    )
+
+
+async def greedy(engine: Any) -> Completion:
+    reply: Completion = await engine.complete(MESSAGES, Sampling(max_tokens=12, temperature=0.0))
+    return reply
+
+
+async def expected(model: Path, adapter: Path | None = None) -> Completion:
+    loaded = load(str(model), adapter=None if adapter is None else str(adapter))
+    async with LocalEngine(loaded) as engine:
+        return await greedy(engine)
+
+
+def named(model: Path, adapter: Path | None = None) -> list[tuple[str, Any]]:
+    loaded = load(str(model), adapter=None if adapter is None else str(adapter)).model
+    return [(n, p) for n, p in loaded.named_parameters() if adapter is None or "lora_" in n]
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def test_replicas_sample_from_what_was_published_also_after_one_was_killed(
+    cluster: Cluster, models: tuple[Path, Path]
+) -> None:
+    notes: list[str] = []
+    opened = open_replicas(
+        cluster,
+        embedded(models[0]),
+        num=2,
+        resources={"CPU": 1},
+        start_seconds=60,
+        on_note=notes.append,
+    )
+    async with opened as engine:
+        assert engine.served_window == load(str(models[0])).window
+        first = await greedy(engine)
+        assert first.completion_ids == (await expected(models[0])).completion_ids
+        assert (first.policy_version, first.token_versions) == (0, None)
+        with pytest.raises(PromptTooLong, match="lower `window`"):
+            await engine.complete(MESSAGES, Sampling(max_tokens=10**6))
+
+        async def buckets() -> list[Any]:
+            return ship(named(models[1]), bucket_bytes=20_000)
+
+        sync = ReplicaSync(engine, buckets)
+        running = [asyncio.ensure_future(engine.complete(MESSAGES, LONG)) for _ in range(8)]
+        await asyncio.sleep(0.1)
+        await sync.push(7)
+        assert sync.policy_version == 7
+        spanning = await asyncio.gather(*running)
+        assert {one.policy_version for one in spanning} <= {0, 7}
+        assert any(set(one.token_versions or ()) == {0, 7} for one in spanning)
+        second = await greedy(engine)
+        assert second.policy_version == 7
+        assert second.completion_ids == (await expected(models[1])).completion_ids
+        assert second.completion_ids != first.completion_ids
+
+        running = [asyncio.ensure_future(engine.complete(MESSAGES, LONG)) for _ in range(12)]
+        await asyncio.sleep(0.1)
+        pids = engine.pids
+        assert pids[0] is not None
+        os.kill(pids[0], signal.SIGKILL)
+        replies = await asyncio.gather(*running)
+        assert len({one.completion_ids for one in replies}) == 1, "the same seed, the same reply"
+        assert any(one.num_attempts == 2 for one in replies)
+        await until(lambda: None not in engine.pids)
+        assert engine.pids[1] == pids[1]
+        assert engine.pids[0] != pids[0]
+        assert notes[0].startswith("engine replica 0 died (")
+        assert notes[0].endswith("its unfinished replies are sampled again")
+        assert notes[1:] == ["engine replica 0 is back"]
+        for one in await asyncio.gather(*(greedy(engine) for _ in range(4))):
+            assert (one.policy_version, one.completion_ids) == (7, second.completion_ids)
