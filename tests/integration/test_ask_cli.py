@@ -180,6 +180,8 @@ def test_a_dry_run_calls_nothing_and_counts_what_the_real_run_sends(
         "num_questions": 2,
         "num_chunks": 5,
         "num_calls": len(calls),
+        "max_calls": len(calls),
+        "calls_at_once": 2,
         "prompt_tokens": prompt_tokens,
         "max_memory_tokens": 2 * 5 * 400,
         "max_completion_tokens": 2 * (5 * 400 + 200),

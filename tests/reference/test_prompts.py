@@ -92,8 +92,8 @@ def test_the_fingerprints_that_runs_keep_do_not_change() -> None:
         "compact": "a534a346eb394160",
     }
     assert {prompts.merging_sha256[:16] for prompts in PROMPT_SETS.values()} == {
-        "85679b207b00e90b",
-        "4b36f926bbd81a28",
+        "c601c7474bed968b",
+        "578ccdcebdc24641",
     }
     assert methods.fingerprint()[:16] == "478aa2bcdc0301db"
 

@@ -26,7 +26,7 @@ def follow(messages: Sequence[Message], sampling: Sampling) -> str:
     if "section" in texts:
         found = dict(_fact.findall(texts["section"]))
         wanted = {first: found[first] for first in found if first in {start, *known.values()}}
-        if "Nothing." in messages[-1]["content"].rpartition("</memory>")[2]:
+        if "Nothing." in messages[-1]["content"].rpartition("</section>")[2]:
             return _lines(wanted) or "Nothing."
         return _lines({**known, **found}) or "(nothing yet)"
     for name, text in blocks:

@@ -135,6 +135,11 @@ def keyword_answer(key: str, memory: str) -> str:
     return r"\boxed{unknown}"
 
 
+def note_texts(prompt: str) -> str:
+    """The notes of a prompt that merges them."""
+    return "\n\n".join(re.findall(r'<note sections="[^"]*">\n(.*?)\n</note>', prompt, re.DOTALL))
+
+
 def keyword_reply(prompt: Prompt) -> Reply:
     """Read by rule: keep sentences that contain the text the question has in double quotes."""
     question = block(prompt.last_user, "question") or ""
@@ -143,9 +148,15 @@ def keyword_reply(prompt: Prompt) -> Reply:
     quoted = re.search(r'"([^"]+)"', question)
     if quoted is None:
         return Reply(r"\boxed{unknown}" if section is None else NOTHING_FOUND)
+    if section is None and "<note " in prompt.last_user:
+        merged = [*memory.splitlines(), *sentences_with(quoted[1], note_texts(prompt.last_user))]
+        lines = dict.fromkeys(line for line in merged if quoted[1] in line)
+        return Reply("\n".join([*lines, "Missing: nothing"]))
     if section is None:
         return Reply(keyword_answer(quoted[1], memory))
     notes = keyword_notes(quoted[1], section, memory)
+    if notes == NOTHING_FOUND and "this word only: Nothing." in prompt.last_user:
+        notes = "Nothing."
     if prompt.max_tokens is not None and len(notes) > prompt.max_tokens * 3:
         return Reply(notes[: prompt.max_tokens * 3], "length")
     return Reply(notes)

@@ -340,6 +340,7 @@ class _Rounds(_Apart):
         """Read a section on its own."""
         reader, budget = self._reader, self._budget
         section = reader.section_text(chunk)
+        reader.keep_section(chunk, section, self._chunks.document)
         messages = reader.prompts.section_messages(
             is_parallel=True,
             question=self._question,

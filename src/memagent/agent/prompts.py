@@ -159,10 +159,10 @@ class PromptSet:
         wording = [self.note, self.merge, self.nothing]
         return hashlib.sha256(json.dumps(wording).encode()).hexdigest()
 
-    @property
-    def shares_sections(self) -> bool:
+    def shares_sections(self, is_parallel: bool) -> bool:
         """Whether sections stand before questions and memories, so that all questions share their prefill."""
-        found = [slot for _, slot in _slot.findall(self.read) if slot]
+        template = self.note if is_parallel else self.read
+        found = [slot for _, slot in _slot.findall(template) if slot]
         return found[:1] == ["section"]
 
     def _values(self, question: str, memory: str, memory_tokens: int) -> dict[str, str]:

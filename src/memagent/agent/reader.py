@@ -20,6 +20,7 @@ Sections may also be read apart from each other, and what was noted merged: see 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -46,7 +47,7 @@ from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.engines.base import SETTINGS, BaseEngine, open_engine
 from memagent.errors import ConfigError, DocumentError, EmptyAnswer, RunError
-from memagent.types import Engine, Message, Sampling
+from memagent.types import Engine, Message, Sampling, TextKeeper
 
 
 class Reader:
@@ -87,6 +88,14 @@ class Reader:
         self.limits = limits or Limits()
         self.tokenizer, self.tokenizer_note = _resolve_tokenizer(tokenizer, engine.tokenizer)
         check_section_ends(self.config, self.tokenizer, engine.model)
+        self._keeper = engine if isinstance(engine, TextKeeper) and engine.keeps_text else None
+        self._kept: set[tuple[str, int]] = set()
+        """Sections that the engine was told to keep: text and start."""
+        if self._keeper and not self.prompts.shares_sections(self.config.mode == "parallel"):
+            raise ConfigError(
+                "`keep_text` needs sections that stand before the question; give `mode=parallel`, or "
+                "`prompts=shared`"
+            )
 
     def ask(
         self,
@@ -331,6 +340,7 @@ class Reader:
     ) -> tuple[Step, ReadingState]:
         """Read a section with the memory of those before; the step, and the state after it."""
         section = self.section_text(chunk)
+        self.keep_section(chunk, section, document)
         messages = self.prompts.read_messages(
             question=question,
             section=section,
@@ -371,6 +381,25 @@ class Reader:
     def section_text(self, chunk: Chunk) -> str:
         """A section as the model sees it; where replies have marks, those that the text holds are none."""
         return shielded(chunk.text) if self.reply_format.has_marks else chunk.text
+
+    def keep_section(self, chunk: Chunk, section: str, document: Document) -> None:
+        """Have the engine keep what it computes of a section, if it keeps texts."""
+        place = (document.sha256, chunk.start)
+        if self._keeper is None or place in self._kept:
+            return
+        self._kept.add(place)
+        one, other = (
+            self.prompts.section_messages(
+                is_parallel=self.config.mode == "parallel",
+                question=question,
+                section=section,
+                memory="",
+                section_number=chunk.index + 1,
+                memory_tokens=self.config.memory_tokens,
+            )
+            for question in ("1", "?")
+        )
+        self._keeper.keep_section(one, other, text=document.sha256, source=document.source)
 
     def placed_quotes(
         self, parsed: ParsedReply, chunk: Chunk, section: str, document: Document
@@ -451,6 +480,35 @@ class Reader:
             sampling,
             prompt_tokens=prompt_tokens,
         )
+
+
+def read_questions(path: str | Path) -> list[str]:
+    """The questions of a JSON Lines file: on each line a string, or an object with `question`."""
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the questions in {path} cannot be read: {error}") from None
+    found = [
+        _question_of(line, f"{path}, line {number}")
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+    if not found:
+        raise ConfigError(f"{path} holds no question")
+    return found
+
+
+def _question_of(line: str, where: str) -> str:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        value = None
+    question = value.get("question") if isinstance(value, dict) else value
+    if not isinstance(question, str) or not question.strip():
+        raise ConfigError(
+            f'{where}: write a question as a JSON string, or as an object such as {{"question": "Who?"}}'
+        )
+    return checked_question(question)
 
 
 def checked_question(question: str) -> str:

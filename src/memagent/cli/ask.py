@@ -26,7 +26,7 @@ from memagent.cli.ask_request import AskOptions, AskRequest, make_request
 from memagent.cli.shared.engine import engine_options, open_chosen
 from memagent.cli.shared.interrupt import INTERRUPTED
 from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
-from memagent.cli.shared.progress import duration
+from memagent.cli.shared.progress import duration, megabytes
 from memagent.cli.shared.run_command import CommandConsole, resumable
 from memagent.cli.shared.run_options import limit_options, price_options, run_options
 from memagent.config import AgentConfig
@@ -39,6 +39,7 @@ from memagent.engines.addresses import OPENAI_URL, endpoint_from
 from memagent.engines.base import BaseEngine, check_engine
 from memagent.errors import DocumentError, RunError
 from memagent.runs import MANIFEST, Run
+from memagent.types import TextKeeper
 
 STDIN_COPY = "stdin"
 """File in a run directory that keeps what came in on standard input, for resuming."""
@@ -53,6 +54,13 @@ STDIN_COPY = "stdin"
     multiple=True,
     panel="Options",
     help="Question about the text; repeatable.",
+)
+@panel_option(
+    "--questions",
+    "questions_file",
+    metavar="FILE",
+    panel="Options",
+    help="File of questions, after those of -q: on each line a JSON string, or an object with question.",
 )
 @panel_option(
     "--json",
@@ -154,6 +162,10 @@ class Ask:
         with self._console.notice(f"opening {request.engine.spec}"):
             engine = open_chosen(request.engine, self._console)
         self._report_endpoint(request, engine)
+        if isinstance(engine, TextKeeper):
+            engine.on_drop = lambda source, size: self._console.report(
+                f"dropped the kept text {source} ({megabytes(size)}) to make room"
+            )
         return asyncio.run(self._run(request, document, engine))
 
     async def _run(self, request: AskRequest, document: Document, engine: BaseEngine) -> int:
@@ -177,6 +189,7 @@ class Ask:
             return exit_code
         finally:
             await engine.aclose()
+            self._report_kept(engine)
 
     async def _watch(self, request: AskRequest, reader: Reader, engine: BaseEngine) -> None:
         """Read on whenever the files have changed; ends when it is interrupted."""
@@ -340,6 +353,16 @@ class Ask:
         settings = _applied(engine.reading_defaults, request)
         if choice.kind != "local" and settings:
             self._console.report(f"reading as suits {engine.model}: {settings}")
+
+    def _report_kept(self, engine: BaseEngine) -> None:
+        """Which texts are kept, and how large they are."""
+        for kept in engine.kept_texts() if isinstance(engine, TextKeeper) else ():
+            on_disk = f"{megabytes(kept.disk_bytes)} on disk" if kept.disk_bytes else "nothing"
+            self._console.report(
+                f"kept of {kept.source} for later questions: {on_disk}, of "
+                f"{kept.num_sections} sections with {megabytes(kept.section_bytes)}; "
+                "`memagent models texts` lists kept texts"
+            )
 
     def _report_summary(self, traces: Sequence[Trace], journal: Journal, reader: Reader) -> None:
         steps = [step for trace in traces for step in trace.steps]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from memagent.agent.journal import read_reading
 from memagent.agent.limits import Limits
-from memagent.agent.reader import checked_question
+from memagent.agent.reader import checked_question, read_questions
 from memagent.cli.shared.engine import EngineOptions
 from memagent.cli.shared.run_options import LimitOptions, RunOptions, limits_of, prices_of
 from memagent.config import AgentConfig
@@ -28,6 +28,7 @@ class AskOptions:
 
     files: tuple[str, ...]
     questions: tuple[str, ...]
+    questions_file: str | None
     as_json: bool
     dry_run: bool
     show_memory: bool
@@ -88,7 +89,7 @@ def make_request(options: AskOptions) -> AskRequest:
     if not request.paths:
         raise ConfigError("name at least one file or folder to read, or - for standard input")
     if not request.questions:
-        raise ConfigError("ask something: -q QUESTION")
+        raise ConfigError("ask something: -q QUESTION, or --questions FILE")
     return request
 
 
@@ -142,7 +143,8 @@ def _stored_engine(stored: Mapping[str, Any], model: str) -> EngineChoice:
 
 
 def _questions(options: AskOptions) -> tuple[str, ...]:
-    return tuple(checked_question(question) for question in options.questions)
+    given = tuple(checked_question(question) for question in options.questions)
+    return (*given, *(read_questions(options.questions_file) if options.questions_file else ()))
 
 
 def _agent_settings(options: AskOptions) -> dict[str, Any]:

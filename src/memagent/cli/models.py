@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import TYPE_CHECKING
+
 import click
 
 from memagent.cli.shared.messages import with_options
@@ -9,6 +12,9 @@ from memagent.cli.shared.progress import PullProgress, megabytes
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.engines import store
 from memagent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from memagent.engines.local.kept.disk import TextFiles
 
 HEADINGS = ("NAME", "SIZE", "WINDOW", "LICENCE", "WHERE")
 
@@ -87,6 +93,37 @@ def _row(name: str, here: store.InstalledModel | None) -> tuple[str, str, str, s
         known.licence if known else "",
         _where(name, here),
     )
+
+
+@command.command("texts")
+def list_texts() -> None:
+    """Show texts whose keys and values are kept on this machine (--keep-text of `memagent ask`)."""
+    for number, text in enumerate(_text_files().texts(), start=1):
+        used = f"{datetime.fromtimestamp(text.last_used):%Y-%m-%d %H:%M}"
+        click.echo(
+            f"{number}  {text.source}  {text.num_tokens:,} tokens  {megabytes(text.num_bytes)}  "
+            f"{text.model}  used {used}"
+        )
+
+
+@command.command("drop-text")
+@click.argument("number", type=int, required=False)
+@click.option("--all", "drop_all", is_flag=True, help="Drop all of them.")
+def drop_text(number: int | None, drop_all: bool) -> None:
+    """Drop a kept text by its NUMBER in the list, or all."""
+    files = _text_files()
+    texts = files.texts()
+    if not drop_all and (number is None or not 1 <= number <= len(texts)):
+        raise ConfigError(f"name a kept text by its number, 1 to {len(texts)}, or give --all")
+    for text in texts if drop_all else [texts[(number or 1) - 1]]:
+        files.drop(text)
+        click.echo(f"dropped {text.source} ({megabytes(text.num_bytes)})")
+
+
+def _text_files() -> TextFiles:
+    from memagent.engines.local.kept.disk import TextFiles  # it needs torch
+
+    return TextFiles(max_bytes=0)
 
 
 def _where(name: str, here: store.InstalledModel | None) -> str:

@@ -33,6 +33,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, Protocol
 
 import torch
@@ -41,12 +42,15 @@ from memagent.config import LocalConfig
 from memagent.engines import store
 from memagent.engines.base import BaseEngine
 from memagent.engines.local.generator import Generator
+from memagent.engines.local.kept.disk import KeptText, TextFiles
+from memagent.engines.local.kept.keys import weights_key
+from memagent.engines.local.kept.texts import KeptTexts
 from memagent.engines.local.loading import LoadedModel, is_out_of_memory, load
 from memagent.engines.local.scheduler import GenerationRequest
 from memagent.engines.local.streaming import TextStream
 from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError, PromptTooLong
 from memagent.names import nearest
-from memagent.types import Completion, Message, Sampling, Usage
+from memagent.types import Completion, KeptSizes, Message, Sampling, Usage
 
 SEED_BITS = 63
 STOP_MARGIN_TOKENS = 8
@@ -106,6 +110,9 @@ class LocalEngine(BaseEngine):
         self._loaded = loaded
         is_gpu = loaded.model.device.type == "cuda"
         self.calls_at_once = config.max_running or (1024 if is_gpu else 64)
+        self.keeps_text = config.keep_text
+        self.on_drop: Callable[[str, int], None] | None = None
+        """Called with the name and the bytes of each kept text that is dropped to make room."""
         cache_gb = config.cache_gb or (_half_free_gb(loaded.model.device) if is_gpu else 2.0)
         with _cache_errors(loaded.model.device, cache_gb):
             self._generator = Generator(
@@ -118,6 +125,7 @@ class LocalEngine(BaseEngine):
                 native=config.native,
                 ends_text=self._ends_text,
                 on_tokens=self._forward,
+                kept=self._open_kept(config) if config.keep_text else None,
             )
         self._listeners: dict[GenerationRequest, _Listener] = {}
         self._inbox: list[GenerationRequest] = []
@@ -256,14 +264,43 @@ class LocalEngine(BaseEngine):
                 self._num_holds -= 1
                 self._changed.notify_all()
 
+    def keep_section(
+        self, one: Sequence[Message], other: Sequence[Message], *, text: str, source: str
+    ) -> None:
+        """Keep the keys and values of what two prompts begin with."""
+        if self._generator.keeper is None:
+            return
+        pairs = zip(self.prompt_ids(one), self.prompt_ids(other), strict=False)
+        ids = [first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        self._generator.keeper.texts.name(ids, text=text, source=source)
+
+    def kept_texts(self) -> list[KeptSizes]:
+        """What is kept of each text that was read, and where. Only while no request runs."""
+        return self._generator.keeper.sizes() if self._generator.keeper else []
+
     async def aclose(self) -> None:
-        """Stop the thread; running requests fail."""
+        """Stop the thread; running requests fail. Kept texts are put on disk."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         if self._thread:
             await asyncio.to_thread(self._thread.join)
             self._thread = None
+            if self._generator.keeper:
+                await asyncio.to_thread(self._generator.keeper.save)
+
+    def _open_kept(self, config: LocalConfig) -> KeptTexts:
+        def dropped(text: KeptText) -> None:
+            if self.on_drop:
+                self.on_drop(text.source, text.num_bytes)
+
+        max_bytes = int(config.keep_disk_gb * 2**30)
+        return KeptTexts(
+            model=self.model,
+            key=lambda: weights_key(self._loaded.model),
+            files=TextFiles(max_bytes=max_bytes, on_drop=dropped) if max_bytes else None,
+            max_memory_bytes=int(config.keep_memory_gb * 2**30),
+        )
 
     # --- requests ------------------------------------------------------------------------------
 

@@ -12,13 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from memagent.engines.local.kept.keeper import CacheKeeper
+from memagent.engines.local.kept.texts import KeptTexts
 from memagent.engines.local.model import CachedModel
 from memagent.engines.local.sampling import SampledTokens, has_filter
 from memagent.engines.local.scheduler import GenerationRequest, Piece, Scheduler
 from memagent.errors import ConfigError
 from memagent.types import Sampling
+
+if TYPE_CHECKING:
+    import torch
 
 EndsText = Callable[[GenerationRequest], bool]
 """Whether a reply contains one of its stop texts."""
@@ -33,6 +38,11 @@ class GenerationModel(Protocol):
     """Maximum number of tokens of a reply sampled per call."""
     grow_slots: int
     """Slots that a reply is given at a time."""
+
+    @property
+    def cache(self) -> torch.Tensor:
+        """Keys and values: layers, keys and values, heads, slots, size of a head."""
+        ...
 
     def run(
         self, pieces: Sequence[Piece], steps: int
@@ -60,6 +70,7 @@ class Generator:
         native: bool = True,
         ends_text: EndsText = lambda request: False,
         on_tokens: OnTokens = lambda request, count: None,
+        kept: KeptTexts | None = None,
     ) -> None:
         self.policy_version = 0
         self._model = _open_model(model, num_slots, max_running, gguf=gguf, native=native)
@@ -72,6 +83,9 @@ class Generator:
             max_running=max_running,
             grow_slots=self._model.grow_slots,
         )
+        self.keeper = None if kept is None else CacheKeeper(kept, self.scheduler, self._model.cache)
+        """What is kept of texts beyond the cache; None where nothing is."""
+        self.scheduler.keeper = self.keeper
         self.num_computed_tokens = 0
         """Tokens that went through the model, to measure what prefix sharing saves."""
 
@@ -125,6 +139,8 @@ class Generator:
         """
         self.scheduler.preempt_all()
         self.scheduler.forget()
+        if self.keeper:
+            self.keeper.texts.weights_changed()
         self._model.weights_changed()
         self.policy_version = self.policy_version + 1 if policy_version is None else policy_version
 

@@ -87,7 +87,7 @@ class CachedModel:
         self.device: torch.device = parameter.device
         shape = (config.num_hidden_layers, 2, self._num_kv_heads, num_slots, self._head_dim)
         # not zeroed: a slot is written before it is read, and untouched pages take no memory
-        self._cache = torch.empty(shape, dtype=parameter.dtype, device=self.device)
+        self.cache = torch.empty(shape, dtype=parameter.dtype, device=self.device)
 
     def run(
         self, pieces: Sequence[Piece], steps: int = 1
@@ -135,7 +135,7 @@ class CachedModel:
         if hasattr(attention, "q_norm"):  # Qwen3
             queries, keys = attention.q_norm(queries), attention.k_norm(keys)
         queries, keys = _rotated(queries, rotation), _rotated(keys, rotation)
-        cache_k, cache_v = self._cache[number]
+        cache_k, cache_v = self.cache[number]
         cache_k.index_copy_(1, batch.slots_N, keys.transpose(0, 1))
         cache_v.index_copy_(1, batch.slots_N, values.transpose(0, 1))
         out = torch.empty_like(queries)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from memagent.engines.local.cache import PrefixNode, PrefixTree, SlotPool, path_to
 from memagent.errors import ConfigError
@@ -93,6 +93,18 @@ class GenerationRequest:
         return found
 
 
+class PrefixKeeper(Protocol):
+    """Keeps prefixes of prompts beyond the cache."""
+
+    def before_admission(self, tokens: Sequence[int]) -> None:
+        """A prompt is about to be admitted: its prefix may be put back into the cache."""
+        ...
+
+    def after_admission(self, tokens: Sequence[int]) -> None:
+        """A prompt was admitted."""
+        ...
+
+
 class Piece(NamedTuple):
     """Tokens of one request that are computed in this step."""
 
@@ -131,6 +143,7 @@ class Scheduler:
         self.tree = PrefixTree(self.pool)
         self.waiting: deque[GenerationRequest] = deque()
         self.running: list[GenerationRequest] = []
+        self.keeper: PrefixKeeper | None = None
         self.max_batch_tokens = max_batch_tokens
         self._max_running = max_running
         self._grow_slots = grow_slots
@@ -231,7 +244,7 @@ class Scheduler:
     def _grow(self, request: GenerationRequest) -> bool:
         """More slots for a reply, preempting others. False if it was preempted itself."""
         count = max(min(self._grow_slots, request.num_left), 1)
-        while (start := self._take(count)) is None:
+        while (start := self.take(count)) is None:
             if count > 1:
                 count //= 2
                 continue
@@ -242,7 +255,7 @@ class Scheduler:
         request.tails.append(SlotRun(start, count))
         return True
 
-    def _take(self, count: int) -> int | None:
+    def take(self, count: int) -> int | None:
         """Slots, evicting unused prompts."""
         while (start := self.pool.take(count)) is None:
             if not self.tree.evict(1):
@@ -260,6 +273,8 @@ class Scheduler:
     def _admit(self, request: GenerationRequest) -> bool:
         """Give a request slots for its tokens, sharing the common prefix with others."""
         tokens = (*request.prompt_ids, *request.completion_ids)
+        if self.keeper:
+            self.keeper.before_admission(tokens)
         shared = self.tree.match(tokens[:-1])  # the last token is recomputed, for its logits
         num_shared = sum(len(node.tokens) for node in shared)
         for node in shared:
@@ -270,16 +285,16 @@ class Scheduler:
         if start is not None:
             request.tails = [SlotRun(start + num_own, num_reply)]
         else:
-            start = self._take(num_own)
+            start = self.take(num_own)
         if start is None:
             for node in shared:
                 self.tree.release(node, request)
             if self.running:
                 return False
             # alone, and no run is long enough: the shared nodes fragment the pool, so start over
-            self.tree.clear()
+            self.tree.evict(self.pool.num_slots)
             shared, num_shared = [], 0
-            start = self._take(len(tokens))
+            start = self.take(len(tokens))
             assert start is not None, "`check` refuses requests larger than the pool"
         leaf = self.tree.add(shared[-1] if shared else None, tokens[num_shared:], start)
         self.tree.use(leaf, request)
@@ -287,6 +302,8 @@ class Scheduler:
         request.num_admitted = len(tokens)
         request.num_computed = 0
         request.num_reused = num_shared
+        if self.keeper:
+            self.keeper.after_admission(tokens)
         return True
 
     def _prompt_piece(self, request: GenerationRequest, budget: int) -> Piece | None:

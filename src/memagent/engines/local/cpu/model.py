@@ -112,7 +112,7 @@ class CpuModel(CachedModel):
         if self._kernels is None:
             return
         try:
-            self._native = _Native(self._kernels, self._model, self._cache, self._packed)
+            self._native = _Native(self._kernels, self._model, self.cache, self._packed)
         except Unsupported:
             return
         self._packed = self._native.packed

@@ -76,7 +76,7 @@ class GpuModel:
         self.device: torch.device = parameter.device
         self._ops, self._num_processors = _kernels_for(self.device)
         shape = (model.config.num_hidden_layers, 2, self._heads.kv_heads, num_slots + 1)
-        self._cache = torch.zeros(
+        self.cache = torch.zeros(
             (*shape, self._heads.dim), dtype=parameter.dtype, device=self.device
         )
         self._padding_slot = num_slots
@@ -284,8 +284,8 @@ class GpuModel:
             value = attention.v_proj(x).view(-1, heads.kv_heads, heads.dim)
             if hasattr(attention, "q_norm"):  # Qwen3
                 query, key = attention.q_norm(query), attention.k_norm(key)
-            ops.rotate_and_store(heads, query, key, value, cosine, sine, slots, self._cache[number])
-            attended = attend(query, self._cache[number])
+            ops.rotate_and_store(heads, query, key, value, cosine, sine, slots, self.cache[number])
+            attended = attend(query, self.cache[number])
             x = ops.add_norm(
                 hidden, attention.o_proj(attended.flatten(1)), layer.post_attention_layernorm
             )

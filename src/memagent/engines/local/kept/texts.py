@@ -1,0 +1,152 @@
+"""Which prefixes of prompts are kept, and where their keys and values are.
+
+    prefix tree of the cache ──evicted──▶ memory ──full──▶ disk ──full──▶ texts that were used least are dropped
+              ▲                              │               │
+              └──────── a prompt that begins with the prefix is admitted ◀──┘
+
+A prefix is known by its token ids. They come from tokenizer, prompt and text, so none of the three can be another
+one; weights and adapter are in the fingerprint that every entry carries. Only prefixes that were named are kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from memagent.engines.local.kept.disk import KeptText, TextFiles
+from memagent.types import KeptSizes
+
+INDEX_TOKENS = 256
+"""Prefixes are found by their first tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptPrefix:
+    """The tokens of a prompt up to the end of a section."""
+
+    ids: tuple[int, ...]
+    text: str
+    """SHA-256 of the text."""
+    source: str
+
+
+class KeptTexts:
+    """Keys and values of named prefixes in memory and on disk. The cache asks for them and hands them over."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        key: Callable[[], str],
+        files: TextFiles | None,
+        max_memory_bytes: int,
+    ) -> None:
+        """`key` computes the fingerprint of the weights; it is asked for when it is first needed."""
+        self.files = files
+        self._model = model
+        self._key_of = key
+        self._key: str | None = None
+        self._max_memory_bytes = max_memory_bytes
+        self._named: dict[tuple[int, ...], list[KeptPrefix]] = {}
+        self._short: list[KeptPrefix] = []
+        """Those with fewer tokens than the index has."""
+        self._in_memory: OrderedDict[KeptPrefix, torch.Tensor] = OrderedDict()
+        """The least recently used first."""
+        self._lock = threading.Lock()
+        """Prefixes are named by callers and used in the engine's thread."""
+
+    def name(self, ids: Sequence[int], *, text: str, source: str) -> None:
+        """Keep this prefix from now on."""
+        prefix = KeptPrefix(tuple(ids), text, source)
+        with self._lock:
+            bucket = self._named.setdefault(prefix.ids[:INDEX_TOKENS], [])
+            if all(other.ids != prefix.ids for other in bucket):
+                bucket.append(prefix)
+                self._short += [prefix] if len(prefix.ids) < INDEX_TOKENS else []
+
+    def find(self, tokens: Sequence[int]) -> KeptPrefix | None:
+        """The longest named prefix that a prompt begins with."""
+        tokens = tuple(tokens)
+        with self._lock:
+            known = [*self._named.get(tokens[:INDEX_TOKENS], ()), *self._short]
+        found = [one for one in known if one.ids == tokens[: len(one.ids)]]
+        return max(found, key=lambda one: len(one.ids), default=None)
+
+    def load(self, prefix: KeptPrefix) -> torch.Tensor | None:
+        """The keys and values of a prefix from memory, else from disk."""
+        if prefix in self._in_memory:
+            self._in_memory.move_to_end(prefix)
+            return self._in_memory[prefix]
+        return self.files.load(self._text(prefix), prefix.ids) if self.files else None
+
+    def put(self, prefix: KeptPrefix, values: torch.Tensor) -> None:
+        """Take over what leaves the cache. What does not fit the memory goes to disk."""
+        if prefix in self._in_memory:
+            return
+        self._in_memory[prefix] = values
+        while self.memory_bytes > self._max_memory_bytes:
+            oldest, leaving = self._in_memory.popitem(last=False)
+            self._save(oldest, leaving)
+
+    def save(self, in_cache: Sequence[tuple[KeptPrefix, Callable[[], torch.Tensor]]]) -> None:
+        """Put everything on disk that is not there yet, as before the process ends."""
+        for prefix, values in in_cache:
+            if prefix not in self._in_memory and self.files:
+                self._save(prefix, values())
+        for prefix, kept in self._in_memory.items():
+            self._save(prefix, kept)
+
+    def weights_changed(self) -> None:
+        """Nothing that was computed before is valid any more."""
+        self._in_memory.clear()
+        self._key = None
+
+    @property
+    def key(self) -> str:
+        """The fingerprint of weights and adapter."""
+        if self._key is None:
+            self._key = self._key_of()
+        return self._key
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory in use."""
+        return sum(_num_bytes(values) for values in self._in_memory.values())
+
+    def sizes(self, in_cache: Sequence[KeptPrefix], *, token_bytes: int) -> list[KeptSizes]:
+        """What is kept of each text; `in_cache` holds the prefixes in the cache."""
+        with self._lock:
+            named = [prefix for bucket in self._named.values() for prefix in bucket]
+        on_disk = {text.folder: text.num_bytes for text in self.files.texts()} if self.files else {}
+        found = []
+        for text, source in dict.fromkeys((prefix.text, prefix.source) for prefix in named):
+            those = {prefix for prefix in named if prefix.text == text}
+            kept = [_num_bytes(v) for prefix, v in list(self._in_memory.items()) if prefix in those]
+            about = KeptText(text=text, source=source, model=self._model, key=self.key)
+            found.append(
+                KeptSizes(
+                    source=source,
+                    text=text,
+                    num_sections=len(those),
+                    section_bytes=token_bytes * sum(len(prefix.ids) for prefix in those),
+                    cache_bytes=token_bytes * sum(len(p.ids) for p in in_cache if p in those),
+                    memory_bytes=sum(kept),
+                    disk_bytes=on_disk.get(about.folder, 0),
+                )
+            )
+        return found
+
+    def _save(self, prefix: KeptPrefix, values: torch.Tensor) -> None:
+        if self.files:
+            self.files.save(self._text(prefix), prefix.ids, values)
+
+    def _text(self, prefix: KeptPrefix) -> KeptText:
+        return KeptText(text=prefix.text, source=prefix.source, model=self._model, key=self.key)
+
+
+def _num_bytes(values: torch.Tensor) -> int:
+    return values.numel() * values.element_size()
