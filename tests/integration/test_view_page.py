@@ -17,6 +17,7 @@ from memagent.agent.trace import journal_line
 from memagent.documents.document import Document
 from memagent.jsonl import LineFile
 from memagent.viewer.api import ViewerApi
+from memagent.viewer.export import export_page
 from memagent.viewer.library import Library
 from memagent.viewer.serving import viewing
 from memagent.viewer.texts import Texts
@@ -279,6 +280,14 @@ def test_html_and_script_in_texts_are_shown_as_text(viewer: Viewer, tmp_path: Pa
             close(page)
 
 
+    (tmp_path / "page.html").write_text(export_page(ViewerApi(Library([tmp_path]))).html)
+    page = viewer.browser.open((tmp_path / "page.html").as_uri() + f"#/run/{reading}")
+    page.wait_for("document.querySelector('.detail .prose')")
+    assert page.text(".answer-card .prose") == HOSTILE
+    assert page.value("window.hit === undefined")
+    close(page)
+
+
 def test_the_policy_refuses_scripts_and_html_in_the_page(viewer: Viewer) -> None:
     page = viewer.open()
     page.value(
@@ -311,6 +320,31 @@ def test_light_and_dark_follow_the_system_and_can_be_set(viewer: Viewer) -> None
     page.press("t")
     assert page.value(colour) == "rgb(22, 23, 25)"
     page.press("t")
+    close(page)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("reading", ".detail .prose"), ("evaluation", "table.cells"), ("training", ".rollout")],
+)
+def test_an_exported_page_needs_no_server(
+    viewer: Viewer, cli: Cli, tmp_path: Path, name: str, shown: str
+) -> None:
+    done = cli("view", viewer.folder / name, "--export", tmp_path / "page.html")
+    assert (done.code, done.stdout, done.stderr) == (0, f"{tmp_path / 'page.html'}\n", "")
+    page = viewer.browser.open((tmp_path / "page.html").as_uri())
+    page.wait_for(f"document.querySelector('{shown}')")
+    if name == "reading":
+        page.press("p")
+        page.wait_for("document.querySelector('details.prompt pre')")
+    if name == "evaluation":
+        page.click("td.cell a")
+        page.wait_for("document.querySelector('table.items a.go')")
+        page.click("table.items a.go")
+        page.wait_for("document.querySelector('.verdict')")
+    assert [
+        address for address in page.requests if not address.startswith(("file:", "data:"))
+    ] == []
     close(page)
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from memagent.errors import ConfigError
 from memagent.extras import require
+from memagent.files import reason_of, write_atomically
+
+if TYPE_CHECKING:
+    from memagent.viewer.api import ViewerApi
 
 LIBRARIES = ("fastapi", "uvicorn")
 
@@ -29,8 +35,17 @@ LIBRARIES = ("fastapi", "uvicorn")
     type=click.IntRange(0, 65535),
     help="Port to listen on; 0 takes any free port.",
 )
+@click.option(
+    "--export",
+    "export",
+    metavar="FILE.html",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write the runs as one page that needs no server, instead of serving them.",
+)
 @click.option("--open", "opens", is_flag=True, help="Open the page in your browser.")
-def command(runs: tuple[str, ...], texts: tuple[Path, ...], port: int, opens: bool) -> None:
+def command(
+    runs: tuple[str, ...], texts: tuple[Path, ...], port: int, export: Path | None, opens: bool
+) -> None:
     """Show runs in a browser: readings step by step, evaluations, training as it goes on.
 
     RUN is a run directory, a folder of them, or a name that `memagent runs list` shows; without one,
@@ -39,6 +54,7 @@ def command(runs: tuple[str, ...], texts: tuple[Path, ...], port: int, opens: bo
     \b
       memagent view
       memagent view runs/ --text book.txt
+      memagent view runs/bell --export bell.html
     """
     for library in LIBRARIES:
         require(library, f'memagent view needs {library}; pip install "memagent[viewer]"')
@@ -49,7 +65,26 @@ def command(runs: tuple[str, ...], texts: tuple[Path, ...], port: int, opens: bo
     from memagent.viewer.texts import Texts
 
     api = ViewerApi(open_library(runs), Texts(texts))
+    if export is not None:
+        _write(api, export)
+        return
     view(api, port=port, on_ready=lambda url: _ready(url, opens=opens))
+
+
+def _write(api: ViewerApi, path: Path) -> None:
+    from memagent.viewer.export import export_page
+
+    exported = export_page(api)
+    try:
+        write_atomically(path, exported.html.encode(), mode=0o644)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {reason_of(error)}") from None
+    print(path)
+    if exported.num_left_out:
+        left = (
+            f"{exported.num_left_out:,} traces are left out; name fewer runs to write more of each"
+        )
+        print(left, file=sys.stderr)
 
 
 def _ready(url: str, *, opens: bool) -> None:

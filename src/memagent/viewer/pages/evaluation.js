@@ -1,6 +1,6 @@
 // An evaluation: its table, its plots, and the items behind a cell.
 
-import { get, link, linkWith, runPath } from "./api.js";
+import { get, isExport, link, linkWith, runPath } from "./api.js";
 import { lineChart } from "./charts.js";
 import { h, replaced } from "./dom.js";
 import { count, lengthName, number, percent, plural, seconds, short } from "./format.js";
@@ -112,7 +112,7 @@ export async function itemsPage(run, params) {
     if (isFirst) replaced(body, rows);
     else body.append(...rows);
     num = (isFirst ? 0 : num) + found.items.length;
-    more.hidden = num >= found.num_items;
+    more.hidden = isExport || num >= found.num_items;
     summary.textContent = `${plural(found.num_items, "item")}, wrong ones first${num < found.num_items ? `; ${count(num)} shown` : ""}`;
   }
 
@@ -137,7 +137,7 @@ export async function itemsPage(run, params) {
     element: h(
       "section", { class: "page" },
       h("div", { class: "heading" }, h("h1", {}, title), summary),
-      h("div", { class: "tools" }, search, states),
+      h("div", { class: "tools" }, isExport ? null : search, states),
       h("div", { class: "scroll" }, h("table", { class: "items list" }, h("thead", {}, h("tr", {}, ["Score", "Answer", "Accepted", "Task", "Length", "Calls", "Time"].map((name) => h("th", { scope: "col" }, name)))), body)),
       more,
     ),

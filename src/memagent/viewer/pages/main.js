@@ -44,7 +44,11 @@ let lastParts = "";
 
 async function chosen(parts, params) {
   shownRun = null;
-  if (parts.length === 0) return runsPage();
+  if (parts.length === 0) {
+    const only = isExport && (await get("/runs")).runs;
+    if (!only || only.length > 1) return runsPage();
+    parts = ["run", only[0].id];
+  }
   if (parts[0] === "compare" && parts.length === 3) return comparePage(parts[1], parts[2]);
   if (parts[0] !== "run" || parts.length < 2) throw new Error("there is no such page");
   const run = await get(runPath(parts[1]));

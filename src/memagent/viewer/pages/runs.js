@@ -1,6 +1,6 @@
 // The list of runs.
 
-import { get, link } from "./api.js";
+import { get, isExport, link } from "./api.js";
 import { h, replaced } from "./dom.js";
 import { KINDS, count, kindName, when } from "./format.js";
 
@@ -71,7 +71,7 @@ export async function runsPage() {
 
 function row(run, onChoose) {
   const share = run.num_all ? Math.min(1, run.num_done / run.num_all) : run.is_complete ? 1 : null;
-  const box = run.kind === "eval" && h("input", {
+  const box = run.kind === "eval" && !isExport && h("input", {
     type: "checkbox", "aria-label": `compare ${run.name}`, checked: chosen.includes(run.id),
     onchange: (event) => {
       chosen = chosen.filter((id) => id !== run.id);
