@@ -79,6 +79,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "fastapi": ("memagent.serve", "memagent.viewer"),
     "starlette": ("memagent.serve", "memagent.viewer", "memagent.web"),
     "uvicorn": ("memagent.serve", "memagent.viewer", "memagent.web"),
+    "mcp": ("memagent.serve.mcp",),
     "prometheus_client": ("memagent.serve",),
 }
 """Libraries that appear in these modules and nowhere else."""

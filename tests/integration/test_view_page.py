@@ -279,7 +279,6 @@ def test_html_and_script_in_texts_are_shown_as_text(viewer: Viewer, tmp_path: Pa
             )
             close(page)
 
-
     (tmp_path / "page.html").write_text(export_page(ViewerApi(Library([tmp_path]))).html)
     page = viewer.browser.open((tmp_path / "page.html").as_uri() + f"#/run/{reading}")
     page.wait_for("document.querySelector('.detail .prose')")

@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "data": "Build, inspect and convert datasets with known answers and evidence.",
     "demo": "Read a text that comes with memagent, and see the memory change.",
     "eval": "Ask many questions with several methods and score the answers.",
+    "mcp": "Offer documents to an assistant, over the Model Context Protocol.",
     "models": "List, download and delete models for the local engine.",
     "plan": "Plan a training run: memory, time and cost on GPUs of your choice.",
     "report": "Report evaluations: tables, a page and plots.",

@@ -1,0 +1,77 @@
+"""`memagent mcp`: documents for assistants, over the Model Context Protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+from platformdirs import user_state_path
+
+from memagent.agent.reader import Reader
+from memagent.cli.shared.engine import EngineOptions, engine_options, open_chosen
+from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
+from memagent.cli.shared.run_command import CommandConsole
+from memagent.cli.shared.run_options import LimitOptions, limit_options, limits_of, price_options
+from memagent.config import AgentConfig
+from memagent.extras import require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpOptions:
+    """The options of the command."""
+
+    folders: tuple[Path, ...]
+    readings: Path | None
+    tokenizer: str | None
+    engine: EngineOptions
+    limits: LimitOptions
+    agent: Annotated[dict[str, Any], AgentConfig]
+
+
+@click.command("mcp", cls=PanelCommand)
+@click.argument(
+    "folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path, file_okay=False)
+)
+@panel_option(
+    "--readings",
+    type=click.Path(path_type=Path),
+    panel="Options",
+    help="Folder to keep readings in. [default: one in your state folder]",
+)
+@limit_options
+@price_options
+@engine_options
+@panel_option(
+    "--tokenizer",
+    panel="Reading",
+    help="Folder, hub id, tiktoken:NAME, bytes or estimate. [default: the model's own]",
+)
+@settings_options(AgentConfig, panel="Reading")
+@taking(McpOptions)
+def command(options: McpOptions) -> int:
+    """Offer documents in FOLDERS to an assistant that speaks the Model Context Protocol, over standard
+    input and output: the tools ask_document and continue_reading.
+
+    \b
+      memagent mcp ~/papers ~/notes --base-url http://localhost:8000/v1
+
+    Without a FOLDER only texts that come with a question are read. Nothing outside of the folders is
+    opened. Limits on calls and cost hold for the whole time the server runs.
+    """
+    require("mcp", 'memagent mcp needs mcp; pip install "memagent[mcp]"')
+    # imported here: it imports the mcp package
+    from memagent.serve.mcp.desk import DocumentDesk
+    from memagent.serve.mcp.server import serve_tools
+
+    runs = options.readings or user_state_path("memagent", appauthor=False) / "mcp"
+    with open_chosen(options.engine.choose(), CommandConsole()) as engine:
+        reader = Reader(
+            engine,
+            tokenizer=options.tokenizer,
+            limits=limits_of(options.limits.given),
+            **options.agent,
+        )
+        serve_tools(DocumentDesk(reader, options.folders, runs=runs))
+    return 0
