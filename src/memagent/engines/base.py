@@ -63,6 +63,8 @@ class BaseEngine(ABC):
     """Calls that the engine works on at once, at most, where it knows; more of them wait."""
     runs_here: bool = False
     """True when calls are computed in this process: they cost nothing, and no text leaves it."""
+    num_replicas: int = 1
+    """Copies of the model that share the calls, each with a limit of calls at once of its own."""
     on_retry: RetryListener | None = None
     """Called with each failed attempt that is repeated, by engines that repeat attempts."""
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,6 +65,8 @@ from memagent.plugins import code_file, is_file_spec
 from memagent.runs import MANIFEST, Run, check_manifest
 from memagent.types import Completion, Engine, Message, Prices, Sampling
 
+OpenEngine = Callable[[EngineChoice], Awaitable[BaseEngine]]
+"""Opens an engine in another way than in this process, such as on a cluster."""
 OnNote = Callable[[str], None]
 """Called with remarks for the user, one line each."""
 
@@ -130,7 +132,8 @@ class EvalRequest:
         """Concurrent calls to an engine."""
         if isinstance(engine, EndpointEngine):
             return engine.config.concurrency
-        return self.concurrency or EngineConfig().concurrency
+        num_replicas = engine.num_replicas if isinstance(engine, BaseEngine) else 1
+        return num_replicas * (self.concurrency or EngineConfig().concurrency)
 
     def to_dict(self, stored: EngineChoice) -> dict[str, Any]:
         """The request as a manifest stores it, with the engine as it may be stored."""
@@ -325,18 +328,20 @@ async def open_evaluation(
     run_dir: Path | None = None,
     resume: bool = False,
     processes: int | None = None,
+    open_engine: OpenEngine | None = None,
     on_note: OnNote | None = None,
     on_pull: store.OnPull | None = None,
 ) -> AsyncIterator[Evaluation]:
     """An evaluation, ready for its first call; mistakes that need no call to be found are raised here.
 
     Without `run_dir` nothing is written; with `resume` it must hold a run that asks the same. `processes`
-    generate examples; 0 uses a thread of this one, None decides by the amount of text.
+    generate examples; 0 uses a thread of this one, None decides by the amount of text. `open_engine` opens the
+    engines; by default they are opened in this process.
     """
     suite = request.suite
     asked = await with_questions(suite, on_note=on_note)
     async with AsyncExitStack() as stack:
-        gates = _Gates(request, on_pull)
+        gates = _Gates(request, on_pull, open_engine)
         stack.push_async_callback(gates.aclose)
         first = (await gates.open(suite.methods[0])).engine
         tokenizer = _open_tokenizer(suite, first, on_note)
@@ -454,12 +459,18 @@ class _Gates:
     """The engines of an evaluation, each behind its gate; methods with the same settings share one."""
 
     def __init__(
-        self, request: EvalRequest, on_pull: store.OnPull | None, *, is_dry: bool = False
+        self,
+        request: EvalRequest,
+        on_pull: store.OnPull | None,
+        open_engine: OpenEngine | None = None,
+        *,
+        is_dry: bool = False,
     ) -> None:
         """With `is_dry` nothing is downloaded and no server is started."""
         self._request = request
         self._is_dry = is_dry
         self._on_pull = on_pull
+        self._open_engine = open_engine
         self._gates: dict[str, EngineGate] = {}
         self._opened: list[BaseEngine] = []
 
@@ -475,6 +486,8 @@ class _Gates:
             if isinstance(engine, EngineChoice):
                 if self._is_dry and _is_costly(engine):
                     engine = UnopenedEngine(engine.model)
+                elif self._open_engine is not None:
+                    engine = await self._open_engine(engine)
                 else:
                     engine = engine.open(on_pull=self._on_pull)
                 self._opened.append(engine)

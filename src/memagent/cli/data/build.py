@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
 import click
 
+from memagent.cli.shared.cluster import cluster_option, joined
 from memagent.cli.shared.messages import TABLE_METAVAR
 from memagent.cli.shared.options import taking
 from memagent.cli.shared.progress import ProgressFrame, duration
 from memagent.cli.shared.run_command import CommandConsole
+from memagent.cluster import Cluster
+from memagent.cluster_workers import ClusterExecutor
 from memagent.data.build import BuildJob, BuildProgress, Storing
 from memagent.data.manifest import Manifest, figure_path
 from memagent.data.recipes import BuildRequest, build_datasets
+from memagent.processes import OpenPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +28,7 @@ class BuildOptions:
 
     request: BuildRequest
     processes: int | None
+    cluster: str | None
     force: bool
     figure: bool
     dry_run: bool
@@ -60,6 +66,7 @@ class BuildOptions:
     help="Write texts (text), or only their origin (origin); auto: texts up to 64K tokens.",
 )
 @click.option("--processes", type=int, help="Worker processes (default: one for each core).")
+@cluster_option
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @click.option("--figure/--no-figure", default=True, help="Plot the depth of the evidence.")
 @click.option("--dry-run", is_flag=True, help="Print what would be built, and stop.")
@@ -73,7 +80,7 @@ def command(options: BuildOptions) -> int:
     memagent data build smoke --out data
     memagent data build hotpotqa --docs 200 --num 128 --split dev --seed 7 --out dev.jsonl
 
-    The same settings give the same bytes, whatever the number of processes. Beside each file there is
+    The same settings give the same bytes, whatever the number of processes, and on a cluster. Beside each file there is
     a manifest: settings, fingerprints, lengths, and the depth of the evidence. A build
     that was stopped is resumed by the same command.
     """
@@ -83,10 +90,15 @@ def command(options: BuildOptions) -> int:
             click.echo(f"{job.out}: {job.num} x {job.task}, {settings}")
         return 0
     console = CommandConsole(is_quiet=options.quiet)
-    with ProgressFrame(console, is_transient=True) as frame:
+    with (
+        joined(options.cluster, console) as cluster,
+        ProgressFrame(console, is_transient=True) as frame,
+    ):
+        processes, open_pool = _workers(cluster, options.processes)
         built = build_datasets(
             options.request,
-            processes=options.processes,
+            processes=processes,
+            open_pool=open_pool,
             force=options.force,
             figure=options.figure,
             on_progress=BuildBar(frame),
@@ -103,6 +115,13 @@ def command(options: BuildOptions) -> int:
                     'no figure of depths: it needs matplotlib, pip install "memagent[eval]"'
                 )
     return 0
+
+
+def _workers(cluster: Cluster | None, processes: int | None) -> tuple[int | None, OpenPool | None]:
+    """How many workers, and how they are opened: on a cluster as many as it has CPUs, if not given."""
+    if cluster is None:
+        return processes, None
+    return processes or max(1, int(cluster.total("CPU"))), partial(ClusterExecutor, cluster)
 
 
 def _summary(manifest: Manifest) -> str:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
 
+from memagent.cli.shared.cluster import (
+    ClusterOptions,
+    OpenOnCluster,
+    check_replicas,
+    cluster_options,
+    engine_opener,
+    joined,
+)
 from memagent.cli.shared.engine import EngineSettings, engine_settings_options, open_chosen
 from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
 from memagent.cli.shared.progress import ProgressFrame
@@ -62,6 +70,7 @@ class FilterOptions:
     prices: PriceOptions
     engines: tuple[str, ...]
     engine_settings: EngineSettings
+    cluster: ClusterOptions
 
 
 @click.command("filter", cls=PanelCommand)
@@ -90,6 +99,7 @@ class FilterOptions:
     "several times.",
 )
 @engine_settings_options
+@cluster_options
 @taking(FilterOptions)
 def command(options: FilterOptions) -> int:
     """Drop the questions of FILE that a model answers right without the text.
@@ -109,9 +119,11 @@ def command(options: FilterOptions) -> int:
     """
     request = make_request(options)
     questions = read_questions(request.file)  # before an engine is opened in vain
+    check_replicas(options.cluster)
     console = CommandConsole(is_quiet=options.quiet)
-    engines = _opened(request.engines, console)
-    return asyncio.run(_filter(options, request, questions, engines, console))
+    with joined(options.cluster.cluster, console) as cluster:
+        opener = engine_opener(cluster, options.cluster.replicas, console)
+        return asyncio.run(_filter(options, request, questions, opener, console))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,12 +160,14 @@ async def _filter(
     options: FilterOptions,
     request: FilterRequest,
     questions: list[BareQuestion],
-    engines: Sequence[BaseEngine],
+    opener: OpenOnCluster | None,
     console: CommandConsole,
 ) -> int:
     async with AsyncExitStack() as stack:
-        for engine in engines:
-            await stack.enter_async_context(engine)
+        engines: list[BaseEngine] = []
+        for choice in request.engines:
+            engine = await opener(choice) if opener else open_chosen(choice, console)
+            engines.append(await stack.enter_async_context(engine))
         run = stack.enter_context(
             FilterRun.open(
                 request.file,
@@ -176,7 +190,7 @@ async def _filter(
                     engine.on_retry = frame.retry
             report = await run.screen(
                 num=request.num,
-                concurrency=request.concurrency,
+                concurrency=request.concurrency * max(one.num_replicas for one in engines),
                 prices=prices_of(request.prices),
                 on_verdict=FilterProgress(run.num_questions, request, frame),
             )
@@ -185,14 +199,6 @@ async def _filter(
         if report.num_failed:
             console.report("failed questions are asked again with `resume`")
     return 0
-
-
-def _opened(choices: Sequence[EngineChoice], console: CommandConsole) -> list[BaseEngine]:
-    """All engines, or none of them when one cannot be opened."""
-    with ExitStack() as stack:
-        engines = [stack.enter_context(open_chosen(choice, console)) for choice in choices]
-        stack.pop_all()
-    return engines
 
 
 # --- what is asked --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from memagent.cli.shared.cluster import ClusterOptions
 from memagent.cli.shared.engine import EngineOptions
 from memagent.cli.shared.run_options import LimitOptions, RunOptions
 from memagent.config import AgentConfig
@@ -45,6 +46,7 @@ class EvalOptions:
     engine: EngineOptions
     run: RunOptions
     limits: LimitOptions
+    cluster: ClusterOptions
     processes: int | None
     dry_run: bool
     as_json: bool

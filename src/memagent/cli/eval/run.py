@@ -12,6 +12,12 @@ from memagent.agent import rates
 from memagent.cli.eval.options import EvalOptions, request_of
 from memagent.cli.eval.output import print_forecast, print_results
 from memagent.cli.eval.progress import EvalProgress
+from memagent.cli.shared.cluster import (
+    check_replicas,
+    cluster_options,
+    engine_opener,
+    joined,
+)
 from memagent.cli.shared.engine import engine_options
 from memagent.cli.shared.messages import TABLE_METAVAR
 from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
@@ -123,6 +129,7 @@ from memagent.runs import default_path
 @panel_option("--json", "as_json", is_flag=True, panel="Run", help="Print the results as JSON.")
 @panel_option("--quiet", is_flag=True, panel="Run", help="Show no progress.")
 @engine_options
+@cluster_options
 @taking(EvalOptions)
 def command(options: EvalOptions) -> int:
     """Ask many questions by one or more methods, and score the answers.
@@ -132,6 +139,7 @@ def command(options: EvalOptions) -> int:
       memagent eval --task ruler/niah_multikey_2 --lengths 8k,32k,128k --num 500 \\
         --method reader --method direct --base-url http://localhost:8000/v1
       memagent eval --file dev.jsonl --method my_method.py:ask_twice
+      memagent eval paper_hqa --engine vllm:MODEL --cluster 10.0.0.1:6379
       memagent eval --resume RUN
 
     SUITE is a TOML file, or the name of a suite that comes with memagent; a wrong name lists them.
@@ -151,7 +159,9 @@ async def _run(options: EvalOptions) -> int:
     assert isinstance(request.engine, EngineChoice)
     if request.engine.is_embedded and not options.dry_run:
         console.report(f"no endpoint given: asking the embedded model {request.engine.spec}")
+    check_replicas(options.cluster)
     async with AsyncExitStack() as stack:
+        cluster = stack.enter_context(joined(options.cluster.cluster, console))
         with PullProgress(request.engine.model, console) as on_pull:
             if options.dry_run:
                 opening = open_forecast(request, on_note=console.report, on_pull=on_pull)
@@ -164,6 +174,7 @@ async def _run(options: EvalOptions) -> int:
                 run_dir=options.run.resume or options.run.run_dir or default_path(),
                 resume=options.run.resume is not None,
                 processes=options.processes,
+                open_engine=engine_opener(cluster, options.cluster.replicas, console),
                 on_note=console.report,
                 on_pull=on_pull,
             )
