@@ -18,7 +18,7 @@ class EvidenceScores(NamedTuple):
     """Shares from 0 to 1; None where the evidence is not known, or nothing was kept of that kind."""
 
     captured: float | None = None
-    """Evidence that was in any memory, word for word."""
+    """Evidence that was in any memory, word for word, or as its note words it."""
     retained: float | None = None
     """Evidence that was in the last memory."""
     quoted: float | None = None
@@ -38,8 +38,10 @@ def evidence_scores(example: Example, trace: Trace, *, is_cut: bool = False) -> 
 
     `is_cut`: the text was read without a part, so that places in it are not those of the example.
     """
-    memories = [step.memory for step in trace.steps if step.kind != "answer"]
-    noted = recall([item.text for item in example.evidence], memories)
+    noted = recall(
+        [(item.text, item.note) for item in example.evidence],
+        [step.memory for step in trace.steps],
+    )
     captured, retained = noted or (None, None)
     if not trace.has_quotes or not example.evidence or is_cut:
         return EvidenceScores(captured, retained)

@@ -30,15 +30,20 @@ class Recall(NamedTuple):
     """In the last one."""
 
 
-def recall(evidence: Sequence[str], memories: Sequence[str]) -> Recall | None:
-    """How much of the evidence the memories hold; None without evidence or memories."""
-    wanted = [key for text in evidence if (key := _key(text))]
+def recall(evidence: Sequence[str | tuple[str, ...]], memories: Sequence[str]) -> Recall | None:
+    """How much of the evidence the memories hold; None without evidence or memories.
+
+    Evidence that can be worded in several ways is a tuple of them.
+    """
+    wordings = [(each,) if isinstance(each, str) else each for each in evidence]
+    wanted = [keys for each in wordings if (keys := [key for text in each if (key := _key(text))])]
     if not wanted or not memories:
         return None
     held = [_key(memory) for memory in dict.fromkeys(memories)]
     last = _key(memories[-1])
-    captured = sum(any(one in memory for memory in held) for one in wanted)
-    return Recall(captured / len(wanted), sum(one in last for one in wanted) / len(wanted))
+    captured = sum(any(key in memory for key in keys for memory in held) for keys in wanted)
+    retained = sum(any(key in last for key in keys) for keys in wanted)
+    return Recall(captured / len(wanted), retained / len(wanted))
 
 
 Spans = Sequence[tuple[int, int]]
@@ -61,6 +66,19 @@ def overlap(found: Spans, wanted: Spans) -> Overlap | None:
     right = sum(any(_agree(one, other) for other in wanted) for one in found)
     reached = sum(any(_agree(one, other) for one in found) for other in wanted)
     return Overlap(right / len(found) if found else None, reached / len(wanted))
+
+
+def stop_moment(unread: Spans, evidence: Spans, *, num_chars: int) -> float:
+    """How well a reading of a text stopped: 0 if it left out evidence, else how much it saved of what it could.
+
+    >>> stop_moment([(60, 100)], [(10, 20)], num_chars=100)
+    0.5
+    """
+    if any(start < end[1] and end[0] < stop for start, stop in unread for end in evidence):
+        return 0.0
+    could = num_chars - max((end for _, end in evidence), default=0)
+    saved = sum(stop - start for start, stop in unread)
+    return min(1.0, saved / could) if could > 0 else 1.0
 
 
 def _agree(one: tuple[int, int], other: tuple[int, int]) -> bool:

@@ -26,7 +26,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from memagent import trust
 from memagent.cluster import LOCAL_CLUSTER
@@ -114,6 +114,22 @@ class AgentSettings(Settings):
     """Settings of the agent; for memory those of reading, such as chunk_tokens."""
     reward: str = "strict"
     """A grader such as strict or recall, or path.py:function."""
+    bonus: dict[str, FiniteFloat] = Field(default_factory=dict)
+    """Weights of metrics of the agent that are added to the reward of training, such as
+    {captured = 0.1, citation_recall = 0.1, stop_moment = 0.1}; validation is scored without them."""
+
+    @model_validator(mode="after")
+    def _metrics_exist(self) -> Self:
+        if not self.bonus or self.name != "memory":
+            return self
+        from memagent.rl.agents.reading_metrics import REWARDED  # not needed for --help
+
+        unknown = [name for name in self.bonus if name not in REWARDED]
+        if unknown:
+            raise ValueError(
+                f"the agent memory has no metric {unknown[0]!r} for a `bonus`; {hint(unknown[0], REWARDED)}"
+            )
+        return self
 
 
 # --- a step ---------------------------------------------------------------------------------------

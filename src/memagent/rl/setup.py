@@ -19,7 +19,7 @@ from memagent.data.tasks.lengths import length_tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.plugins import is_file_spec
 from memagent.rl.agents.api import Agent, open_agent
-from memagent.rl.agents.rewards import Reward, check_reward, open_reward
+from memagent.rl.agents.rewards import Reward, check_reward, open_reward, with_bonus
 from memagent.rl.agents.session import RunSampling
 from memagent.rl.backend import LocalBackend, TrainerBackend
 from memagent.rl.rollouts.collect import check_agent, check_engine
@@ -91,7 +91,7 @@ async def open_setup(config: TrainConfig, run_dir: Path) -> AsyncIterator[Setup]
         yield Setup(
             config=config,
             agent=agent,
-            reward=reward,
+            reward=with_bonus(reward, config.agent.bonus),
             backend=backend,
             engine=engine,
             sync=open_sync(

@@ -11,8 +11,8 @@ from memagent.agent.trace import Step
 from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.errors import EmptyAnswer
-from memagent.eval.runner import evidence_scores
 from memagent.rl.agents.client import Client
+from memagent.rl.agents.reading_metrics import metrics_of
 from memagent.rl.agents.sections import LongTexts, sections_of, tokenizer_of
 from memagent.rl.types import Outcome
 
@@ -48,19 +48,13 @@ async def agent(task: Example, client: Client, settings: MemorySettings = DEFAUL
             steps.append(step)
     except EmptyAnswer:  # a wrong answer like any other, not a failure
         steps.append(_empty_answer(steps, session.steps[-1]))
-    reads = steps[:-1]
-    flags = [flag for step in reads for flag in step.flags]
     trace = reader.trace(task.question, document, steps)
     return Outcome(
         answer=trace.answer or "",
         trace=trace,
         metrics={
-            "sections": len(reads),
-            "memory_tokens": sum(step.usage.completion_tokens for step in reads) / len(reads),
-            "cut_memories": flags.count("reply_cut") + flags.count("memory_cut"),
-            "kept_memories": flags.count("memory_kept"),
+            **metrics_of(task, trace, settings, is_cut=sections.is_cut),
             **({"cut_texts": float(sections.is_cut)} if settings.long_texts != "refuse" else {}),
-            **evidence_scores(task, trace, is_cut=sections.is_cut).known(),
         },
     )
 

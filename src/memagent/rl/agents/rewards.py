@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from numbers import Real
 from typing import Any, Protocol
 
@@ -59,6 +59,18 @@ def open_reward(spec: str) -> Reward:
         return grade(name, outcome.answer, task.answers, task.match, max_tokens=limit).value
 
     return graded
+
+
+def with_bonus(reward: Reward, weights: Mapping[str, float]) -> Reward:
+    """A reward plus weighted metrics of the agent; one that an outcome does not have counts as 0."""
+    if not weights:
+        return reward
+
+    async def rewarded(task: Any, outcome: Outcome) -> float:
+        bonus = sum(weight * outcome.metrics.get(name, 0.0) for name, weight in weights.items())
+        return await reward(task, outcome) + bonus
+
+    return rewarded
 
 
 async def check_reward(reward: Reward, task: Any) -> None:

@@ -33,7 +33,7 @@ from memagent.rl.warmstart.traces import TraceRefused
 from memagent.types import Message, Sampling
 
 NO_LIMIT = 1 << 30
-MEMORY_LIMITS = ("chunk_tokens", "memory_tokens", "answer_tokens")
+MEMORY_LIMITS = ("chunk_tokens", "memory_tokens", "answer_tokens", "quote_tokens")
 
 Demonstrations = Callable[[Example], list[Conversation]]
 """The conversations of an example, with replies that lead to a right answer."""
@@ -72,7 +72,7 @@ def texts_for(agent: str, settings: Mapping[str, Any] | None, example: Example) 
     limits = MEMORY_LIMITS if agent == "memory" else ("max_tokens",)
     values = {**(settings or {}), **dict.fromkeys(limits, NO_LIMIT)}
     if agent == "memory":
-        values["window"] = 4 * NO_LIMIT
+        values["window"] = 8 * NO_LIMIT
     found = demonstrations_for(agent, values, tokenizer=ByteTokenizer())(example)
     texts = [message["content"] for one in found for message in one.messages]
     return [*texts, traces.NOTHING_YET] if agent == "memory" else texts

@@ -28,18 +28,20 @@ from itertools import count as counter
 from typing import Any, NamedTuple
 
 from memagent import blocking
+from memagent.agent.evidence.replies import ReplyFormat, shielded
 from memagent.agent.prompts import PromptSet, prompts_for
 from memagent.agent.reader import Reader
-from memagent.agent.trace import Step
+from memagent.agent.trace import Step, StepKind
 from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.data.tasks.registry import rebuild
 from memagent.documents.chunking import Chunks
-from memagent.documents.document import Document
+from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Tokenizer
-from memagent.engines.scripted import ScriptedEngine
+from memagent.engines.scripted import Script, ScriptedEngine
 from memagent.errors import DataError
 from memagent.rl.warmstart.conversations import Conversation
+from memagent.rl.warmstart.marks import Mark, counts_items, marks_of, sources_of
 from memagent.types import Message, Sampling
 
 NOTHING_YET = "Nothing in the text so far helps to answer the question."
@@ -51,6 +53,11 @@ NUM_SPARE_WORDS = 2
 WORDS_PER_MOMENT = 20
 """Frequent words are compared after each so many words."""
 
+NOTE_START = "<note sections="
+"""How a note begins in the prompt of a merge."""
+
+_section_block = re.compile(r"<section[^>]*>\n(.*)\n</section>", re.DOTALL)
+_memory_block = re.compile(r"<memory>\n(.*?)\n</memory>", re.DOTALL)
 _word = re.compile(r"[^\W\d_][\w-]*")
 """A word of a list or of a text in code; numbers of lines and dots are none."""
 
@@ -79,44 +86,182 @@ def conversations(
     text = example.text()
     if not text:
         raise TraceRefused(f"{example.id} has an empty text")
-    prompts = prompts_for(config)
-    moments = _moments(example, ADDED if prompts.replace else {})
-    nothing = "" if prompts.no_change else NOTHING_YET
-    answer = answer_of(example, moments[-1].memory if moments else nothing, prompts)
-    _check_fit(example, [moment.memory for moment in moments], answer, config, tokenizer)
-    document = Document.from_text(text)
-    sections = Chunks(document, tokenizer, config.chunk_tokens, ends=config.section_ends)
-    numbers = counter()
-    memories: list[str] = []
-    replies: list[str] = []
-
-    def script(messages: Sequence[Message], sampling: Sampling) -> str:
-        section = sections.get(next(numbers))
-        if section is None:
-            replies.append(answer)
-            return answer
-        memory = _memory_at(section.end, moments, nothing)
-        replies.append(prompts.reply_for(memories[-1] if memories else "", memory))
-        memories.append(memory)
-        return replies[-1]
-
-    engine = ScriptedEngine(script)
+    config = config.model_copy(update={"order": "text"})  # a prompt does not depend on the order
+    right = RightReplies(example, config=config, tokenizer=tokenizer)
+    sections = Chunks(
+        Document.from_text(text), tokenizer, config.chunk_tokens, ends=config.section_ends
+    )
+    right.check_fit(sections)
+    engine = ScriptedEngine(right.script(sections))
     reader = Reader(engine, tokenizer=tokenizer, config=config)
     steps = blocking.run(_steps(reader, example.question, sections))
-    if [step.memory for step in steps[:-1]] != memories:
+    if not config.merges and [step.memory for step in steps[:-1]] != right.memories:
         raise TraceRefused(
             f"{example.id}: the reader changes its memories; remove tags of reasoning from its evidence"
         )
     return [
         Conversation(
             id=example.id,
-            messages=(*prompt, {"role": "assistant", "content": reply}),
+            messages=(*prompt, {"role": "assistant", "content": said.reply}),
             task=example.task,
-            step=step.index,
-            kind=step.kind,
+            step=number,
+            kind=said.kind,
         )
-        for step, prompt, reply in zip(steps, engine.prompts, replies, strict=True)
+        for number, (prompt, said) in enumerate(zip(engine.prompts, right.said, strict=True))
     ]
+
+
+class Said(NamedTuple):
+    """A reply, and the kind of step that it is for."""
+
+    kind: StepKind
+    reply: str
+
+
+class RightReplies:
+    """What a good reader replies to the prompts of one example."""
+
+    def __init__(
+        self,
+        example: Example,
+        *,
+        config: AgentConfig,
+        tokenizer: Tokenizer,
+        rules: Mapping[str, Rule] | None = None,
+    ) -> None:
+        """`rules` take precedence over those of this module, by task."""
+        self._example = example
+        self._config = config
+        self._tokenizer = tokenizer
+        self._prompts = prompts_for(config)
+        self._marks = marks_of(example, config)
+        counts = counts_items(example, config)
+        special = {**(ADDED if self._prompts.replace else {}), **(rules or {})}
+        self._moments = [] if counts else _moments(example, special)
+        self._lines = [] if counts else _lines_of(example, config)
+        self._nothing = "" if self._prompts.no_change or counts else NOTHING_YET
+        last = self._moments[-1].memory if self._moments else self._nothing
+        self._answer = answer_of(example, last, self._prompts)
+        self._is_in_order = not config.merges and config.order == "text"
+        self._num_enough = 0
+        self._read_ends: set[int] = set()
+        self._quoted: list[Mark] = []
+        self.memories: list[str] = []
+        """Memories after each section, where sections are read in order."""
+        self.said: list[Said] = []
+        """All replies so far."""
+
+    def check_fit(self, sections: Chunks) -> None:
+        """Raise TraceRefused where a memory, an answer or the quotes of a section exceed the settings."""
+        memories = [moment.memory for moment in self._moments]
+        _check_fit(self._example, memories, self._answer, self._config, self._tokenizer)
+        if self._config.keeps_quotes:
+            longest = max(self._tokenizer.count(self._marks.quotes(each)) for each in sections)
+            if longest > self._config.quote_tokens:
+                raise TraceRefused(
+                    f"{self._example.id}: the quotes of a section have {longest} tokens, more than "
+                    f"`quote_tokens={self._config.quote_tokens}`; raise `quote_tokens`"
+                )
+
+    def script(self, sections: Chunks) -> Script:
+        """The replies as a script of an engine that reads these sections."""
+        find = self._next(sections) if self._is_in_order else self._found(sections)
+
+        def script(messages: Sequence[Message], sampling: Sampling) -> str:
+            prompt = messages[-1]["content"]
+            if NOTE_START in prompt:
+                return self._say("merge", self._merged(prompt))
+            section = find(prompt)
+            if section is None:
+                return self._say("answer", self._answered(prompt))
+            return self._say("read", self._read(section, prompt))
+
+        return script
+
+    def _say(self, kind: StepKind, reply: str) -> str:
+        self.said.append(Said(kind, reply))
+        return reply
+
+    def _next(self, sections: Chunks) -> Callable[[str], Chunk | None]:
+        """Finds the next section in the order of the text; None when the reader has stopped."""
+        numbers = counter()
+
+        def find(prompt: str) -> Chunk | None:
+            is_over = self._config.stop_early and self._num_enough > self._config.verify_stop
+            return None if is_over else sections.get(next(numbers))
+
+        return find
+
+    def _found(self, sections: Chunks) -> Callable[[str], Chunk | None]:
+        """Finds the section that a prompt shows, where sections are read in another order or at once."""
+        has_marks = ReplyFormat.of(self._config).has_marks
+        shown = {(shielded(each.text) if has_marks else each.text): each for each in sections}
+
+        def find(prompt: str) -> Chunk | None:
+            block = _section_block.search(prompt)
+            if block and block.group(1) in shown:
+                return shown[block.group(1)]
+            return next((each for text, each in shown.items() if text in prompt), None)
+
+        return find
+
+    def _read(self, section: Chunk, prompt: str) -> str:
+        self._quoted += self._marks.inside(section)
+        if self._config.mode == "parallel":
+            body = "\n".join(self._lines_in(section))
+            quotes = self._marks.quotes(section)
+            return _joined(quotes, body) or self._prompts.nothing
+        old, new = self._memories(section, prompt)
+        quotes = self._marks.quotes(section)
+        body = "" if quotes and new == old else self._prompts.reply_for(old, new)
+        is_enough = self._is_enough(section)
+        self._num_enough = self._num_enough + 1 if is_enough else 0
+        self.memories.append(new)
+        return _joined(quotes, body, "<enough/>" if is_enough else "")
+
+    def _is_enough(self, section: Chunk) -> bool:
+        """Whether all evidence has been read with this section."""
+        needed = self._marks.needed
+        if needed is None:
+            return False
+        self._read_ends |= {end for end in needed if section.start < end <= section.end}
+        return needed <= self._read_ends
+
+    def _memories(self, section: Chunk, prompt: str) -> tuple[str, str]:
+        """The memory before and after a section; that of a segment is read from the prompt."""
+        if self._is_in_order:
+            old = self.memories[-1] if self.memories else ""
+            return old, _memory_at(section.end, self._moments, self._nothing)
+        found = _memory_block.search(prompt)
+        known = found.group(1).strip() if found else ""
+        old = "" if known in (self._prompts.empty_memory, self._nothing) else known
+        lines = dict.fromkeys([*old.splitlines(), *self._lines_in(section)])
+        return old, "\n".join(lines) or self._nothing
+
+    def _lines_in(self, section: Chunk) -> list[str]:
+        return [
+            moment.memory for moment in self._lines if section.start < moment.end <= section.end
+        ]
+
+    def _merged(self, prompt: str) -> str:
+        lines = dict.fromkeys(line.memory for line in self._lines if line.memory in prompt)
+        return "\n".join([*lines, "Missing: nothing"])
+
+    def _answered(self, prompt: str) -> str:
+        if not self._config.keeps_quotes:
+            return self._answer
+        return f"{self._answer}\n{sources_of(self._quoted, prompt)}"
+
+
+def _joined(*parts: str) -> str:
+    return "\n".join(part for part in parts if part)
+
+
+def _lines_of(example: Example, config: AgentConfig) -> list[Moment]:
+    """Each piece of evidence as a line of its own, for sections that are read apart from each other."""
+    if not config.merges and config.order == "text":
+        return []
+    return [Moment(end, " ".join(memory.split())) for end, memory in _noted(example)]
 
 
 def answer_of(example: Example, memory: str, prompts: PromptSet) -> str:

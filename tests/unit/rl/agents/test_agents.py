@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from memagent.config import LocalConfig
-from memagent.data.example import Example, Passage
+from memagent.data.example import Evidence, Example, Passage
 from memagent.data.tasks.arithmetic import problem
 from memagent.engines.base import open_engine
 from memagent.engines.local.engine import LocalEngine
@@ -22,9 +22,10 @@ from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import ConfigError
 from memagent.rl.agents.api import AGENTS, open_agent
 from memagent.rl.agents.client import Client
-from memagent.rl.agents.rewards import check_reward, open_reward
+from memagent.rl.agents.rewards import check_reward, open_reward, with_bonus
 from memagent.rl.agents.session import Session
 from memagent.rl.rollouts.collect import check_engine
+from memagent.rl.settings import AgentSettings
 from memagent.rl.types import Outcome, Sample
 from memagent.types import Completion, Usage
 from tests.conftest import prose
@@ -196,6 +197,52 @@ async def test_the_middle_of_a_text_of_too_many_sections_is_left_out_where_that_
         assert text[-300:] in decode(engine.prompts[3])
     short = example(id="short", documents=(Passage(text=text[:1100]),))
     assert (await agent(short, client(engine))).metrics["cut_texts"] == 0.0
+
+
+async def test_the_memory_agent_reads_in_every_mode_and_reports_how_well() -> None:
+    fact = "The miller sold the ledger."
+    text = f"{prose(10)} {fact} {prose(30)}"
+    start = text.index(fact)
+    known = (Evidence(document=0, start=start, end=start + len(fact), text=fact),)
+    task = example(documents=(Passage(text=text),), evidence=known)
+
+    def script(messages: Any, sampling: Any) -> str:
+        prompt = messages[-1]["content"]
+        if "Missing:" in prompt and "<section" not in prompt:
+            return f"{fact}\nMissing: nothing"
+        if "<section" not in prompt:
+            return "\\boxed{the miller}\nSources: 1"
+        if fact not in prompt.partition("<section")[2].partition("</section>")[0]:
+            return "Nothing." if "Nothing." in prompt else "No change."
+        return f"<quote>{fact}</quote>{fact}" + ("<enough/>" if "<enough/>" in prompt else "")
+
+    sizes = {"window": 6000, "chunk_tokens": 300, "memory_tokens": 100, "answer_tokens": 50}
+    quoting = {**sizes, "evidence": True, "no_change": True, "quote_tokens": 100}
+    found = {}
+    for mode in ({"stop_early": True}, {"mode": "parallel"}, {"segments": 2}):
+        engine = ScriptedEngine(script)
+        agent = open_agent("memory", {**quoting, **mode})
+        outcome = await agent(task, client(engine, needs_tokens=False))
+        assert outcome.answer == "\\boxed{the miller}"
+        assert outcome.metrics["citation_precision"] == outcome.metrics["citation_recall"] == 1.0
+        assert outcome.metrics["malformed"] == 0
+        found[next(iter(mode))] = outcome.metrics
+    assert 0 < found["stop_early"]["stop_moment"] <= 1
+    assert found["stop_early"]["sections"] < found["segments"]["sections"]
+    assert (found["mode"]["rounds"], found["mode"]["few_rounds"]) == (1, 1.0)
+
+
+async def test_weighted_metrics_are_added_to_the_reward() -> None:
+    task = example()
+    reward = with_bonus(open_reward("strict"), {"captured": 0.2, "stop_moment": 0.1})
+    right = Outcome(answer="\\boxed{the miller}", metrics={"captured": 0.5})
+    assert await reward(task, right) == pytest.approx(1.1)
+    assert await reward(task, Outcome(answer="")) == 0.0
+
+
+def test_a_bonus_for_a_metric_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no metric 'capturd' .* did you mean captured\?"):
+        AgentSettings.parse({"bonus": {"capturd": 0.1}})
 
 
 @pytest.mark.parametrize(("empty_replies", "memory"), [("keep", "noted"), ("overwrite", "")])

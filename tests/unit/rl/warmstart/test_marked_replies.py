@@ -1,0 +1,130 @@
+"""Warm-start demonstrations of the reading modes: quotes, items, early stops, notes and merges."""
+
+from __future__ import annotations
+
+import pytest
+
+from memagent.config import AgentConfig
+from memagent.data.example import Example
+from memagent.data.tasks.registry import open_task
+from memagent.documents.tokenizers import ByteTokenizer
+from memagent.rl.warmstart.conversations import Conversation
+from memagent.rl.warmstart.traces import TraceRefused, conversations
+
+BYTES = ByteTokenizer()
+SIZES = {"window": 16_000, "chunk_tokens": 1200, "memory_tokens": 900, "answer_tokens": 400}
+TASKS = ["beyond/two_hop", "beyond/coreference", "ruler/niah_single_1", "colours"]
+
+
+def made(name: str, index: int = 0) -> Example:
+    return open_task(name, {"tokens": 8000, "tokenizer": "bytes", "seed": 2}).example(index)
+
+
+def shown(example: Example, **modes: object) -> list[Conversation]:
+    config = AgentConfig.parse({**SIZES, "quote_tokens": 1200, "prompts": "keep", **modes})
+    return conversations(example, config=config, tokenizer=BYTES)
+
+
+def reply(one: Conversation) -> str:
+    return one.messages[-1]["content"]
+
+
+def prompt(one: Conversation) -> str:
+    return one.messages[-2]["content"]
+
+
+@pytest.mark.parametrize("task", TASKS[:3])
+def test_evidence_is_quoted_where_it_stands_and_named_as_source(task: str) -> None:
+    example = made(task)
+    *reads, answer = shown(example, evidence=True)
+    for item in example.evidence:
+        [holder] = [one for one in reads if f"<quote>{item.text}</quote>" in reply(one)]
+        assert item.text in prompt(holder)
+    last = reply(answer).splitlines()[-1]
+    num = len(example.evidence)
+    assert last == f"Sources: {', '.join(str(number) for number in range(1, num + 1))}"
+    assert all(item.text.split("\n")[0] in prompt(answer) for item in example.evidence)
+
+
+def test_sections_without_evidence_are_answered_in_two_words() -> None:
+    example = made("ruler/niah_single_1")
+    *reads, _ = shown(example, evidence=True)
+    others = [one for one in reads if example.evidence[0].text not in prompt(one)]
+    assert {reply(one) for one in others} == {"No change."}
+
+
+@pytest.mark.parametrize("verify", [0, 2])
+def test_a_reading_stops_when_all_evidence_has_been_read(verify: int) -> None:
+    example = made("ruler/niah_single_1", 1)
+    whole = shown(example, evidence=True)
+    *reads, answer = shown(example, evidence=True, stop_early=True, verify_stop=verify)
+    said = ["<enough/>" in reply(one) for one in reads]
+    first = said.index(True)
+    assert example.evidence[0].text in prompt(reads[first])
+    assert said == [False] * first + [True] * (verify + 1)
+    assert len(reads) + 1 < len(whole)
+    assert reply(answer) == reply(whole[-1])
+
+
+def test_tasks_about_the_whole_text_never_stop_early() -> None:
+    example = made("beyond/counting")
+    replies = [reply(one) for one in shown(example, evidence=True, stop_early=True)]
+    assert not any("<enough/>" in one for one in replies)
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("beyond/counting", "entries: {answer}\n"),
+        ("beyond/corrections", "last value {answer} ["),
+        ("beyond/coreference", "\n[{number}] "),
+    ],
+)
+def test_items_are_listed_and_code_shows_the_answer(task: str, expected: str) -> None:
+    for index in range(3):
+        example = made(task, index)
+        *reads, answer = shown(example, items=True, ledger_tokens=4000)
+        assert {reply(one).partition("<item>")[0] for one in reads} <= {"", "No change."}
+        wanted = expected.format(
+            answer=example.answers[0], number=example.metadata.get("number", 0)
+        )
+        assert wanted in prompt(answer)
+
+
+def test_sums_and_leaders_are_computed_from_items() -> None:
+    for index in range(6):
+        example = made("beyond/aggregation", index)
+        *_, answer = shown(example, items=True, ledger_tokens=4000)
+        counted = prompt(answer).partition("Counted by code")[2]
+        lines = {
+            "sum": f"sum of the values: {example.answers[0]}\n",
+            "largest": f"largest value: {example.answers[0]} [",
+            "leader": f"\n{example.answers[0]}: ",
+        }
+        assert lines[example.metadata["measure"]] in counted
+
+
+def test_sections_that_are_read_at_once_have_notes_or_nothing_and_are_merged() -> None:
+    example = made("beyond/two_hop")
+    found = shown(example, mode="parallel", evidence=True)
+    kinds = [one.kind for one in found]
+    assert kinds == ["read"] * (len(found) - 2) + ["merge", "answer"]
+    notes = [reply(one) for one in found if one.kind == "read"]
+    assert "Nothing." in notes
+    assert all(
+        any(f"<quote>{item.text}</quote>" in note for note in notes) for item in example.evidence
+    )
+    assert reply(found[-2]).endswith("\nMissing: nothing")
+    assert reply(found[-1]).endswith("Sources: 1, 2")
+
+
+def test_segments_are_demonstrated_with_their_own_memories() -> None:
+    example = made("beyond/two_hop")
+    found = shown(example, segments=3)
+    assert [one.kind for one in found].count("merge") <= 1
+    assert reply(found[-1]) == f"\\boxed{{{example.answers[0]}}}"
+
+
+def test_quotes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(TraceRefused, match="more than `quote_tokens=16`"):
+        shown(made("beyond/coreference"), evidence=True, quote_tokens=16)
