@@ -288,6 +288,19 @@ def test_links_between_pages_exist(path: Path) -> None:
     assert dead == []
 
 
+def test_the_page_of_the_package_has_no_link_that_only_the_repository_has() -> None:
+    package_page = runpy.run_path(str(ROOT / "docs" / "package_page.py"))["package_page"]
+    readme = (ROOT / "README.md").read_text()
+    alone, linked = package_page(readme, None), package_page(readme, "https://example.org/m/")
+    assert _link.findall(readme)
+    assert _link.findall(alone) == _link.findall(linked) == []
+    assert "*Picture: The loop: each call reads one section" in alone
+    assert "Getting started walks through" in alone
+    assert "](https://example.org/m/raw/main/docs/images/loop.svg)" in linked
+    assert "[Getting started](https://example.org/m/blob/main/docs/start.md)" in linked
+    assert "(https://arxiv.org/abs/2507.02259)" in alone
+
+
 def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 200
     assert len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) < 220

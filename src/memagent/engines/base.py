@@ -18,7 +18,7 @@ from memagent.engines.addresses import addresses, endpoint_from, origin, origins
 from memagent.engines.retry import RetryListener
 from memagent.errors import ConfigError
 from memagent.names import hint, nearest
-from memagent.types import Completion, Message, Sampling
+from memagent.types import Completion, Engine, Message, Sampling
 
 ENGINES: dict[str, str] = {
     "local": "memagent.engines.local.engine:open_local",
@@ -80,6 +80,14 @@ class BaseEngine(ABC):
     @abstractmethod
     async def aclose(self) -> None:
         """Free connections, processes and memory."""
+
+    def stand_for(self, engine: Engine) -> None:
+        """Take over what is known of another engine, to which this one passes its calls on."""
+        self.model, self.tokenizer = engine.model, engine.tokenizer
+        if isinstance(engine, BaseEngine):
+            self.served_window = engine.served_window
+            self.reading_defaults = engine.reading_defaults
+            self.calls_at_once = engine.calls_at_once
 
     def close(self) -> None:
         """As `aclose`, for code that is not async."""

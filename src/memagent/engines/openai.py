@@ -176,12 +176,7 @@ class EndpointEngine(BaseEngine):
                 )
             elif result.kind != "unreachable":
                 self._has_answered = True
-            delay = patience.delay(result)
-            if delay is None:
-                raise EngineError(self._gave_up(result, patience))
-            if self.on_retry:
-                self.on_retry(result, delay)
-            await asyncio.sleep(delay)
+            await self._wait(result, patience)
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """A vector for each text, retried until they come or patience runs out."""
@@ -194,12 +189,7 @@ class EndpointEngine(BaseEngine):
             if not isinstance(result, Failure):
                 self._has_answered = True
                 return result
-            delay = patience.delay(result)
-            if delay is None:
-                raise EngineError(self._gave_up(result, patience))
-            if self.on_retry:
-                self.on_retry(result, delay)
-            await asyncio.sleep(delay)
+            await self._wait(result, patience)
 
     async def inspect(self) -> None:
         """Ask the endpoint what it serves: the model if only one, its tokenizer, its window.
@@ -272,10 +262,7 @@ class EndpointEngine(BaseEngine):
             except (openai.APIConnectionError, TimeoutError, *UNREADABLE) as error:
                 _raise_refusal(error)
                 failure = Failure(kind="unreachable", reason=self._clean(_cause(error)))
-            delay = patience.delay(failure)
-            if delay is None:
-                raise EngineError(self._gave_up(failure, patience))
-            await asyncio.sleep(delay)
+            await self._wait(failure, patience)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -291,6 +278,15 @@ class EndpointEngine(BaseEngine):
             client = _Client(_open_client(self.config), asyncio.Semaphore(self.config.concurrency))
             self._clients[loop] = client
         return client
+
+    async def _wait(self, failure: Failure, patience: Patience) -> None:
+        """Wait for the next attempt. Raises EngineError when patience has run out."""
+        delay = patience.delay(failure)
+        if delay is None:
+            raise EngineError(self._gave_up(failure, patience))
+        if self.on_retry:
+            self.on_retry(failure, delay)
+        await asyncio.sleep(delay)
 
     async def _attempt(
         self, messages: Sequence[Message], sampling: Sampling

@@ -218,12 +218,7 @@ class ItemEngine(BaseEngine):
         method: str = "",
         on_call: OnCall | None = None,
     ) -> None:
-        engine = gate.engine
-        self.model = engine.model
-        self.tokenizer = engine.tokenizer
-        if isinstance(engine, BaseEngine):
-            self.served_window = engine.served_window
-            self.reading_defaults = engine.reading_defaults
+        self.stand_for(gate.engine)
         self.calls_at_once = gate.concurrency
         self.seconds_before = 0.0
         """Time that logged replies took when they were generated."""

@@ -82,12 +82,7 @@ class Session(BaseEngine):
         """Without `needs_tokens` no token is recorded and any engine will do, as in validation; an engine
         that takes tokens continues the sampled ones all the same. `turn` is entered for each call. `policy_version` is used where the engine reports none."""
         self.engine = engine
-        self.model = engine.model
-        self.tokenizer = engine.tokenizer
-        if isinstance(engine, BaseEngine):
-            self.served_window = engine.served_window
-            self.reading_defaults = engine.reading_defaults
-            self.calls_at_once = engine.calls_at_once
+        self.stand_for(engine)
         self.sampling = sampling or RunSampling()
         self.recorder = Recorder()
         self.usage = Usage()
