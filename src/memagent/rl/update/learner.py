@@ -157,11 +157,12 @@ class Learner:
         return self._optimizer
 
 
-def open_policy(config: TrainConfig, trained: Trained) -> Policy:
-    """The policy of a run on the model in training."""
+def open_policy(config: TrainConfig, trained: Trained, *, device: str | None = None) -> Policy:
+    """The policy of a run on the model in training; `device` as for `Policy`."""
     return Policy(
         trained.model,
         temperature=config.rollout.temperature,
         checkpointing=config.update.checkpointing,
         compiled=config.update.compiled,
+        device=device,
     )

@@ -53,7 +53,8 @@ class Policy(nn.Module):
     were sampled from. `checkpointing` recomputes the activations of each layer in the backward pass, for
     less memory and about a third more time. `attention` defaults to "blocks" on a GPU without `compiled`,
     else to "parts", see `attention/tree.py`. `compiled` compiles the layers, which takes about a minute and
-    pays off in long runs on a GPU.
+    pays off in long runs on a GPU. `device` is where the model computes, if that is not where its parameters
+    are now: shards may be kept in CPU memory.
     """
 
     def __init__(
@@ -65,10 +66,12 @@ class Policy(nn.Module):
         attention: Attention | None = None,
         compiled: bool = False,
         head_places: int = HEAD_PLACES,
+        device: str | None = None,
     ) -> None:
         super().__init__()
         self.model: Any = model
         self.temperature = temperature
+        self._device = None if device is None else torch.device(device)
         self._head_places = head_places
         self._checkpointing = checkpointing
         if checkpointing:
@@ -86,8 +89,9 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Where the model computes."""
         parameter: torch.Tensor = next(self.model.parameters())
-        return parameter.device
+        return self._device or parameter.device
 
     def train(self, mode: bool = True) -> Policy:
         """Both modes compute the same; only layers get the mode, for checkpointing."""
@@ -143,8 +147,8 @@ class Policy(nn.Module):
     def _attention_for(self, pack: Pack) -> Attention:
         """The chosen attention if it can compute the pack: on a GPU, parts need half precision and few
         levels."""
-        parameter = next(self.model.parameters())
-        if parameter.is_cuda and (parameter.element_size() > 2 or not fits_parts(pack.until)):
+        size = next(self.model.parameters()).element_size()
+        if self.device.type == "cuda" and (size > 2 or not fits_parts(pack.until)):
             return "blocks"
         return self._attention
 

@@ -1,0 +1,211 @@
+"""The trainer ranks of a run, as the loop sees them: a backend whose calls are made on all ranks at once.
+
+    async with open_ranks(cluster, config, run_dir, source) as backend:
+        await backend.update(groups, policy_version=12)
+
+    driver ── groups, once, into the object store ──▶ rank 0, rank 1, ...   each packs all, and runs its share
+           ◀── metrics of the first rank
+
+The driver computes nothing. A rank that ends takes the others with it: the call raises `RanksLost`, and
+`restart` starts all ranks anew, waiting for nodes within `cluster.wait_seconds`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup
+
+from memagent.cluster import Bundle, Cluster, in_bundle
+from memagent.errors import MemagentError
+from memagent.rl.backend import Metrics, ModelFacts, RanksLost, to_its_end
+from memagent.rl.distributed.ranks import RankSpec, TrainerRank
+from memagent.rl.settings import OptimSettings, TrainConfig, stored_values
+from memagent.rl.types import Group
+from memagent.rl.update.packing import Pack
+from memagent.rl.update.ranks import Ranks
+from memagent.rl.update.rows import TrainingRow
+
+GRACE_SECONDS = 10.0
+"""After one rank has failed, how long the others may take to tell why."""
+COLOCATED_SHARE = 0.5
+"""Share of its GPU that a rank reserves where an engine replica has the rest."""
+NETWORK = ("gloo", "nccl", "connection", "broken pipe", "socket", "store")
+"""Words in errors of a rank that lost another one."""
+
+
+@asynccontextmanager
+async def open_ranks(
+    cluster: Cluster, config: TrainConfig, run_dir: Path, source: str
+) -> AsyncIterator[RankGroup]:
+    """The ranks of a run on a cluster, started. They end with the block."""
+    group = RankGroup(cluster, config, run_dir, source)
+    try:
+        await group.restart()
+        yield group
+    finally:
+        group.close()
+
+
+class RankGroup:
+    """Trainer ranks on a cluster; see `TrainerBackend`."""
+
+    facts: ModelFacts
+
+    def __init__(self, cluster: Cluster, config: TrainConfig, run_dir: Path, source: str) -> None:
+        assert config.cluster is not None
+        self._cluster = cluster
+        self._settings = config.cluster
+        self._on_gpu = cluster.has_gpus and not (config.model.device or "cuda").startswith("cpu")
+        self._told: dict[str, Any] = {
+            "config": stored_values(config),
+            "source": str(Path(source).resolve()) if Path(source).exists() else source,
+            "run_dir": str(run_dir.resolve()),
+            "on_gpu": self._on_gpu,
+        }
+        self.actors: list[Any] = []
+        """Handles of the ranks, in order."""
+        self.placement: PlacementGroup | None = None
+        """Where the ranks are; with `colocated` each bundle has room for an engine replica."""
+
+    async def restart(self) -> None:
+        """Start all ranks, in place of those there were. The weights are those of the start."""
+        self.close()
+        bundle = self._bundle()
+        num = self._settings.trainer_ranks
+        self.placement = await self._cluster.place([bundle] * num, what=f"{num} trainer ranks")
+        rank_class: Any = ray.remote(TrainerRank)
+        needed = self._rank_resources()
+        self.actors = [
+            rank_class.options(**in_bundle(self.placement, number, needed)).remote()
+            for number in range(num)
+        ]
+        (meeting,) = await self._gather([self.actors[0].meet.remote()])
+        specs = [
+            RankSpec(ranks=Ranks(rank=number, num=num), meeting=meeting, **self._told)
+            for number in range(num)
+        ]
+        facts = await self._gather(
+            [actor.start.remote(spec) for actor, spec in zip(self.actors, specs, strict=True)]
+        )
+        self.facts = facts[0]
+
+    def close(self) -> None:
+        """End the ranks and give their places back."""
+        for actor in self.actors:
+            with suppress(Exception):  # the cluster may be gone
+                ray.kill(actor)
+        self.actors = []
+        if self.placement is not None:
+            self._cluster.release(self.placement)
+            self.placement = None
+
+    # --- the calls of the loop --------------------------------------------------------------------
+
+    async def load(self, checkpoint: Path, *, with_optimizer: bool) -> None:
+        """See `TrainerBackend`."""
+        await self._call("load", checkpoint.resolve(), with_optimizer=with_optimizer)
+
+    async def begin(self, settings: OptimSettings, *, num_steps: int, num_done: int) -> int:
+        """See `TrainerBackend`."""
+        position = await self._call("begin", settings, num_steps=num_steps, num_done=num_done)
+        return int(position)
+
+    async def end(self) -> None:
+        """See `TrainerBackend`."""
+        await self._call("end")
+
+    async def keep_reference(self, path: Path) -> None:
+        """See `TrainerBackend`."""
+        await self._call("keep_reference", path.resolve())
+
+    async def fit(self, rows: Sequence[TrainingRow], *, min_schedule_step: int = 0) -> Metrics:
+        """See `TrainerBackend`."""
+        metrics: Metrics = await self._call(
+            "fit", ray.put(rows), min_schedule_step=min_schedule_step
+        )
+        return metrics
+
+    async def update(self, groups: Sequence[Group], *, policy_version: int) -> Metrics:
+        """See `TrainerBackend`."""
+        metrics: Metrics = await self._call(
+            "update", ray.put(list(groups)), policy_version=policy_version
+        )
+        return metrics
+
+    async def score(self, packs: Sequence[Pack]) -> list[list[float]]:
+        """See `TrainerBackend`."""
+        scores: list[list[float]] = await self._call("score", ray.put(list(packs)))
+        return scores
+
+    async def weights(self) -> Mapping[str, torch.Tensor]:
+        """See `TrainerBackend`."""
+        found: Mapping[str, torch.Tensor] = await self._call("weights")
+        return found
+
+    async def save(self, folder: Path) -> None:
+        """See `TrainerBackend`."""
+        await self._call("save", folder.resolve())
+
+    async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Make a call on all ranks, to its end; the result of the first one."""
+        calls = [actor.call.remote(method, *arguments, **options) for actor in self.actors]
+        results = await to_its_end(self._gather(calls))
+        return results[0]
+
+    async def _gather(self, calls: Sequence[Any]) -> list[Any]:
+        """The results of a call on all ranks."""
+        running = [asyncio.wrap_future(call.future()) for call in calls]
+        done, waiting = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+        if waiting:  # one has failed: the others wait for it, or have noticed
+            await asyncio.wait(waiting, timeout=GRACE_SECONDS)
+        errors = [one.exception() for one in running if one.done() and one.exception()]
+        for one in running:
+            one.cancel()
+        if errors:
+            raise _worst(errors, num_ranks=len(calls))
+        return [one.result() for one in running]
+
+    # --- places -----------------------------------------------------------------------------------
+
+    def _rank_resources(self) -> Bundle:
+        resources: Bundle = {"CPU": self._settings.cpus_per_rank}
+        if self._on_gpu:
+            is_colocated = self._settings.placement == "colocated"
+            resources["GPU"] = COLOCATED_SHARE if is_colocated else 1
+        return resources
+
+    def _bundle(self) -> Bundle:
+        bundle: Bundle = {"CPU": self._settings.cpus_per_rank}
+        if self._settings.placement == "colocated":
+            bundle["CPU"] += self._settings.cpus_per_replica
+        if self._on_gpu:
+            bundle["GPU"] = 1
+        return bundle
+
+
+def _worst(errors: Sequence[BaseException | None], *, num_ranks: int) -> BaseException:
+    """Which of the errors of ranks tells what happened."""
+    causes = [one.cause if isinstance(one, RayTaskError) else one for one in errors]
+    if any(isinstance(one, RayActorError) for one in causes):
+        return RanksLost(f"one of {num_ranks} trainer ranks has ended")
+    for cause in causes:
+        if isinstance(cause, MemagentError):
+            return cause
+    cause = next((one for one in causes if one is not None), None)
+    if isinstance(cause, RayError) or _is_network(cause):
+        return RanksLost(f"the {num_ranks} trainer ranks have lost each other")
+    assert cause is not None
+    return cause
+
+
+def _is_network(error: BaseException | None) -> bool:
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(word in text for word in NETWORK)

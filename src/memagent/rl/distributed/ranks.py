@@ -1,0 +1,129 @@
+"""A trainer rank: a process with a shard of the model, which makes every call of its learner with the others.
+
+    TrainerRank (a Ray actor)
+      meet   the first rank opens the place where the ranks find each other
+      start  torch.distributed group (nccl on GPUs, gloo on CPUs) ──▶ the model ──▶ FSDP2 shards ──▶ Learner
+      call   a method of the learner; only the first rank returns its result
+
+FSDP2 shards each layer by itself, and the rest (embeddings, norm, head) together. Weights are gathered layer by
+layer for a forward or backward pass, and dropped after it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+from memagent.errors import RunError
+from memagent.rl.backend import ModelFacts
+from memagent.rl.settings import TrainConfig, parse_config
+from memagent.rl.update.learner import Learner, open_policy
+from memagent.rl.update.policy import Policy, decoder_of
+from memagent.rl.update.ranks import Ranks
+from memagent.rl.weights.models import Trained, open_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpec:
+    """What a rank is told at its start."""
+
+    ranks: Ranks
+    config: dict[str, Any]
+    source: str
+    """The model to load; all nodes must see it."""
+    run_dir: str
+    on_gpu: bool
+    meeting: str
+    """HOST:PORT of the first rank."""
+
+
+class TrainerRank:
+    """One process of training. It ends with the program that started it."""
+
+    def __init__(self) -> None:
+        self._store: dist.TCPStore | None = None
+        self._learner: Learner | None = None
+
+    def meet(self) -> str:
+        """Open the place where the ranks find each other; its HOST:PORT."""
+        host = ray.util.get_node_ip_address()
+        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return f"{host}:{self._store.port}"
+
+    def start(self, spec: RankSpec) -> ModelFacts:
+        """Join the group and load the model."""
+        if not Path(spec.run_dir).is_dir():
+            raise RunError(
+                f"a node of the cluster has no {spec.run_dir}; put the run into a folder that all nodes share"
+            )
+        config = parse_config(spec.config)
+        is_shared = spec.ranks.num > 1 or _is_offloaded(config)
+        if is_shared:
+            self._join(spec, config)
+        trained = _opened(config, spec, on_cpu=is_shared)
+        policy = open_policy(config, trained, device="cuda" if spec.on_gpu else "cpu")
+        if is_shared:
+            mesh = init_device_mesh("cuda" if spec.on_gpu else "cpu", (spec.ranks.num,))
+            trained = shard(policy, trained, mesh, offload=spec.on_gpu and _is_offloaded(config))
+        self._learner = Learner(config, trained, policy=policy, ranks=spec.ranks)
+        kind = "GPUs" if spec.on_gpu else "CPUs"
+        return ModelFacts.of(trained, device=f"{spec.ranks.num} ranks on {kind}")
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Make a call of the learner together with the other ranks."""
+        assert self._learner is not None, "start comes first"
+        result = getattr(self._learner, method)(*arguments, **options)
+        return result if self._learner.ranks.is_first else None
+
+    def _join(self, spec: RankSpec, config: TrainConfig) -> None:
+        assert config.cluster is not None
+        host, _, port = spec.meeting.rpartition(":")
+        limit = timedelta(seconds=config.cluster.collective_seconds)
+        if host.startswith("127."):  # a cluster of one machine: its name may lead nowhere
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if spec.on_gpu:
+            torch.cuda.set_device(0)  # Ray shows each rank its own
+        store = self._store or dist.TCPStore(host, int(port), is_master=False, timeout=limit)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if spec.on_gpu else "gloo",
+            store=store,
+            rank=spec.ranks.rank,
+            world_size=spec.ranks.num,
+            timeout=limit,
+        )
+
+
+def shard(policy: Policy, trained: Trained, mesh: DeviceMesh, *, offload: bool) -> Trained:
+    """Shard the model of a policy with FSDP2, in place; the same model with its sharded parameters."""
+    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
+    if any(parameter.dtype == torch.bfloat16 for _, parameter in trained.parameters):
+        options["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    if offload:
+        options["offload_policy"] = CPUOffloadPolicy()
+    for layer in decoder_of(trained.model).layers:
+        fully_shard(layer, **options)
+    fully_shard(policy, **options)
+    named = trained.model.named_parameters()
+    return replace(trained, parameters=tuple((n, p) for n, p in named if p.requires_grad))
+
+
+def _is_offloaded(config: TrainConfig) -> bool:
+    return config.cluster is not None and config.cluster.offload_optimizer
+
+
+def _opened(config: TrainConfig, spec: RankSpec, *, on_cpu: bool) -> Trained:
+    """The model; what is sharded is loaded into CPU memory, and layer by layer moved to the GPU."""
+    settings = config.model
+    dtype = settings.dtype or ("bfloat16" if spec.on_gpu else "float32")
+    device = "cuda" if spec.on_gpu and not on_cpu else "cpu"
+    settings = settings.model_copy(update={"device": device, "dtype": dtype})
+    return open_model(settings, spec.source, seed=config.seed)
