@@ -363,7 +363,8 @@ def _replaced(values: Any, path: list[str], value: Any, name: str) -> Any:
         return [*values[:at], _replaced(values[at], rest, value, name), *values[at + 1 :]]
     if not isinstance(values, dict):
         raise ConfigError(f"{name}: there is nothing inside that {key} could name")
-    return {**values, key: _replaced(values.get(key, {}), rest, value, name)}
+    inner = values.get(key)  # None: an optional table that is not set
+    return {**values, key: _replaced({} if inner is None else inner, rest, value, name)}
 
 
 def _toml_value(text: str) -> Any:

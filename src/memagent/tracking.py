@@ -104,6 +104,15 @@ class Tracker:
                 f"cannot write metrics to {self._path.parent}: {reason_of(error)}"
             ) from None
 
+    def rewind(self, num_lines: int) -> None:
+        """Cut later lines: the run goes on from there, as a resumed one does."""
+        self._file.close()
+        kept, cut = _opened(self._path, num_lines)
+        self.num_lines = len(kept)
+        self._file = LineFile(self._path)
+        for board in self._boards:
+            board.rewind(kept, cut)
+
     def close(self) -> None:
         """Close the file and the dashboards. Does nothing the second time."""
         self._file.close()
@@ -179,6 +188,7 @@ class _Board(Protocol):
     """A dashboard."""
 
     def write(self, step: int, kind: str, metrics: Mapping[str, float]) -> None: ...
+    def rewind(self, kept: Sequence[dict[str, Any]], cut: Sequence[dict[str, Any]]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -193,16 +203,20 @@ class _TensorBoard:
 
         self._events = event_pb2
         self._writer = EventFileWriter(str(folder))
-        if kept or cut:
-            # a restart drops all events from its step on, so kept lines are written again; the last one
-            # may be missing, because metrics.jsonl is written first
-            first = min(record["step"] for record in [*kept[-1:], *cut])
-            started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._writer.add_event(event_pb2.Event(step=first, session_log=started))
-            for record in kept:
-                if record["step"] >= first:
-                    numbers = {key: record[key] for key in record.keys() - {"step", "kind"}}
-                    self.write(record["step"], record["kind"], numbers)
+        self.rewind(kept, cut)
+
+    def rewind(self, kept: Sequence[dict[str, Any]], cut: Sequence[dict[str, Any]]) -> None:
+        """A restart drops all events from its step on, so kept lines are written again; the last one may be
+        missing, because metrics.jsonl is written first."""
+        if not (kept or cut):
+            return
+        first = min(record["step"] for record in [*kept[-1:], *cut])
+        started = self._events.SessionLog(status=self._events.SessionLog.START)
+        self._writer.add_event(self._events.Event(step=first, session_log=started))
+        for record in kept:
+            if record["step"] >= first:
+                numbers = {key: record[key] for key in record.keys() - {"step", "kind"}}
+                self.write(record["step"], record["kind"], numbers)
 
     def write(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
         from tensorboard.compat.proto import summary_pb2
@@ -248,6 +262,9 @@ class _Wandb:
         numbers = {f"{kind}/{key}": value for key, value in metrics.items()}
         self._run.log({f"{kind}/step": step, **numbers})
 
+    def rewind(self, kept: Sequence[dict[str, Any]], cut: Sequence[dict[str, Any]]) -> None:
+        """Points cannot be removed."""
+
     def close(self) -> None:
         self._run.finish()
 
@@ -267,6 +284,9 @@ class _Trackio:
 
     def write(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
         self._run.log({f"{kind}/{key}": value for key, value in metrics.items()}, step=step)
+
+    def rewind(self, kept: Sequence[dict[str, Any]], cut: Sequence[dict[str, Any]]) -> None:
+        """Points cannot be removed."""
 
     def close(self) -> None:
         with redirect_stdout(sys.stderr):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memagent.data.example import Example
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.plugins import is_file_spec
@@ -68,8 +69,10 @@ class Setup:
 
 
 @asynccontextmanager
-async def open_setup(config: TrainConfig, run_dir: Path) -> AsyncIterator[Setup]:
-    """Open everything; errors of the config are raised here."""
+async def open_setup(
+    config: TrainConfig, run_dir: Path, *, on_note: Callable[[str], None] = lambda text: None
+) -> AsyncIterator[Setup]:
+    """Open everything; errors of the config are raised here. What has to be waited for is noted."""
     agent = open_agent(config.agent.name, config.agent.settings)
     reward = open_reward(config.agent.reward)
     opening: dict[str, Any] = {"tokenizer": config.model.source, "paths": config.sources}
@@ -78,35 +81,64 @@ async def open_setup(config: TrainConfig, run_dir: Path) -> AsyncIterator[Setup]
     for example in firsts:
         await check_reward(reward, example)
     validation = _validation(config, agent, reward, sources, opening)
-    trained = open_model(config.model, _source(config, run_dir, sources), seed=config.seed)
-    lessons = _lessons(config, trained, opening)
-    backend = LocalBackend(Learner(config, trained), in_thread=config.rollout.asynchronous)
-    merged = open_merged(config.rollout, trained)
-    async with open_rollout_engine(config.rollout, trained, merged=merged) as engine:
-        await check_engine(engine)
-        if is_file_spec(config.agent.name) and firsts:
-            rollout = config.rollout
-            sampling = RunSampling(temperature=rollout.temperature, max_tokens=rollout.max_tokens)
-            await check_agent(agent, firsts[0], engine, sampling=sampling, seconds=rollout.seconds)
-        yield Setup(
-            config=config,
-            agent=agent,
-            reward=with_bonus(reward, config.agent.bonus),
-            backend=backend,
-            engine=engine,
-            sync=open_sync(
+    source = _source(config, run_dir, sources)
+    async with _open_backend(config, run_dir, source, on_note) as (backend, trained):
+        lessons = _lessons(config, trained, opening)
+        merged = open_merged(config.rollout, trained)
+        async with open_rollout_engine(config.rollout, trained, merged=merged) as engine:
+            await check_engine(engine)
+            if is_file_spec(config.agent.name) and firsts:
+                await _check_agent(config, agent, firsts[0], engine)
+            sync = open_sync(
                 config.rollout,
                 engine,
                 trained,
                 run_dir,
                 merged=merged,
                 num_versions=config.num_versions,
-            ),
-            sources=sources,
-            stream=lambda position: TaskStream(sources, seed=config.seed, position=position),
-            lessons=lessons,
-            validation=validation,
-        )
+            )
+            yield Setup(
+                config=config,
+                agent=agent,
+                reward=with_bonus(reward, config.agent.bonus),
+                backend=backend,
+                engine=engine,
+                sync=sync if config.cluster is None else _driver_copy(backend, trained, sync),
+                sources=sources,
+                stream=lambda position: TaskStream(sources, seed=config.seed, position=position),
+                lessons=lessons,
+                validation=validation,
+            )
+
+
+@asynccontextmanager
+async def _open_backend(
+    config: TrainConfig, run_dir: Path, source: str, on_note: Callable[[str], None]
+) -> AsyncIterator[tuple[TrainerBackend, Trained]]:
+    """The processes that train, and the model in this one: the trained one, or a copy for the engine."""
+    if config.cluster is None:
+        trained = open_model(config.model, source, seed=config.seed)
+        yield LocalBackend(Learner(config, trained), in_thread=config.rollout.asynchronous), trained
+        return
+    from memagent.rl.distributed.opening import open_distributed
+
+    async with open_distributed(config, run_dir, source, on_note) as distributed:
+        settings = config.model.model_copy(update={"device": "cpu"})  # GPUs are for the cluster
+        yield distributed.backend, open_model(settings, source, seed=config.seed)
+
+
+def _driver_copy(backend: TrainerBackend, trained: Trained, sync: WeightSync) -> WeightSync:
+    from memagent.rl.distributed.opening import DriverCopy
+
+    return DriverCopy(backend, trained, sync)
+
+
+async def _check_agent(
+    config: TrainConfig, agent: Agent, example: Example, engine: BaseEngine
+) -> None:
+    rollout = config.rollout
+    sampling = RunSampling(temperature=rollout.temperature, max_tokens=rollout.max_tokens)
+    await check_agent(agent, example, engine, sampling=sampling, seconds=rollout.seconds)
 
 
 def _source(config: TrainConfig, run_dir: Path, sources: Sequence[OpenSource]) -> str:

@@ -30,9 +30,10 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from memagent.errors import EngineError, RunError
+from memagent.errors import ClusterError, EngineError, RunError
 from memagent.foreign import foreign_file
 from memagent.rl.agents.offload import WorkerPool
+from memagent.rl.backend import RanksLost
 from memagent.rl.progress import Pace, TimeLimit, TrainProgress
 from memagent.rl.rollouts.asynchronous import open_gatherer
 from memagent.rl.rollouts.collect import RolloutStats
@@ -177,7 +178,10 @@ async def _open_trainer(
     config: TrainConfig, run_dir: Path, callbacks: TrainingCallbacks | None, limit: TimeLimit
 ) -> AsyncIterator[Trainer]:
     async with AsyncExitStack() as stack:
-        setup = await stack.enter_async_context(open_setup(config, run_dir))
+        callbacks = callbacks or TrainingCallbacks()
+        setup = await stack.enter_async_context(
+            open_setup(config, run_dir, on_note=callbacks.on_note)
+        )
         checkpoint = latest_checkpoint(run_dir)
         tracker = stack.enter_context(
             Tracker(
@@ -193,7 +197,7 @@ async def _open_trainer(
         )
         pool = WorkerPool()
         stack.callback(pool.close)
-        trainer = Trainer(setup, run_dir, tracker, pool, callbacks or TrainingCallbacks(), limit)
+        trainer = Trainer(setup, run_dir, tracker, pool, callbacks, limit)
         stack.push_async_callback(trainer.aclose)
         await trainer.load()
         yield trainer
@@ -214,18 +218,28 @@ class Trainer:
         self.config = setup.config
         self.setup = setup
         self.run_dir = run_dir
-        self.progress = TrainProgress()
         self._tracker = tracker
         self._pool = pool
         self._callbacks = callbacks
         self._limit = limit
+        self._num_restarts, self._lost_at = 0, -1
+        """Of the ranks, at which `progress.total`."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Be where the newest checkpoint is."""
+        self.progress = TrainProgress()
         self._saved = -1
         """`progress.total` at the last checkpoint."""
         self._restore()
         self._gatherer = open_gatherer(
-            setup, run_dir, pool, callbacks.on_rollout, pending=self.progress.pending
+            self.setup,
+            self.run_dir,
+            self._pool,
+            self._callbacks.on_rollout,
+            pending=self.progress.pending,
         )
-        self._best = best_of_run(run_dir)
+        self._best = best_of_run(self.run_dir)
         self._pace = Pace()
         self._tasks: TasksAhead | None = None
 
@@ -260,18 +274,44 @@ class Trainer:
         After the time limit the run is validated and saved as after its last step, and can be resumed. When it is cancelled or the engine fails, a checkpoint of the finished steps is saved first.
         """
         self._pool.use()
-        try:
-            await self.setup.sync.push(self.progress.step)
-            await self._warm_up()
-            if self.is_warm:
-                await self._check_engine()
-                await self._learn()
-            else:
-                await self._validate(is_last=True)
-        except (asyncio.CancelledError, EngineError):
-            await self._save()
-            raise
-        return self._export()
+        while True:
+            try:
+                await self._run_phases()
+                return self._export()
+            except RanksLost as error:
+                await self._recover(error)
+            except (asyncio.CancelledError, EngineError):
+                await self._save()
+                raise
+
+    async def _run_phases(self) -> None:
+        await self.setup.sync.push(self.progress.step)
+        await self._warm_up()
+        if self.is_warm:
+            await self._check_engine()
+            await self._learn()
+        else:
+            await self._validate(is_last=True)
+
+    async def _recover(self, error: RanksLost) -> None:
+        """Go back to the newest checkpoint with new ranks. Rollouts since then are reused."""
+        settings, total = self.config.cluster, self.progress.total
+        assert settings is not None
+        self._num_restarts = 1 if total > self._lost_at else self._num_restarts + 1
+        self._lost_at = total
+        if self._num_restarts > settings.max_restarts:
+            raise ClusterError(
+                f"{error} {self._num_restarts} times, without a finished step between two of them; see the "
+                "logs of Ray for the reason"
+            ) from None
+        await self.aclose()
+        checkpoint = latest_checkpoint(self.run_dir)
+        where = "the start" if checkpoint is None else checkpoint.name
+        self._callbacks.on_note(f"{error}; all ranks are started again, from {where}")
+        await self.setup.backend.restart()
+        self._tracker.rewind(0 if checkpoint is None else _num_lines(checkpoint))
+        self._begin()
+        await self.load()
 
     # --- warm start ----------------------------------------------------------------------------
 

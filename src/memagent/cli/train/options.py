@@ -28,6 +28,7 @@ class TrainOptions:
     model: str | None
     sources: tuple[str, ...]
     changes: tuple[str, ...]
+    cluster: str | None
     max_minutes: float | None
     dry_run: bool
     quiet: bool
@@ -41,7 +42,7 @@ class TrainOptions:
     def all_changes(self) -> list[str]:
         """Everything that changes the config; `--set` comes last and takes precedence."""
         paths = {f"sources.{name}": path for name, path in named_sources(self.sources).items()}
-        values = {**self.named, **paths}
+        values = {**self.named, "cluster.address": self.cluster, **paths}
         given = [f"{name}={json.dumps(text)}" for name, text in values.items() if text is not None]
         return [*given, *self.changes]
 
@@ -69,6 +70,13 @@ change_options = all_options(
     ),
 )
 mode_options = all_options(
+    panel_option(
+        "--cluster",
+        metavar="ADDRESS",
+        panel=RUN,
+        help="Train on a Ray cluster: HOST:PORT of its head node, or auto for one on this machine that "
+        "ends with the run.",
+    ),
     panel_option(
         "--max-minutes",
         type=click.FloatRange(min=0, min_open=True),

@@ -27,7 +27,7 @@ from memagent.cluster import Bundle, Cluster, in_bundle
 from memagent.errors import MemagentError
 from memagent.rl.backend import Metrics, ModelFacts, RanksLost, to_its_end
 from memagent.rl.distributed.ranks import RankSpec, TrainerRank
-from memagent.rl.settings import OptimSettings, TrainConfig, stored_values
+from memagent.rl.settings import OptimSettings, TrainConfig
 from memagent.rl.types import Group
 from memagent.rl.update.packing import Pack
 from memagent.rl.update.ranks import Ranks
@@ -65,7 +65,7 @@ class RankGroup:
         self._settings = config.cluster
         self._on_gpu = cluster.has_gpus and not (config.model.device or "cuda").startswith("cpu")
         self._told: dict[str, Any] = {
-            "config": stored_values(config),
+            "config": config,
             "source": str(Path(source).resolve()) if Path(source).exists() else source,
             "run_dir": str(run_dir.resolve()),
             "on_gpu": self._on_gpu,
@@ -163,7 +163,7 @@ class RankGroup:
     async def _gather(self, calls: Sequence[Any]) -> list[Any]:
         """The results of a call on all ranks."""
         running = [asyncio.wrap_future(call.future()) for call in calls]
-        done, waiting = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+        _, waiting = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
         if waiting:  # one has failed: the others wait for it, or have noticed
             await asyncio.wait(waiting, timeout=GRACE_SECONDS)
         errors = [one.exception() for one in running if one.done() and one.exception()]

@@ -20,12 +20,13 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from memagent.errors import RunError
 from memagent.rl.backend import ModelFacts
-from memagent.rl.settings import TrainConfig, parse_config
+from memagent.rl.settings import TrainConfig
 from memagent.rl.update.learner import Learner, open_policy
 from memagent.rl.update.policy import Policy, decoder_of
 from memagent.rl.update.ranks import Ranks
@@ -37,7 +38,7 @@ class RankSpec:
     """What a rank is told at its start."""
 
     ranks: Ranks
-    config: dict[str, Any]
+    config: TrainConfig
     source: str
     """The model to load; all nodes must see it."""
     run_dir: str
@@ -50,13 +51,13 @@ class TrainerRank:
     """One process of training. It ends with the program that started it."""
 
     def __init__(self) -> None:
-        self._store: dist.TCPStore | None = None
+        self._store: TCPStore | None = None
         self._learner: Learner | None = None
 
     def meet(self) -> str:
         """Open the place where the ranks find each other; its HOST:PORT."""
-        host = ray.util.get_node_ip_address()
-        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return f"{host}:{self._store.port}"
 
     def start(self, spec: RankSpec) -> ModelFacts:
@@ -65,7 +66,7 @@ class TrainerRank:
             raise RunError(
                 f"a node of the cluster has no {spec.run_dir}; put the run into a folder that all nodes share"
             )
-        config = parse_config(spec.config)
+        config = spec.config
         is_shared = spec.ranks.num > 1 or _is_offloaded(config)
         if is_shared:
             self._join(spec, config)
@@ -92,7 +93,7 @@ class TrainerRank:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if spec.on_gpu:
             torch.cuda.set_device(0)  # Ray shows each rank its own
-        store = self._store or dist.TCPStore(host, int(port), is_master=False, timeout=limit)
+        store = self._store or TCPStore(host, int(port), is_master=False, timeout=limit)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if spec.on_gpu else "gloo",
             store=store,
