@@ -38,7 +38,7 @@ test-hostile: venv ## try thousands of hostile inputs, and kill each long comman
 	if [ -n "$$failed" ]; then echo "make test-hostile: see above:$$failed"; exit 1; fi
 
 test-cluster: venv ## work, serve and train on Ray clusters of several nodes on this machine (minutes)
-	MEMAGENT_TEST_CLUSTER=1 $(BIN)/python -m pytest -m cluster
+	MEMAGENT_TEST_CLUSTER=1 $(BIN)/python -m pytest --timeout 900 -m cluster
 
 test-training: venv ## train the small configs with three seeds each, and check that rewards rise (20 minutes)
 	MEMAGENT_TEST_TRAINING=1 $(BIN)/python -m pytest tests/integration/test_train_configs.py
