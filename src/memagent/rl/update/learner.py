@@ -1,8 +1,8 @@
 """One process of training: the model or its shard, the optimizer, the reference, and what is done with them.
 
-    learner = Learner(config, trained)                      alone, or Learner(..., ranks=Ranks(rank=1, num=4))
-    learner.load(checkpoint, with_optimizer=True)           optional
-    learner.begin(config.optim, num_steps=config.steps)     a phase: the warm start, or reinforcement learning
+    learner = Learner(config, trained)                # alone; one of four has ranks=Ranks(rank=1, num=4)
+    learner.load(checkpoint, with_optimizer=True)     # of a run that is resumed
+    learner.begin(config.optim, num_steps=config.steps, num_done=12)
     metrics = learner.update(groups, policy_version=12)
     learner.save(folder)
 
