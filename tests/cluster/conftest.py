@@ -12,5 +12,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     skip = pytest.mark.skip(reason="only with make test-cluster")
     for item in items:
-        if "cluster" in item.keywords and item.get_closest_marker("cluster"):
+        if item.get_closest_marker("cluster"):
             item.add_marker(skip)
