@@ -35,6 +35,7 @@ def trace_html(trace: Trace) -> str:
         '<div style="max-width: 60em">'
         f"<p><b>{_as_html(trace.question)}</b></p>"
         f'<p style="white-space: pre-wrap">{_as_html(_answer(trace))}</p>'
+        f"{''.join(f'<p>{_as_html(line)}</p>' for line in _sources(trace))}"
         f"<details><summary>{_as_html(_summary(trace))}</summary>"
         f"<table><thead><tr>{header}</tr></thead><tbody>{rows}</tbody></table></details></div>"
     )
@@ -47,6 +48,7 @@ def trace_markdown(trace: Trace) -> str:
         "",
         f"> {_as_markdown(_answer(trace))}",
         "",
+        *(f"{_as_markdown(line)}\n" for line in _sources(trace)),
         _as_markdown(_summary(trace)),
         "",
         _table_line(COLUMNS),
@@ -88,6 +90,11 @@ def _row(step: Step) -> _Row:
 
 def _answer(trace: Trace) -> str:
     return "no answer yet" if trace.answer is None else _cut(trace.answer)
+
+
+def _sources(trace: Trace) -> list[str]:
+    """The quotes that the answer cites, with their places."""
+    return [_cut(f'[{one.number}] {one.where}: "{one.quote.text}"') for one in trace.citations]
 
 
 def _summary(trace: Trace) -> str:

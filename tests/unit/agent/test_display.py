@@ -111,3 +111,25 @@ def test_an_unfinished_trace_says_so() -> None:
     assert "no answer yet" in unfinished._repr_markdown_()
     empty = Trace.from_dict({**trace.to_dict(), "steps": []})
     assert "0 sections of" in empty._repr_html_()
+
+
+def test_the_quotes_that_an_answer_cites_stand_below_it() -> None:
+    text = f"The whale said: {HOSTILE} Then it left."
+    reader = Reader(
+        ScriptedEngine(
+            [f"<quote>{HOSTILE}</quote><quote>made up</quote>Noted.", "Red.\nSources: 1"]
+        ),
+        tokenizer="bytes",
+        window=9000,
+        chunk_tokens=2000,
+        evidence=True,
+    )
+    trace = reader.ask("What was said?", text)
+    assert len(trace.citations) == 1
+    for shown in (trace._repr_html_(), trace._repr_markdown_()):
+        assert "heading" in shown
+        assert "made up" not in shown
+        assert "Sources" not in shown
+    assert _Tags(trace._repr_html_()).tags <= {
+        *("div", "p", "b", "bdi", "details", "summary", "table", "thead", "tbody", "tr", "th", "td")
+    }

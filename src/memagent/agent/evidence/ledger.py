@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from memagent.agent.evidence.quotes import Quote
+from memagent.agent.evidence.replies import shielded
 from memagent.documents.tokenizers import Tokenizer
 from memagent.rewards.text import last_boxed
 
@@ -54,10 +55,10 @@ class Citation(NamedTuple):
         return ", ".join(str(place) for place in self.quote.places)
 
     def __str__(self) -> str:
-        """As prompts show it, on one line, whatever the quote holds."""
+        """As prompts show it: on one line and without marks, whatever the quote holds."""
         quote = self.quote
-        parts = [part for part in (quote.item, quote.value) if part]
-        return f"[{self.number}] {' | '.join(one_line(part) for part in [*parts, quote.text])}"
+        parts = [part for part in (quote.item, quote.value, quote.text) if part]
+        return f"[{self.number}] {one_line(shielded(' | '.join(parts)))}"
 
 
 def ledger_of(quotes: Iterable[Quote]) -> tuple[Quote, ...]:

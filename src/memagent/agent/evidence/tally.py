@@ -23,6 +23,7 @@ from decimal import Decimal
 
 from memagent.agent.evidence.ledger import item_key, one_line
 from memagent.agent.evidence.quotes import Quote
+from memagent.agent.evidence.replies import shielded
 
 MAX_NAMES = 24
 """Names that are listed; of more, those with the largest sums."""
@@ -72,7 +73,7 @@ class Tally:
         lines += [_name_line(each) for each in self.names[:MAX_NAMES]]
         if len(self.names) > MAX_NAMES:
             lines.append(f"and {len(self.names) - MAX_NAMES} more names")
-        return "\n".join(lines)
+        return shielded("\n".join(lines))
 
 
 def tally_of(ledger: Sequence[Quote]) -> Tally:
