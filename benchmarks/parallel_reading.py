@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 from memagent import Document, Reader, open_engine
 from memagent.agent.trace import Trace
+from memagent.documents.tokenizers import Tokenizer, open_tokenizer
 from tests.conftest import prose
 from tests.support.loopback import running
 
 KEYS = ("bell", "ferry", "orchard", "lantern", "quarry", "tannery", "weir", "gallows")
-CHARS_PER_TOKEN = 4.0
 PARAGRAPH = 12
 """Sentences between places where a fact may stand."""
 
@@ -43,10 +43,11 @@ class Row(NamedTuple):
     times_faster: float
 
 
-def build_text(num_tokens: int, keys: tuple[str, ...]) -> str:
+def build_text(num_tokens: int, keys: tuple[str, ...], tokenizer: Tokenizer) -> str:
     """Invented prose with a fact for each key, at depths that are spread over the text."""
     block = [prose(PARAGRAPH, seed=seed) for seed in range(200)]
-    num_chars = int(num_tokens * CHARS_PER_TOKEN)
+    sample = "".join(block)
+    num_chars = num_tokens * len(sample) // tokenizer.count(sample)
     parts: list[str] = []
     size = number = 0
     while size < num_chars:
@@ -75,7 +76,8 @@ def ask_all(reader: Reader, document: Document, keys: tuple[str, ...], folder: P
 def measure(options: argparse.Namespace) -> list[Row]:
     """All modes on the same text and questions."""
     keys = KEYS[: options.questions]
-    document = Document.from_text(build_text(options.tokens, keys))
+    tokenizer = open_tokenizer(options.tokenizer)
+    document = Document.from_text(build_text(options.tokens, keys, tokenizer))
     modes: dict[str, dict[str, Any]] = {
         "in order": {},
         f"segments {options.segments}": {"segments": options.segments},
@@ -91,7 +93,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
                 "openai:test-model", base_url=endpoint.base_url, concurrency=options.concurrency
             )
             reader = Reader(
-                engine, tokenizer=options.tokenizer, chunk_tokens=options.chunk_tokens, **settings
+                engine, tokenizer=tokenizer, chunk_tokens=options.chunk_tokens, **settings
             )
             began = time.perf_counter()
             traces = ask_all(reader, document, keys, Path(folder) / str(number))
@@ -121,7 +123,7 @@ def parse_options() -> argparse.Namespace:
     add = parser.add_argument
     add("--tokens", type=int, default=3_500_000)
     add("--chunk-tokens", type=int, default=5_000)
-    add("--latency-ms", type=float, default=250.0)
+    add("--latency-ms", type=float, default=1000.0)
     add("--concurrency", type=int, default=64)
     add("--segments", type=int, default=16)
     add("--questions", type=int, default=1, choices=range(1, len(KEYS) + 1))

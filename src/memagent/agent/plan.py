@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from memagent.agent.budget import NOTE_MARK_TOKENS, Budget
 from memagent.agent.rates import CallRate, TimeEstimate, estimate
 from memagent.agent.reader import Reader
+from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
 from memagent.types import Prices
 
@@ -83,7 +84,7 @@ def plan_reading(
             prompt_tokens[number] += reader.tokenizer.count_messages(messages)
     answers = [_answer_tokens(reader, question, num_chunks) for question in questions]
     rounds = reader.config.rounds if reader.config.mode == "parallel" else 1
-    merges = [rounds * _max_merges(reader, num_chunks, budget) for budget in budgets]
+    merges = [rounds * max_merges(reader.config, num_chunks, budget) for budget in budgets]
     return ReadingPlan(
         num_questions=len(questions),
         num_chunks=num_chunks,
@@ -126,9 +127,8 @@ def _calls_at_once(reader: Reader, num_chunks: int, num_questions: int) -> int:
     return min(num_questions * wide, reader.call_slots().num)
 
 
-def _max_merges(reader: Reader, num_chunks: int, budget: Budget) -> int:
+def max_merges(config: AgentConfig, num_chunks: int, budget: Budget) -> int:
     """Merges of one round, or of all segments, where every note is as long as it may be."""
-    config = reader.config
     if not config.merges:
         return 0
     at_once = max(2, budget.merge_room // (config.memory_tokens + NOTE_MARK_TOKENS))

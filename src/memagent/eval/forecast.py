@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from memagent.agent.budget import JOINT_TOKENS, measure_budget
+from memagent.agent.plan import max_merges
 from memagent.agent.prompts import prompts_for
 from memagent.agent.rates import CallRate, CallTimes, TimeEstimate, estimate
 from memagent.documents.chunking import Chunks
@@ -174,14 +175,18 @@ class _Sizes:
             self._question, settings, prompts_for(settings), self._method.tokenizer
         )
         sections = self._sections(tokens)
+        rounds = settings.rounds if settings.mode == "parallel" else 1
+        merges = rounds * max_merges(settings, sections, budget)
+        read = tokens + sections * (budget.read_template + budget.question)
         return Work(
             num_calls=sections + 1,
-            prompt_tokens=tokens
-            + sections * (budget.read_template + budget.question)
-            + budget.answer_template
-            + budget.question,
-            max_memory_tokens=sections * budget.memory,
-            max_completion_tokens=sections * budget.read_reply + budget.answer_reply,
+            prompt_tokens=read + budget.answer_template + budget.question,
+            max_memory_tokens=sections * rounds * budget.memory
+            + (rounds - 1) * read
+            + merges * (budget.window - budget.merge_reply),
+            max_completion_tokens=sections * rounds * budget.read_reply
+            + merges * budget.merge_reply
+            + budget.answer_reply,
         )
 
     def _refine(self, tokens: float) -> Work:

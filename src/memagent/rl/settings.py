@@ -109,7 +109,7 @@ class AgentSettings(Settings):
     """The agent that solves the tasks, and the reward it is trained for."""
 
     name: str = "memory"
-    """memory, calculator, single, or path.py:function."""
+    """memory, parallel, calculator, single, or path.py:function."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the agent; for memory those of reading, such as chunk_tokens."""
     reward: str = "strict"

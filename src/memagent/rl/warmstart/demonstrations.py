@@ -22,7 +22,7 @@ from memagent.documents.tokenizers import ByteTokenizer, Tokenizer
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import ConfigError, DataError, MemagentError
 from memagent.plugins import error_line, is_file_spec, load_function
-from memagent.rl.agents import memory
+from memagent.rl.agents import memory, parallel
 from memagent.rl.agents.api import AGENTS, Agent, check_outcome, open_agent, with_defaults
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.expressions import calculate
@@ -33,6 +33,8 @@ from memagent.rl.warmstart.traces import TraceRefused
 from memagent.types import Message, Sampling
 
 NO_LIMIT = 1 << 30
+READERS = {"memory": memory.DEFAULTS, "parallel": parallel.DEFAULTS}
+"""Agents that read sections, with their settings."""
 MEMORY_LIMITS = ("chunk_tokens", "memory_tokens", "answer_tokens", "quote_tokens")
 
 Demonstrations = Callable[[Example], list[Conversation]]
@@ -59,8 +61,8 @@ def demonstrations_for(
     opened = open_agent(agent, settings)  # checks the name and the settings
     if replies is not None:
         return partial(_played, opened, _users_rule(replies), tokenizer)
-    if agent == "memory":
-        config = with_defaults(memory.DEFAULTS, settings or {})
+    if agent in READERS:
+        config = with_defaults(READERS[agent], settings or {})
         return partial(traces.conversations, config=config, tokenizer=tokenizer)
     return partial(_played, opened, REPLIES[agent], tokenizer)
 
@@ -69,13 +71,13 @@ def texts_for(agent: str, settings: Mapping[str, Any] | None, example: Example) 
     """All texts of an example's demonstrations, whatever the limits: to train a tokenizer on."""
     if agent not in AGENTS:
         return [example.text(), example.question, *example.answers]
-    limits = MEMORY_LIMITS if agent == "memory" else ("max_tokens",)
+    limits = MEMORY_LIMITS if agent in READERS else ("max_tokens",)
     values = {**(settings or {}), **dict.fromkeys(limits, NO_LIMIT)}
-    if agent == "memory":
+    if agent in READERS:
         values["window"] = 8 * NO_LIMIT
     found = demonstrations_for(agent, values, tokenizer=ByteTokenizer())(example)
     texts = [message["content"] for one in found for message in one.messages]
-    return [*texts, traces.NOTHING_YET] if agent == "memory" else texts
+    return [*texts, traces.NOTHING_YET] if agent in READERS else texts
 
 
 # --- replies by rule --------------------------------------------------------------------------------
@@ -101,7 +103,7 @@ def answer(example: Example) -> list[str]:
 
 
 REPLIES: dict[str, Callable[[Example], list[str]]] = {"calculator": calculation, "single": answer}
-"""The replies of the model in order, by agent. Those of the memory agent are in `traces.py`."""
+"""The replies of the model in order, by agent. Those of readers are in `traces.py`."""
 
 
 def _boxed(text: str) -> str:

@@ -53,6 +53,8 @@ NUM_SPARE_WORDS = 2
 WORDS_PER_MOMENT = 20
 """Frequent words are compared after each so many words."""
 
+NEXT_FACT = "what the memory leads to"
+"""What is missing after the first round of parallel reading, where one fact leads to another."""
 NOTE_START = "<note sections="
 """How a note begins in the prompt of a merge."""
 
@@ -139,6 +141,7 @@ class RightReplies:
         special = {**(ADDED if self._prompts.replace else {}), **(rules or {})}
         self._moments = [] if counts else _moments(example, special)
         self._lines = [] if counts else _lines_of(example, config)
+        self._link = _link_of(example, config, self._lines)
         self._nothing = "" if self._prompts.no_change or counts else NOTHING_YET
         last = self._moments[-1].memory if self._moments else self._nothing
         self._answer = answer_of(example, last, self._prompts)
@@ -208,7 +211,7 @@ class RightReplies:
     def _read(self, section: Chunk, prompt: str) -> str:
         self._quoted += self._marks.inside(section)
         if self._config.mode == "parallel":
-            body = "\n".join(self._lines_in(section))
+            body = "\n".join(self._notes_on(section, prompt))
             quotes = self._marks.quotes(section)
             return _joined(quotes, body) or self._prompts.nothing
         old, new = self._memories(section, prompt)
@@ -245,7 +248,15 @@ class RightReplies:
 
     def _merged(self, prompt: str) -> str:
         lines = dict.fromkeys(line.memory for line in self._lines if line.memory in prompt)
-        return "\n".join([*lines, "Missing: nothing"])
+        is_open = self._link is not None and len(lines) < len(self._lines)
+        return "\n".join([*lines, f"Missing: {NEXT_FACT if is_open else 'nothing'}"])
+
+    def _notes_on(self, section: Chunk, prompt: str) -> list[str]:
+        """What a section that is read on its own adds to what is known, as far as it is known to matter."""
+        known = prompt.rpartition("</section>")[2]
+        is_linked = self._link is None or self._link in known
+        lines = [line for line in self._lines_in(section) if line not in known]
+        return [line for line in lines if is_linked or line == self._link]
 
     def _answered(self, prompt: str) -> str:
         if not self._config.keeps_quotes:
@@ -262,6 +273,12 @@ def _lines_of(example: Example, config: AgentConfig) -> list[Moment]:
     if not config.merges and config.order == "text":
         return []
     return [Moment(end, " ".join(memory.split())) for end, memory in _noted(example)]
+
+
+def _link_of(example: Example, config: AgentConfig, lines: list[Moment]) -> str | None:
+    """The line that makes the others relevant: they are noted in the second round of parallel reading."""
+    is_linked = example.task in LINKED and config.mode == "parallel" and config.rounds > 1
+    return lines[-1].memory if is_linked and len(lines) > 1 else None
 
 
 def answer_of(example: Example, memory: str, prompts: PromptSet) -> str:
@@ -449,6 +466,10 @@ RULES: dict[str, Rule] = {
 """Rules by task; `collect` for every other task."""
 ADDED: dict[str, Rule] = {"questions": likeliest}
 """Rules where replies are added to the memory: dropping a line would cost a rewritten memory."""
+
+
+LINKED = frozenset({"beyond/two_hop"})
+"""Tasks whose last piece of evidence in the text tells what the others are about."""
 
 
 def _noted(example: Example) -> list[Moment]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
@@ -27,7 +27,7 @@ from memagent.rl.agents.session import Session
 from memagent.rl.rollouts.collect import check_engine
 from memagent.rl.settings import AgentSettings
 from memagent.rl.types import Outcome, Sample
-from memagent.types import Completion, Usage
+from memagent.types import Completion, Message, Sampling, Usage
 from tests.conftest import prose
 from tests.support.collecting import collecting
 from tests.support.tiny_models import make_tiny_model
@@ -128,6 +128,25 @@ async def test_the_memory_agent_is_the_reader_and_each_read_is_a_row() -> None:
     assert b"\\boxed" in bytes(
         token for token in rows[-1].ids if token < 256
     )  # as the reward wants
+
+
+async def test_the_parallel_agent_reads_all_sections_and_each_call_is_a_row() -> None:
+    def script(messages: Sequence[Message], sampling: Sampling) -> str:
+        prompt = messages[-1]["content"]
+        if "<note " in prompt:
+            return "merged\nMissing: nothing"
+        return "Nothing." if prompt.startswith("<section>\nOne") else "a note"
+
+    ours = client(TokenScript(script))
+    settings = {"chunk_tokens": 400, "memory_tokens": 64, "window": 4096}
+    outcome = await open_agent("parallel", settings)(example(), ours)
+    assert outcome.trace is not None
+    reads = [step for step in outcome.trace.steps if step.kind == "read"]
+    assert outcome.metrics["sections"] == len(reads) == outcome.trace.num_chunks
+    assert (outcome.metrics["rounds"], outcome.metrics["merges"]) == (1, 1)
+    assert outcome.metrics["noted_sections"] == sum(bool(step.memory) for step in reads)
+    assert len(ours.session.recorder.samples()) == len(outcome.trace.steps) == len(reads) + 2
+    assert outcome.trace.memory == "merged"
 
 
 async def test_steps_of_the_memory_agent_keep_all_that_the_engine_reports() -> None:
@@ -475,7 +494,7 @@ async def test_an_agent_of_a_users_file_is_run_with_its_settings(agent_file: Pat
         ("{file}", {}, "name the agent as path.py:function"),
         ("{file}x.py:agent", {}, "there is no file .* with the agent; check its path"),
         ("memry", {}, r"there is no agent 'memry'; did you mean memory\?"),
-        ("zzz", {}, "known: single, calculator, memory, or path.py:function"),
+        ("zzz", {}, "known: single, calculator, memory, parallel, or path.py:function"),
         ("memory", {"chunk_tokens": 4}, "chunk_tokens: input should be greater"),
     ],
 )
