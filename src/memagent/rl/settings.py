@@ -36,6 +36,7 @@ from memagent.engines.base import CODE_SETTINGS, check_stored
 from memagent.errors import ConfigError
 from memagent.names import hint
 from memagent.plugins import code_file, is_file_spec
+from memagent.rl.agents.command import is_command
 from memagent.rl.config_paths import located
 from memagent.rl.rollouts.tasks import TaskSource
 from memagent.rl.update.advantages import check_group_size
@@ -109,7 +110,7 @@ class AgentSettings(Settings):
     """The agent that solves the tasks, and the reward it is trained for."""
 
     name: str = "memory"
-    """memory, parallel, calculator, single, or path.py:function."""
+    """memory, parallel, calculator, single, path.py:function, or command:PROGRAM for a program that calls an endpoint."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the agent; for memory those of reading, such as chunk_tokens."""
     reward: str = "strict"
@@ -532,6 +533,12 @@ class TrainConfig(Settings):
             raise ValueError('an engine outside this process needs `rollout.driver="free"`')
         return self
 
+    @model_validator(mode="after")
+    def _programs_run_freely(self) -> Self:
+        if is_command(self.agent.name) and self.rollout.driver == "lockstep":
+            raise ValueError('an agent that is a program needs `rollout.driver="free"`')
+        return self
+
     def _check_asynchronous(self) -> None:
         if self.objective.max_staleness is None:
             raise ValueError(
@@ -689,7 +696,7 @@ def remember_named(config: TrainConfig) -> None:
     """Record the code and the endpoints of a config as named by the user, see `memagent.trust`."""
     settings = config.rollout.engine_settings
     engine_code = [str(settings[name]) for name in CODE_SETTINGS if settings.get(name) is not None]
-    trust.remember("code", *(code_file(spec) for _, spec in _code(config)), *engine_code)
+    trust.remember("code", *(_trusted_name(spec) for _, spec in _code(config)), *engine_code)
     if settings.get("base_url") is not None:
         trust.remember("address", *origins(str(settings["base_url"])))
     if config.cluster is not None and config.cluster.address != LOCAL_CLUSTER:
@@ -710,10 +717,11 @@ def _check_trust(config: TrainConfig, named: Sequence[str]) -> None:
         return any(setting == one or setting.startswith(f"{one}.") for one in named)
 
     for setting, spec in _code(config):
-        if not is_named(setting) and not trust.is_known("code", code_file(spec)):
+        if not is_named(setting) and not trust.is_known("code", _trusted_name(spec)):
             again = f"[{spec!r}]" if setting == GRADERS else spec
+            kind = "a program" if is_command(spec) else "a file"
             raise ConfigError(
-                f"the run directory names the code {spec}, a file that you have not named on this machine; "
+                f"the run directory names the code {spec}, {kind} that you have not named on this machine; "
                 f"if it may run, give it again: `{setting}={again}`"
             )
     cluster = config.cluster.address if config.cluster is not None else LOCAL_CLUSTER
@@ -732,13 +740,18 @@ def _check_trust(config: TrainConfig, named: Sequence[str]) -> None:
 
 
 def _code(config: TrainConfig) -> list[tuple[str, str]]:
-    """Settings that name functions in files, each with such a name."""
+    """Settings that name functions in files or programs, each with such a name."""
     graders = config.validation.graders if config.validation else ()
     found = [("agent.name", config.agent.name), ("agent.reward", config.agent.reward)]
     found += [(GRADERS, grader) for grader in graders]
     if config.warm_start is not None and config.warm_start.replies is not None:
         found.append(("warm_start.replies", config.warm_start.replies))
-    return [(setting, spec) for setting, spec in found if is_file_spec(spec)]
+    return [(setting, spec) for setting, spec in found if is_file_spec(spec) or is_command(spec)]
+
+
+def _trusted_name(spec: str) -> str:
+    """What is remembered of code that the user named: the file, or the whole command."""
+    return spec if is_command(spec) else code_file(spec)
 
 
 def _is_same_code(given: str, values: Mapping[str, Any], name: str) -> bool:

@@ -20,6 +20,7 @@ from memagent.data.tasks.lengths import length_tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.plugins import is_file_spec
 from memagent.rl.agents.api import Agent, open_agent
+from memagent.rl.agents.command import is_command
 from memagent.rl.agents.rewards import Reward, check_reward, open_reward, with_bonus
 from memagent.rl.agents.session import RunSampling
 from memagent.rl.backend import LocalBackend, TrainerBackend
@@ -87,7 +88,7 @@ async def open_setup(
         merged = open_merged(config.rollout, trained)
         async with open_rollout_engine(config.rollout, trained, merged=merged) as engine:
             await check_engine(engine)
-            if is_file_spec(config.agent.name) and firsts:
+            if (is_file_spec(config.agent.name) or is_command(config.agent.name)) and firsts:
                 await _check_agent(config, agent, firsts[0], engine)
             sync = open_sync(
                 config.rollout,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -32,6 +33,16 @@ from memagent.web.listening import (
     url_of,
 )
 
+SWITCH_SECONDS = 0.0005
+"""How long a thread that counts tokens may keep the event loop waiting; Python's default is ten times as long."""
+
+
+def prepare_process() -> None:
+    """Settings of a process that does nothing but serve."""
+    gc.collect()
+    gc.freeze()  # models and modules are permanent: scanning them repeatedly costs whole steps
+    sys.setswitchinterval(SWITCH_SECONDS)
+
 
 class MakeApp(Protocol):
     """Makes the application of a server, such as `partial(make_app, engine, config)`."""
@@ -51,8 +62,7 @@ def serve(
 
     `on_drain` gets the number of requests that a shutdown waits for, if there are any.
     """
-    gc.collect()
-    gc.freeze()  # models and modules are permanent: scanning them repeatedly costs whole steps
+    prepare_process()
     with port_errors(
         config.host, config.port
     ):  # another process may have bound the port at the same time

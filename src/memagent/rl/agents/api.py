@@ -7,6 +7,7 @@
 
     agent = open_agent("calculator", {"max_turns": 6})
     agent = open_agent("my_agent.py:agent")
+    agent = open_agent("command:python my_agent.py")     # a program, see `command`
 
 An agent with settings has a parameter `settings` whose default is an instance of a class derived from
 `memagent.config.Settings`; that class validates what the user sets.
@@ -27,6 +28,7 @@ from memagent.errors import ConfigError
 from memagent.names import hint
 from memagent.plugins import is_file_spec, load_function
 from memagent.rl.agents.client import Client
+from memagent.rl.agents.command import CommandSettings, command_agent, is_command
 from memagent.rl.types import Outcome
 
 S = TypeVar("S", bound=Settings)
@@ -43,14 +45,18 @@ PARAMETERS = ("task", "client")
 
 
 def open_agent(spec: str, settings: Mapping[str, Any] | None = None) -> Agent:
-    """An agent by name, or from a file as `path.py:function`."""
+    """An agent by name, from a file as `path.py:function`, or a program as `command:PROGRAM`."""
+    if is_command(spec):
+        return command_agent(spec, CommandSettings.parse(dict(settings or {})))
     if is_file_spec(spec):
         function = load_function(spec, what="agent", parameters=PARAMETERS)
     elif spec in AGENTS:
         module, name = AGENTS[spec].split(":")
         function = getattr(import_module(module), name)
     else:
-        raise ConfigError(f"there is no agent {spec!r}; {hint(spec, AGENTS)}, or path.py:function")
+        raise ConfigError(
+            f"there is no agent {spec!r}; {hint(spec, AGENTS)}, path.py:function, or command:PROGRAM"
+        )
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(f"{spec} is not async; write it as async def, and await the client")
     return _with_settings(spec, function, dict(settings or {}))

@@ -25,6 +25,7 @@ from memagent.plugins import error_line, is_file_spec, load_function
 from memagent.rl.agents import memory, parallel
 from memagent.rl.agents.api import AGENTS, Agent, check_outcome, open_agent, with_defaults
 from memagent.rl.agents.client import Client
+from memagent.rl.agents.command import is_command
 from memagent.rl.agents.expressions import calculate
 from memagent.rl.agents.session import Session
 from memagent.rl.warmstart import traces
@@ -53,7 +54,7 @@ def demonstrations_for(
     `replies` names a function of the user, `path.py:function`: the right replies to a task, in order. The
     shipped agents have a rule of their own.
     """
-    if is_file_spec(agent) and replies is None:
+    if (is_file_spec(agent) or is_command(agent)) and replies is None:
         raise ConfigError(
             f"there is no rule for the replies of {agent}; name a function that writes them as "
             "`warm_start.replies=path.py:function`, or use files of conversations for its warm start"

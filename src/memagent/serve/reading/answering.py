@@ -9,21 +9,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from memagent.agent.budget import measure_budget
+from memagent.agent.evidence.ledger import Citation
 from memagent.agent.limits import Limits
 from memagent.agent.model_call import call_model
 from memagent.agent.reader import Reader, checked_question
-from memagent.agent.trace import Step
+from memagent.agent.trace import Trace, total_usage
 from memagent.config import AgentConfig, GatewayConfig
 from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, EngineError, EngineRefused, PromptTooLong
-from memagent.rewards.text import unboxed
 from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyHolder
 from memagent.serve.metrics import Measure
@@ -62,6 +62,23 @@ class AnswerText:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceQuote:
+    """A quote of the text that an answer rests on."""
+
+    number: int
+    """As the answer may name it, from 1."""
+    quote: str
+    where: str
+    """File, page or line."""
+    source: str
+    """Name of the file, or role of the message."""
+    start: int
+    """Character offsets into the file or message."""
+    end: int
+    file_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The end of an answer: what it took."""
 
@@ -74,6 +91,8 @@ class Finished:
     """Sections that were read for the answer, earlier requests included; None where nothing was read."""
     num_stored: int = 0
     """Steps that earlier requests had finished."""
+    citations: tuple[SourceQuote, ...] = ()
+    """What the answer rests on, where evidence is kept."""
 
 
 AnswerEvent = Progress | AnswerText | Finished
@@ -361,31 +380,51 @@ class LongAnswer:
                 yield event
 
     async def _events(self) -> AsyncGenerator[AnswerEvent, None]:
-        usage, before, num_sections, num_stored = Usage(), Usage(), 0, 0
+        done: list[ReadStep] = []
+        text = self._text
         steps = self._readings.read(
-            self._reader,
-            self._owner,
-            self._text.question,
-            self._text.document,
-            on_usage=self._account.add,
+            self._reader, self._owner, text.question, text.document, on_usage=self._account.add
         )
         async with aclosing(steps):
             async for read in steps:
-                num_sections += read.step.kind == "read"
-                num_stored += read.is_stored
-                if not read.is_stored:
-                    before, usage = usage, usage + read.step.usage
+                done.append(read)
                 if read.step.kind == "answer":
-                    yield AnswerText(text=_until(unboxed(read.step.reply), self._stop))
-                    yield Finished(
-                        finish_reason="length" if "reply_cut" in read.step.flags else "stop",
-                        usage=usage,
-                        reasoning_tokens=before.completion_tokens,
-                        num_sections=num_sections,
-                        num_stored=num_stored,
-                    )
-                elif not read.is_stored:
+                    break
+                if not read.is_stored:
+                    num_sections = sum(each.step.kind == "read" for each in done)
                     yield Progress(text=_progress_line(read, num_sections))
+        trace = self._reader.trace(text.question, text.document, [read.step for read in done])
+        if trace.final_answer is None:
+            raise no_answer()
+        yield AnswerText(text=_until(trace.final_answer, self._stop))
+        yield _end_of(done, trace, text.file_ids)
+
+
+def _end_of(done: list[ReadStep], trace: Trace, file_ids: Mapping[str, str]) -> Finished:
+    """What a reading took in this request."""
+    new = [read.step for read in done if not read.is_stored]
+    memories = total_usage(step for step in new if step.kind != "answer")
+    return Finished(
+        finish_reason="length" if "reply_cut" in done[-1].step.flags else "stop",
+        usage=total_usage(new),
+        reasoning_tokens=memories.completion_tokens,
+        num_sections=trace.num_chunks,
+        num_stored=len(done) - len(new),
+        citations=tuple(_cited(citation, file_ids) for citation in trace.citations),
+    )
+
+
+def _cited(citation: Citation, file_ids: Mapping[str, str]) -> SourceQuote:
+    place = citation.quote.places[0]
+    return SourceQuote(
+        number=citation.number,
+        quote=citation.quote.text,
+        where=citation.where,
+        source=place.source,
+        start=place.start,
+        end=place.end,
+        file_id=file_ids.get(place.source),
+    )
 
 
 async def _with_own_faults(
@@ -403,8 +442,9 @@ async def _with_own_faults(
 
 
 def _progress_line(read: ReadStep, num_sections: int) -> str:
-    step: Step = read.step
-    change = " Nothing new." if "memory_kept" in step.flags else ""
+    if read.step.kind == "merge":
+        return "Merged what was noted.\n"
+    change = " Nothing new." if "memory_kept" in read.step.flags else ""
     return f"Read section {num_sections}, {read.share:.0%} of the text.{change}\n"
 
 

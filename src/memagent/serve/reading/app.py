@@ -53,6 +53,13 @@ CHAT, RESPONSES, FILES, MODELS = (
     "/v1/models",
 )
 DESCRIPTION = "/openapi.json"
+MODELS_LISTED = (
+    MODEL,
+    f"{MODEL}:evidence=true",
+    f"{MODEL}:mode=parallel",
+    f"{MODEL}:mode=parallel,evidence=true",
+)
+"""What programs that choose a model by its name are offered; any other setting works too."""
 
 
 def gateway_app(
@@ -136,15 +143,16 @@ class GatewayService:
         ]
 
     async def models(self) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card]})
+        return JSONResponse(
+            {"object": "list", "data": [self._card(name) for name in MODELS_LISTED]}
+        )
 
     async def model(self, name: str) -> Response:
         settings_in_name(name)
-        return JSONResponse(self._card)
+        return JSONResponse(self._card(name))
 
-    @property
-    def _card(self) -> Json:
-        return {"id": MODEL, "object": "model", "created": self._created, "owned_by": "memagent"}
+    def _card(self, name: str) -> Json:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "memagent"}
 
     async def description(self) -> Response:
         return JSONResponse(self._description)

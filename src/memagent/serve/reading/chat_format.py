@@ -8,7 +8,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from memagent.serve.http import END_OF_EVENTS, Json, event
-from memagent.serve.reading.answering import AnswerEvent, AnswerText, Finished, Progress, no_answer
+from memagent.serve.reading.answering import (
+    AnswerEvent,
+    AnswerText,
+    Finished,
+    Progress,
+    SourceQuote,
+    no_answer,
+)
 from memagent.serve.reading.requests import MODEL
 
 REASONS = ("stop", "length")
@@ -42,7 +49,8 @@ class ChatAnswer:
         raise no_answer()
 
     def _response(self, text: str, progress: str, end: Finished) -> Json:
-        message: Json = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        message["annotations"] = [chat_annotation(one) for one in end.citations]
         if progress:
             message["reasoning_content"] = progress
         return {
@@ -73,6 +81,9 @@ class ChatAnswer:
                     yield self._chunk({"content": one.text})
                 else:
                     yield one
+                    if one.citations:
+                        cited = [chat_annotation(each) for each in one.citations]
+                        yield self._chunk({"annotations": cited})
                     yield self._chunk({}, finish_reason=reason_of_end(one))
                     if self._has_usage:
                         yield event({**self._frame([]), "usage": chat_usage(one)})
@@ -101,6 +112,24 @@ def chat_usage(end: Finished) -> Json:
         "total_tokens": used.prompt_tokens + used.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": used.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": end.reasoning_tokens},
+    }
+
+
+def chat_annotation(cited: SourceQuote) -> Json:
+    """A quote that an answer rests on, as an annotation of its message."""
+    return {"type": "file_citation", "file_citation": citation_fields(cited)}
+
+
+def citation_fields(cited: SourceQuote) -> Json:
+    """What an annotation tells of a quote."""
+    return {
+        "file_id": cited.file_id or "",
+        "filename": cited.source,
+        "index": cited.number,
+        "quote": cited.quote,
+        "where": cited.where,
+        "start": cited.start,
+        "end": cited.end,
     }
 
 

@@ -11,8 +11,8 @@ paragraph if only that asks something.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from memagent.documents.document import Document
 from memagent.serve.errors import ApiError
@@ -30,6 +30,8 @@ class MessagePart:
 
     text: str
     file: Document | None = None
+    file_id: str | None = None
+    """Of a file that is stored here."""
 
     @property
     def shown(self) -> str:
@@ -61,6 +63,8 @@ class LongText:
 
     question: str
     document: Document
+    file_ids: Mapping[str, str] = field(default_factory=dict)
+    """Ids of stored files, by the name under which the document has them."""
 
 
 IsShort = Callable[[str], bool]
@@ -95,7 +99,13 @@ def split_long(conversation: Sequence[Utterance], is_short: IsShort) -> LongText
             code="question_not_found",
         )
     asked = f"{instructions}\n\n{question}" if is_part else question
-    return LongText(question=asked, document=Document.join(texts))
+    file_ids = {
+        piece.file.source: piece.file_id
+        for one in conversation
+        for piece in one.pieces
+        if piece.file and piece.file_id
+    }
+    return LongText(question=asked, document=Document.join(texts), file_ids=file_ids)
 
 
 def _last_user(conversation: Sequence[Utterance]) -> int:

@@ -49,6 +49,7 @@ class ReadingCalls(BaseEngine):
         if isinstance(engine, BaseEngine):
             self.served_window = engine.served_window
             self.reading_defaults = engine.reading_defaults
+        self.calls_at_once = max_calls
         self.num_waiting = 0
         self._engine = engine
         self._slots = asyncio.Semaphore(max_calls)
@@ -159,14 +160,16 @@ class Readings:
         )
         await self._drop_old()
         journal = await in_thread(_open_journal, path, identity)
-        share, is_finished = 0.0, False
+        spans: dict[int, int] = {}
+        is_finished = False
 
         def measured(step: Step, *, is_stored: bool) -> ReadStep:
-            nonlocal share, is_finished
+            nonlocal is_finished
             is_finished = step.kind == "answer"
-            end = step.section.end if step.section else num_chars if is_finished else 0
-            share = max(share, end / max(1, num_chars))
-            return ReadStep(step=step, is_stored=is_stored, share=share)
+            if step.section is not None:
+                spans[step.section.start] = step.section.end
+            num_read = sum(end - start for start, end in spans.items())
+            return ReadStep(step=step, is_stored=is_stored, share=num_read / max(1, num_chars))
 
         def keep(step: Step) -> None:
             journal.append(0, step, text=document.text)

@@ -47,8 +47,11 @@ class AttachedFile(WireModel):
     """The contents in base64, as a data URL or alone."""
     filename: str | None = Field(default=None, max_length=1000)
 
-    def opened(self, open_file: OpenFile) -> Document:
-        """Its text."""
+    def part(self, open_file: OpenFile) -> MessagePart:
+        """The file as a part of a message."""
+        return MessagePart(text="", file=self._opened(open_file), file_id=self.file_id)
+
+    def _opened(self, open_file: OpenFile) -> Document:
         if self.file_id is not None:
             return open_file(self.file_id)
         if self.file_data is None:
@@ -76,12 +79,12 @@ class ContentPart(WireModel):
         if self.type in ("text", "input_text", "output_text", "refusal"):
             return MessagePart(text=self.text or "")
         if self.type == "file" and self.file is not None:
-            return MessagePart(text="", file=self.file.opened(open_file))
+            return self.file.part(open_file)
         if self.type == "input_file":
             attached = AttachedFile(
                 file_id=self.file_id, file_data=self.file_data, filename=self.filename
             )
-            return MessagePart(text="", file=attached.opened(open_file))
+            return attached.part(open_file)
         raise ApiError(
             400,
             f"parts of type {self.type[:40]!r} are not supported; send text or files with text",

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from memagent.serve.errors import ApiError
 from memagent.serve.http import Json, event
 from memagent.serve.reading.answering import AnswerEvent, AnswerText, Finished, Progress, no_answer
-from memagent.serve.reading.chat_format import reading_fields
+from memagent.serve.reading.chat_format import citation_fields, reading_fields
 from memagent.serve.reading.requests import MODEL, ResponsesRequest
 
 
@@ -22,6 +22,7 @@ class ResponseAnswer:
         """Of the next event."""
         self._answer: list[str] = []
         self._progress: list[str] = []
+        self._annotations: list[Json] = []
         self._head: Json = {
             "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",
@@ -48,9 +49,9 @@ class ResponseAnswer:
         """The response to a request that does not stream."""
         async with aclosing(events):
             async for one in events:
+                self._keep(one)
                 if isinstance(one, Finished):
                     return self._response(one), one
-                self._keep(one)
         raise no_answer()
 
     async def chunks(
@@ -63,6 +64,7 @@ class ResponseAnswer:
         async with aclosing(events):
             async for one in events:
                 if isinstance(one, Finished):
+                    self._keep(one)
                     for last in self._end_of_stream(one):
                         yield last
                     yield one
@@ -91,10 +93,17 @@ class ResponseAnswer:
     def _end_of_stream(self, end: Finished) -> list[str]:
         opening = [] if self._answer else [*self._close_reasoning(), *self._open_message()]
         text = "".join(self._answer)
+        annotations = [
+            self._content(
+                "response.output_text.annotation.added", annotation=one, annotation_index=number
+            )
+            for number, one in enumerate(self._annotations)
+        ]
         return [
             *opening,
+            *annotations,
             self._content("response.output_text.done", text=text, logprobs=[]),
-            self._content("response.content_part.done", part=_output_text(text)),
+            self._content("response.content_part.done", part=self._output_text()),
             self._item("done", self._message("completed")),
         ]
 
@@ -117,7 +126,7 @@ class ResponseAnswer:
         item = {**self._message("in_progress"), "content": []}
         return [
             self._item("added", item),
-            self._content("response.content_part.added", part=_output_text("")),
+            self._content("response.content_part.added", part=_output_text("", [])),
         ]
 
     def _reasoning(self, what: str, **fields: object) -> str:
@@ -147,9 +156,14 @@ class ResponseAnswer:
         """Of the message among the items of the output."""
         return 1 if self._progress else 0
 
-    def _keep(self, one: Progress | AnswerText) -> None:
-        kept = self._progress if isinstance(one, Progress) else self._answer
-        kept.append(one.text)
+    def _keep(self, one: AnswerEvent) -> None:
+        if isinstance(one, Finished):
+            self._annotations = [
+                {"type": "file_citation", **citation_fields(cited)} for cited in one.citations
+            ]
+        else:
+            kept = self._progress if isinstance(one, Progress) else self._answer
+            kept.append(one.text)
 
     def _reasoning_item(self) -> Json:
         summary = [{"type": "summary_text", "text": "".join(self._progress)}]
@@ -161,8 +175,11 @@ class ResponseAnswer:
             "type": "message",
             "status": status,
             "role": "assistant",
-            "content": [_output_text("".join(self._answer))],
+            "content": [self._output_text()],
         }
+
+    def _output_text(self) -> Json:
+        return _output_text("".join(self._answer), self._annotations)
 
     def _last_event(self, end: Finished) -> str:
         return "response.incomplete" if end.finish_reason == "length" else "response.completed"
@@ -180,8 +197,8 @@ class ResponseAnswer:
         }
 
 
-def _output_text(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _output_text(text: str, annotations: list[Json]) -> Json:
+    return {"type": "output_text", "text": text, "annotations": annotations, "logprobs": []}
 
 
 def _usage(end: Finished) -> Json:

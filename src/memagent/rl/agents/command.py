@@ -1,0 +1,147 @@
+"""An agent that is a program: `command:python my_agent.py`. Any language, any framework with an OpenAI client.
+
+    standard input     {"id": ..., "question": ..., "text": ...}
+    environment        OPENAI_BASE_URL, OPENAI_API_KEY: the endpoint of this rollout
+    standard output    the answer; or as the last line {"answer": ..., "reward": ..., "metrics": {...}}
+
+The program calls the endpoint as any other and its calls are recorded. It is started once for each rollout. A
+program that fails after a reply has failed by the reply, as a function that raises would have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pydantic import Field
+
+from memagent.config import Settings
+from memagent.errors import ConfigError
+from memagent.files import reason_of
+from memagent.foreign import plain
+from memagent.rl.agents.client import Client
+from memagent.rl.agents.endpoint import RolloutEndpoint, endpoint_of
+from memagent.rl.types import AgentTask, Outcome
+
+PREFIX = "command:"
+MAX_OUTPUT = 1_000_000
+"""Characters of output that are looked at; an answer is at the end."""
+
+
+class CommandSettings(Settings):
+    """How programs are started."""
+
+    max_processes: int | None = Field(default=None, ge=1)
+    """Programs that run at once, at most; four for each core when not given."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port of the endpoint that programs call; 0 takes any free one."""
+
+
+class AgentProgramError(Exception):
+    """A program that ended with an error, or without an answer."""
+
+
+def is_command(spec: str) -> bool:
+    """Whether the name of an agent means a program."""
+    return spec.startswith(PREFIX)
+
+
+def command_agent(spec: str, settings: CommandSettings) -> partial[Any]:
+    """The agent that runs a program."""
+    try:
+        arguments = shlex.split(spec.removeprefix(PREFIX))
+    except ValueError as error:
+        raise ConfigError(f"{spec} is no command: {error}") from None
+    if not arguments:
+        raise ConfigError(f"name a program after {PREFIX}, such as `{PREFIX}python my_agent.py`")
+    return partial(_agent, arguments=arguments, settings=settings)
+
+
+async def _agent(
+    task: AgentTask, client: Client, *, arguments: list[str], settings: CommandSettings
+) -> Outcome:
+    async with _slots(settings), endpoint_of(client, port=settings.port) as endpoint:
+        output = await _output(arguments, _described(task), endpoint)
+    return _outcome(output)
+
+
+def _described(task: AgentTask) -> bytes:
+    """What a program is told of its task: never the accepted answers."""
+    text = getattr(task, "text", None)
+    values = {
+        "id": task.id,
+        "question": getattr(task, "question", ""),
+        "text": text() if callable(text) else "",
+    }
+    return json.dumps(values).encode() + b"\n"
+
+
+async def _output(arguments: list[str], task: bytes, endpoint: RolloutEndpoint) -> str:
+    """What the program writes. Raises what made it fail."""
+    environment = {
+        **os.environ,
+        "OPENAI_BASE_URL": endpoint.base_url,
+        "OPENAI_API_KEY": endpoint.api_key,
+    }
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot run {arguments[0]}: {reason_of(error)}") from None
+    try:
+        written, errors = await process.communicate(task)
+    finally:
+        await _end(process)
+    if process.returncode:
+        if endpoint.error is not None:
+            raise endpoint.error
+        said = plain(errors.decode("utf-8", "replace").strip().rpartition("\n")[2]) or "no message"
+        raise AgentProgramError(f"{arguments[0]} ended with code {process.returncode}: {said}")
+    return written.decode("utf-8", "replace")[-MAX_OUTPUT:]
+
+
+async def _end(process: Process) -> None:
+    """End a program and what it started, if it still runs."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode is None:
+        await process.wait()
+
+
+def _outcome(output: str) -> Outcome:
+    text = output.strip()
+    try:
+        found = json.loads(text.rpartition("\n")[2])
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("answer"), str):
+        return Outcome(answer=text)
+    return Outcome(
+        answer=found["answer"], reward=found.get("reward"), metrics=found.get("metrics") or {}
+    )
+
+
+_semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, asyncio.Semaphore]] = (
+    WeakKeyDictionary()
+)
+
+
+def _slots(settings: CommandSettings) -> asyncio.Semaphore:
+    """Places for programs, shared by the rollouts of an event loop."""
+    number = settings.max_processes or 4 * (os.cpu_count() or 1)
+    mine = _semaphores.setdefault(asyncio.get_running_loop(), {})
+    return mine.setdefault(number, asyncio.Semaphore(number))

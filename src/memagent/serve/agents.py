@@ -1,0 +1,198 @@
+"""An OpenAI-compatible endpoint for agents in training: each rollout has a key of its own.
+
+    agent, in any process ── POST /v1/chat/completions, key of the rollout ──▶ AnswerCall ──▶ the policy
+
+    async with serving_agents() as server:
+        with server.admitted(answer) as key:
+            OpenAI(base_url=server.base_url, api_key=key)
+
+The key is sent as `Authorization: Bearer KEY`, or in the header `x-memagent-rollout` by programs whose key cannot
+be set. It runs in the event loop of the rollouts; what a call samples and records is decided by the caller.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+
+from memagent.config import ServeConfig
+from memagent.serve.errors import ApiError
+from memagent.serve.guard import CLIENT_GONE, JSON_TYPE, AdmissionGate, GuardedPaths
+from memagent.serve.http import (
+    END_OF_EVENTS,
+    EventStream,
+    Json,
+    event,
+    guarded_app,
+    unless_disconnected,
+)
+from memagent.serve.keys import OneKey, key_in
+from memagent.serve.metrics import Metrics
+from memagent.serve.run import serving_here
+from memagent.serve.wire import ChatRequest, parse
+from memagent.types import Message
+from memagent.web.hosts import HostCheck
+
+ROLLOUT_HEADER = "x-memagent-rollout"
+"""Header with the key of a rollout, for programs that send a key of their own."""
+CHAT, MODELS = "/v1/chat/completions", "/v1/models"
+MAX_CALLS = 100_000
+"""Calls at once; how many rollouts run is limited by training."""
+PATHS = GuardedPaths(bodies={CHAT: JSON_TYPE}, others=(MODELS,), without_key=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentCall:
+    """What an agent asks for."""
+
+    messages: list[Message]
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    stop: tuple[str, ...]
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReplies:
+    """The replies to a call, each with the reason why it ended."""
+
+    model: str
+    replies: tuple[tuple[str, str | None], ...]
+    prompt_tokens: int
+    completion_tokens: int
+
+
+AnswerCall = Callable[[AgentCall], Awaitable[AgentReplies]]
+"""Answers the calls of one rollout."""
+
+
+class AgentServer:
+    """The endpoint while it is open."""
+
+    def __init__(self) -> None:
+        self.base_url = ""
+        self._rollouts: dict[str, AnswerCall] = {}
+        """By key."""
+
+    @contextmanager
+    def admitted(self, answer: AnswerCall) -> Iterator[str]:
+        """The key of a rollout, which is valid inside the block."""
+        key = f"rollout-{secrets.token_urlsafe(18)}"
+        self._rollouts[key] = answer
+        try:
+            yield key
+        finally:
+            del self._rollouts[key]
+
+    def app(self, config: ServeConfig, *, gate: AdmissionGate) -> FastAPI:
+        """The ASGI application."""
+        return guarded_app(
+            [(CHAT, "POST", self._chat), (MODELS, "GET", self._models)],
+            gate=gate,
+            metrics=Metrics(tuple),
+            hosts=HostCheck(config.host, config.allowed_hosts),
+            keys=OneKey(None),
+            paths=PATHS,
+            max_request_bytes=config.max_request_bytes,
+        )
+
+    async def _models(self, request: Request) -> Response:
+        self._rollout(request.headers)
+        card = {"id": "policy", "object": "model", "created": 0, "owned_by": "memagent"}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def _chat(self, request: Request) -> Response:
+        answer = self._rollout(request.headers)
+        body = parse(ChatRequest, await request.body())
+        call = AgentCall(
+            messages=body.conversation,
+            max_tokens=body.token_limit,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            stop=body.stop,
+            n=body.num_choices,
+        )
+        replies = await unless_disconnected(request, _awaited(answer(call)))
+        if replies is None:
+            return Response(status_code=CLIENT_GONE)
+        if body.stream:
+            return EventStream(_chunks(replies, has_usage=body.wants_usage))
+        return JSONResponse(_whole(replies))
+
+    def _rollout(self, headers: Headers) -> AnswerCall:
+        key = headers.get(ROLLOUT_HEADER) or key_in(headers) or ""
+        found = self._rollouts.get(key)
+        if found is None:
+            raise ApiError(
+                401,
+                f"no rollout has this key; send the key of a running one as `Authorization: Bearer KEY` or "
+                f"`{ROLLOUT_HEADER}: KEY`",
+                code="invalid_api_key",
+            )
+        return found
+
+
+@asynccontextmanager
+async def serving_agents(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[AgentServer]:
+    """Serve agents in the running event loop while the block runs."""
+    server = AgentServer()
+    config = ServeConfig(host=host, port=port, max_concurrency=MAX_CALLS, drain_seconds=0.0)
+    async with serving_here(partial(server.app, config), config) as url:
+        server.base_url = f"{url}/v1"
+        yield server
+
+
+async def _awaited(replies: Awaitable[AgentReplies]) -> AgentReplies:
+    return await replies
+
+
+def _head(replies: AgentReplies, kind: str) -> Json:
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": replies.model,
+    }
+
+
+def _usage(replies: AgentReplies) -> Json:
+    return {
+        "prompt_tokens": replies.prompt_tokens,
+        "completion_tokens": replies.completion_tokens,
+        "total_tokens": replies.prompt_tokens + replies.completion_tokens,
+    }
+
+
+def _whole(replies: AgentReplies) -> Json:
+    choices = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": reason or "stop",
+        }
+        for index, (text, reason) in enumerate(replies.replies)
+    ]
+    return {**_head(replies, "chat.completion"), "choices": choices, "usage": _usage(replies)}
+
+
+async def _chunks(replies: AgentReplies, *, has_usage: bool) -> AsyncGenerator[str, None]:
+    """The replies as a stream: each in one piece, because it is recorded whole."""
+    head = _head(replies, "chat.completion.chunk")
+    for index, (text, reason) in enumerate(replies.replies):
+        delta = {"role": "assistant", "content": text}
+        for part, end in ((delta, None), ({}, reason or "stop")):
+            choice = {"index": index, "delta": part, "logprobs": None, "finish_reason": end}
+            yield event({**head, "choices": [choice]})
+    if has_usage:
+        yield event({**head, "choices": [], "usage": _usage(replies)})
+    yield END_OF_EVENTS

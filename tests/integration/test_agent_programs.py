@@ -1,0 +1,269 @@
+"""Agents in their own processes: an unmodified OpenAI client, recorded and trained as an agent function."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from memagent.data.tasks.arithmetic import problem
+from memagent.errors import ConfigError
+from memagent.rl.agents.api import open_agent
+from memagent.rl.agents.client import Client
+from memagent.rl.agents.endpoint import endpoint_of
+from memagent.rl.agents.session import Session
+from memagent.rl.rollouts.collect import RolloutSpec, collect
+from memagent.rl.settings import parse_config, remember_named, resumed_config, stored_values
+from memagent.rl.trainer import open_training
+from memagent.rl.types import Group, Outcome
+from memagent.tracking import comparable, read_metrics
+from tests.support.tiny_training import tiny_run
+from tests.support.token_engine import TokenTakingScript, random_reply
+
+PROGRAM = """
+import json, sys
+from openai import OpenAI
+
+task = json.loads(sys.stdin.readline())
+client = OpenAI()
+messages = [{"role": "user", "content": task["question"]}]
+for turn in range(2):
+    reply = client.chat.completions.create(model="any", messages=messages, max_tokens=24)
+    messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+    messages.append({"role": "user", "content": "Go on."})
+other = client.chat.completions.create(model="any", messages=messages[:1], max_tokens=24)
+print("thinking aloud")
+print(json.dumps({"answer": other.choices[0].message.content, "metrics": {"turns": 2}}))
+"""
+
+
+async def function(task: Any, client: Client) -> Outcome:
+    """What the program does, as a function."""
+    messages: list[Any] = [{"role": "user", "content": task.question}]
+    for _ in range(2):
+        reply = await client.chat.completions.create(messages=messages, max_tokens=24)
+        messages.append(reply.choices[0].message)
+        messages.append({"role": "user", "content": "Go on."})
+    other = await client.chat.completions.create(messages=messages[:1], max_tokens=24)
+    return Outcome(answer=other.choices[0].message.content, metrics={"turns": 2})
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    file = tmp_path / "my_agent.py"
+    file.write_text(PROGRAM)
+    return f"command:{sys.executable} {file}"
+
+
+async def reward(task: Any, outcome: Outcome) -> float:
+    return float(len(outcome.answer) % 3)
+
+
+async def group_of(agent: Any, *, group_size: int = 1, **options: Any) -> Group:
+    spec = RolloutSpec(agent=agent, reward=reward, group_size=group_size, seed=5, **options)
+    async with collect([problem(0, seed=0)], TokenTakingScript(random_reply), spec) as groups:
+        (group,) = await groups.all()
+    return group
+
+
+async def test_the_rows_of_a_program_equal_those_of_the_same_agent_as_a_function(
+    program: str,
+) -> None:
+    in_process = await group_of(function, group_size=3)
+    in_its_own = await group_of(open_agent(program), group_size=3)
+    for one, other in zip(in_process.rollouts, in_its_own.rollouts, strict=True):
+        assert other.error is None
+        assert other.samples == one.samples
+        assert other.reward == one.reward
+        assert other.answer == one.answer
+        assert other.metrics["turns"] == 2
+        assert len(one.samples) == 2
+    assert len({rollout.samples for rollout in in_process.rollouts}) == 3
+
+
+async def test_rollouts_are_told_apart_by_key_or_header() -> None:
+    engine = TokenTakingScript(random_reply)
+    sessions = [Session(engine, task_id="t", index=index, seed=0) for index in range(2)]
+    messages: Any = [{"role": "user", "content": "Hello"}]
+    async with (
+        endpoint_of(Client(sessions[0])) as first,
+        endpoint_of(Client(sessions[1])) as second,
+    ):
+        assert first.base_url == second.base_url
+        async with openai.AsyncOpenAI(base_url=first.base_url, api_key=first.api_key) as client:
+            await client.chat.completions.create(model="any", messages=messages)
+            by_header = client.with_options(default_headers={"x-memagent-rollout": second.api_key})
+            await by_header.chat.completions.create(model="any", messages=messages, n=2)
+            chunks = [
+                chunk
+                async for chunk in await client.chat.completions.create(
+                    model="any", messages=messages, stream=True
+                )
+            ]
+        async with openai.AsyncOpenAI(base_url=first.base_url, api_key="another") as stranger:
+            with pytest.raises(openai.AuthenticationError, match="no rollout has this key"):
+                await stranger.chat.completions.create(model="any", messages=messages)
+    assert [session.usage.calls for session in sessions] == [2, 2]
+    replies = [step.reply for step in sessions[0].steps]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == replies[1]
+
+
+async def test_what_the_run_does_not_allow_fails_the_rollout_with_its_reason() -> None:
+    session = Session(TokenTakingScript(random_reply), task_id="t", index=0, seed=0)
+    async with (
+        endpoint_of(Client(session)) as endpoint,
+        openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client,
+    ):
+        with pytest.raises(openai.BadRequestError, match="leave temperature out of the agent"):
+            await client.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": "Hi"}], temperature=0.3
+            )
+        assert isinstance(endpoint.error, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("source", "failed_by", "reason"),
+    [
+        ("import sys; sys.exit('no idea')", "machine", "ended with code 1: no idea"),
+        (
+            PROGRAM.replace("max_tokens=24", "max_tokens=24, temperature=0.1"),
+            "machine",
+            "asks for temperature=0.1",
+        ),
+        (
+            PROGRAM.replace('print("thinking aloud")', "raise ValueError('odd')"),
+            "policy",
+            "ValueError: odd",
+        ),
+        ("print('an answer without a call')", "machine", "without a call of the client"),
+    ],
+)
+async def test_a_program_that_fails_is_a_failed_rollout(
+    tmp_path: Path, source: str, failed_by: str, reason: str
+) -> None:
+    file = tmp_path / "my_agent.py"
+    file.write_text(source)
+    agent = open_agent(f"command:{sys.executable} {file}")
+    group = await group_of(agent, stop_after=99)
+    assert group.rollouts[0].failed_by == failed_by
+    assert reason in str(group.rollouts[0].error)
+
+
+async def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    file, pids = tmp_path / "my_agent.py", tmp_path / "pids"
+    file.write_text(
+        "import os, subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
+        f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}} {{child.pid}} ')\n"
+        "time.sleep(99)\n"
+    )
+    agent = open_agent(f"command:{sys.executable} {file}", {"max_processes": 8})
+    group = await group_of(agent, seconds=2.0, stop_after=99)
+    assert "took longer than 2 s" in str(group.rollouts[0].error)
+    await asyncio.sleep(0.1)
+    for pid in map(int, pids.read_text().split()):
+        assert not _is_running(pid)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_commands_are_checked_when_they_are_named() -> None:
+    for spec, reason in (
+        ("command:", "name a program"),
+        ("command:echo 'x", "is no command"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            open_agent(spec)
+    with pytest.raises(ConfigError, match="max_process"):
+        open_agent("command:echo", {"max_proces": 3})
+    with pytest.raises(ConfigError, match="driver"):
+        parse_config(
+            {
+                "model": {"source": "x"},
+                "agent": {"name": "command:echo"},
+                "rollout": {"driver": "lockstep"},
+                "tasks": [{"tasks": ["small/colours"]}],
+            }
+        )
+
+
+def test_a_command_of_a_run_directory_is_used_only_if_the_user_named_it(tmp_path: Path) -> None:
+    values = tiny_run(tmp_path, warm_start=None)
+    values["agent"] = {"name": "command:python my_agent.py", "reward": "strict"}
+    values["rollout"] = {"prompts": 2, "group_size": 2}
+    config = parse_config(values)
+    with pytest.raises(ConfigError, match="a program that you have not named on this machine"):
+        resumed_config(stored_values(config))
+    again = resumed_config(stored_values(config), changes=["agent.name=command:python my_agent.py"])
+    assert again.agent.name == config.agent.name
+    remember_named(config)
+    assert resumed_config(stored_values(config)).agent == config.agent
+
+
+@pytest.mark.skipif(
+    os.environ.get("MEMAGENT_TEST_CLIENTS") is None, reason="three steps; see `make test-clients`"
+)
+async def test_three_steps_of_training_lead_to_the_weights_of_the_same_agent_as_a_function(
+    tmp_path: Path,
+) -> None:
+    first = await _trained(tmp_path, "program", steps=3)
+    second = await _trained(tmp_path, "function", steps=3)
+    assert first == second
+
+
+async def test_a_program_is_trained_as_the_same_agent_as_a_function(tmp_path: Path) -> None:
+    first = await _trained(tmp_path, "program", steps=1)
+    second = await _trained(tmp_path, "function", steps=1)
+    assert first == second
+    assert first["grad_norm"] >= 0
+
+
+ONE_CALL = """
+import json, sys
+from openai import OpenAI
+task = json.loads(sys.stdin.readline())
+reply = OpenAI().chat.completions.create(
+    model="any", messages=[{"role": "user", "content": task["question"]}], max_tokens=8)
+print(json.dumps({"answer": reply.choices[0].message.content}))
+"""
+ONE_CALL_FUNCTION = """
+from memagent.rl.types import Outcome
+async def agent(task, client):
+    messages = [{"role": "user", "content": task.question}]
+    reply = await client.chat.completions.create(messages=messages, max_tokens=8)
+    return Outcome(answer=reply.choices[0].message.content)
+"""
+
+
+async def _trained(folder: Path, kind: str, *, steps: int) -> dict[str, float]:
+    """Metrics of the last step of a training, without times."""
+    program, function = folder / "one_call.py", folder / "one_function.py"
+    program.write_text(ONE_CALL)
+    function.write_text(ONE_CALL_FUNCTION)
+    values = tiny_run(
+        folder,
+        steps=steps,
+        warm_start=None,
+        validation=None,
+        objective={"dynamic_sampling": False},
+        checkpoint={"every": steps, "keep": 1},
+        rollout={"prompts": 1, "group_size": 2, "concurrency": 1},
+        update={"updates": 1, "max_tokens": 1024},
+    )
+    name = f"command:{sys.executable} {program}" if kind == "program" else f"{function}:agent"
+    values["agent"] = {**values["agent"], "name": name, "settings": {}}
+    async with open_training(parse_config(values), folder / kind) as trainer:
+        await trainer.train()
+    last = read_metrics(folder / kind)[-1]
+    return comparable(last)
