@@ -26,6 +26,7 @@ from tests.support.gateways import (
     FACT,
     MODEL,
     QUESTION,
+    SMALL,
     Gateway,
     PatientEngine,
     asking,
@@ -156,6 +157,33 @@ def test_settings_of_the_reader_come_with_the_request_or_the_name_of_the_model(
     )
     assert fine.reading["sections"] > 1.5 * plain.reading["sections"]
     assert named.reading == {**fine.reading, "calls": 0, "stored_steps": fine.reading["calls"]}  # type: ignore[attr-defined]
+
+
+def test_citations_come_as_annotations(tmp_path: Path) -> None:
+    with serving_gateway(tmp_path, reading={**SMALL, "window": 2048}) as gateway:
+        _check_citations(gateway.client())
+
+
+def _check_citations(client: openai.OpenAI) -> None:
+    file = client.files.create(file=("novel.txt", novel(150).encode()), purpose="user_data")
+    content: Any = [
+        {"type": "input_file", "file_id": file.id},
+        {"type": "input_text", "text": QUESTION},
+    ]
+    response = client.responses.create(
+        model="memagent:evidence=true,ledger_tokens=64,quote_tokens=64",
+        input=[{"role": "user", "content": content}],
+    )
+    message = response.output[-1].model_dump()
+    (cited,) = message["content"][0]["annotations"]
+    assert response.output_text == FACT
+    assert (cited["type"], cited["file_id"], cited["filename"]) == (
+        "file_citation",
+        file.id,
+        "novel.txt",
+    )
+    assert cited["quote"] == FACT
+    assert novel(150)[cited["start"] : cited["end"]] == FACT
 
 
 @pytest.mark.parametrize(

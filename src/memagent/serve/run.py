@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from types import FrameType
 from typing import Protocol
@@ -35,6 +36,8 @@ from memagent.web.listening import (
 
 SWITCH_SECONDS = 0.0005
 """How long a thread that counts tokens may keep the event loop waiting; Python's default is ten times as long."""
+MAX_THREADS = 2
+"""Threads that count tokens and cut sections. More of them would take turns with the event loop too often."""
 
 
 def prepare_process() -> None:
@@ -119,6 +122,12 @@ class HttpServer(uvicorn.Server):
         self._drain_seconds = config.drain_seconds
         self._drain_until: float | None = None
         super().__init__(server_config(make(gate=self._gate)))
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._has_signals:  # the loop is our own
+            threads = ThreadPoolExecutor(MAX_THREADS, "memagent-serve")
+            asyncio.get_running_loop().set_default_executor(threads)
+        await super().serve(sockets)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -33,9 +33,9 @@ from memagent.serve.reading.conversation import (
     as_messages,
     split_long,
 )
-from memagent.serve.reading.readings import Readings, ReadStep, in_thread
+from memagent.serve.reading.readings import Readings, ReadStep
 from memagent.serve.reading.requests import GatewayRequest, OpenFile
-from memagent.serve.reading.state import GatewayState
+from memagent.serve.reading.state import GatewayState, in_thread
 from memagent.types import Completion, Message, Prices, Sampling, Usage
 
 CHARS_PER_TOKEN = 16
@@ -43,6 +43,7 @@ CHARS_PER_TOKEN = 16
 QUESTION_SHARE = 0.25
 """Share of the window that a question may have, if there is room for it."""
 MIN_QUESTION_TOKENS = 16
+MAX_KEPT_LIMITS = 1000
 QUICK_CHARS = 20_000
 """Texts up to this size are counted at once; longer ones in a thread."""
 
@@ -143,6 +144,8 @@ class Answering:
             if config.has_prices
             else None
         )
+        self._question_limits: dict[str, int] = {}
+        """By the settings of the reader."""
         self._limits: dict[str, Limits] = {}
         """What each holder has used and may use, by id."""
 
@@ -153,13 +156,23 @@ class Answering:
         limits = await self._limits_of(holder)
         account = _Account(self._state, holder.id, self._prices)
         config = request.reading_config(self.reading_config)
-        conversation = await asyncio.to_thread(request.conversation, open_file)
+        if request.has_files:
+            conversation = await asyncio.to_thread(request.conversation, open_file)
+        else:
+            conversation = request.conversation(open_file)
         short = await self._short(request, conversation, limits, account)
         if short is not None:
             self.num_short += 1
             return short
-        return await asyncio.to_thread(
-            self._long, request, conversation, config, limits, account, holder
+        return await in_thread(
+            self._state.preparing,
+            self._long,
+            request,
+            conversation,
+            config,
+            limits,
+            account,
+            holder,
         )
 
     async def _short(
@@ -179,7 +192,7 @@ class Answering:
         if num_chars <= QUICK_CHARS:
             prompt_tokens = count(messages)
         else:
-            prompt_tokens = await asyncio.to_thread(count, messages)
+            prompt_tokens = await in_thread(self._state.preparing, count, messages)
         room = window - prompt_tokens
         if room < (request.max_tokens or min(self.reading_config.answer_tokens, window // 4)):
             return None
@@ -205,7 +218,7 @@ class Answering:
     ) -> LongAnswer:
         """The reading of a long conversation."""
         reader = self.readings.reader(config, limits)
-        text = split_long(conversation, self._is_below(question_limit(reader)))
+        text = split_long(conversation, self._is_below(self._question_limit(reader)))
         question = checked_question(text.question)
         if request.max_tokens is not None:
             asked = measure_budget(question, config, reader.prompts, reader.tokenizer)
@@ -216,6 +229,15 @@ class Answering:
             reader = self.readings.reader(config, limits)
         reader.check(question)
         return LongAnswer(self.readings, reader, account, holder.id, text, stop=request.stop)
+
+    def _question_limit(self, reader: Reader) -> int:
+        """As `question_limit`, which measures prompts; requests mostly share their settings."""
+        key = reader.config.model_dump_json()
+        if key not in self._question_limits:
+            if len(self._question_limits) >= MAX_KEPT_LIMITS:
+                self._question_limits.clear()
+            self._question_limits[key] = question_limit(reader)
+        return self._question_limits[key]
 
     def _is_below(self, limit: int) -> Callable[[str], bool]:
         def is_below(text: str) -> bool:
@@ -230,7 +252,9 @@ class Answering:
         if found is None or found.max_cost != max_cost:
             found = Limits(max_cost=max_cost, prices=self._prices)
             if self._prices is not None:
-                found.cost = (await in_thread(self._state.used, holder.id)).cost
+                found.cost = (
+                    await in_thread(self._state.counting, self._state.used, holder.id)
+                ).cost
             self._limits[holder.id] = found
         return found
 
@@ -276,6 +300,10 @@ class _Account:
         self._state = state
         self._owner = owner
         self._prices = prices
+
+    async def add_soon(self, usage: Usage) -> None:
+        """As `add`, without blocking the event loop."""
+        await in_thread(self._state.counting, self.add, usage)
 
     def add(self, usage: Usage) -> None:
         """Put it on disk; blocks for the time of a write."""
@@ -324,7 +352,7 @@ class ShortAnswer:
             self._sampling,
             prompt_tokens=self._prompt_tokens,
         )
-        await in_thread(self._account.add, call.usage)
+        await self._account.add_soon(call.usage)
         yield AnswerText(text=call.completion.text)
         yield Finished(finish_reason=call.completion.finish_reason or "stop", usage=call.usage)
 
@@ -336,7 +364,7 @@ class ShortAnswer:
         )
         usage = Usage()
         try:
-            prompt_ids = await asyncio.to_thread(engine.prompt_ids, self._messages)
+            prompt_ids = engine.prompt_ids(self._messages)
             room = self._prompt_tokens + self._sampling.max_tokens - len(prompt_ids)
             sampling = replace(
                 self._sampling, max_tokens=max(1, min(self._sampling.max_tokens, room))
@@ -350,7 +378,7 @@ class ShortAnswer:
                         yield AnswerText(text=token.text)
         finally:
             self._limits.settle(reserved, usage)
-            await in_thread(self._account.add, usage)
+            await self._account.add_soon(usage)
 
 
 class LongAnswer:

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from memagent.agent.journal import Journal
 from memagent.agent.limits import Limits
@@ -30,10 +30,9 @@ from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.errors import RunError, RunNotWritable
 from memagent.serve.errors import ApiError
-from memagent.serve.reading.state import GatewayState
+from memagent.serve.reading.state import GatewayState, in_thread
 from memagent.types import Completion, Engine, Message, Sampling, Usage
 
-T = TypeVar("T")
 DAMAGED = "-damaged"
 """Ending of the folder of a reading that cannot be continued."""
 DROP_SECONDS = 3600.0
@@ -155,11 +154,12 @@ class Readings:
     ) -> AsyncGenerator[ReadStep, None]:
         question = identity["questions"][0]
         num_chars = len(document.text)
+        writing = self._state.writing
         path = await in_thread(
-            self._state.begin_reading, owner, reading_id, document.source, num_chars
+            writing, self._state.begin_reading, owner, reading_id, document.source, num_chars
         )
         await self._drop_old()
-        journal = await in_thread(_open_journal, path, identity)
+        journal = await in_thread(writing, _open_journal, path, identity)
         spans: dict[int, int] = {}
         is_finished = False
 
@@ -182,7 +182,7 @@ class Readings:
             chunks = await asyncio.to_thread(reader.chunks, document)
             async with aclosing(reader.steps(question, chunks, finished=stored)) as steps:
                 async for step in steps:
-                    await in_thread(keep, step)
+                    await in_thread(writing, keep, step)
                     self.num_sections += step.kind == "read"
                     self.num_finished += step.kind == "answer"
                     yield measured(step, is_stored=False)
@@ -212,17 +212,10 @@ class Readings:
     async def _drop_old(self) -> None:
         if time.monotonic() - self._dropped >= DROP_SECONDS or not self._dropped:
             self._dropped = time.monotonic()
-            await in_thread(lambda: self._state.drop_old_readings(keep_days=self._keep_days))
-
-
-async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """As `asyncio.to_thread`; when cancelled, waits until the function has ended."""
-    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait([work])
-        raise
+            await in_thread(
+                self._state.writing,
+                lambda: self._state.drop_old_readings(keep_days=self._keep_days),
+            )
 
 
 def _id_of(owner: str, identity: dict[str, Any]) -> str:

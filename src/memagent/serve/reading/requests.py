@@ -131,8 +131,18 @@ class GatewayRequest:
     seed: int | None = None
     stop: tuple[str, ...] = ()
 
+    @property
+    def has_files(self) -> bool:
+        """Whether a part of a message is anything but text."""
+        return any(
+            part.text is None
+            for message in self.messages
+            if isinstance(message.content, list)
+            for part in message.content
+        )
+
     def conversation(self, open_file: OpenFile) -> list[Utterance]:
-        """The messages with the texts of their files. Reads files: not for the event loop."""
+        """The messages with the texts of their files, which takes time where there are files."""
         return [message.utterance(open_file) for message in self.messages]
 
     def reading_config(self, base: AgentConfig) -> AgentConfig:

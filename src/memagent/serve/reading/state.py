@@ -11,16 +11,19 @@ A process at a time holds the folder. Everything of a holder is found only toget
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -30,9 +33,12 @@ from memagent.files import reason_of, write_atomically
 from memagent.runs import runs_folder
 from memagent.types import Usage
 
+T = TypeVar("T")
 DATABASE = "gateway.sqlite3"
 KEYS = "keys.json"
 SECONDS_PER_DAY = 86400.0
+WRITERS = 16
+"""Threads that put steps on disk."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT NOT NULL, purpose TEXT NOT NULL,
@@ -99,6 +105,12 @@ class GatewayState:
         except OSError as error:
             raise RunError(f"cannot use {folder}: {reason_of(error)}") from None
         self._guard = threading.Lock()
+        self.counting = ThreadPoolExecutor(1, "gateway-counting")
+        """For what short requests write, so that they do not wait for readings."""
+        self.preparing = ThreadPoolExecutor(1, "gateway-preparing")
+        """For counting tokens of long requests: one thread leaves the event loop its share of the processor."""
+        self.writing = ThreadPoolExecutor(WRITERS, "gateway-writing")
+        """For what readings write, each step until it is on disk."""
         with _database_errors(folder):
             self._database = sqlite3.connect(
                 folder / DATABASE, check_same_thread=False, isolation_level=None
@@ -249,6 +261,8 @@ class GatewayState:
 
     def close(self) -> None:
         """Release the folder."""
+        for pool in (self.counting, self.preparing, self.writing):
+            pool.shutdown()
         with self._guard:
             self._database.close()
         self._lock.release()
@@ -258,6 +272,16 @@ class GatewayState:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+async def in_thread(pool: Executor | None, function: Callable[..., T], *arguments: Any) -> T:
+    """Run a function in a thread of a pool; None is the event loop's own. When cancelled, wait until it ends."""
+    work = asyncio.get_running_loop().run_in_executor(pool, partial(function, *arguments))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
 
 
 @contextmanager
