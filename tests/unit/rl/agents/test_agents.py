@@ -494,7 +494,11 @@ async def test_an_agent_of_a_users_file_is_run_with_its_settings(agent_file: Pat
         ("{file}", {}, "name the agent as path.py:function"),
         ("{file}x.py:agent", {}, "there is no file .* with the agent; check its path"),
         ("memry", {}, r"there is no agent 'memry'; did you mean memory\?"),
-        ("zzz", {}, "known: single, calculator, memory, parallel, path.py:function, or command:PROGRAM"),
+        (
+            "zzz",
+            {},
+            "known: single, calculator, memory, parallel, path.py:function, or command:PROGRAM",
+        ),
         ("memory", {"chunk_tokens": 4}, "chunk_tokens: input should be greater"),
     ],
 )
