@@ -24,10 +24,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from memagent.agent.prompts import open_prompts
 from memagent.config import AgentConfig
 from memagent.data.example import Evidence, Example, Passage, body_starts
 from memagent.documents.tokenizers import Tokenizer
-from memagent.rl.warmstart.traces import TraceRefused, conversations
+from memagent.rl.warmstart.conversations import Conversation
+from memagent.rl.warmstart.traces import TraceRefused, answer_of, conversations
+from memagent.types import Message
 
 TASK = "questions"
 WORD = re.compile(r"\w+")
@@ -40,6 +43,8 @@ NUM_CANDIDATES = 2
 LEAST_RANK = 0.3
 """Share of a question's weight of words that a candidate has at least."""
 MAX_CANDIDATE_TOKENS = 80
+WHOLE_SHARE, MAX_OTHERS = 0.4, 5
+"""Lessons of answers alone: how often the memory holds whole paragraphs, and other sentences, at most."""
 HEADING_TOKENS = 5
 NUM_HARD = 12
 MAX_RANDOM = 600
@@ -423,9 +428,11 @@ def _merged(paragraph: Paragraph) -> list[tuple[int, int]]:
 
 def _note(paragraph: Paragraph, number: int) -> str:
     """As traces note evidence: with the title where the sentence does not have it."""
-    sentence = paragraph.sentences[number]
-    title = paragraph.title
-    note = f"{title}: {sentence}" if title and title not in sentence else sentence
+    return _titled(paragraph.title, paragraph.sentences[number])
+
+
+def _titled(title: str, text: str) -> str:
+    note = f"{title}: {text}" if title and title not in text else text
     return " ".join(note.split())
 
 
@@ -444,6 +451,43 @@ def lessons(
             continue
         for step in steps:
             yield json.dumps(step.record(), ensure_ascii=False)
+
+
+def answer_lessons(
+    examples: Iterable[tuple[Example, Shape]], agent: AgentConfig, seed: int
+) -> Iterator[str]:
+    """Lines of conversations that answer from a memory with more than the evidence in it."""
+    prompts = open_prompts(agent.prompts)
+    for example, _ in examples:
+        generator = random.Random(f"{seed}/answers/{example.id}")
+        memory = _noisy_memory(example, generator)
+        messages = prompts.answer_messages(
+            question=example.question,
+            memory=memory,
+            num_sections=1,
+            answer_tokens=agent.answer_tokens,
+        )
+        reply: Message = {"role": "assistant", "content": answer_of(example, memory, prompts)}
+        lesson = Conversation(
+            id=example.id, messages=(*messages, reply), task=example.task, step=0, kind="answer"
+        )
+        yield json.dumps(lesson.record(), ensure_ascii=False)
+
+
+def _noisy_memory(example: Example, generator: random.Random) -> str:
+    """The evidence, or the whole of its paragraphs, among other sentences, in the order of the text."""
+    starts = body_starts(example.passages)
+    is_whole = generator.random() < WHOLE_SHARE
+    noted: dict[tuple[int, int], str] = {}
+    for item in example.evidence:
+        passage = example.passages[item.document]
+        text = passage.text if is_whole else item.text
+        place = (starts[item.document], 0 if is_whole else item.start)
+        noted[place] = _titled(passage.title, text)
+    candidates = [(end, text) for end, text, _ in example.metadata["candidates"]]
+    others = generator.sample(candidates, min(len(candidates), generator.randint(0, MAX_OTHERS)))
+    lines = [(sum(place), text) for place, text in noted.items()] + others
+    return "\n".join(dict.fromkeys(text for _, text in sorted(lines)))
 
 
 def with_shapes(

@@ -9,9 +9,11 @@ HotpotQA publishes them. ESSAYS is a folder of texts for needles to hide in. Wri
 
     OUT/lessons_short.jsonl    conversations over short texts in short sections: many questions for few tokens
     OUT/lessons_long.jsonl     conversations over sections of full length
+    OUT/lessons_answers.jsonl  answers alone, from memories that hold other sentences or whole paragraphs besides
     OUT/lessons_tasks.jsonl    conversations over generated tasks: needles, variables, corrections and others
     OUT/dev_ruler_8k.jsonl     examples for validation: the ten tasks of RULER in DEV_ESSAYS, other texts
     OUT/train_titled.jsonl     examples for reinforcement learning on other questions, whole paragraphs with titles
+    OUT/train_longer.jsonl     the same questions over longer texts
     OUT/train_plain.jsonl      the same with one to three sentences of a paragraph and no titles
 
 HotpotQA questions are split by their wording: a share of them (`--rl-share`) is for reinforcement learning alone,
@@ -46,6 +48,7 @@ from questions import (
     Question,
     Shape,
     Writer,
+    answer_lessons,
     check_apart,
     cut_questions,
     hotpot_questions,
@@ -62,18 +65,18 @@ from questions import (
 RL_SHARE = 0.5
 MAX_PLAIN = 1500
 """Questions without titles for reinforcement learning; the others are for the warm start."""
-NUM_LONG_PLAIN = 300
+NUM_LONG_PLAIN = 900
 NUM_NATURAL = 1200
 """Questions of Natural Questions."""
 SHORT = (
     Shape(tokens=480, chunk_tokens=512),
     Shape(tokens=800, chunk_tokens=512),
     Shape(tokens=1150, chunk_tokens=640),
-    Shape(tokens=1550, chunk_tokens=512),
 )
 LONG = (Shape(tokens=6000, chunk_tokens=2048), Shape(tokens=4000, chunk_tokens=2048))
 FULL = {
     "titled": Shape(tokens=10200, chunk_tokens=2048),
+    "longer": Shape(tokens=16400, chunk_tokens=2048),
     "plain": Shape(tokens=6100, chunk_tokens=2048),
 }
 """What reinforcement learning reads."""
@@ -159,7 +162,7 @@ def main() -> None:
         chunk_tokens=2048,
         memory_tokens=arguments.memory_tokens,
         answer_tokens=64,
-        prompts="keep",
+        prompts="add",
     )
     arguments.out.mkdir(parents=True, exist_ok=True)
     dev = list(hotpot_questions(arguments.hotpotqa / "dev.jsonl.gz"))
@@ -205,6 +208,10 @@ def main() -> None:
     out = arguments.out
     num_long = write_lines(out / "lessons_long.jsonl", lessons(long, agent, tokenizer))
     num_short = write_lines(out / "lessons_short.jsonl", lessons(short, agent, tokenizer))
+    alone = with_shapes([*short_ones, *long_ones], SHORT[-1:], writer, "answers")
+    num_answers = write_lines(
+        out / "lessons_answers.jsonl", answer_lessons(alone, agent, arguments.seed)
+    )
     num_tasks = 0
     if arguments.essays is not None:
         num_of = {name: min(num, arguments.limit or num) for name, num in GENERATED.items()}
@@ -213,13 +220,14 @@ def main() -> None:
     if arguments.dev_essays is not None:
         found = ruler(RULER_TOKENS, RULER_NUM, arguments.dev_essays, arguments.tokenizer)
         print(f"dev_ruler_8k.jsonl: {write_examples(out / 'dev_ruler_8k.jsonl', found)} examples")
-    for name, some in (("titled", titled), ("plain", plain)):
-        made = (example for example, _ in with_shapes(some, [FULL[name]], writer, "train"))
+    for name, some in (("titled", titled), ("longer", titled), ("plain", plain)):
+        purpose = "train" if name != "longer" else "train_longer"
+        made = (example for example, _ in with_shapes(some, [FULL[name]], writer, purpose))
         num = write_examples(out / f"train_{name}.jsonl", made)
         print(f"train_{name}.jsonl: {num} examples")
     print(
         f"lessons_long.jsonl: {num_long}, lessons_short.jsonl: {num_short}, "
-        f"lessons_tasks.jsonl: {num_tasks} conversations"
+        f"lessons_answers.jsonl: {num_answers}, lessons_tasks.jsonl: {num_tasks} conversations"
     )
 
 
