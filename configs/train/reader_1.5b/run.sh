@@ -3,7 +3,7 @@
 #
 #   configs/train/reader_1.5b/run.sh MODEL DATA RESULTS SECONDS [WARM_SECONDS]
 #
-# MODEL is a pulled model or a path, DATA the folder that prepare.py wrote with dev_7k.jsonl and dev_28k.jsonl,
+# MODEL is a pulled model or a path, DATA the folder that prepare.py wrote with dev_7k.jsonl, dev_28k.jsonl and dev_112k.jsonl,
 # RESULTS a new folder for the two runs and their logs. SECONDS is the time for everything, WARM_SECONDS (by default
 # 40 % of it) that of the warm start, loading included. Environment variables:
 #
@@ -37,7 +37,7 @@ adapter=${ADAPTER:-}
 if [ -z "$adapter" ]; then
   # shellcheck disable=SC2086  # options are words
   train warm warm_start.toml "$warm" ${WARM_OPTIONS:-} \
-    --set "warm_start.files=[\"$data/lessons_long.jsonl\",\"$data/lessons_short.jsonl\",\"$data/lessons_tasks.jsonl\"]"
+    --set "warm_start.files=[\"$data/lessons_long.jsonl\",\"$data/lessons_short.jsonl\",\"$data/lessons_answers.jsonl\",\"$data/lessons_tasks.jsonl\"]"
   adapter=$results/warm/final
 fi
 say "adapter: $adapter"
@@ -48,13 +48,14 @@ if [ "$left" -lt 60 ]; then
   exit 0
 fi
 validation=
-for name in dev_7k dev_28k dev_ruler_8k; do
+for name in dev_7k dev_28k dev_112k dev_ruler_8k; do
   if [ -f "$data/$name.jsonl" ]; then validation+="{files=[\"$data/$name.jsonl\"]},"; fi
 done
 # shellcheck disable=SC2086
 train rl rl.toml "$left" ${RL_OPTIONS:-} \
   --set "model.adapter=\"$(realpath "$adapter")\"" \
   --set "tasks.0.files=[\"$data/train_titled.jsonl\"]" \
-  --set "tasks.1.files=[\"$data/train_plain.jsonl\"]" \
+  --set "tasks.1.files=[\"$data/train_longer.jsonl\"]" \
+  --set "tasks.2.files=[\"$data/train_plain.jsonl\"]" \
   --set "validation.tasks=[${validation%,}]"
 say "trained: $results/rl/final"

@@ -183,7 +183,7 @@ KNOWN["memagent-1.5b"] = with_adapter(
     "qwen2.5-coder-1.5b",
     "memagent-1.5b",
     ReadingDefaults(
-        window=4096, chunk_tokens=2048, memory_tokens=512, answer_tokens=64, prompts="keep"
+        window=4096, chunk_tokens=2048, memory_tokens=512, answer_tokens=64, prompts="add"
     ),
 )
 KNOWN["memagent-135m"] = with_adapter(
