@@ -1,11 +1,11 @@
-"""Evidence, continued readings and watched files from outside."""
+"""Modes of reading on the command line: killed and resumed, planned, and asked from files of questions."""
 
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from memagent.agent.trace import Trace
 from tests.integration.conftest import (
@@ -13,91 +13,68 @@ from tests.integration.conftest import (
     QUESTION,
     SMALL_SECTIONS,
     Cli,
-    Outcome,
-    finish,
+    num_lines,
     story,
+    wait_until,
 )
+from tests.support.loopback import running
 
-Call = Callable[..., Outcome]
-ASK = ("ask", "--engine", "scripted", *SMALL_SECTIONS, "--quote-tokens", "300")
-
-
-def test_the_answer_is_followed_by_its_sources_with_file_line_and_words(
-    here: Call, book: Path
-) -> None:
-    outcome = here(*ASK, book, "-q", QUESTION, "--evidence")
-    answer, blank, source = outcome.stdout.splitlines()
-    assert (answer, blank) == (FACT, "")
-    number, _, cited = source.partition(" ")
-    assert number[1:-1].isdigit()
-    assert cited.startswith(f"{book} line 1 [")
-    assert cited.endswith(f'"{FACT}"')
+AT_ONCE = 4
+MODES = [("--mode", "parallel", "--rounds", "2"), ("--segments", "3")]
 
 
-def test_json_has_the_citations_with_their_offsets(here: Call, book: Path) -> None:
-    outcome = here(*ASK, book, "-q", QUESTION, "--evidence", "--json", "--quiet")
-    result = json.loads(outcome.stdout)
-    [citation] = result["citations"]
-    assert book.read_text()[citation["start"] : citation["end"]] == FACT == citation["text"]
-    assert citation["places"][0]["first_line"] == 1
-    assert result["answer"] == FACT
-    plain = json.loads(here(*ASK, book, "-q", QUESTION, "--json", "--quiet").stdout)
-    assert "citations" not in plain
-
-
-def test_options_that_contradict_each_other_are_refused_in_one_line(here: Call, book: Path) -> None:
-    outcome = here(*ASK, book, "-q", QUESTION, "--items", "--stop-early")
-    assert (outcome.code, outcome.said) == (
-        2,
-        ["memagent: items are counted over the whole text; leave out --stop-early or --items"],
-    )
-    outcome = here("ask", "-", "-q", QUESTION, "--watch")
-    assert outcome.code == 2
-    assert "--watch follows files on disk" in outcome.stderr
-
-
-def test_a_run_is_continued_after_its_file_has_grown(here: Call, cli: Cli, book: Path) -> None:
-    first, second = cli.state / "first", cli.state / "second"
-    assert here(*ASK, book, "-q", QUESTION, "--run-dir", first).code == 0
-    with book.open("a") as file:
-        file.write(story(900, seed=9))
-    outcome = here("ask", "--continue", first, book, "--run-dir", second)
-    assert outcome.stdout == f"{FACT}\n"
-    assert f"continuing {first}: 4 sections are not read again" in outcome.stderr
-    [trace] = Trace.load(second)
-    assert [("carried" in step.flags) for step in trace.steps[:5]] == [True] * 4 + [False]
-    again = here("ask", "--continue", second, "--run-dir", cli.state / "third")
-    assert (again.code, again.stdout) == (0, f"{FACT}\n")
-    assert "0 calls, " in again.stderr
-
-
-def test_a_continued_run_needs_a_reading_and_is_not_resumed_at_the_same_time(
-    here: Call, cli: Cli, book: Path
-) -> None:
-    assert here("ask", "--continue", cli.state / "none", book).code == 2
-    outcome = here("ask", "--continue", "a", "--resume", "b")
-    assert (outcome.code, outcome.said) == (
-        2,
-        [
-            "memagent: give --resume for the same text or --continue for one that has changed, "
-            "not both"
-        ],
+def steps_of(trace: Trace) -> list[tuple[str, int, int, str]]:
+    return sorted(
+        (step.kind, step.round or 0, step.section.start if step.section else -1, step.memory)
+        for step in trace.steps
     )
 
 
-def test_a_watched_file_is_read_on_when_it_grows(cli: Cli, tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
-    log.write_text(story(1500, seed=2))
-    run = cli.state / "log"
-    watch = ("--watch", "--watch-seconds", "0.2", "--run-dir", run)
-    with cli.started(*ASK, log, "-q", QUESTION, *watch) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"The text does not tell.\n"
-        with log.open("a") as file:
-            file.write(FACT)
-        assert process.stdout.readline().decode() == f"{FACT}\n"
-        outcome = finish(process, number=signal.SIGINT)
-    assert outcome.code == 130
-    assert "Traceback" not in outcome.stderr
-    [trace] = Trace.load(cli.state / "log-2")
-    assert trace.answer == FACT
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_reading_resumes_and_repeats_at_most_what_was_in_flight(
+    mode: tuple[str, ...], cli: Cli, tmp_path: Path
+) -> None:
+    text = tmp_path / "long.txt"
+    text.write_text(story(9000, seed=5))
+    run = tmp_path / "run"
+    command = ("ask", text, "-q", QUESTION, *SMALL_SECTIONS, *mode, "--concurrency", str(AT_ONCE))
+    with running(log=tmp_path / "calls.jsonl", reply="echo", latency_ms=30) as endpoint:
+        command = (*command, "--base-url", endpoint.base_url)
+        cli(*command, "--run-dir", tmp_path / "whole")
+        num_before = endpoint.num_calls()
+        with cli.started(*command, "--run-dir", run) as process:
+            wait_until(lambda: num_lines(run / "steps.jsonl") >= 9)
+            process.kill()
+            process.wait()
+        num_kept = num_lines(run / "steps.jsonl")
+        resumed = cli("ask", "--resume", run, "--json")
+        num_calls = endpoint.num_calls() - num_before
+    (whole,), (trace,) = Trace.load(tmp_path / "whole"), Trace.load(run)
+    assert json.loads(resumed.stdout)["answer"] == whole.final_answer
+    assert steps_of(trace) == steps_of(whole)
+    assert num_kept < len(trace.steps)
+    assert len(trace.steps) <= num_calls <= len(trace.steps) + AT_ONCE
+
+
+def test_questions_come_from_a_file_after_those_of_the_command_line(
+    cli: Cli, book: Path, tmp_path: Path
+) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('"Who keeps the ledger?"\n\n{"question": "Where?", "id": 7}\n')
+    command = ("ask", book, "-q", QUESTION, "--questions", questions, *SMALL_SECTIONS)
+    with running(log=tmp_path / "calls.jsonl", reply="keyword") as endpoint:
+        outcome = cli(*command, "--mode", "parallel", "--base-url", endpoint.base_url, "--json")
+    results = json.loads(outcome.stdout)
+    asked = [result["question"] for result in results]
+    assert asked == [QUESTION, "Who keeps the ledger?", "Where?"]
+    assert results[0]["answer"] == FACT.partition(" is ")[2].removesuffix(".")
+    assert results[0]["num_chunks"] == 5
+
+
+def test_a_plan_of_parallel_reading_has_the_least_and_the_most_calls(cli: Cli, book: Path) -> None:
+    command = ("ask", book, "-q", QUESTION, *SMALL_SECTIONS, "--engine", "scripted", "--dry-run")
+    outcome = cli(*command, "--mode", "parallel", "--json")
+    plan = json.loads(outcome.stdout)
+    assert (plan["num_chunks"], plan["num_calls"]) == (5, 6)
+    assert plan["max_calls"] == 3 * (5 + 1) + 1
+    assert "6 to 19" in cli(*command, "--mode", "parallel").stdout

@@ -1,233 +1,151 @@
-"""Laws of evidence, early stops and orders, over random texts and replies."""
+"""Laws of readings whose sections are read apart from each other, over random texts, settings and replies."""
 
-import json
-import re
+import asyncio
+import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memagent.agent.budget import measure_budget
-from memagent.agent.memory import rewrite
-from memagent.agent.prompts import PROMPT_SETS, open_prompts, prompts_for
+from memagent.agent.prompts import PROMPT_SETS
 from memagent.agent.reader import Reader
-from memagent.agent.trace import Section, Step, Trace
-from memagent.cli.ask_output import print_answers
+from memagent.agent.trace import Step, Trace
 from memagent.config import AgentConfig
 from memagent.documents.chunking import split
 from memagent.documents.document import Document
 from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.scripted import ScriptedEngine
-from memagent.errors import EmptyAnswer
-from memagent.types import Message, Sampling
+from memagent.types import Completion, Message, Sampling
 
-pieces = st.sampled_from(
-    [
-        "The mill was sold in 1873.",
-        "the MILL  was\nsold",
-        "Ada | 14 | Ada sold 14 crates.",
-        "<quote>",
-        "</quote>",
-        "<item>",
-        "</item>",
-        "<enough/>",
-        "<memory>",
-        "<think>",
-        "No change.",
-        "Sources: 1, 2",
-        "[1]",
-        "\\boxed{1873}",
-        "\n\n",
-        "漢字。",
-        " ",
-        "x" * 30,
-    ]
+BYTES = ByteTokenizer()
+QUESTION = "Who sold the mill?"
+words = st.sampled_from(
+    ["mill", "sold.", "Nothing.", "Missing: a", "</note>", "漢字。", "\n\n", "x" * 30]
 )
-texts = st.lists(pieces, min_size=1, max_size=60).map(" ".join).filter(str.strip)
-replies = st.lists(
-    st.lists(pieces, max_size=12).map(" ".join) | st.text(max_size=60), min_size=1, max_size=6
+texts = st.lists(words, min_size=1, max_size=120).map(" ".join)
+modes = st.one_of(
+    st.builds(lambda rounds: {"mode": "parallel", "rounds": rounds}, st.integers(1, 3)),
+    st.builds(lambda segments: {"segments": segments}, st.integers(2, 9)),
 )
-modes = st.fixed_dictionaries(
-    {
-        "no_change": st.booleans(),
-        "evidence": st.booleans(),
-        "items": st.just(False),
-        "stop_early": st.booleans(),
-        "order": st.sampled_from(["text", "relevance"]),
-    }
-) | st.fixed_dictionaries({"items": st.just(True), "no_change": st.booleans()})
-
-quickly = settings(max_examples=80, deadline=None)
+few = settings(max_examples=40, deadline=None)
 
 
-def config_of(**values: object) -> AgentConfig:
-    small = {"chunk_tokens": 64, "memory_tokens": 60, "answer_tokens": 40, "quote_tokens": 60}
-    return AgentConfig.parse({"window": 4000, **small, **values})
+class HashEngine(ScriptedEngine):
+    """The same reply to the same prompt, in an order of its own; checks that every call fits the window."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__(reply_to)
+        self._window = window
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        assert BYTES.count_messages(messages) + sampling.max_tokens <= self._window
+        for _ in range(number_of(messages[-1]["content"]) % 5):
+            await asyncio.sleep(0)
+        return await super().complete(messages, sampling)
 
 
-def read(
-    text: str, said: Sequence[str], config: AgentConfig
-) -> tuple[Trace, ScriptedEngine] | None:
-    """A reading in which the model says these things in turn; None where it has no answer."""
-    turn = iter(range(10**6))
-
-    def script(messages: Sequence[Message], sampling: Sampling) -> str:
-        reply = said[next(turn) % len(said)]
-        num_prompt = ByteTokenizer().count_messages(messages)
-        assert num_prompt + sampling.max_tokens <= config.window
-        return reply
-
-    engine = ScriptedEngine(script)
-    reader = Reader(engine, tokenizer=ByteTokenizer(), config=config)
-    try:
-        return reader.ask("Who sold the mill?", text), engine
-    except EmptyAnswer:
-        return None
+def number_of(prompt: str) -> int:
+    return int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big")
 
 
-def same_but_time(step: Step) -> dict[str, object]:
-    return {**json.loads(step.to_json()), "started": 0, "seconds": 0, "usage": None}
+def reply_to(messages: Sequence[Message], sampling: Sampling) -> str:
+    """A note or nothing, a merge with or without something missing, a memory, an answer."""
+    prompt = messages[-1]["content"]
+    number = number_of(prompt)
+    if "<note sections=" in prompt:
+        missing = "nothing" if number % 3 else f"fact {number % 7}"
+        return f"merged {number} " + "m" * (number % 90) + f"\nMissing: {missing}"
+    return ["Nothing.", f"note {number}", "n" * (number % 120), ""][number % 4] or "end"
 
 
-@quickly
-@given(text=texts, said=replies, prompts=st.sampled_from(sorted(PROMPT_SETS)))
-def test_without_options_a_reading_is_the_plain_loop_byte_for_byte(
-    text: str, said: list[str], prompts: str
+def reader_of(text: str, chunk_tokens: int, mode: dict[str, Any]) -> Reader:
+    """A reader with the smallest window that its settings allow."""
+    config = AgentConfig(
+        window=10**6, chunk_tokens=chunk_tokens, memory_tokens=60, answer_tokens=40, **mode
+    )
+    needed = measure_budget(QUESTION, config, PROMPT_SETS["default"], BYTES)
+    least = 10**6 - needed.merge_room + 2 * (60 + 48) if config.merges else 0
+    window = max(needed.read_total, needed.answer_total, least)
+    tight = config.model_copy(update={"window": window})
+    return Reader(HashEngine(window), tokenizer=BYTES, config=tight)
+
+
+def reads(trace: Trace, number: int | None) -> list[Step]:
+    found = [step for step in trace.steps if step.kind == "read" and step.round == number]
+    return sorted(found, key=lambda step: step.section.start if step.section else 0)
+
+
+def done(step: Step) -> tuple[str, int, int, str]:
+    return (step.kind, step.round or 0, step.section.start if step.section else -1, step.memory)
+
+
+@few
+@given(text=texts, chunk_tokens=st.integers(40, 200), mode=modes)
+def test_every_round_reads_every_character_once_and_every_note_is_merged_once(
+    text: str, chunk_tokens: int, mode: dict[str, Any]
 ) -> None:
-    config = config_of(prompts=prompts)
-    wording = open_prompts(prompts)
-    assert prompts_for(config) is wording
-    found = read(text, said, config)
-    if found is None:
-        return
-    trace, engine = found
-    tokenizer = ByteTokenizer()
-    memory, sent = "", []
-    for chunk in split(Document.from_text(text), tokenizer, chunk_tokens=64):
-        messages = wording.read_messages(
-            question="Who sold the mill?",
+    trace = reader_of(text, chunk_tokens, mode).ask(QUESTION, text)
+    numbers = {step.round for step in trace.steps if step.kind == "read"}
+    for number in numbers:
+        spans = [step.section for step in reads(trace, number) if step.section]
+        assert "".join(text[span.start : span.end] for span in spans) == text
+    merges = [step for step in trace.steps if step.kind == "merge"]
+    used = [index for step in merges for index in step.inputs]
+    assert len(used) == len(set(used))
+    if "mode" in mode:
+        assert numbers == set(range(1, len(numbers) + 1))
+        notes = {step.index for step in trace.steps if step.kind == "read" and step.memory}
+        assert notes <= set(used)
+    assert trace.unread == ()
+    assert [step.index for step in trace.steps] == list(range(len(trace.steps)))
+    assert all(BYTES.count(step.memory) <= 60 for step in trace.steps)
+
+
+@few
+@given(text=texts, chunk_tokens=st.integers(40, 200), mode=modes, share=st.floats(0, 1))
+def test_a_reading_that_is_resumed_anywhere_repeats_no_call_and_ends_the_same(
+    text: str, chunk_tokens: int, mode: dict[str, Any], share: float
+) -> None:
+    whole = reader_of(text, chunk_tokens, mode).ask(QUESTION, text)
+    finished = whole.steps[: round(share * len(whole.steps))]
+    reader = reader_of(text, chunk_tokens, mode)
+
+    async def resume() -> list[Step]:
+        return [step async for step in reader.steps(QUESTION, text, finished=finished)]
+
+    rest = asyncio.run(resume())
+    assert len(rest) == len(whole.steps) - len(finished)
+    assert sorted(map(done, (*finished, *rest))) == sorted(map(done, whole.steps))
+
+
+@few
+@given(text=texts, chunk_tokens=st.integers(40, 200), rounds=st.integers(1, 9))
+def test_with_all_options_off_a_reading_is_the_plain_loop(
+    text: str, chunk_tokens: int, rounds: int
+) -> None:
+    reader = reader_of(text, chunk_tokens, {"mode": "in_order", "segments": 1, "rounds": rounds})
+    trace = reader.ask(QUESTION, text)
+    prompts = PROMPT_SETS["default"]
+    memory, expected = "", []
+    for chunk in split(Document.from_text(text), BYTES, chunk_tokens=chunk_tokens):
+        messages = prompts.read_messages(
+            question=QUESTION,
             section=chunk.text,
             memory=memory,
             section_number=chunk.index + 1,
             memory_tokens=60,
         )
-        sent.append(messages)
-        step = trace.steps[chunk.index]
-        new = rewrite(
-            memory,
-            tokenizer.count(memory),
-            wording.change_of(step.reply),
-            tokenizer,
-            memory_tokens=60,
+        expected.append(messages)
+        memory = reply_to(messages, Sampling(max_tokens=1)).strip()[:60] or memory
+    expected.append(
+        prompts.answer_messages(
+            question=QUESTION, memory=memory, num_sections=len(expected), answer_tokens=40
         )
-        flags = (["memory_cut"] if new.was_cut else []) + (["memory_kept"] if new.was_kept else [])
-        plain = Step(
-            kind="read",
-            index=chunk.index,
-            reply=step.reply,
-            memory=new.text,
-            section=Section.of(chunk),
-            reasoning=step.reasoning,
-            flags=tuple(flags),  # type: ignore[arg-type]
-        )
-        assert same_but_time(step) == same_but_time(plain)
-        memory = new.text
-    assert engine.prompts[:-1] == sent
-    keys = {"kind", "index", "reply", "memory", "section", "reasoning", "flags", "usage"}
-    keys |= {"num_attempts", "started", "seconds"}
-    assert all(set(step) == keys for step in trace.to_dict()["steps"])
-
-
-@quickly
-@given(text=texts, said=replies, mode=modes)
-def test_no_source_is_printed_that_the_text_does_not_have(
-    text: str, said: list[str], mode: dict[str, object]
-) -> None:
-    found = read(text, said, config_of(**mode))
-    if found is None:
-        return
-    trace, _ = found
-    for quote in trace.ledger:
-        assert text[slice(*quote.span)] == quote.text
-    for citation in trace.citations:
-        assert citation.quote.text in text
-        assert citation.quote in trace.ledger
-    assert all(not quote.places for quote in trace.rejected_quotes)
-    assert Trace.from_json(trace.to_json()) == trace
-
-
-def test_printed_sources_are_those_of_the_trace(capsys) -> None:  # type: ignore[no-untyped-def]
-    said = [
-        "<quote>the mill  was SOLD</quote><quote>a lie</quote>It was sold.",
-        "Yes.\nSources: 1, 2",
-    ]
-    found = read("Then the mill\nwas sold.", said, config_of(evidence=True))
-    assert found is not None
-    print_answers([found[0]], as_json=False)
-    assert capsys.readouterr().out == 'Yes.\n\n[1] text [5:22]: "the mill\nwas sold"\n'
-
-
-@quickly
-@given(text=texts, said=replies, mode=modes)
-def test_every_character_is_read_once_or_the_trace_says_that_it_was_not_read(
-    text: str, said: list[str], mode: dict[str, object]
-) -> None:
-    found = read(text, said, config_of(**mode))
-    if found is None:
-        return
-    trace, _ = found
-    spans = [(step.section.start, step.section.end) for step in trace.steps if step.section]
-    covered = sorted([*spans, *trace.unread])
-    assert [start for start, _ in covered] == [0, *(end for _, end in covered[:-1])]
-    assert covered[-1][1] == len(text)
-    assert bool(trace.unread) == ("stopped_early" in trace.steps[-1].flags)
-    if not mode.get("stop_early"):
-        assert trace.unread == ()
-
-
-@quickly
-@given(text=texts, said=replies, mode=modes, stop=st.integers(0, 6))
-def test_a_reading_resumes_at_every_step_with_the_same_prompts(
-    text: str, said: list[str], mode: dict[str, object], stop: int
-) -> None:
-    config = config_of(**mode)
-    found = read(text, said, config)
-    if found is None:
-        return
-    trace, engine = found
-    finished = trace.steps[:stop]
-    turn = iter(range(len(finished), 10**6))
-    again = ScriptedEngine(lambda messages, sampling: said[next(turn) % len(said)])
-    reader = Reader(again, tokenizer=ByteTokenizer(), config=config)
-
-    async def rest() -> list[Step]:
-        return [step async for step in reader.steps(trace.question, text, finished=finished)]
-
-    import asyncio
-
-    steps = asyncio.run(rest())
-    assert again.prompts == engine.prompts[len(finished) :]
-    assert [same_but_time(step) for step in steps] == [
-        same_but_time(step) for step in trace.steps[len(finished) :]
-    ]
-
-
-@quickly
-@given(section=st.lists(pieces, max_size=30).map(" ".join))
-def test_a_text_shows_the_model_no_mark_of_the_format(section: str) -> None:
-    config = config_of(evidence=True, stop_early=True)
-    found = read(section or "x", ["x"], config)
-    assert found is not None
-    mark = re.compile(r"<\s*/?\s*(quote|item|enough|think)\b", re.IGNORECASE)
-    for prompt in found[1].prompts[:-1]:
-        shown = prompt[-1]["content"].split("<section", 1)[1].split("</section>")[0]
-        assert not mark.search(shown)
-
-
-def test_the_room_for_quotes_is_part_of_the_budget() -> None:
-    plain, quoting = config_of(), config_of(evidence=True, stop_early=True)
-    question, tokenizer = "Who?", ByteTokenizer()
-    before = measure_budget(question, plain, prompts_for(plain), tokenizer)
-    after = measure_budget(question, quoting, prompts_for(quoting), tokenizer)
-    assert (before.ledger, after.ledger) == (0, 1024)
-    assert after.read_reply == before.read_reply + 60 + 12
+    )
+    assert isinstance(reader.engine, ScriptedEngine)
+    assert reader.engine.prompts == expected
+    plain = {"kind", "index", "reply", "memory", "section", "reasoning", "flags", "usage"}
+    plain |= {"num_attempts", "started", "seconds"}
+    assert all(set(step) == plain for step in trace.to_dict()["steps"])

@@ -11,6 +11,7 @@ from memagent import Reader, Step, Trace
 from memagent.agent.limits import Limits
 from memagent.agent.parallel import CallSlots
 from memagent.agent.parallel_prompts import note_block, says_nothing, split_missing
+from memagent.agent.reader import read_questions
 from memagent.config import AgentConfig
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import BudgetError, ConfigError, EngineError, LimitReached, RunError
@@ -337,6 +338,26 @@ def test_marks_in_a_text_decide_nothing() -> None:
 def _end(messages: Sequence[Message]) -> str:
     content = messages[-1]["content"]
     return "" if content.startswith("<section>") else content
+
+
+# --- files of questions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", ["{}", "[1]", "who?", '""', "[" * 100_000])
+def test_a_line_that_is_no_question_is_named(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text(f'"Who?"\n{line}\n')
+    with pytest.raises(ConfigError, match="questions.jsonl, line 2: write a question as a JSON"):
+        read_questions(file)
+
+
+def test_a_file_without_questions_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text("\n")
+    with pytest.raises(ConfigError, match="holds no question"):
+        read_questions(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_questions(tmp_path / "none.jsonl")
 
 
 # --- slots -------------------------------------------------------------------------------------------
