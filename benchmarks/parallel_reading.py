@@ -80,9 +80,10 @@ def measure(options: argparse.Namespace) -> list[Row]:
     document = Document.from_text(build_text(options.tokens, keys, tokenizer))
     modes: dict[str, dict[str, Any]] = {
         "in order": {},
-        f"segments {options.segments}": {"segments": options.segments},
         "parallel": {"mode": "parallel"},
     }
+    if options.segments:
+        modes[f"segments {options.segments}"] = {"segments": options.segments}
     found: list[Row] = []
     with (
         running(log=None, reply="keyword", latency_ms=options.latency_ms) as endpoint,
@@ -123,9 +124,9 @@ def parse_options() -> argparse.Namespace:
     add = parser.add_argument
     add("--tokens", type=int, default=3_500_000)
     add("--chunk-tokens", type=int, default=5_000)
-    add("--latency-ms", type=float, default=1000.0)
+    add("--latency-ms", type=float, default=2000.0)
     add("--concurrency", type=int, default=64)
-    add("--segments", type=int, default=16)
+    add("--segments", type=int, default=16, help="0: not measured")
     add("--questions", type=int, default=1, choices=range(1, len(KEYS) + 1))
     add("--tokenizer", default="estimate")
     return parser.parse_args()

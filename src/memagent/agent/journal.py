@@ -6,7 +6,9 @@ tokenizer, the prompts, the settings. The address of the endpoint is not part of
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -152,6 +154,7 @@ class Journal:
     ) -> None:
         """`carried`: steps of an earlier run that the run begins with, where nothing is kept on disk."""
         self._run = run
+        self._lock = threading.Lock()
         self._finished = (
             steps_by_question(run.records, run.path, in_order=reads_in_order(run.manifest))
             if run
@@ -211,7 +214,21 @@ class Journal:
     def append(self, question_number: int, step: Step, *, text: str) -> None:
         """Put a step on disk; returns when it is safe. `text` is what is read."""
         if self._run:
-            self._run.append(line_of(question_number, step, text))
+            with self._lock:
+                self._run.append(line_of(question_number, step, text))
+
+    async def append_in_thread(self, question_number: int, step: Step, *, text: str) -> None:
+        """As `append`, while other calls go on. Cancelled, it still waits until the step is safe."""
+        if self._run is None:
+            return
+        writing = asyncio.ensure_future(
+            asyncio.to_thread(self.append, question_number, step, text=text)
+        )
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await writing
+            raise
 
     def discard_if_empty(self) -> bool:
         """Remove a run in which nothing was ever finished; whether that was so."""

@@ -202,7 +202,10 @@ class Reader:
             self.steps(question, chunks, finished=journal.finished(number), slots=slots)
         ) as steps:
             async for step in steps:
-                journal.append(number, step, text=chunks.document.text)
+                if self.config.merges:  # other calls are in flight: they do not wait for the disk
+                    await journal.append_in_thread(number, step, text=chunks.document.text)
+                else:
+                    journal.append(number, step, text=chunks.document.text)
                 done.append(step)
                 if on_step:
                     on_step(number, step)

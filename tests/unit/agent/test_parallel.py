@@ -347,7 +347,7 @@ def _end(messages: Sequence[Message]) -> str:
 def test_a_line_that_is_no_question_is_named(line: str, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text(f'"Who?"\n{line}\n')
-    with pytest.raises(ConfigError, match="questions.jsonl, line 2: write a question as a JSON"):
+    with pytest.raises(ConfigError, match="line 2: write a question as a JSON"):
         read_questions(file)
 
 
