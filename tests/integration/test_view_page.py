@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import pytest
 
+from memagent.agent.reader import Reader
 from memagent.agent.trace import journal_line
 from memagent.documents.document import Document
+from memagent.engines.base import open_engine
 from memagent.jsonl import LineFile
 from memagent.viewer.api import ViewerApi
 from memagent.viewer.export import export_page
@@ -152,6 +154,51 @@ def test_the_prompt_and_the_section_are_shown_on_demand(viewer: Viewer) -> None:
     page.wait_for("document.querySelector('details.section .prose')")
     assert FACTS[1] in page.text("details.section .prose")
     close(page)
+
+
+def read_with_rule(path: Path, **settings: object) -> Path:
+    """A reading of a short text by the scripted engine."""
+    sizes = {"window": 8000, "chunk_tokens": 500, "memory_tokens": 600, "answer_tokens": 300}
+    reader = Reader(open_engine("scripted"), tokenizer="bytes", **sizes, **settings)  # type: ignore[arg-type]
+    reader.ask("Who cast the bell herself?", Document.load(path.parent / "bell.txt"), run_dir=path)
+    return path
+
+
+def test_quotes_lead_to_their_place_in_the_text(viewer: Viewer, tmp_path: Path) -> None:
+    (tmp_path / "bell.txt").write_text(story(8))
+    path = read_with_rule(tmp_path / "run", evidence=True, quote_tokens=100, ledger_tokens=400)
+    api = ViewerApi(Library([path]), Texts([tmp_path / "bell.txt"]))
+    with viewing(api) as url:
+        here = Viewer(url, tmp_path, viewer.browser)
+        page = here.open(f"#/run/{here.id_of('run')}")
+        page.wait_for("document.querySelector('.answer-card .quotes button')")
+        quote = page.texts(".answer-card .quotes q")[0]
+        assert quote == FACTS[6]
+        assert "bell.txt line" in page.text(".answer-card .quotes button")
+        page.click(".answer-card .quotes button")
+        page.wait_for("document.querySelector('details.section mark')")
+        assert page.text("details.section mark") == quote
+        assert page.texts(".detail .quotes q")[0] == quote
+        close(page)
+
+
+@pytest.mark.parametrize("settings", [{"mode": "parallel"}, {"segments": 2}], ids=str)
+def test_parallel_rounds_are_a_tree(
+    viewer: Viewer, tmp_path: Path, settings: dict[str, object]
+) -> None:
+    (tmp_path / "bell.txt").write_text(story(8))
+    with viewing(ViewerApi(Library([read_with_rule(tmp_path / "run", **settings)]))) as url:
+        here = Viewer(url, tmp_path, viewer.browser)
+        page = here.open(f"#/run/{here.id_of('run')}")
+        page.wait_for("document.querySelector('.tree .node.merge')")
+        num_nodes = len(page.texts(".steps li"))
+        assert page.value("document.querySelectorAll('.tree .node').length") == num_nodes
+        assert page.value("document.querySelectorAll('.tree .edge').length") >= 2
+        page.click(".tree .node.merge circle")
+        page.wait_for("document.querySelector('.inputs .chip')")
+        page.click(".inputs .chip")
+        page.wait_for("document.querySelector('.detail h2').innerText.startsWith('Section')")
+        close(page)
 
 
 def test_questions_of_one_reading_are_listed(viewer: Viewer) -> None:

@@ -77,7 +77,7 @@ class Reading:
         lines = self._lines(number)
         heads = [head for _, head in lines]
         is_answered = bool(heads) and heads[-1]["kind"] == "answer"
-        answer = self._step(lines[-1][0]).reply if is_answered else None
+        answer = self._step(lines[-1][0]).answer if is_answered else None
         return {"question": self.questions[number], "answer": answer, "totals": totals(heads)}
 
     def _lines(self, question: int) -> list[tuple[int, Json]]:

@@ -15,6 +15,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from memagent.agent.evidence.ledger import ledger_of, without_sources
+from memagent.agent.evidence.quotes import Quote
+from memagent.agent.evidence.replies import shielded
 from memagent.agent.prompts import PROMPT_SETS, PromptSet, parse_prompts
 from memagent.documents.document import Document, Place
 from memagent.errors import ConfigError, RunError
@@ -90,6 +93,13 @@ class StoredStep(_Shape):
     quotes: tuple[_Quote, ...] = ()
     cited: tuple[int, ...] | None = None
     unread: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def answer(self) -> str | None:
+        """The answer, without the line that names its sources; None for other steps."""
+        if self.kind != "answer":
+            return None
+        return self.reply if self.cited is None else without_sources(self.reply)
 
     @property
     def thread(self) -> tuple[int | None, int | None]:
@@ -189,10 +199,11 @@ class StoredTrace:
     def overview(self) -> Json:
         """The trace without the texts of its steps."""
         last = self.step_at(len(self.heads) - 1) if self.heads else None
-        answer = last.reply if last is not None and last.kind == "answer" else None
+        answer = last.answer if last is not None else None
         return {
             "question": self.question,
             "answer": answer,
+            "citations": citations(self, last.cited) if last is not None and last.cited else [],
             "memory": last.memory if last is not None and answer is None else None,
             "model": self.model,
             "source": self.source,
@@ -207,6 +218,29 @@ def totals(heads: Sequence[Json]) -> Json:
     names = ("prompt_tokens", "completion_tokens", "cached_tokens", "seconds")
     sums: Json = {name: sum(head[name] for head in heads) for name in names}
     return {**sums, "sections": sum(head["kind"] == "read" for head in heads)}
+
+
+def citations(trace: StoredTrace, cited: Sequence[int]) -> list[Json]:
+    """The quotes that an answer rests on, each with the step that found it."""
+    quoted = [
+        (number, quote)
+        for number, head in enumerate(trace.heads)
+        if head.get("num_quotes")
+        for quote in map(_as_quote, trace.step_at(number).quotes)
+    ]
+    ledger = ledger_of(quote for _, quote in quoted)
+    step_of_span = {quote.span: number for number, quote in reversed(quoted) if quote.is_found}
+    return [
+        {
+            "number": number,
+            "text": ledger[number - 1].text,
+            "where": ", ".join(map(str, ledger[number - 1].places)),
+            "start": ledger[number - 1].start,
+            "step": step_of_span[ledger[number - 1].span],
+        }
+        for number in cited
+        if 0 < number <= len(ledger)
+    ]
 
 
 def step_detail(trace: StoredTrace, number: int, document: Document | None) -> Json:
@@ -248,27 +282,32 @@ def step_section(trace: StoredTrace, number: int, document: Document | None) -> 
 def step_prompt(trace: StoredTrace, number: int, document: Document | None) -> Json:
     """The messages of a step, worded again from what the run stores."""
     step = step_of(trace, number)
-    if trace.prompts is None or step.is_alone or step.kind not in ("read", "answer"):
+    if trace.prompts is None or step.kind not in ("read", "answer") or (step.round or 1) > 1:
         raise RunError("the wording of this call is not stored with the run")
-    memory = memory_before(trace, number) or ""
-    note = None
     if step.kind == "answer":
-        messages = trace.prompts.answer_messages(
-            question=trace.question,
-            memory=memory,
-            num_sections=step.index,
-            answer_tokens=_setting(trace, "answer_tokens"),
-        )
-    else:
-        section = _section_text(step, document)
-        note = None if section is not None else "the text of the section is not stored with the run"
-        messages = trace.prompts.read_messages(
-            question=trace.question,
-            section=NO_SECTION if section is None else section,
-            memory=memory,
-            section_number=step.index + 1,
-            memory_tokens=_setting(trace, "memory_tokens"),
-        )
+        return _answer_prompt(trace, number, trace.prompts)
+    section = _section_text(trace, step, document)
+    messages = trace.prompts.section_messages(
+        is_parallel=step.is_alone,
+        question=trace.question,
+        section=NO_SECTION if section is None else section,
+        memory=memory_before(trace, number) or "",
+        section_number=_section_number(trace, step),
+        memory_tokens=_setting(trace, "memory_tokens"),
+    )
+    note = None if section is not None else "the text of the section is not stored with the run"
+    return {"messages": _plain(messages), "note": note}
+
+
+def _answer_prompt(trace: StoredTrace, number: int, prompts: PromptSet) -> Json:
+    step = trace.step_at(number)
+    messages = prompts.answer_messages(
+        question=trace.question,
+        memory=memory_before(trace, number) or "",
+        num_sections=len(_section_starts(trace)),
+        answer_tokens=_setting(trace, "answer_tokens"),
+    )
+    note = None if step.cited is None else "the list of quotes after the memory is left out here"
     return {"messages": _plain(messages), "note": note}
 
 
@@ -337,10 +376,28 @@ def _setting(trace: StoredTrace, name: str) -> int:
     return value if isinstance(value, int) else 1024
 
 
-def _section_text(step: StoredStep, document: Document | None) -> str | None:
+def _section_text(trace: StoredTrace, step: StoredStep, document: Document | None) -> str | None:
+    """The section as the model saw it."""
     if document is None or step.section is None:
         return None
-    return document.text[step.section.start : step.section.end]
+    text = document.text[step.section.start : step.section.end]
+    has_marks = any(trace.settings.get(name) for name in ("evidence", "items", "stop_early"))
+    return shielded(text) if has_marks else text
+
+
+def _section_starts(trace: StoredTrace) -> list[int]:
+    return sorted({head["start"] for head in trace.heads if head["start"] is not None})
+
+
+def _section_number(trace: StoredTrace, step: StoredStep) -> int:
+    """The section's number in the text, from 1, as far as the sections are known."""
+    assert step.section is not None
+    return _section_starts(trace).index(step.section.start) + 1
+
+
+def _as_quote(quote: _Quote) -> Quote:
+    places = tuple(Place(**place.model_dump()) for place in quote.places)
+    return Quote(**{**quote.model_dump(), "places": places})
 
 
 def _quote(quote: _Quote) -> Json:

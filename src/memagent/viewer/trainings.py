@@ -196,7 +196,7 @@ def _outcome(rollout: SavedRollout) -> Json:
     except (RunError, ValidationError):
         return {"answer": None, "memories": [], "totals": {}}
     steps = [trace.step_at(number) for number in range(len(trace.heads))]
-    answer = steps[-1].reply if steps and steps[-1].kind == "answer" else None
+    answer = steps[-1].answer if steps else None
     memories = [
         {"index": step.index, "memory": step.memory[:MAX_SHOWN], "flags": step.flags}
         for step in steps

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from memagent.agent.prompts import open_prompts
+from memagent.agent.reader import Reader
 from memagent.agent.trace import journal_line
 from memagent.documents.document import Document
+from memagent.engines.scripted import ScriptedEngine, keyword_reply
 from memagent.errors import RunError
 from memagent.eval.report.report import load_report
 from memagent.jsonl import LineFile
+from memagent.types import Message, Sampling
 from memagent.viewer.api import ViewerApi
 from memagent.viewer.library import Library, open_library
 from memagent.viewer.texts import Texts
@@ -312,3 +317,38 @@ def test_a_validation_has_cells_and_items(tmp_path: Path) -> None:
     assert api.trace(run, f"v0.{first['number']}")["item"]["number"] == first["number"]
     with pytest.raises(RunError, match="of step 3"):
         api.items(run, {}, step=3)
+
+
+# --- every way to read ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"evidence": True}, {"mode": "parallel"}, {"segments": 2}], ids=str
+)
+async def test_prompts_are_those_that_were_sent(tmp_path: Path, settings: dict[str, Any]) -> None:
+    text = tmp_path / "valley.txt"
+    text.write_text(story(8))
+    sent: list[str] = []
+
+    def reply(messages: Sequence[Message], sampling: Sampling) -> str:
+        sent.append(messages[-1]["content"])
+        return keyword_reply(messages, sampling)
+
+    sizes = {"window": 8000, "chunk_tokens": 500, "memory_tokens": 600, "answer_tokens": 300}
+    small = {"quote_tokens": 100, "ledger_tokens": 400} if "evidence" in settings else {}
+    reader = Reader(ScriptedEngine(reply), tokenizer="bytes", **sizes, **small, **settings)
+    document = Document.load(text)
+    trace = await reader.aask(QUESTION, document, run_dir=tmp_path / "run")
+    api = api_of(tmp_path / "run", texts=(text,))
+    run = only(api)
+    shown = api.trace(run, "q0")
+    assert shown["answer"] == trace.answer
+    assert [c["text"] for c in shown["citations"]] == [c.quote.text for c in trace.citations]
+    for number, step in enumerate(shown["steps"]):
+        if step["kind"] == "merge":
+            continue
+        prompt = api.prompt(run, "q0", number)
+        if prompt["note"] is None:
+            assert prompt["messages"][-1]["content"] in sent
+        else:
+            assert (step["kind"], prompt["note"][:18]) == ("answer", "the list of quotes")

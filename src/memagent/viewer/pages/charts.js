@@ -146,7 +146,10 @@ export function stepTree(steps, selected, onSelect) {
     for (const input of step.inputs ?? []) levels[place] = Math.max(levels[place], (levels[places.get(input)] ?? 0) + 1);
     if (step.kind === "answer") levels[place] = Math.max(0, ...levels.slice(0, place)) + 1;
   });
-  const leaves = steps.map((_, place) => place).filter((place) => !(steps[place].inputs ?? []).length && steps[place].kind !== "answer");
+  const leaves = steps
+    .map((_, place) => place)
+    .filter((place) => !(steps[place].inputs ?? []).length && steps[place].kind !== "answer")
+    .sort((a, b) => (steps[a].round ?? 0) - (steps[b].round ?? 0) || (steps[a].start ?? 0) - (steps[b].start ?? 0));
   const x = new Map(leaves.map((place, column) => [place, 14 + column * 26]));
   steps.forEach((step, place) => {
     if (x.has(place)) return;
@@ -163,6 +166,14 @@ export function stepTree(steps, selected, onSelect) {
       if (x.has(input)) svg.append(s("path", { class: "edge", d: `M${x.get(input)},${y(input)} C${x.get(input)},${y(input) - 22} ${x.get(place)},${y(place) + 22} ${x.get(place)},${y(place)}` }));
     }
   });
+  const threads = new Map();
+  for (const place of leaves) {
+    const { round, segment } = steps[place];
+    if (segment === undefined) continue;
+    const before = threads.get(`${round} ${segment}`);
+    if (before !== undefined) svg.append(s("line", { class: "edge", x1: x.get(before), x2: x.get(place), y1: y(before), y2: y(place) }));
+    threads.set(`${round} ${segment}`, place);
+  }
   steps.forEach((step, place) => {
     const node = s(
       "g",

@@ -18,7 +18,7 @@ export async function tracePage(run, key, params) {
   const top = h("div", {});
 
   function drawTop() {
-    replaced(top, heading(run, key, trace));
+    replaced(top, heading(run, trace, select));
     drawStrip();
   }
 
@@ -44,12 +44,22 @@ export async function tracePage(run, key, params) {
     for (const each of strip.querySelectorAll("[data-step]")) each.classList.toggle("selected", Number(each.dataset.step) === selected);
   }
 
+  // scrolls the list and not the page
+  function bringIntoView() {
+    const row = list.children[selected];
+    const side = list.parentElement;
+    if (!row || !side) return;
+    const [top, bottom] = [row.offsetTop - side.offsetTop, row.offsetTop - side.offsetTop + row.offsetHeight];
+    if (top < side.scrollTop) side.scrollTop = top - 8;
+    else if (bottom > side.scrollTop + side.clientHeight) side.scrollTop = bottom - side.clientHeight + 8;
+  }
+
   let asked = 0;
   async function select(place) {
     if (!trace.steps.length) return;
     selected = Math.min(Math.max(0, place), trace.steps.length - 1);
     mark();
-    list.children[selected]?.firstChild.scrollIntoView({ block: "nearest" });
+    bringIntoView();
     history.replaceState(null, "", linkWith({ step: selected }, "run", run.id, "trace", key));
     const mine = ++asked;
     try {
@@ -72,7 +82,7 @@ export async function tracePage(run, key, params) {
       strip,
       trace.steps.length ? h("div", { class: "columns" }, h("nav", { class: "side", "aria-label": "steps" }, list), detail) : h("p", { class: "empty" }, "No step is finished yet."),
     ),
-    shown: () => list.children[selected]?.firstChild.scrollIntoView({ block: "nearest" }),
+    shown: bringIntoView,
     keys: {
       j: () => select(selected + 1), ArrowDown: () => select(selected + 1),
       k: () => select(selected - 1), ArrowUp: () => select(selected - 1),
@@ -102,7 +112,7 @@ function trailOf(run, key, trace) {
   return [...first, [here, null]];
 }
 
-function heading(run, key, trace) {
+function heading(run, trace, onSelect) {
   const item = trace.item;
   const rollout = trace.rollout;
   const answer = trace.answer ?? item?.answer;
@@ -123,9 +133,18 @@ function heading(run, key, trace) {
       "div", { class: `answer-card ${right === null ? "" : right ? "right" : "wrong"}` },
       h("h2", {}, answer === null || answer === undefined ? (run.is_complete ? "No answer" : "Reading …") : "Answer"),
       answer !== null && answer !== undefined ? prose(answer) : null,
+      trace.citations.length ? citationsView(trace, onSelect) : null,
       verdict,
     ),
   ];
+}
+
+function citationsView(trace, onSelect) {
+  return h("ul", { class: "quotes" }, trace.citations.map((each) => h(
+    "li", {},
+    h("q", { dir: "auto" }, each.text),
+    h("button", { type: "button", class: "place link", onclick: async () => { await onSelect(each.step); showMark(each.start); } }, `[${each.number}] ${each.where || `step ${each.step + 1}`}`),
+  )));
 }
 
 function verdictOf(item) {
@@ -153,7 +172,7 @@ function rolloutVerdict(rollout) {
 
 function stepRow(step, place, longest, onSelect) {
   const name = step.kind === "answer" ? "Answer" : step.kind === "merge" ? `Merge ${(step.inputs ?? []).map((each) => each + 1).join(", ")}` : step.where || `Section ${step.index + 1}`;
-  const changes = step.kind === "answer" ? null : step.flags.includes("memory_kept") ? h("span", { class: "kept" }, "kept") : h("span", { class: "delta" }, h("b", { class: "plus" }, `+${step.added}`), h("b", { class: "minus" }, `−${step.removed}`));
+  const changes = step.kind === "answer" ? null : step.flags.includes("memory_kept") ? h("span", { class: "kept" }, "kept") : step.flags.includes("nothing") ? h("span", { class: "kept" }, "nothing") : !step.added && !step.removed ? h("span", { class: "kept" }, "same") : h("span", { class: "delta" }, h("b", { class: "plus" }, `+${step.added}`), h("b", { class: "minus" }, `−${step.removed}`));
   return h("li", {}, h(
     "button", { type: "button", class: `step ${step.kind}`, onclick: () => onSelect(place) },
     h("span", { class: "number" }, step.kind === "answer" ? "A" : step.index + 1),
@@ -213,17 +232,17 @@ function quotesView(step) {
       quote.item ? h("span", { class: "flag" }, quote.value ? `${quote.item}: ${quote.value}` : quote.item) : null,
       quote.start === null
         ? h("span", { class: "place" }, "not in the text")
-        : h("button", { type: "button", class: "place link", disabled: !step.has_text, onclick: (event) => showQuote(event, quote) }, quote.where || `characters ${count(quote.start)}–${count(quote.end)}`),
+        : h("button", { type: "button", class: "place link", disabled: !step.has_text, onclick: () => showMark(quote.start) }, quote.where || `characters ${count(quote.start)}–${count(quote.end)}`),
     ))),
   ];
 }
 
-function showQuote(event, quote) {
-  const holder = event.target.closest(".detail").querySelector("details.section");
+function showMark(start) {
+  const holder = document.querySelector(".detail details.section");
   if (!holder) return;
   holder.open = true;
   const find = () => {
-    const mark = holder.querySelector(`mark[data-start="${quote.start}"]`);
+    const mark = holder.querySelector(`mark[data-start="${start}"]`);
     if (mark) mark.scrollIntoView({ block: "center" });
     return mark;
   };
