@@ -50,7 +50,6 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "foreign",
         "template_worker",
         "stored_runs",
-        "profiles",
         "trust",
         "extras",
         "shipped",
@@ -59,7 +58,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("documents", "engines", "rewards", "web"),
     ("agent", "data"),
     ("eval", "serve"),
-    ("rl", "viewer", "doctor"),
+    ("rl", "viewer"),
     ("cli",),
 )
 """From the bottom up. A new room is added here, and in ARCHITECTURE.md."""

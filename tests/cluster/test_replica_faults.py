@@ -21,19 +21,17 @@ from memagent.rl.distributed.replicas import ReplicaEngine, open_replicas
 from memagent.rl.distributed.shipping import ship
 from memagent.rl.settings import ModelSettings
 from memagent.types import Completion, Sampling
-from tests.support.joined_nodes import joined_nodes
+from tests.support.ray_nodes import ray_nodes
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
-pytestmark = pytest.mark.skipif(
-    "MEMAGENT_TEST_CLUSTER" not in os.environ, reason="only with make test-cluster"
-)
+pytestmark = pytest.mark.cluster
 MESSAGES = [{"role": "user", "content": "Where is the red ledger?"}]
 LONG = Sampling(max_tokens=300, temperature=1.0, seed=4)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with joined_nodes(2):
+    with ray_nodes(2):
         yield Cluster(wait_seconds=20, on_note=lambda text: None, is_local=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import sys
@@ -18,10 +17,8 @@ from memagent.errors import MemagentError
 
 COMMANDS: dict[str, str] = {
     "ask": "Ask questions of texts of any length.",
-    "completion": "Let your shell complete commands and options.",
     "data": "Build, inspect and convert datasets with known answers and evidence.",
     "demo": "Read a text that comes with memagent, and see the memory change.",
-    "doctor": "Show what works on this machine, and what to run for what does not.",
     "eval": "Ask many questions with several methods and score the answers.",
     "mcp": "Offer documents to an assistant, over the Model Context Protocol.",
     "models": "List, download and delete models for the local engine.",
@@ -32,9 +29,8 @@ COMMANDS: dict[str, str] = {
     "train": "Train a model for an agent with reinforcement learning.",
     "view": "Show runs in a browser: readings, evaluations, training.",
 }
-"""Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`, or where MODULES says."""
-TOOLS = ("completion", "doctor", "mcp", "view")
-MODULES = {"plan": "train.plan", **{name: f"tools.{name}" for name in TOOLS}}
+"""Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`."""
+MODULES = {"plan": "train.plan"}
 """Commands that live elsewhere below `memagent.cli`."""
 
 
@@ -72,7 +68,7 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except click.ClickException as error:
         return _fail(_usage_message(error), 2)
-    except (KeyboardInterrupt, click.Abort, asyncio.CancelledError):  # again, while it shuts down
+    except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         return _without_reader()

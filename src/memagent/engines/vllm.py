@@ -39,6 +39,7 @@ from platformdirs import user_state_path
 from memagent.config import EngineConfig, VllmConfig
 from memagent.engines import store
 from memagent.engines.balance import BalancedEngine
+from memagent.engines.openai import EndpointEngine
 from memagent.engines.retry import Failure, RetryListener
 from memagent.engines.yarn import vllm_arguments, yarn_settings
 from memagent.errors import ConfigError, EngineError
@@ -68,6 +69,9 @@ OWN_ARGUMENTS: dict[str, str] = {
 NOT_OURS = ("model", "base_url", "api_key", "api_version")
 """Settings of an endpoint that is started elsewhere."""
 EXACT_TOKENS = {"return_token_ids": True, "logprobs": True}
+CONTROL_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+"""Variables of a server whose weights change: its routes for that are not there without them. They ask for no
+key, so every user of the machine can use them."""
 
 _error_line = re.compile(r"\b[A-Za-z_.]*(?:Error|Exception)\w*: |\berror: ")
 _line_head = re.compile(r"^(\(\w+ pid=\d+\) *)?((ERROR|WARNING|INFO) [\d-]+ [\d:]+ \[[^]]*\] *)?")
@@ -123,6 +127,9 @@ class VllmEngine(BalancedEngine):
         on_retry: RetryListener | None = None,
     ) -> None:
         super().__init__(config, on_retry)
+        self._may_call = asyncio.Event()
+        """Not set while the weights change."""
+        self._may_call.set()
         self.servers = tuple(servers)
         for endpoint, server in zip(self.endpoints, self.servers, strict=True):
             endpoint._learn(server.models())
@@ -134,6 +141,44 @@ class VllmEngine(BalancedEngine):
     def kept_address(self) -> None:
         """None: the next time it is another port."""
 
+    async def load_weights(self, folder: Path, policy_version: int) -> None:
+        """Have every server load the safetensors files of a folder in place of its weights.
+
+        Replies in progress end first, on the weights that they started with; calls that arrive meanwhile wait.
+        The servers need `CONTROL_VARIABLES` in their environment.
+        """
+        self._may_call.clear()
+        try:
+            await self._control("/pause?mode=wait")
+            path = {"weights_path": str(folder)}
+            await self._control("/collective_rpc", {"method": "reload_weights", "kwargs": path})
+            await self._control("/reset_prefix_cache")
+            await self._control("/resume")
+            self.switch_model(self.model, policy_version)
+        finally:
+            self._may_call.set()
+
+    async def sleep(self) -> None:
+        """Have every server free its GPU memory; weights are kept in the CPU's. No call may be in progress."""
+        await self._control("/sleep?level=1&mode=wait")
+
+    async def wake(self) -> None:
+        """Have every server take its GPU memory again."""
+        await self._control("/wake_up")
+
+    async def _control(self, path: str, body: Mapping[str, Any] | None = None) -> None:
+        """Post to all servers, outside of the API that clients see."""
+
+        async def ask(endpoint: EndpointEngine) -> None:
+            root = (endpoint.config.base_url or "").removesuffix("/v1")
+            answer = await endpoint.post(f"{root}{path}", body or {})
+            if answer.status != 200:
+                raise EngineError(
+                    f"vLLM refuses {path.partition('?')[0]} (HTTP {answer.status}: {answer.text})"
+                )
+
+        await asyncio.gather(*map(ask, self.endpoints))
+
     async def aclose(self) -> None:
         """Close the connections and end the servers."""
         await super().aclose()
@@ -143,6 +188,7 @@ class VllmEngine(BalancedEngine):
         self, messages: Sequence[Message], sampling: Sampling
     ) -> Completion | Failure:
         """As for any endpoints, but when no server is left there is nothing to wait for."""
+        await self._may_call.wait()
         if not any(server.is_running for server in self.servers):
             raise EngineError(self.servers[0].why_ended())
         return await super()._attempt(messages, sampling)

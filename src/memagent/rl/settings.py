@@ -518,7 +518,8 @@ class TrainConfig(Settings):
             raise ValueError("name the training tasks in [[tasks]]")
         if self.warm_start and not (self.tasks or self.warm_start.tasks or self.warm_start.files):
             raise ValueError("the warm start needs `warm_start.tasks` or `warm_start.files`")
-        if self.rollout.engine is not None and self.rollout.sync == "lora" and not self.has_adapter:
+        is_served = self.rollout.engine is not None and not self.has_replicas
+        if is_served and self.rollout.sync == "lora" and not self.has_adapter:
             raise ValueError(
                 "an engine outside this process loads an adapter after each step; set `model.lora_rank`, "
                 'or `rollout.sync="none"`'
@@ -550,14 +551,27 @@ class TrainConfig(Settings):
             raise ValueError(
                 '`rollout.asynchronous` needs new weights; remove `rollout.sync="none"`'
             )
-        is_apart = self.rollout.engine is not None or (
-            self.has_adapter and self.rollout.merged is not False
+        if self.cluster is not None and self.cluster.placement == "colocated":
+            raise ValueError(
+                "`rollout.asynchronous` needs engines that do not sleep during updates; set "
+                "`cluster.placement=separate`"
+            )
+        is_apart = (
+            self.cluster is not None
+            or self.rollout.engine is not None
+            or (self.has_adapter and self.rollout.merged is not False)
         )
         if not is_apart:
             raise ValueError(
                 "`rollout.asynchronous` needs an engine with its own copy of the weights: train an adapter "
                 "(`model.lora_rank`), or name another engine in `rollout.engine`"
             )
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether replies are sampled by engine replicas on a cluster: embedded ones, or vLLM."""
+        engine = self.rollout.engine
+        return self.cluster is not None and (engine is None or engine.startswith("vllm:"))
 
     @property
     def num_versions(self) -> int:

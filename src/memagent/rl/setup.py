@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from memagent.data.example import Example
 from memagent.data.tasks.lengths import length_tokenizer
@@ -83,28 +84,20 @@ async def open_setup(
         await check_reward(reward, example)
     validation = _validation(config, agent, reward, sources, opening)
     source = _source(config, run_dir, sources)
-    async with _open_backend(config, run_dir, source, on_note) as (backend, trained):
+    async with _open_processes(config, run_dir, source, on_note) as processes:
+        backend, trained = processes.backend, processes.trained
         lessons = _lessons(config, trained, opening)
-        merged = open_merged(config.rollout, trained)
-        async with open_rollout_engine(config.rollout, trained, merged=merged) as engine:
+        async with processes.open_engine() as (engine, sync):
             await check_engine(engine)
             if (is_file_spec(config.agent.name) or is_command(config.agent.name)) and firsts:
                 await _check_agent(config, agent, firsts[0], engine)
-            sync = open_sync(
-                config.rollout,
-                engine,
-                trained,
-                run_dir,
-                merged=merged,
-                num_versions=config.num_versions,
-            )
             yield Setup(
                 config=config,
                 agent=agent,
                 reward=with_bonus(reward, config.agent.bonus),
                 backend=backend,
                 engine=engine,
-                sync=sync if config.cluster is None else _driver_copy(backend, trained, sync),
+                sync=sync,
                 sources=sources,
                 stream=lambda position: TaskStream(sources, seed=config.seed, position=position),
                 lessons=lessons,
@@ -112,26 +105,63 @@ async def open_setup(
             )
 
 
+OpenEngine = Callable[[], AbstractAsyncContextManager[tuple[BaseEngine, WeightSync]]]
+
+
+class _Processes(NamedTuple):
+    """Where a run computes."""
+
+    backend: TrainerBackend
+    trained: Trained
+    """The model in this process: the trained one, or a copy with its tokenizer."""
+    open_engine: OpenEngine
+    """The engine that samples replies, and how it gets new weights."""
+
+
 @asynccontextmanager
-async def _open_backend(
+async def _open_processes(
     config: TrainConfig, run_dir: Path, source: str, on_note: Callable[[str], None]
-) -> AsyncIterator[tuple[TrainerBackend, Trained]]:
-    """The processes that train, and the model in this one: the trained one, or a copy for the engine."""
+) -> AsyncIterator[_Processes]:
     if config.cluster is None:
         trained = open_model(config.model, source, seed=config.seed)
-        yield LocalBackend(Learner(config, trained), in_thread=config.rollout.asynchronous), trained
+        backend = LocalBackend(Learner(config, trained), in_thread=config.rollout.asynchronous)
+        yield _Processes(backend, trained, partial(_open_engine, config, run_dir, trained))
         return
-    from memagent.rl.distributed.opening import open_distributed
+    from memagent.rl.distributed import opening
 
-    async with open_distributed(config, run_dir, source, on_note) as distributed:
+    async with opening.open_distributed(config, run_dir, source, on_note) as distributed:
+        ranks = distributed.backend
         settings = config.model.model_copy(update={"device": "cpu"})  # GPUs are for the cluster
-        yield distributed.backend, open_model(settings, source, seed=config.seed)
+        trained = open_model(settings, source, seed=config.seed)
+        if config.has_replicas:
+            open_engine: OpenEngine = partial(
+                opening.open_cluster_engine, config, distributed, source, trained, on_note
+            )
+        else:
+            copy = partial(opening.DriverCopy, ranks, trained)
+            open_engine = partial(_open_engine, config, run_dir, trained, copy)
+        yield _Processes(ranks, trained, open_engine)
 
 
-def _driver_copy(backend: TrainerBackend, trained: Trained, sync: WeightSync) -> WeightSync:
-    from memagent.rl.distributed.opening import DriverCopy
-
-    return DriverCopy(backend, trained, sync)
+@asynccontextmanager
+async def _open_engine(
+    config: TrainConfig,
+    run_dir: Path,
+    trained: Trained,
+    through: Callable[[WeightSync], WeightSync] = lambda sync: sync,
+) -> AsyncIterator[tuple[BaseEngine, WeightSync]]:
+    """An engine in this process or behind an endpoint; it gets weights from `trained`, `through` another step."""
+    merged = open_merged(config.rollout, trained)
+    async with open_rollout_engine(config.rollout, trained, merged=merged) as engine:
+        sync = open_sync(
+            config.rollout,
+            engine,
+            trained,
+            run_dir,
+            merged=merged,
+            num_versions=config.num_versions,
+        )
+        yield engine, through(sync)
 
 
 async def _check_agent(

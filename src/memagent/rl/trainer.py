@@ -62,6 +62,7 @@ from memagent.rl.weights.checkpoint import (
     read_state,
     restore_random_state,
 )
+from memagent.rl.weights.sync import release
 from memagent.runs import Run, read_manifest
 from memagent.tracking import METRICS, Tracker
 
@@ -195,12 +196,20 @@ async def _open_trainer(
                 num_lines=0 if checkpoint is None else _num_lines(checkpoint),
             )
         )
-        pool = WorkerPool()
+        pool = _open_pool(config, callbacks)
         stack.callback(pool.close)
         trainer = Trainer(setup, run_dir, tracker, pool, callbacks, limit)
         stack.push_async_callback(trainer.aclose)
         await trainer.load()
         yield trainer
+
+
+def _open_pool(config: TrainConfig, callbacks: TrainingCallbacks) -> WorkerPool:
+    if config.cluster is None:
+        return WorkerPool()
+    from memagent.rl.distributed.pool import ClusterPool
+
+    return ClusterPool(on_note=callbacks.on_note)
 
 
 class Trainer:
@@ -327,6 +336,7 @@ class Trainer:
             "warm_start", num_done=progress.warm_step, num_steps=settings.steps
         )
         self._pace = Pace()
+        await release(self.setup.sync)
         for batch in ahead(lessons, progress.warm_step, settings.steps):
             if self._limit.is_over:
                 break
@@ -394,6 +404,7 @@ class Trainer:
         number = self.progress.step + 1
         found = await self._gatherer.gather(number, tasks)
         rolled = perf_counter()
+        await release(self.setup.sync)
         updated = await self.setup.backend.update(found.groups, policy_version=self.progress.step)
         self._check_signal(has_signal=bool(updated["num_updates"]))
         self.progress.step = number

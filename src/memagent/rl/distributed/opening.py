@@ -10,14 +10,26 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
-from memagent.cluster import Cluster, open_cluster
+from memagent.cluster import Bundle, Cluster, open_cluster
+from memagent.engines.base import split_spec
+from memagent.errors import ConfigError
 from memagent.rl.backend import TrainerBackend
-from memagent.rl.distributed.rank_group import RankGroup, open_ranks
+from memagent.rl.distributed.rank_group import COLOCATED_SHARE, RankGroup, open_ranks
+from memagent.rl.distributed.replica import (
+    ADAPTER_CONFIG,
+    EmbeddedReplica,
+    OpenReplica,
+    VllmReplica,
+)
+from memagent.rl.distributed.replicas import ReplicaEngine, ReplicaSync, open_replicas
 from memagent.rl.settings import TrainConfig
+from memagent.rl.weights.checkpoint import save_adapter
 from memagent.rl.weights.models import Trained
 from memagent.rl.weights.sync import WeightSync
 
@@ -37,6 +49,7 @@ async def open_distributed(
     """Join or start the cluster of a config, and start its trainer ranks. All of it ends with the block."""
     settings = config.cluster
     assert settings is not None
+    check_replicas(config)
     num_cpus = settings.trainer_ranks * settings.cpus_per_rank
     num_cpus += settings.engine_replicas * settings.cpus_per_replica
     with open_cluster(
@@ -49,6 +62,91 @@ async def open_distributed(
     ) as cluster:
         async with open_ranks(cluster, config, run_dir, source) as backend:
             yield Distributed(cluster=cluster, backend=backend)
+
+
+@asynccontextmanager
+async def open_cluster_engine(
+    config: TrainConfig,
+    distributed: Distributed,
+    source: str,
+    trained: Trained,
+    on_note: Callable[[str], None],
+) -> AsyncIterator[tuple[ReplicaEngine, ReplicaSync]]:
+    """The engine replicas of a run, and how they get the weights of its ranks.
+
+    `trained` is the model in the driver, whose tokenizer continues conversations.
+    """
+    settings, cluster, ranks = config.cluster, distributed.cluster, distributed.backend
+    assert settings is not None
+    resources: Bundle = {"CPU": settings.cpus_per_replica}
+    is_colocated = settings.placement == "colocated"
+    if ranks.on_gpu:
+        resources["GPU"] = COLOCATED_SHARE if is_colocated else settings.tensor_parallel_size
+    async with open_replicas(
+        cluster,
+        _opener(config, source, trained, on_gpu=ranks.on_gpu),
+        num=settings.engine_replicas,
+        resources=resources,
+        options=partial(ranks.beside, resources=resources) if is_colocated else None,
+        codec=trained.loaded if config.rollout.engine is None else None,
+        start_seconds=settings.start_seconds,
+        on_note=on_note,
+    ) as engine:
+        yield engine, ReplicaSync(engine, ranks.ship, is_colocated=is_colocated)
+
+
+def check_replicas(config: TrainConfig) -> None:
+    """Raise ConfigError for engine replicas that cannot be started."""
+    settings, rollout = config.cluster, config.rollout
+    if settings is None or settings.tensor_parallel_size == 1 or not config.has_replicas:
+        return
+    if rollout.engine is None:
+        raise ConfigError(
+            'embedded engine replicas have one GPU each; set `rollout.engine="vllm:MODEL"`, or '
+            "`cluster.tensor_parallel_size=1`"
+        )
+    if settings.placement == "colocated":
+        raise ConfigError(
+            "colocated engine replicas have one GPU each; set `cluster.tensor_parallel_size=1`, or "
+            "`cluster.placement=separate`"
+        )
+
+
+def _opener(config: TrainConfig, source: str, trained: Trained, *, on_gpu: bool) -> OpenReplica:
+    """What starts the engine of a replica on its node."""
+    rollout, settings = config.rollout, config.cluster
+    assert settings is not None
+    if rollout.engine is None:
+        device = {"device": "cuda" if on_gpu else "cpu"}
+        return EmbeddedReplica(
+            model=config.model.model_copy(update=device),
+            source=str(Path(source).resolve()) if Path(source).exists() else source,
+            seed=config.seed,
+            engine_settings=rollout.engine_settings,
+        )
+    values = {
+        **rollout.engine_settings,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "data_parallel_size": 1,
+        "start_seconds": settings.start_seconds,
+    }
+    if settings.placement == "colocated":
+        values["vllm_args"] = f"--enable-sleep-mode {values.get('vllm_args') or ''}".strip()
+    return VllmReplica(
+        model=split_spec(rollout.engine)[1],
+        adapter_config=_adapter_config(trained),
+        num_versions=config.num_versions,
+        engine_settings=values,
+    )
+
+
+def _adapter_config(trained: Trained) -> str | None:
+    """The adapter_config.json of the adapter in training; None where all weights are trained."""
+    if not trained.has_adapter:
+        return None
+    with TemporaryDirectory() as folder:
+        save_adapter(trained.model, Path(folder))
+        return (Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8")
 
 
 class DriverCopy:

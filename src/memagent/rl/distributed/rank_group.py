@@ -63,12 +63,12 @@ class RankGroup:
         assert config.cluster is not None
         self._cluster = cluster
         self._settings = config.cluster
-        self._on_gpu = cluster.has_gpus and not (config.model.device or "cuda").startswith("cpu")
+        self.on_gpu = cluster.has_gpus and not (config.model.device or "cuda").startswith("cpu")
         self._told: dict[str, Any] = {
             "config": config,
             "source": str(Path(source).resolve()) if Path(source).exists() else source,
             "run_dir": str(run_dir.resolve()),
-            "on_gpu": self._on_gpu,
+            "on_gpu": self.on_gpu,
         }
         self.actors: list[Any] = []
         """Handles of the ranks, in order."""
@@ -150,6 +150,19 @@ class RankGroup:
         found: Mapping[str, torch.Tensor] = await self._call("weights")
         return found
 
+    async def ship(self) -> list[Any]:
+        """Have the first rank put the weights into the object store; references to them."""
+        calls = [actor.ship.remote() for actor in self.actors]
+        results = await to_its_end(self._gather(calls))
+        references: list[Any] = results[0]
+        return references
+
+    def beside(self, number: int, resources: Bundle) -> dict[str, Any]:
+        """Options of an actor that shares the bundle of a rank."""
+        if self.placement is None:
+            raise RanksLost("the trainer ranks are not there")
+        return in_bundle(self.placement, number, resources)
+
     async def save(self, folder: Path) -> None:
         """See `TrainerBackend`."""
         await self._call("save", folder.resolve())
@@ -170,14 +183,14 @@ class RankGroup:
         for one in running:
             one.cancel()
         if errors:
-            raise worst_of(errors, num_ranks=len(calls))
+            raise _worst(errors, num_ranks=len(calls))
         return [one.result() for one in running]
 
     # --- places -----------------------------------------------------------------------------------
 
     def _rank_resources(self) -> Bundle:
         resources: Bundle = {"CPU": self._settings.cpus_per_rank}
-        if self._on_gpu:
+        if self.on_gpu:
             is_colocated = self._settings.placement == "colocated"
             resources["GPU"] = COLOCATED_SHARE if is_colocated else 1
         return resources
@@ -186,12 +199,12 @@ class RankGroup:
         bundle: Bundle = {"CPU": self._settings.cpus_per_rank}
         if self._settings.placement == "colocated":
             bundle["CPU"] += self._settings.cpus_per_replica
-        if self._on_gpu:
+        if self.on_gpu:
             bundle["GPU"] = 1
         return bundle
 
 
-def worst_of(errors: Sequence[BaseException | None], *, num_ranks: int) -> BaseException:
+def _worst(errors: Sequence[BaseException | None], *, num_ranks: int) -> BaseException:
     """Which of the errors of ranks tells what happened."""
     causes = [one.cause if isinstance(one, RayTaskError) else one for one in errors]
     if any(isinstance(one, RayActorError) for one in causes):

@@ -26,6 +26,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 
 from memagent.errors import RunError
 from memagent.rl.backend import ModelFacts
+from memagent.rl.distributed.shipping import ship
 from memagent.rl.settings import TrainConfig
 from memagent.rl.update.learner import Learner, open_policy
 from memagent.rl.update.policy import Policy, decoder_of
@@ -84,6 +85,12 @@ class TrainerRank:
         assert self._learner is not None, "start comes first"
         result = getattr(self._learner, method)(*arguments, **options)
         return result if self._learner.ranks.is_first else None
+
+    def ship(self) -> list[Any] | None:
+        """Put the weights into the object store, together with the other ranks; references of the first."""
+        assert self._learner is not None, "start comes first"
+        weights = self._learner.weights()
+        return ship(weights.items()) if self._learner.ranks.is_first else None
 
     def _join(self, spec: RankSpec, config: TrainConfig) -> None:
         assert config.cluster is not None

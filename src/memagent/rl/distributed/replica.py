@@ -1,6 +1,7 @@
 """One engine replica: an engine in a process of its own on a node of the cluster.
 
     ReplicaActor(EmbeddedReplica(...))     the model in the actor's process, on its GPU or CPU
+    ReplicaActor(VllmReplica(...))         a vLLM server that the actor starts on its GPUs, and ends
 
 An opener is sent to the node and called there. What it returns has an engine, takes new weights, and frees its
 memory while it sleeps, for ranks that share the GPU. Errors travel as values: Ray would wrap them.
@@ -9,22 +10,32 @@ memory while it sleeps, for ranks that share the GPU. Errors travel as values: R
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import torch
+from safetensors.torch import save_file
 
 from memagent.config import LocalConfig
 from memagent.engines.base import BaseEngine
+from memagent.engines.local.adapters import ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from memagent.engines.local.engine import LocalEngine
+from memagent.engines.vllm import CONTROL_VARIABLES, VllmEngine
 from memagent.errors import EngineError
 from memagent.rl.distributed.shipping import shipped
 from memagent.rl.settings import ModelSettings
 from memagent.rl.weights.merging import MergedCopy
-from memagent.rl.weights.models import Trained, open_model
+from memagent.rl.weights.models import Trained, open_model, open_outside
+from memagent.rl.weights.sync import LoraEndpoint
 from memagent.types import Completion, Message, Sampling, TokenEngine
+
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 class Replica(Protocol):
@@ -213,3 +224,94 @@ class _Embedded:
     def _move(self, device: torch.device) -> None:
         for model in (self._trained.model, self._loaded.model):
             model.to(device)  # type: ignore[arg-type]
+
+
+# --- a vLLM server --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmReplica:
+    """Starts vLLM on the GPUs of the actor."""
+
+    model: str
+    """As vLLM knows it; a path must be the same on all nodes."""
+    adapter_config: str | None = None
+    """The adapter_config.json of the adapter in training; None where all weights are trained."""
+    num_versions: int = 1
+    """Adapters that calls in progress may use."""
+    engine_settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> Replica:
+        os.environ.update(CONTROL_VARIABLES)
+        values = dict(self.engine_settings)
+        if self.adapter_config is not None:
+            rank = int(json.loads(self.adapter_config)["r"])
+            arguments = f"--enable-lora --max-lora-rank {rank} --max-loras {self.num_versions}"
+            values["vllm_args"] = f"{arguments} {values.get('vllm_args') or ''}".strip()
+        engine = open_outside(f"vllm:{self.model}", values)
+        assert isinstance(engine, VllmEngine)
+        return _Vllm(engine, self)
+
+
+class _Vllm:
+    """A vLLM server that gets its weights as files in a folder of its node."""
+
+    def __init__(self, engine: VllmEngine, opened: VllmReplica) -> None:
+        self.engine = engine
+        self._config = opened.adapter_config
+        self._folder = TemporaryDirectory(prefix="memagent-weights-")
+        self._buckets: Sequence[Any] = ()
+        self._lora = LoraEndpoint(
+            engine,
+            Path(self._folder.name) / "adapters",
+            self._write_adapter,
+            num_versions=opened.num_versions,
+        )
+
+    async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
+        """Calls in progress end on the weights that they started with."""
+        if self._config is not None:
+            self._buckets = buckets
+            await self._lora.push(policy_version)
+            self._buckets = ()
+            return
+        folder = Path(self._folder.name) / "weights"
+        folder.mkdir()
+        try:
+            await asyncio.to_thread(_write_buckets, buckets, folder)
+            await self.engine.load_weights(folder, policy_version)
+        finally:
+            shutil.rmtree(folder)
+
+    def _write_adapter(self, folder: Path) -> None:
+        assert self._config is not None
+        folder.mkdir(parents=True)
+        (folder / ADAPTER_CONFIG).write_text(self._config, encoding="utf-8")
+        weights = {
+            f"{ADAPTER_PREFIX}{peft_name(name)}": value for name, value in shipped(self._buckets)
+        }
+        save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+
+    async def sleep(self) -> None:
+        """vLLM keeps the weights in CPU memory."""
+        await self.engine.sleep()
+
+    async def wake(self) -> None:
+        """The weights are those from before."""
+        await self.engine.wake()
+
+    async def aclose(self) -> None:
+        """End the server."""
+        await self.engine.aclose()
+        self._folder.cleanup()
+
+
+def peft_name(parameter: str) -> str:
+    """The name under which peft stores a parameter of an adapter: without the adapter's own name."""
+    return parameter.replace(".default.", ".")
+
+
+def _write_buckets(buckets: Sequence[Any], folder: Path) -> None:
+    for number, bucket in enumerate(buckets):
+        weights = {name: value.clone() for name, value in shipped([bucket])}
+        save_file(weights, folder / f"model-{number:05}.safetensors", metadata={"format": "pt"})

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import ray
@@ -48,6 +49,10 @@ class TextCodec(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
+Options = Callable[[int], Mapping[str, Any]]
+"""Where the actor of a replica runs, by its number; asked again when it is replaced."""
+
+
 @asynccontextmanager
 async def open_replicas(
     cluster: Cluster,
@@ -55,21 +60,26 @@ async def open_replicas(
     *,
     num: int,
     resources: Bundle,
+    options: Options | None = None,
     codec: TextCodec | None = None,
     start_seconds: float = START_SECONDS,
     on_note: OnClusterNote = lambda text: None,
 ) -> AsyncIterator[ReplicaEngine]:
     """Start `num` replicas, spread over the nodes, each with these resources; they end with the block.
 
-    With a `codec` the engine also takes prompts of tokens, so that conversations continue the sampled ones.
+    With `options` they run where those say, and nothing is reserved. With a `codec` the engine also takes
+    prompts of tokens, so that conversations continue the sampled ones.
     """
-    group = await cluster.place([resources] * num, what=f"{num} engine replicas", strategy="SPREAD")
-    options = [in_bundle(group, number, resources) for number in range(num)]
-    engine: ReplicaEngine | None = None
-    try:
+    async with AsyncExitStack() as stack:
+        if options is None:
+            what = f"{num} engine replicas"
+            group = await cluster.place([resources] * num, what=what, strategy="SPREAD")
+            stack.callback(cluster.release, group)
+            options = partial(in_bundle, group, resources=resources)
         kind = ReplicaEngine if codec is None else TokenReplicaEngine
         engine = kind(
             opener,
+            num,
             options,
             start_seconds=start_seconds,
             wait_seconds=cluster.wait_seconds,
@@ -77,20 +87,16 @@ async def open_replicas(
         )
         if isinstance(engine, TokenReplicaEngine):
             engine.codec = codec
+        stack.push_async_callback(engine.aclose)
         await engine.start()
         yield engine
-    finally:
-        if engine is not None:
-            await engine.aclose()
-        cluster.release(group)
 
 
 class _Place:
     """A replica as the driver sees it."""
 
-    def __init__(self, number: int, options: Mapping[str, Any]) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.options = options
         self.actor: Any = None
         self.is_ready = False
         self.replacing: asyncio.Task[None] | None = None
@@ -103,16 +109,18 @@ class ReplicaEngine(BaseEngine):
     def __init__(
         self,
         opener: OpenReplica,
-        options: Sequence[Mapping[str, Any]],
+        num: int,
+        options: Options,
         *,
         start_seconds: float = START_SECONDS,
         wait_seconds: float = 300.0,
         on_note: OnClusterNote = lambda text: None,
     ) -> None:
-        """One replica for each of `options`, which place its actor. `start` starts them."""
+        """`start` starts them."""
         self.model = self.tokenizer = ""
         self._opener = opener
-        self._places = [_Place(number, one) for number, one in enumerate(options)]
+        self._options = options
+        self._places = [_Place(number) for number in range(num)]
         self._balancer = Balancer(len(self._places))
         self._start_seconds = start_seconds
         self._wait_seconds = wait_seconds
@@ -246,7 +254,7 @@ class ReplicaEngine(BaseEngine):
         """Start the actor of a place, and give it the newest weights."""
         actor: Any = ray.remote(ReplicaActor)
         place.actor = actor.options(
-            max_concurrency=MAX_CALLS_AT_ONCE, max_restarts=0, **place.options
+            max_concurrency=MAX_CALLS_AT_ONCE, max_restarts=0, **self._options(place.number)
         ).remote(self._opener)
         name = f"engine replica {place.number}"
         try:
@@ -358,10 +366,17 @@ class TokenReplicaEngine(ReplicaEngine):
 class ReplicaSync:
     """Publishes new weights to replicas, through the object store."""
 
-    def __init__(self, engine: ReplicaEngine, ship: Callable[[], Awaitable[Sequence[Any]]]) -> None:
-        """`ship` puts the current weights into the object store."""
+    def __init__(
+        self,
+        engine: ReplicaEngine,
+        ship: Callable[[], Awaitable[Sequence[Any]]],
+        *,
+        is_colocated: bool = False,
+    ) -> None:
+        """`ship` puts the current weights into the object store. Colocated replicas share GPUs with the ranks."""
         self._engine = engine
         self._ship = ship
+        self._is_colocated = is_colocated
 
     @property
     def policy_version(self) -> int:
@@ -369,8 +384,16 @@ class ReplicaSync:
         return self._engine.policy_version
 
     async def push(self, policy_version: int) -> None:
-        """Calls in progress go on with the new weights."""
-        await self._engine.publish(await self._ship(), policy_version)
+        """Calls in progress go on with the new weights. Colocated replicas wake."""
+        buckets = await self._ship()
+        if self._is_colocated:
+            await self._engine.wake()
+        await self._engine.publish(buckets, policy_version)
+
+    async def release(self) -> None:
+        """Colocated replicas sleep until the next `push`."""
+        if self._is_colocated:
+            await self._engine.sleep()
 
 
 def _last_line(error: Exception) -> str:

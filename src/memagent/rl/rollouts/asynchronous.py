@@ -156,7 +156,7 @@ class AsyncGatherer(Gatherer):
         deadline = self._admission.start(position, deadline=deadline)
         self._positions[task.id] = position
         self._examples[task.id] = task
-        self._last_steps[task.id] = deadline + 1
+        self._last_steps[task.id] = min(deadline + 1, self._setup.config.steps)
         return task
 
     def _save(self, rollout: Rollout, stats: RolloutStats) -> None:

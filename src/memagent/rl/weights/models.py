@@ -105,7 +105,7 @@ def open_rollout_engine(
     """The engine that samples replies: on the weights in training, their merged copy, or outside this process."""
     values = dict(settings.engine_settings)
     if settings.engine is not None:
-        return _open_outside(settings.engine, values)
+        return open_outside(settings.engine, values)
     device = trained.loaded.model.device
     if device.type == "cuda" and "cache_gb" not in values:
         free, _ = torch.cuda.mem_get_info(device)
@@ -117,7 +117,7 @@ def open_rollout_engine(
     return LocalEngine(loaded, LocalConfig.parse(values))
 
 
-def _open_outside(name: str, values: dict[str, Any]) -> BaseEngine:
+def open_outside(name: str, values: dict[str, Any]) -> BaseEngine:
     """An engine outside this process that samples from the model's own distribution."""
     kind = split_spec(name)[0]
     if kind == "openai":

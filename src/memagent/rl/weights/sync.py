@@ -24,7 +24,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from memagent.engines.base import BaseEngine
 from memagent.engines.local.engine import LocalEngine
@@ -57,6 +57,21 @@ class WeightSync(Protocol):
         No call may be in progress, unless rollouts are asynchronous.
         """
         ...
+
+
+@runtime_checkable
+class SharesDevices(Protocol):
+    """A way whose engine shares devices with the trainer."""
+
+    async def release(self) -> None:
+        """Free the devices, until the next push."""
+        ...
+
+
+async def release(sync: WeightSync) -> None:
+    """The trainer is about to update: an engine that shares its devices frees them."""
+    if isinstance(sync, SharesDevices):
+        await sync.release()
 
 
 def open_sync(

@@ -15,12 +15,12 @@ import ray
 from memagent.errors import ConfigError, DataError
 from memagent.rl.agents.offload import WorkerDied, offload
 from memagent.rl.distributed.pool import ClusterPool
-from tests.support.joined_nodes import joined_nodes
+from tests.support.ray_nodes import ray_nodes
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with joined_nodes(2) as cluster:
+    with ray_nodes(2) as cluster:
         yield cluster
 
 

@@ -20,7 +20,7 @@ from memagent.rl.distributed.replicas import ReplicaSync, open_replicas
 from memagent.rl.distributed.shipping import ship
 from memagent.rl.settings import ModelSettings
 from memagent.types import Completion, Sampling
-from tests.support.joined_nodes import joined_nodes
+from tests.support.ray_nodes import ray_nodes
 from tests.support.tiny_models import make_tiny_model
 
 MESSAGES = [{"role": "user", "content": "Where is the red ledger?"}]
@@ -29,7 +29,7 @@ LONG = Sampling(max_tokens=300, temperature=1.0, seed=4)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    with joined_nodes(2):
+    with ray_nodes(2):
         yield Cluster(wait_seconds=20, on_note=lambda text: None, is_local=False)
 
 
