@@ -19,6 +19,7 @@ from memagent.names import hint, nearest
 SectionEnds = Literal["natural", "exact"]
 EmptyReplies = Literal["keep", "overwrite"]
 ReadingOrder = Literal["text", "relevance"]
+QuoteSource = Literal["asked", "copied"]
 
 
 ReadingMode = Literal["in_order", "parallel"]
@@ -93,6 +94,10 @@ class AgentConfig(Settings):
     evidence: bool = False
     """Have the model quote the text word for word with each section. Quotes that are found in the text are
     kept with their place, outside the memory, and the answer cites them."""
+    quotes: QuoteSource = "asked"
+    """Where quotes come from: prompts ask for them, and show them with the answer (asked); or prompts stay as they
+    are, and what a memory has word for word from its section is a quote (copied), for models that were
+    trained to copy sentences into their memory."""
     items: bool = False
     """For questions that count, list, add up or ask for the i-th: have the model list items, each with a
     value and its quote, which are then counted and added up by code, not by the model."""
@@ -122,8 +127,13 @@ class AgentConfig(Settings):
         return self.mode == "parallel" or self.segments > 1
 
     @property
+    def asks_quotes(self) -> bool:
+        """Whether prompts ask for quotes or items."""
+        return self.items or (self.evidence and self.quotes == "asked")
+
+    @property
     def keeps_quotes(self) -> bool:
-        """Whether replies hold quotes or items."""
+        """Whether quotes or items are kept, and answers cite them."""
         return self.evidence or self.items
 
     @model_validator(mode="after")
@@ -176,6 +186,7 @@ class ReadingSettings(TypedDict, total=False):
     prompts: str
     no_change: bool
     evidence: bool
+    quotes: QuoteSource
     items: bool
     quote_tokens: int
     ledger_tokens: int

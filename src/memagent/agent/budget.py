@@ -108,9 +108,9 @@ def measure_budget(
         num_sections=LARGE_NUMBER,
         answer_tokens=config.answer_tokens,
     )
-    quotes = config.quote_tokens if config.keeps_quotes else 0
+    quotes = config.quote_tokens if config.asks_quotes else 0
     marks = MARK_TOKENS if config.stop_early else 0
-    sources = SOURCES_TOKENS if config.keeps_quotes else 0
+    sources = SOURCES_TOKENS if config.asks_quotes else 0
     budget = Budget(
         window=config.window,
         question=num_question,
@@ -124,7 +124,7 @@ def measure_budget(
         merge_reply=config.memory_tokens + config.reasoning_tokens + MISSING_TOKENS,
     )
     room = max(0, budget.window - budget.answer_total)
-    return budget._replace(ledger=min(config.ledger_tokens, room) if config.keeps_quotes else 0)
+    return budget._replace(ledger=min(config.ledger_tokens, room) if config.asks_quotes else 0)
 
 
 def _explain(name: str, total: int, budget: Budget) -> str:

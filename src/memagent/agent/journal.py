@@ -39,6 +39,7 @@ LATER_SETTINGS: dict[str, Any] = {
     "empty_replies": "keep",
     "no_change": False,
     "evidence": False,
+    "quotes": "asked",
     "items": False,
     "quote_tokens": 256,
     "ledger_tokens": 1024,

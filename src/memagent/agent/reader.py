@@ -31,7 +31,7 @@ from memagent.agent.budget import Budget, check_budget
 from memagent.agent.continuation import carry_over
 from memagent.agent.evidence.answers import cite, show_ledger, with_ledger
 from memagent.agent.evidence.ledger import ledger_of
-from memagent.agent.evidence.quotes import Quote, place_quote
+from memagent.agent.evidence.quotes import Quote, place_copies, place_quote
 from memagent.agent.evidence.replies import ParsedReply, ReplyFormat, parse_reply, shielded
 from memagent.agent.journal import Journal, identity
 from memagent.agent.limits import Limits
@@ -407,7 +407,9 @@ class Reader:
     def placed_quotes(
         self, parsed: ParsedReply, chunk: Chunk, section: str, document: Document
     ) -> tuple[Quote, ...]:
-        """The quotes of a reply to a section, searched in it."""
+        """The quotes of a reply to a section, searched in it; without any, what its memory has of the section."""
+        if self.config.evidence and not self.config.items and not parsed.quotes:
+            return place_copies(parsed.memory, document, start=chunk.start, section=section)
         return tuple(
             place_quote(quote, document, start=chunk.start, section=section)
             for quote in parsed.quotes
@@ -449,7 +451,8 @@ class Reader:
         if not reply:
             raise EmptyAnswer(_no_answer(call.was_cut))
         unread = sections.unread(state.spans)
-        cited = cite(reply, ledger, shown) if self.config.keeps_quotes else None
+        copied = state.memory if self.config.quotes == "copied" else ""
+        cited = cite(reply, ledger, shown, memory=copied) if self.config.keeps_quotes else None
         flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
         flags += ["stopped_early"] if unread else []
         flags += ["citations_inferred"] if cited and cited.is_inferred else []

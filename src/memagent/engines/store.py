@@ -77,6 +77,8 @@ class ReadingDefaults:
     prompts: str
     window: int | None = None
     """None: the default."""
+    quotes: str | None = None
+    """None: the default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,14 +185,24 @@ KNOWN["memagent-1.5b"] = with_adapter(
     "qwen2.5-coder-1.5b",
     "memagent-1.5b",
     ReadingDefaults(
-        window=4096, chunk_tokens=2048, memory_tokens=512, answer_tokens=64, prompts="add"
+        window=4096,
+        chunk_tokens=2048,
+        memory_tokens=512,
+        answer_tokens=64,
+        prompts="add",
+        quotes="copied",
     ),
 )
 KNOWN["memagent-135m"] = with_adapter(
     "smollm2-135m",
     "memagent-135m",
     ReadingDefaults(
-        window=2048, chunk_tokens=1024, memory_tokens=192, answer_tokens=64, prompts="compact"
+        window=2048,
+        chunk_tokens=1024,
+        memory_tokens=192,
+        answer_tokens=64,
+        prompts="compact",
+        quotes="copied",
     ),
 )
 EMBEDDED = "memagent-135m"

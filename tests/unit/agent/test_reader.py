@@ -367,3 +367,16 @@ def test_exact_sections_need_a_tokenizer_that_counts_exactly() -> None:
     trace = reader.ask("Who?", "One two three four five six seven. Eight nine ten.")
     sections = [step.section for step in trace.steps if step.section]
     assert [(section.start, section.end) for section in sections] == [(0, 20), (20, 40), (40, 50)]
+
+
+def test_quotes_that_are_copied_change_no_prompt_and_are_cited_from_the_memory() -> None:
+    text = "The mill was sold in 1873. It rained.\n" + "Nothing happened on that day.\n" * 20
+    replies = ["The mill was sold in 1873.", "No change.", "No change.", "No change.", "1873"]
+    plain = reader_of(replies, prompts="keep")
+    copying = reader_of(replies, prompts="keep", evidence=True, quotes="copied")
+    expected, trace = plain.ask("When?", text), copying.ask("When?", text)
+    assert prompts_of(copying) == prompts_of(plain)
+    assert [step.memory for step in trace.steps] == [step.memory for step in expected.steps]
+    [citation] = trace.citations
+    assert (citation.number, citation.quote.text) == (1, "The mill was sold in 1873.")
+    assert trace.steps[-1].flags == ("citations_inferred",)

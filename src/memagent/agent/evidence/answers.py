@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memagent.agent.evidence.ledger import cited_numbers, inferred_numbers, look_up
+from memagent.agent.evidence.ledger import cited_numbers, held_numbers, inferred_numbers, look_up
 from memagent.agent.evidence.quotes import Quote
 from memagent.agent.evidence.tally import tally_of
 from memagent.documents.tokenizers import Tokenizer
@@ -63,10 +63,13 @@ def with_ledger(memory: str, shown: ShownLedger) -> str:
     return "\n\n".join(part for part in (memory, shown.text) if part)
 
 
-def cite(reply: str, ledger: Sequence[Quote], shown: ShownLedger) -> Cited:
-    """The quotes that a reply rests on: those it names, else those that hold its words."""
+def cite(reply: str, ledger: Sequence[Quote], shown: ShownLedger, *, memory: str = "") -> Cited:
+    """The quotes that a reply rests on: those it names, else those that hold its words.
+
+    Where quotes are copied into the memory that the reply was written from, `memory`, those in it are cited too.
+    """
     named = cited_numbers(reply, shown.numbers)
     if named is not None:
         return Cited(named, is_inferred=False)
-    found = inferred_numbers(reply, ledger)
-    return Cited(found, is_inferred=bool(found))
+    found = {*inferred_numbers(reply, ledger), *held_numbers(memory, ledger)}
+    return Cited(tuple(sorted(found)), is_inferred=bool(found))

@@ -62,10 +62,15 @@ class Citation(NamedTuple):
 
 
 def ledger_of(quotes: Iterable[Quote]) -> tuple[Quote, ...]:
-    """The quotes that the text has, in its order; the same item at the same place is there once."""
+    """The quotes that the text has, in its order; the same item at the same place is there once.
+
+    Quotes that the model did not mark are there only where it marked none in the whole reading.
+    """
+    known = [quote for quote in quotes if quote.is_found]
+    marked = [quote for quote in known if not quote.is_inferred]
     found = {
         (*quote.span, item_key(quote.item), item_key(quote.value)): quote
-        for quote in reversed([quote for quote in quotes if quote.is_found])
+        for quote in reversed(marked or known)
     }
     return tuple(found[place] for place in sorted(found))
 
@@ -171,6 +176,14 @@ def inferred_numbers(answer: str, ledger: Sequence[Quote]) -> tuple[int, ...]:
         number for number, text in enumerate(quoted, start=1) if any(key in text for key in keys)
     ]
     return tuple((whole if _padded(said) and whole else parts)[:MAX_INFERRED])
+
+
+def held_numbers(memory: str, ledger: Sequence[Quote]) -> tuple[int, ...]:
+    """The quotes that a memory holds word for word."""
+    held = _padded(memory)
+    return tuple(
+        number for number, quote in enumerate(ledger, start=1) if _padded(quote.text) in held
+    )
 
 
 def _padded(text: str) -> str:

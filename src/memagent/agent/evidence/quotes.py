@@ -11,12 +11,18 @@ text has, never what the model wrote; what was not found has no place, and is ne
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from memagent.documents.document import Document, Place
 
 MARKS = " \t\r\n\"'\u201c\u201d\u2018\u2019\u00ab\u00bb"
 """Blanks and quotation marks that models put around a quote."""
+MIN_WORDS = 4
+"""Fewer words of a memory that a section has too are no quote."""
+
+_word = re.compile(r"\w+")
+_sentence_end = re.compile(r"(?<=[.!?])\s+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +43,8 @@ class Quote:
     """What it is about, where items are listed."""
     value: str | None = None
     """The item's value; None without one."""
+    is_inferred: bool = False
+    """True for what the model did not mark as a quote, but wrote into its memory word for word."""
 
     @property
     def is_found(self) -> bool:
@@ -67,6 +75,27 @@ def place_quote(said: Quote, document: Document, *, start: int, section: str) ->
         end=high,
         places=document.places(low, high),
     )
+
+
+def place_copies(memory: str, document: Document, *, start: int, section: str) -> tuple[Quote, ...]:
+    """What a memory has word for word from a section, as quotes: for a model that marks none.
+
+    Whole lines are searched first, then what follows a colon, then sentences; a few words are no quote.
+    """
+    found: list[Quote] = []
+    for line in memory.splitlines():
+        for parts in (line,), (line.partition(": ")[2],), _sentence_end.split(line):
+            quotes = [
+                place_quote(
+                    Quote(text=part, is_inferred=True), document, start=start, section=section
+                )
+                for part in parts
+                if len(_word.findall(part)) >= MIN_WORDS
+            ]
+            if any(quote.is_found for quote in quotes):
+                found += [quote for quote in quotes if quote.is_found]
+                break
+    return tuple(dict.fromkeys(found))
 
 
 def locate(said: str, section: str) -> tuple[int, int] | None:

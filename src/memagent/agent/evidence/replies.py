@@ -13,7 +13,7 @@ one character for one, so that a copied sentence never ends a quote, makes an it
     ...     "<quote>It is red.</quote>\\nThe house is red. <enough/>",
     ...     ReplyFormat(quotes=True, stop=True),
     ... )
-    ParsedReply(memory='The house is red.', quotes=(Quote(text='It is red.', start=None, end=None, places=(), item=None, value=None),), says_enough=True, is_malformed=False)
+    ParsedReply(memory='The house is red.', quotes=(Quote(text='It is red.', start=None, end=None, places=(), item=None, value=None, is_inferred=False),), says_enough=True, is_malformed=False)
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ReplyFormat:
     def of(cls, config: AgentConfig) -> ReplyFormat:
         """The format that settings ask for."""
         return cls(
-            quotes=config.evidence and not config.items,
+            quotes=config.asks_quotes and not config.items,
             items=config.items,
             stop=config.stop_early,
             no_change=config.no_change,

@@ -1,5 +1,7 @@
 """The ledger: each place once, in the order of the text; what the answer is shown and cites."""
 
+from dataclasses import replace
+
 import pytest
 
 from memagent.agent.evidence.answers import ShownLedger, cite, show_ledger
@@ -23,6 +25,13 @@ def quote(start: int, text: str, item: str | None = None, value: str | None = No
 def test_the_ledger_is_in_the_order_of_the_text_and_has_each_place_once() -> None:
     first, second = quote(5, "first"), quote(50, "second")
     assert ledger_of([second, first, second, Quote(text="made up")]) == (first, second)
+
+
+def test_copies_in_memories_count_only_where_nothing_was_marked() -> None:
+    marked = quote(5, "marked")
+    copied = replace(quote(50, "copied"), is_inferred=True)
+    assert ledger_of([copied]) == (copied,)
+    assert ledger_of([copied, marked]) == (marked,)
 
 
 def test_two_items_may_share_a_sentence() -> None:

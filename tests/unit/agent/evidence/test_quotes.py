@@ -2,7 +2,7 @@
 
 import pytest
 
-from memagent.agent.evidence.quotes import Quote, locate, place_quote
+from memagent.agent.evidence.quotes import Quote, locate, place_copies, place_quote
 from memagent.documents.document import Document
 
 SECTION = "Once upon a time.\nThe House  is\nred, and Anna   owns it. The end."
@@ -47,3 +47,17 @@ def test_a_quote_that_is_not_found_keeps_the_models_words_and_no_place() -> None
     quote = place_quote(Quote(text="never said"), document, start=0, section=SECTION)
     assert quote == Quote(text="never said")
     assert not quote.is_found
+
+
+def test_what_a_memory_copied_from_its_section_are_quotes() -> None:
+    document = Document.from_text("Head. " + SECTION)
+    memory = (
+        "Something else entirely, said before.\nThe mill: the House is red, and Anna owns it.\n"
+        "Anna owns it. Once upon a time. So it began long ago."
+    )
+    found = place_copies(memory, document, start=6, section=SECTION)
+    assert [quote.text for quote in found] == [
+        "The House  is\nred, and Anna   owns it.",
+        "Once upon a time.",
+    ]
+    assert all(quote.is_inferred for quote in found)
