@@ -76,9 +76,12 @@ def test_two_ranks_train_an_adapter_as_one_process_does(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_a_checkpoint_of_two_ranks_resumes_on_another_number(
-    num_ranks: int, nodes: Any, files: Path, alone: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    "change",
+    ["cluster.trainer_ranks=1", "cluster.trainer_ranks=3", "cluster.address=none"],
+)
+def test_a_checkpoint_of_two_ranks_resumes_on_another_number_and_in_one_process(
+    change: str, nodes: Any, files: Path, alone: Path, tmp_path: Path
 ) -> None:
     def stop(trainer: Trainer, step: int) -> None:
         if step == 2:
@@ -86,7 +89,7 @@ def test_a_checkpoint_of_two_ranks_resumes_on_another_number(
 
     train(on_cluster(files, nodes), tmp_path / "run", stop)
     assert list_checkpoints(tmp_path / "run")[-1].name == "step-000002"
-    watch = train({}, tmp_path / "run", changes=[f"cluster.trainer_ranks={num_ranks}"])
+    watch = train({}, tmp_path / "run", changes=[change])
     assert watch.steps == [3]
     assert_same_training(tmp_path / "run", alone)
 

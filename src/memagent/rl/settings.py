@@ -44,6 +44,9 @@ from memagent.shipped import find_config
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
+NO_CLUSTER = "none"
+"""Address of a cluster that leaves the rest of [cluster] out: the run is in this process."""
+
 LossMean = Literal["token", "group", "rollout", "constant"]
 
 
@@ -406,7 +409,8 @@ class ClusterSettings(Settings):
 
     address: str = LOCAL_CLUSTER
     """HOST:PORT of the head node of a running cluster. auto: the cluster in the variable RAY_ADDRESS, as
-    inside `ray job submit`; without it a cluster of this machine alone, which ends with the run."""
+    inside `ray job submit`; without it a cluster of this machine alone, which ends with the run. none: no
+    cluster; everything is in this process, whatever else [cluster] says."""
     trainer_ranks: int = Field(default=1, ge=1)
     """Processes that train together, each with one GPU and a shard of the weights, gradients and optimizer
     (FSDP2). May differ when a run is resumed."""
@@ -500,6 +504,9 @@ class TrainConfig(Settings):
         """Check values, with `changes` applied and the preset filled in."""
         for change in changes:
             values = with_override(values, change)
+        cluster = values.get("cluster")
+        if isinstance(cluster, Mapping) and cluster.get("address") == NO_CLUSTER:
+            values = {**values, "cluster": None}
         preset = values.get("preset")
         if preset is not None:
             values = _filled(values, _fitting(_preset(preset), values))

@@ -258,6 +258,16 @@ def test_a_cluster_is_optional_and_may_change_when_a_run_is_resumed() -> None:
     assert joined.cluster.trainer_ranks == 1
 
 
+def test_a_run_may_leave_its_cluster() -> None:
+    values = {
+        "model": {"source": "x"},
+        "tasks": [{"tasks": ["small/colours"]}],
+        "cluster": {"address": "10.0.0.1:6379", "trainer_ranks": 8},
+    }
+    assert parse_config(values, changes=["cluster.address=none"]).cluster is None
+    assert resumed_config(values, changes=["cluster.address=none"]).cluster is None
+
+
 def test_a_cluster_that_only_the_run_directory_names_is_not_joined() -> None:
     stored = {
         "model": {"source": "x"},

@@ -74,8 +74,8 @@ mode_options = all_options(
         "--cluster",
         metavar="ADDRESS",
         panel=RUN,
-        help="Train on a Ray cluster: HOST:PORT of its head node, or auto for one on this machine that "
-        "ends with the run.",
+        help="Train on a Ray cluster: HOST:PORT of its head node; auto: one on this machine that ends with "
+        "the run; none: without the cluster of the config.",
     ),
     panel_option(
         "--max-minutes",
