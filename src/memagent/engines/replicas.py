@@ -119,7 +119,8 @@ async def open_replicas(
 
 def replica_resources(cluster: Cluster, choice: EngineChoice) -> Bundle:
     """What a replica reserves."""
-    if cluster.has_gpus and choice.kind in ON_GPUS:
+    is_on_cpu = str(choice.settings.get("device") or "").startswith("cpu")
+    if cluster.has_gpus and choice.kind in ON_GPUS and not is_on_cpu:
         return {"GPU": float(choice.settings.get("tensor_parallel_size") or 1), "CPU": 1.0}
     return {"CPU": 1.0}
 

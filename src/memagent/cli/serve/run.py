@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -14,6 +17,12 @@ import click
 from pydantic import SecretStr
 
 from memagent.agent.reader import Reader
+from memagent.cli.shared.cluster import (
+    ClusterOptions,
+    check_replicas,
+    cluster_options,
+    joined,
+)
 from memagent.cli.shared.engine import open_chosen, pull_known
 from memagent.cli.shared.options import PanelCommand, given, panel_option, settings_options
 from memagent.cli.shared.run_command import CommandConsole
@@ -61,13 +70,21 @@ class ServeOptions:
     tokenizer: str | None
     reading: dict[str, Any]
     endpoint: dict[str, Any]
+    cluster: ClusterOptions
 
     @classmethod
     def parse(cls, options: dict[str, Any]) -> Self:
         """Options of the command line; the key may come from the environment."""
         is_reader = bool(options.get("reader"))
+        cluster = ClusterOptions(cluster=options.get("cluster"), replicas=options.get("replicas"))
+        check_replicas(cluster)
+        if is_reader and cluster.cluster is not None:
+            raise ConfigError(
+                "a reader runs on one machine; serve the model with --cluster, and start a second server with "
+                "--reader --base-url URL before it"
+            )
         if not is_reader:
-            _check_without_reader(options)
+            _check_without_reader(options, is_cluster=cluster.cluster is not None)
         server = given(ServeConfig, options)
         # behind the reader, the variable has the key of the endpoint that the engine calls
         if not is_reader and "api_key" not in server and (key := os.environ.get(API_KEY_VARIABLE)):
@@ -83,6 +100,7 @@ class ServeOptions:
             tokenizer=options.get("tokenizer"),
             reading=given(AgentConfig, options),
             endpoint=endpoint,
+            cluster=cluster,
         )
 
     @property
@@ -103,8 +121,10 @@ class ServeOptions:
         return choose_engine(self.engine, {**self.endpoint, **local})
 
 
-def _check_without_reader(options: dict[str, Any]) -> None:
+def _check_without_reader(options: dict[str, Any], *, is_cluster: bool) -> None:
     shared = {*ServeConfig.model_fields, *LocalConfig.model_fields}
+    if is_cluster:
+        shared |= VllmConfig.model_fields.keys()
     names = [name for group in READER_ONLY for name in group.model_fields if name not in shared]
     for name in [*names, "tokenizer"]:
         if options.get(name) is not None:
@@ -134,7 +154,10 @@ def _check_without_reader(options: dict[str, Any]) -> None:
 @settings_options(AgentConfig, panel="Reading (with --reader)")
 @settings_options(EngineConfig, panel="Engine (with --reader)", skip=ENDPOINT_SKIP)
 @settings_options(LocalConfig, panel="Local model")
-@settings_options(VllmConfig, panel="vLLM (with --reader)", skip=tuple(LocalConfig.model_fields))
+@settings_options(
+    VllmConfig, panel="vLLM (with --reader or --cluster)", skip=tuple(LocalConfig.model_fields)
+)
+@cluster_options
 def command(**options: Any) -> None:
     """Serve a model over HTTP with OpenAI's API.
 
@@ -149,6 +172,10 @@ def command(**options: Any) -> None:
       memagent serve --engine local:smollm2-135m
       memagent ask book.txt -q "Who inherits the house?" --base-url http://127.0.0.1:8000/v1
       memagent serve --reader --engine local:memagent-135m
+      memagent serve --cluster 10.0.0.1:6379 --engine vllm:MODEL --replicas 4 --tensor-parallel-size 2
+
+    With --cluster replicas of a local model, or of one in vLLM, run on the nodes of a Ray cluster behind one
+    address, that of its head node.
 
     Each request is a line on standard error, without its text; --request-log false leaves them out.
     Only this machine can connect unless --host is set. On Ctrl-C or SIGTERM running requests finish
@@ -156,7 +183,9 @@ def command(**options: Any) -> None:
     request is sent again.
     """
     chosen = ServeOptions.parse(options)
-    if chosen.is_reader:
+    if chosen.cluster.cluster is not None:
+        _serve_on_cluster(chosen)
+    elif chosen.is_reader:
         _serve_reader(chosen)
     else:
         _serve_local(chosen)
@@ -187,6 +216,30 @@ def _serve_local(chosen: ServeOptions) -> None:
                 on_ready=lambda url: _report(url, engine.public_name, chosen.server),
                 on_drain=_report_drain,
             )
+
+
+def _serve_on_cluster(chosen: ServeOptions) -> None:
+    for library in LIBRARIES:
+        require(library, f'memagent serve needs {library}; pip install "memagent[local,serve]"')
+    if chosen.engine is None:
+        raise ConfigError("no model is named; use --engine vllm:MODEL or --engine local:MODEL")
+    choice = chosen.choose()
+    if choice.kind == "local":
+        check_engine("local")
+    from memagent.serve.cluster import check_choice, serving_on
+
+    check_choice(choice, chosen.server)
+    console = CommandConsole()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the replicas would stay
+    with joined(chosen.cluster.cluster, console) as cluster:
+        assert cluster is not None
+        num_replicas = chosen.cluster.replicas or cluster.num_nodes
+        console.report(f"starting {num_replicas} replicas of {choice.spec}")
+        with serving_on(cluster, choice, chosen.server, num_replicas=num_replicas) as url:
+            _report(url, choice.model, chosen.server)
+            with suppress(KeyboardInterrupt):
+                threading.Event().wait()
+            console.report("shutting down when running requests finish")
 
 
 def _serve_reader(chosen: ServeOptions) -> None:
