@@ -15,6 +15,7 @@ waits up to `drain_seconds` for running ones, and ends them. Other applications 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -61,6 +62,7 @@ def serving_on(
         raise ConfigError(
             f"the cluster serves an application called {APPLICATION} already; end that one first"
         )
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     options = {"host": config.host, "port": config.port}
     serve.start(proxy_location="HeadOnly", http_options=options)
     try:
@@ -70,7 +72,7 @@ def serving_on(
     finally:
         with suppress(Exception):  # the cluster may be gone
             serve.delete(APPLICATION)
-            if not has_others:
+            if not has_others and not cluster.is_local:  # a local one ends with everything in it
                 serve.shutdown()
 
 

@@ -230,9 +230,9 @@ def _serve_on_cluster(chosen: ServeOptions) -> None:
 
     check_choice(choice, chosen.server)
     console = CommandConsole()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the replicas would stay
     with joined(chosen.cluster.cluster, console) as cluster:
         assert cluster is not None
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray's own would end us at once
         num_replicas = chosen.cluster.replicas or cluster.num_nodes
         console.report(f"starting {num_replicas} replicas of {choice.spec}")
         with serving_on(cluster, choice, chosen.server, num_replicas=num_replicas) as url:
