@@ -88,8 +88,8 @@ def check_choice(choice: EngineChoice, config: ServeConfig) -> None:
         return
     if config.api_key is not None:
         raise ConfigError(
-            "Ray's application for vLLM checks no key; leave out `api_key` and put a gateway before the "
-            "address, such as `memagent serve --reader` with keys"
+            "Ray's application for vLLM checks no key; leave out `api_key`, and put a gateway with keys "
+            "before the address"
         )
     for name in NOT_FOR_VLLM:
         if choice.settings.get(name) is not None:
