@@ -1,4 +1,4 @@
-"""Names that a user may misspell: what was probably meant, or what there is.
+"""Names that a user may misspell or that may be paths: what was probably meant, or what there is.
 
 >>> hint("strct", ["strict", "lenient"])
 'did you mean strict?'
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 CUTOFF = 0.6
 """How similar a name must be to be suggested; difflib's own default."""
@@ -75,3 +76,13 @@ def _near_tails(tail: str, known: Iterable[str]) -> list[str]:
     tails = {each.casefold().rpartition("/")[2]: each for each in known}
     begun = [each for short, each in tails.items() if len(tail) > 1 and short.startswith(tail)]
     return begun[:MAX_BEGUN] or [tails[short] for short in similar(tail, tails)]
+
+
+def absolute_path(name: str) -> str:
+    """The absolute form of a path that exists; other names, such as those of models, as they are.
+
+    A run keeps it, so that resuming finds the path from any folder.
+    """
+    path = Path(name).expanduser()
+    is_path = path.exists() and name not in ("bytes", "estimate")  # which are tokenizers
+    return str(path.resolve()) if is_path else name

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memagent.agent.budget import NOTE_MARK_TOKENS, Budget
-from memagent.agent.rates import CallRate, TimeEstimate, estimate
+from memagent.agent.rates import CallRate, TimeEstimate, Work
 from memagent.agent.reader import Reader
 from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
@@ -35,14 +35,19 @@ class ReadingPlan:
     is_exact: bool
     """False when tokens were estimated, or the chat template is an allowance."""
 
+    @property
+    def work(self) -> Work:
+        """The calls and tokens as evaluations count them, too."""
+        return Work(
+            num_calls=self.num_calls,
+            prompt_tokens=self.prompt_tokens,
+            max_memory_tokens=self.max_memory_tokens,
+            max_completion_tokens=self.max_completion_tokens,
+        )
+
     def cost(self, prices: Prices) -> tuple[float, float]:
         """The lowest and the highest cost: nothing written at all, everything at its limit."""
-        low = prices.cost(prompt_tokens=self.prompt_tokens, completion_tokens=0)
-        high = prices.cost(
-            prompt_tokens=self.prompt_tokens + self.max_memory_tokens,
-            completion_tokens=self.max_completion_tokens,
-        )
-        return low, high
+        return self.work.cost(prices)
 
     def seconds(self, rate: CallRate, *, is_shared: bool = False) -> TimeEstimate:
         """How long the reading takes at a rate.
@@ -50,14 +55,7 @@ class ReadingPlan:
         Calls to an endpoint do not slow each other down; with `is_shared` all calls share one processor, as
         those of a model in this process do.
         """
-        return estimate(
-            rate,
-            num_calls=self.num_calls,
-            prompt_tokens=self.prompt_tokens,
-            max_completion_tokens=self.max_completion_tokens,
-            max_memory_tokens=self.max_memory_tokens,
-            lanes=None if is_shared else self.calls_at_once,
-        )
+        return self.work.seconds(rate, lanes=None if is_shared else self.calls_at_once)
 
 
 def plan_reading(

@@ -3,7 +3,7 @@
     times = CallTimes()
     times.add(prompt_tokens=5200, completion_tokens=300, limit=1024, seconds=4.1)
     rate = times.rate(wall_seconds=60.0)
-    estimate(rate, num_calls=40, prompt_tokens=210_000, max_completion_tokens=41_000)
+    Work(num_calls=40, prompt_tokens=210_000, max_completion_tokens=41_000).seconds(rate)
 
 A call is taken to last a constant, a time for each prompt token and a time for each token of its reply; the three
 are fitted to the calls of a run and are never negative. What runs measured lies in a file of the user's state
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import date
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.errors import MemagentError
 from memagent.files import write_atomically
-from memagent.types import Engine, Sampling
+from memagent.types import Engine, Prices, Sampling
 
 LEAST_CALLS = 2
 """A run with fewer calls measures nothing."""
@@ -71,27 +71,45 @@ class TimeEstimate(NamedTuple):
     high: float
 
 
-def estimate(
-    rate: CallRate,
-    *,
-    num_calls: float,
-    prompt_tokens: float,
-    max_completion_tokens: float,
-    max_memory_tokens: float = 0,
-    lanes: float | None = None,
-) -> TimeEstimate:
-    """How long calls will take, `lanes` of them at once; None: as many as when it was measured."""
-    shares = (0.0, 1.0) if rate.reply_share is None else (rate.reply_share,) * 2
-    low, high = (
-        rate.call_seconds(
-            num_calls=num_calls,
-            prompt_tokens=prompt_tokens + share * max_memory_tokens,
-            completion_tokens=share * max_completion_tokens,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Calls and tokens that are planned."""
+
+    num_calls: float = 0.0
+    prompt_tokens: float = 0.0
+    """Instructions, questions and texts."""
+    max_memory_tokens: float = 0.0
+    """What memories, drafts and notes can add to the prompts at most."""
+    max_completion_tokens: float = 0.0
+    """Every reply at its limit."""
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Work)}
         )
-        / max(1.0, lanes or rate.parallel)
-        for share in shares
-    )
-    return TimeEstimate(low, high)
+
+    def cost(self, prices: Prices) -> tuple[float, float]:
+        """The lowest and the highest cost: all replies empty, all at their limit."""
+        low = prices.cost(prompt_tokens=round(self.prompt_tokens), completion_tokens=0)
+        high = prices.cost(
+            prompt_tokens=round(self.prompt_tokens + self.max_memory_tokens),
+            completion_tokens=round(self.max_completion_tokens),
+        )
+        return low, high
+
+    def seconds(self, rate: CallRate, *, lanes: float | None = None) -> TimeEstimate:
+        """How long it takes, `lanes` calls at once; None: as many as when the rate was measured."""
+        shares = (0.0, 1.0) if rate.reply_share is None else (rate.reply_share,) * 2
+        low, high = (
+            rate.call_seconds(
+                num_calls=self.num_calls,
+                prompt_tokens=self.prompt_tokens + share * self.max_memory_tokens,
+                completion_tokens=share * self.max_completion_tokens,
+            )
+            / max(1.0, lanes or rate.parallel)
+            for share in shares
+        )
+        return TimeEstimate(low, high)
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -255,7 +273,7 @@ def recall(engine: Engine) -> CallRate | None:
     try:
         rate = CallRate(**values) if isinstance(values, dict) else None
         if rate is not None:
-            estimate(rate, num_calls=1, prompt_tokens=1, max_completion_tokens=1)
+            Work(num_calls=1, prompt_tokens=1, max_completion_tokens=1).seconds(rate)
     except (TypeError, ValueError):  # a file of another version
         return None
     return rate

@@ -19,6 +19,7 @@ from memagent.engines.base import EMBEDDED as EMBEDDED
 from memagent.engines.base import SECRET_SETTINGS as SECRET_SETTINGS
 from memagent.engines.base import BaseEngine, EngineChoice
 from memagent.errors import ConfigError
+from memagent.names import absolute_path
 from memagent.types import Prices
 
 
@@ -149,17 +150,11 @@ def _questions(options: AskOptions) -> tuple[str, ...]:
 
 def _agent_settings(options: AskOptions) -> dict[str, Any]:
     prompts = options.agent.get("prompts")
-    return {**options.agent, **({"prompts": _found_anywhere(prompts)} if prompts else {})}
+    return {**options.agent, **({"prompts": absolute_path(prompts)} if prompts else {})}
 
 
 def _tokenizer(options: AskOptions) -> str | None:
-    return _found_anywhere(options.tokenizer) if options.tokenizer else None
-
-
-def _found_anywhere(name: str) -> str:
-    """A name, or a path in its absolute form, so that resuming finds it from any folder."""
-    path = Path(name).expanduser()
-    return str(path.resolve()) if path.exists() and name not in ("bytes", "estimate") else name
+    return absolute_path(options.tokenizer) if options.tokenizer else None
 
 
 def _current_folder() -> str:

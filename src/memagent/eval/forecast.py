@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from memagent.agent.budget import JOINT_TOKENS, measure_budget
 from memagent.agent.plan import max_merges
 from memagent.agent.prompts import prompts_for
-from memagent.agent.rates import CallRate, CallTimes, TimeEstimate, estimate
+from memagent.agent.rates import CallRate, CallTimes, Work
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.eval import prompts
@@ -30,51 +30,12 @@ from memagent.eval.items import EvalPlan, TaskSample
 from memagent.eval.methods import LEAST_TEXT_TOKENS
 from memagent.eval.records import ItemRecord
 from memagent.plugins import is_file_spec
-from memagent.types import Prices
 
 if TYPE_CHECKING:
     from memagent.eval.runner import OpenMethod
 
 SAMPLE_CHARS = 100_000
 """At most so much of a sample is counted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Calls and tokens of one or more answers."""
-
-    num_calls: float = 0.0
-    prompt_tokens: float = 0.0
-    """Instructions, questions and texts."""
-    max_memory_tokens: float = 0.0
-    """What memories, drafts and notes can add to the prompts at most."""
-    max_completion_tokens: float = 0.0
-    """Every reply at its limit."""
-
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Work)}
-        )
-
-    def cost(self, prices: Prices) -> tuple[float, float]:
-        """The lowest and the highest cost: all replies empty, all at their limit."""
-        low = prices.cost(prompt_tokens=round(self.prompt_tokens), completion_tokens=0)
-        high = prices.cost(
-            prompt_tokens=round(self.prompt_tokens + self.max_memory_tokens),
-            completion_tokens=round(self.max_completion_tokens),
-        )
-        return low, high
-
-    def seconds(self, rate: CallRate, *, lanes: float | None) -> TimeEstimate:
-        """How long it takes, `lanes` calls at once; None: as many as when the rate was measured."""
-        return estimate(
-            rate,
-            num_calls=self.num_calls,
-            prompt_tokens=self.prompt_tokens,
-            max_completion_tokens=self.max_completion_tokens,
-            max_memory_tokens=self.max_memory_tokens,
-            lanes=lanes,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

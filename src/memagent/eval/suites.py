@@ -30,6 +30,7 @@ from memagent.config import Settings, read_toml
 from memagent.data.choices import ExampleChoice
 from memagent.data.filtering.screening import FilterSettings
 from memagent.errors import ConfigError
+from memagent.names import absolute_path
 from memagent.plugins import is_file_spec
 from memagent.rewards.verifiers import open_grader
 from memagent.shipped import find_config
@@ -222,9 +223,3 @@ def _absolute_prompts(settings: dict[str, Any]) -> dict[str, Any]:
         name: absolute_path(value) if name in PATHS and isinstance(value, str) else value
         for name, value in settings.items()
     }
-
-
-def absolute_path(name: str) -> str:
-    """The absolute form of a path that exists; other names, such as those of models, as they are."""
-    path = Path(name).expanduser()
-    return str(path.resolve()) if path.exists() and name not in ("bytes", "estimate") else name

@@ -10,7 +10,7 @@ import pytest
 
 from memagent.agent import rates
 from memagent.agent.plan import ReadingPlan
-from memagent.agent.rates import CallRate, CallTimes, estimate, measure
+from memagent.agent.rates import CallRate, CallTimes, Work, measure
 from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import EngineError
@@ -86,13 +86,13 @@ def test_merged_times_are_those_of_all_calls() -> None:
 
 def test_an_estimate_divides_by_calls_at_once_and_uses_the_length_of_replies() -> None:
     rate = fitted(lambda prompt, reply: prompt / 1000 + reply / 10, parallel=4.0)
-    work = {"num_calls": 10, "prompt_tokens": 8000, "max_completion_tokens": 1000}
+    work = Work(num_calls=10, prompt_tokens=8000, max_completion_tokens=1000)
     share = rate.reply_share
     assert share is not None
     assert 0.2 < share < 0.3
     expected = 8 + 1000 * share / 10
-    assert estimate(rate, **work) == pytest.approx((expected / 4, expected / 4))
-    assert estimate(rate, **work, lanes=2) == pytest.approx((expected / 2, expected / 2))
+    assert work.seconds(rate) == pytest.approx((expected / 4, expected / 4))
+    assert work.seconds(rate, lanes=2) == pytest.approx((expected / 2, expected / 2))
 
 
 async def test_a_model_in_this_process_is_measured_by_two_short_calls() -> None:
@@ -106,8 +106,8 @@ async def test_a_model_in_this_process_is_measured_by_two_short_calls() -> None:
     assert rate is not None
     assert [limit for _, limit in asked] == [1, rates.PROBE_REPLY]
     assert all(500 <= num <= 520 for num, _ in asked)
-    work = {"num_calls": 1, "prompt_tokens": 100, "max_completion_tokens": 50}
-    low, high = estimate(rate, **work)
+    work = Work(num_calls=1, prompt_tokens=100, max_completion_tokens=50)
+    low, high = work.seconds(rate)
     assert 0 < low < high
 
     def fail(messages: Sequence[Message], sampling: Sampling) -> str:

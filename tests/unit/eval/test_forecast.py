@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from memagent.agent.rates import Work
 from memagent.eval.calls import CallDone
-from memagent.eval.forecast import EvalForecast, Remaining, Work
+from memagent.eval.forecast import EvalForecast, Remaining
 from memagent.eval.items import EvalPlan, Item, ItemSource
 from tests.support.eval_runs import item as record_of
 

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from memagent.agent.rates import Work
 from memagent.cli.shared.estimates import cost_and_time, time_text
 from memagent.cli.shared.run_command import print_json
-from memagent.eval.forecast import Work
 from memagent.eval.records import ItemRecord
 from memagent.eval.report.sheets import EVIDENCE_TITLES
 from memagent.eval.report.tables import EVIDENCE, Entry, ResultRow, result_rows
