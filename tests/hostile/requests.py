@@ -8,6 +8,7 @@ connection, never an error of the server; nothing is logged with a traceback, an
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import random
@@ -200,6 +201,9 @@ def _answer(address: tuple[str, int], request: bytes) -> bytes:
                 received += piece
         except (ConnectionResetError, BrokenPipeError):
             pass
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:  # it hung up before we did
+                raise
     return received
 
 

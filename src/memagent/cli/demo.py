@@ -93,7 +93,7 @@ def _usable_engine(console: CommandConsole) -> str:
         check_engine("local")
         pull_known(store.EMBEDDED, console)
     except MemagentError as error:
-        console.print(with_options(str(error)))
+        console.print(with_options(str(error), ask))
         console.print("no model can be used here: a keyword rule reads instead (--engine scripted)")
         return "scripted"
     return EMBEDDED

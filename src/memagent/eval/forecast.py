@@ -286,7 +286,9 @@ class Remaining:
         return total.rate(wall_seconds=elapsed)
 
     def _work(self, record: ItemRecord) -> float:
+        """Expected tokens of an item; none of one that is not planned, which a damaged run may hold."""
         assert self._forecast is not None
-        place = (record.task, record.target_tokens, record.index)
-        num_tokens = self._lengths.get(place, 0)
+        num_tokens = self._lengths.get((record.task, record.target_tokens, record.index))
+        if num_tokens is None:
+            return 0.0
         return self._forecast.of_item(record.method, record.task, num_tokens).prompt_tokens

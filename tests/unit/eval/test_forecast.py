@@ -80,6 +80,8 @@ def test_items_of_before_are_left_out_and_an_unknown_forecast_gives_no_time() ->
     remaining = Remaining(forecast_of(4, reader=TOKENS))
     for index in range(2):
         remaining.skip(record_of("t", "reader", TOKENS, index))
+    remaining.skip(record_of("t", "reader", TOKENS, 99))  # not planned
+    remaining.skip(record_of("another", "reader", TOKENS, 0))
     for _ in range(CALLS):
         remaining.call(call("reader", TOKENS // CALLS, 1.0))
     assert remaining.seconds(10.0) == pytest.approx(10.0)
