@@ -368,8 +368,9 @@ class Ask:
         steps = [step for trace in traces for step in trace.steps]
         usage = total_usage(steps)
         cost = f", cost {reader.limits.cost:.4f}" if reader.limits.has_prices else ""
+        reused = f" ({usage.cached_tokens:,} not computed again)" if usage.cached_tokens else ""
         self._console.report(
-            f"{usage.calls} calls, {usage.prompt_tokens:,} prompt and {usage.completion_tokens:,} "
+            f"{usage.calls} calls, {usage.prompt_tokens:,} prompt{reused} and {usage.completion_tokens:,} "
             f"completion tokens in {duration(sum(step.seconds for step in steps))} of calls{cost}"
         )
         cut = [step for step in steps if "reply_cut" in step.flags or "memory_cut" in step.flags]

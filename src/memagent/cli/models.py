@@ -113,6 +113,8 @@ def drop_text(number: int | None, drop_all: bool) -> None:
     """Drop a kept text by its NUMBER in the list, or all."""
     files = _text_files()
     texts = files.texts()
+    if not texts:
+        raise ConfigError("no text is kept on this machine")
     if not drop_all and (number is None or not 1 <= number <= len(texts)):
         raise ConfigError(f"name a kept text by its number, 1 to {len(texts)}, or give --all")
     for text in texts if drop_all else [texts[(number or 1) - 1]]:
