@@ -107,9 +107,11 @@ class MergeReply(NamedTuple):
 
 
 def says_nothing(reply: str, nothing: str = NOTHING) -> bool:
-    """Whether a reply says that a section holds nothing; case and outer punctuation do not count."""
-    first, _, _ = reply.strip().partition("\n")
-    return not reply.strip() or (bool(bare(nothing)) and bare(first) == bare(nothing))
+    """Whether a reply is empty, or says that a section holds nothing; case and outer punctuation do not count.
+
+    The whole reply must say so: a note may begin with such a word, copied from the text.
+    """
+    return bare(reply) in ("", bare(nothing))
 
 
 def split_missing(reply: str) -> MergeReply:
