@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import sys
@@ -68,7 +69,7 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except click.ClickException as error:
         return _fail(_usage_message(error), 2)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort, asyncio.CancelledError):  # again, while it shuts down
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         return _without_reader()
