@@ -52,6 +52,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_STATE_HOME", str(base / "state"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(base / "cache"))
     monkeypatch.setenv("XDG_DATA_HOME", str(base / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(base / "config"))
+    monkeypatch.delenv("MEMAGENT_PROFILE", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for prefix in ("MEMAGENT_", "OPENAI_", ""):
         for name in ("BASE_URL", "API_KEY", "URL"):

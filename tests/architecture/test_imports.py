@@ -50,6 +50,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "foreign",
         "template_worker",
         "stored_runs",
+        "profiles",
         "trust",
         "extras",
         "shipped",
@@ -58,7 +59,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("documents", "engines", "rewards", "web"),
     ("agent", "data"),
     ("eval", "serve"),
-    ("rl", "viewer"),
+    ("rl", "viewer", "doctor"),
     ("cli",),
 )
 """From the bottom up. A new room is added here, and in ARCHITECTURE.md."""

@@ -18,8 +18,10 @@ from memagent.errors import MemagentError
 
 COMMANDS: dict[str, str] = {
     "ask": "Ask questions of texts of any length.",
+    "completion": "Let your shell complete commands and options.",
     "data": "Build, inspect and convert datasets with known answers and evidence.",
     "demo": "Read a text that comes with memagent, and see the memory change.",
+    "doctor": "Show what works on this machine, and what to run for what does not.",
     "eval": "Ask many questions with several methods and score the answers.",
     "mcp": "Offer documents to an assistant, over the Model Context Protocol.",
     "models": "List, download and delete models for the local engine.",
@@ -30,8 +32,9 @@ COMMANDS: dict[str, str] = {
     "train": "Train a model for an agent with reinforcement learning.",
     "view": "Show runs in a browser: readings, evaluations, training.",
 }
-"""Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`."""
-MODULES = {"plan": "train.plan"}
+"""Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`, or where MODULES says."""
+TOOLS = ("completion", "doctor", "mcp", "view")
+MODULES = {"plan": "train.plan", **{name: f"tools.{name}" for name in TOOLS}}
 """Commands that live elsewhere below `memagent.cli`."""
 
 

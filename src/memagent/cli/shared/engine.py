@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from memagent.cli.shared.options import all_options, panel_option, settings_options
+from memagent.cli.shared.options import (
+    all_options,
+    panel_option,
+    profile_option,
+    settings_options,
+)
 from memagent.cli.shared.progress import PullProgress
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.config import EngineConfig, LocalConfig, VllmConfig
@@ -25,9 +30,10 @@ engine_options = all_options(
         help="Engine as KIND:MODEL: openai:MODEL for an endpoint, local:MODEL for a model in this "
         "process, vllm:MODEL for vLLM started on the GPUs here, scripted for none at all.",
     ),
+    profile_option,
     engine_settings_options,
 )
-"""`--engine` and an option for each setting of an engine of any kind."""
+"""`--engine`, `--profile`, and an option for each setting of an engine of any kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from memagent.config import Settings
+from memagent.profiles import VARIABLE, load_profile, with_profile
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -49,7 +50,14 @@ class Panel(click.Option):
 
 
 class PanelCommand(click.Command):
-    """A command whose help lists its options under headings."""
+    """A command whose help lists its options under headings, and that takes settings of a profile."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        name = ctx.params.pop("profile", None)
+        if name is not None:
+            ctx.params = with_profile(load_profile(name), ctx.params)
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         panels: dict[str, list[tuple[str, str]]] = {}
@@ -65,6 +73,16 @@ class PanelCommand(click.Command):
 def panel_option(*names: str, panel: str, **attributes: Any) -> Callable[[F], F]:
     """`click.option` under a heading."""
     return click.option(*names, cls=Panel, panel=panel, **attributes)
+
+
+def profile_option(function: F) -> F:
+    """`--profile`, for commands of the class PanelCommand."""
+    return panel_option(
+        "--profile",
+        envvar=VARIABLE,
+        panel="Engine",
+        help=f"Settings under this name in your config file, where no option gives them; also {VARIABLE}.",
+    )(function)
 
 
 def settings_options(

@@ -182,6 +182,14 @@ def _require(*libraries: str) -> None:
         require(library, f'the local engine needs {library}; pip install "memagent[local]"')
 
 
+def device_names() -> list[str]:
+    """Where models can run, the fastest first: GPUs by their names, then the CPU."""
+    import torch
+
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    return [*(f"cuda:{number} ({torch.cuda.get_device_name(number)})" for number in gpus), "cpu"]
+
+
 def _device(name: str) -> torch.device:
     import torch
 

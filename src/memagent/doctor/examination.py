@@ -1,0 +1,237 @@
+"""What works on this machine, what is missing, and the command that adds it.
+
+    for finding in examine():
+        print(finding.state, finding.name, finding.detail, finding.remedy)
+
+Nothing is downloaded, and no endpoint is asked unless `connects` is set: then those in the environment and of the
+profiles are asked which models they serve. No text is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from platformdirs import user_cache_path, user_data_path
+
+from memagent._version import __version__
+from memagent.engines import store
+from memagent.engines.addresses import endpoint_from, public_url
+from memagent.engines.base import EMBEDDED, ENGINES, check_engine, open_engine
+from memagent.errors import ConfigError, MemagentError
+from memagent.foreign import one_line
+from memagent.profiles import config_file, list_profiles, load_profile
+from memagent.runs import runs_folder
+
+FindingState = Literal["ok", "missing", "broken", "note"]
+NOT_FOR_USERS = ("dev", "docs")
+"""Extras that only developers of memagent need."""
+GIGABYTE = 1e9
+
+_requirement = re.compile(r"""^([\w.-]+).*?;.*\bextra == ["']([\w-]+)["']""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at.
+
+    Example: Finding(area="extras", name="viewer", state="missing", detail="without fastapi",
+    remedy='pip install "memagent[viewer]"')
+    """
+
+    area: str
+    name: str
+    state: FindingState
+    """ok: it works. missing: it is not installed or not set. broken: it is there and does not work."""
+    detail: str = ""
+    remedy: str | None = None
+    """What to run or change; None where nothing has to."""
+
+
+def examine(*, connects: bool = False) -> list[Finding]:
+    """Everything that is looked at, in order. `connects`: ask the endpoints which models they serve."""
+    return [
+        *_system(),
+        *_extras(),
+        *_engines(),
+        *_models(),
+        *_folders(),
+        *_profiles(connects=connects),
+        *_endpoint(connects=connects),
+    ]
+
+
+def _system() -> Iterator[Finding]:
+    python = f"Python {platform.python_version()} at {sys.executable}"
+    yield Finding(area="system", name="memagent", state="ok", detail=f"{__version__}, {python}")
+    cores = os.cpu_count() or 1
+    yield Finding(
+        area="system", name="machine", state="ok", detail=f"{platform.platform()}, {cores} cores"
+    )
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler:
+        yield Finding(area="system", name="C compiler", state="ok", detail=compiler)
+    else:
+        detail = "local models generate more slowly on a CPU without one"
+        remedy = "install gcc or clang with your package manager"
+        yield Finding(
+            area="system", name="C compiler", state="missing", detail=detail, remedy=remedy
+        )
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, libraries in needed_by_extras().items():
+        missing = [name for name in libraries if not _is_installed(name)]
+        yield Finding(
+            area="extras",
+            name=extra,
+            state="missing" if missing else "ok",
+            detail=f"without {', '.join(missing)}" if missing else ", ".join(libraries),
+            remedy=f'pip install "memagent[{extra}]"' if missing else None,
+        )
+
+
+def needed_by_extras() -> dict[str, list[str]]:
+    """The libraries of each extra that users install; empty where memagent is not installed as a package."""
+    try:
+        lines = metadata.requires("memagent") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        match = _requirement.match(line)
+        if match and match[2] not in NOT_FOR_USERS and match[1] != "memagent":
+            found.setdefault(match[2], []).append(match[1])
+    return found
+
+
+def _engines() -> Iterator[Finding]:
+    for kind in ENGINES:
+        yield _tried("engines", kind, partial(_engine_detail, kind))
+
+
+def _engine_detail(kind: str) -> str:
+    check_engine(kind)
+    if kind == "scripted":
+        with open_engine("scripted") as engine:
+            return f"replies by rule, without a model ({engine.model})"
+    if kind == "local":
+        from memagent.engines.local.loading import device_names  # it imports torch
+
+        return f"runs on {', '.join(device_names())}"
+    if kind == "vllm" and not _is_installed("vllm"):
+        raise ConfigError('vLLM is not installed for this Python: pip install "memagent[vllm]"')
+    return (
+        "starts servers on the GPUs here"
+        if kind == "vllm"
+        else "for any OpenAI-compatible endpoint"
+    )
+
+
+def _models() -> Iterator[Finding]:
+    try:
+        found = store.installed()
+    except (MemagentError, OSError) as error:
+        yield Finding(area="models", name="models", state="broken", detail=one_line(error))
+        return
+    for model in found:
+        yield Finding(area="models", name=model.name, state="ok", detail=str(model.path))
+    embedded = EMBEDDED.partition(":")[2]
+    if store.find(store.base_of(embedded)) is None:
+        yield Finding(
+            area="models",
+            name=embedded,
+            state="missing",
+            detail="the embedded model is fetched when it is first used",
+            remedy=f"memagent models pull {embedded}",
+        )
+
+
+def _folders() -> Iterator[Finding]:
+    for name, path in (
+        ("runs", runs_folder()),
+        ("data", user_data_path("memagent", appauthor=False)),
+        ("cache", user_cache_path("memagent", appauthor=False)),
+    ):
+        yield _tried("folders", name, partial(_writable, path))
+
+
+def _writable(path: Path) -> str:
+    """Where a folder is and how much room it has. Raises OSError where nothing can be written."""
+    there = next(each for each in (path, *path.parents) if each.exists())
+    with tempfile.TemporaryFile(dir=there):
+        return f"{path}, {shutil.disk_usage(there).free / GIGABYTE:.0f} GB free"
+
+
+def _profiles(*, connects: bool) -> Iterator[Finding]:
+    path = config_file()
+    if not path.exists():
+        yield Finding(area="profiles", name="config file", state="note", detail=f"none at {path}")
+        return
+    try:
+        names = list_profiles(path)
+    except MemagentError as error:
+        yield Finding(area="profiles", name="config file", state="broken", detail=str(error))
+        return
+    for name in names:
+        yield _tried("profiles", name, partial(_profile_detail, name, connects=connects))
+
+
+def _profile_detail(name: str, *, connects: bool) -> str:
+    values = load_profile(name).engine()
+    if connects and "base_url" in values:
+        return _asked(**values)
+    return public_url(values.get("base_url") or "") or str(values.get("engine", "reading only"))
+
+
+def _endpoint(*, connects: bool) -> Iterator[Finding]:
+    address = endpoint_from(os.environ).base_url
+    if address is None:
+        detail = "none is set in the environment; texts are read by the embedded model"
+        yield Finding(area="endpoint", name="endpoint", state="note", detail=detail)
+    elif connects:
+        yield _tried("endpoint", public_url(address), _asked)
+    else:
+        yield Finding(area="endpoint", name=public_url(address), state="note", detail="not asked")
+
+
+def _asked(**settings: Any) -> str:
+    """What an endpoint serves."""
+    with open_engine(**{"engine": "openai:", **settings, "patience": 0.0}) as engine:
+        return f"serves {engine.model}"
+
+
+def _tried(area: str, name: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(area=area, name=name, state="ok", detail=look())
+    except MemagentError as error:
+        message = str(error)
+        is_missing = "pip install" in message
+        remedy = re.search(r'pip install "[^"]+"', message)
+        return Finding(
+            area=area,
+            name=name,
+            state="missing" if is_missing else "broken",
+            detail=message,
+            remedy=remedy[0] if remedy else None,
+        )
+    except Exception as error:  # a library that is there and does not load is what is looked for
+        return Finding(area=area, name=name, state="broken", detail=one_line(error))
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
