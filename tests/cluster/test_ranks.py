@@ -106,7 +106,7 @@ def test_a_rank_that_ends_restarts_all_of_them_from_the_newest_checkpoint(
             ray.kill(ranks_of(trainer).actors[1])
 
     watch = train(on_cluster(files, nodes), tmp_path / "run", kill_once)
-    assert watch.steps == [1, 1, 2, 2, 3] or watch.steps == [1, 1, 2, 3]
+    assert watch.steps == [1, 1, 2, 1, 2, 3], "the checkpoint before was that of the warm start"
     assert [note.partition(";")[0] for note in watch.notes] == [
         "one of 2 trainer ranks has ended"
     ] * 2

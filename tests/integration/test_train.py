@@ -20,7 +20,6 @@ from memagent.runs import read_manifest
 from memagent.tracking import comparable, read_metrics
 from tests.integration.conftest import on_a_small_disk
 from tests.support.sizes import sized
-from tests.support.tiny_training import tiny_run
 
 AGENT = '''
 """Asks twice and takes the longer reply."""
@@ -47,22 +46,9 @@ def memagent(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=240)
 
 
-def toml(value: Any) -> str:
-    """A value as TOML has it."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {toml(one)}" for name, one in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(toml, value)) + "]"
-    return json.dumps(value)
-
-
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("config")
-    path = folder / "run.toml"
-    lines = [f"{name} = {toml(value)}" for name, value in tiny_run(folder, steps=NUM_STEPS).items()]
-    path.write_text("\n".join(lines))
-    return path
+    return tiny_config(tmp_path_factory.mktemp("config"), steps=NUM_STEPS)
 
 
 @pytest.fixture(scope="module")

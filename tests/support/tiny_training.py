@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,20 @@ def tiny_run(folder: Path, **changes: Any) -> dict[str, Any]:
         "logging": {"tensorboard": False, "rollouts": 2},
     }  # fmt: skip
     return {**values, **changes}
+
+
+def tiny_config(folder: Path, **changes: Any) -> Path:
+    """The settings as a file."""
+    values = tiny_run(folder, **changes)
+    path = folder / "run.toml"
+    path.write_text("\n".join(f"{name} = {_toml(value)}" for name, value in values.items()))
+    return path
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_toml(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
