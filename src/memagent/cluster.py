@@ -202,14 +202,20 @@ def check_versions(*, seconds: float) -> None:
                 f"node {node[:8]} of the cluster cannot run memagent ({reason}); install the same packages "
                 "on all nodes"
             ) from None
-        if wrong := [name for name in here if here[name] != there.get(name)]:
-            differ = ", ".join(
-                f"{name} {there.get(name)} there, {here[name]} here" for name in wrong
-            )
+        if differ := version_differences(here, there):
             raise ConfigError(
                 f"node {node[:8]} of the cluster has other versions: {differ}; install the same packages on "
                 "all nodes"
             )
+
+
+def version_differences(here: Mapping[str, str | None], there: Mapping[str, str | None]) -> str:
+    """What two nodes have in other versions, as one line; empty if nothing."""
+    wrong = [name for name in here if here[name] != there.get(name)]
+    return ", ".join(
+        f"{name} {there.get(name) or 'missing'} there, {here[name] or 'missing'} here"
+        for name in wrong
+    )
 
 
 def versions() -> dict[str, str | None]:

@@ -20,6 +20,7 @@ from memagent.runs import read_manifest
 from memagent.tracking import comparable, read_metrics
 from tests.integration.conftest import on_a_small_disk
 from tests.support.sizes import sized
+from tests.support.tiny_training import tiny_config
 
 AGENT = '''
 """Asks twice and takes the longer reply."""

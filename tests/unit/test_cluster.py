@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from memagent.cluster import open_cluster, versions
+from memagent.cluster import open_cluster, version_differences, versions
 from memagent.errors import ClusterError, ConfigError
 
 
@@ -29,3 +29,12 @@ def test_a_cluster_that_nothing_answers_for_is_reported_within_the_time() -> Non
 def test_versions_name_python_and_the_libraries_of_training() -> None:
     assert list(versions()) == ["python", "memagent", "torch", "transformers", "numpy"]
     assert all(versions().values())
+
+
+def test_other_versions_on_a_node_are_named() -> None:
+    here = {"python": "3.11.7", "torch": "2.13.0", "numpy": "2.2.0"}
+    assert version_differences(here, here) == ""
+    there = {"python": "3.11.7", "torch": "2.12.1", "numpy": None}
+    assert version_differences(here, there) == (
+        "torch 2.12.1 there, 2.13.0 here, numpy missing there, 2.2.0 here"
+    )

@@ -165,6 +165,19 @@ def test_tensorboard_forgets_what_was_cut_and_nothing_else(tmp_path: Path) -> No
         assert shown(tmp_path) == expected
 
 
+def test_a_run_that_goes_back_cuts_its_lines_here_and_on_tensorboard(tmp_path: Path) -> None:
+    with tracker(tmp_path) as log:
+        for step in (1, 2, 3):
+            log.log(step, {"reward": step / 2})
+        log.rewind(1)
+        assert log.num_lines == 1
+        log.log(2, {"reward": 9.0})
+    assert [record["reward"] for record in read_metrics(tmp_path)] == [0.5, 9.0]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(one.step, one.value) for one in events.Scalars("train/reward")] == [(1, 0.5), (2, 9.0)]
+
+
 def test_without_tensorboard_nothing_of_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

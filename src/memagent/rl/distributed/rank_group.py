@@ -183,7 +183,7 @@ class RankGroup:
         for one in running:
             one.cancel()
         if errors:
-            raise _worst(errors, num_ranks=len(calls))
+            raise worst_of(errors, num_ranks=len(calls))
         return [one.result() for one in running]
 
     # --- places -----------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class RankGroup:
         return bundle
 
 
-def _worst(errors: Sequence[BaseException | None], *, num_ranks: int) -> BaseException:
+def worst_of(errors: Sequence[BaseException | None], *, num_ranks: int) -> BaseException:
     """Which of the errors of ranks tells what happened."""
     causes = [one.cause if isinstance(one, RayTaskError) else one for one in errors]
     if any(isinstance(one, RayActorError) for one in causes):
