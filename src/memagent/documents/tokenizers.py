@@ -133,10 +133,13 @@ class HuggingFaceTokenizer:
         return cls.from_path(folder, repository)
 
     def count(self, text: str) -> int:
-        with self._guard():
+        try:
             if self._control.are_in(text):
                 return len(self._control.encode_text(text))
             return self._count(text)
+        except BaseException:
+            with self._guard():  # only now: it takes as long as counting a short text
+                raise
 
     def measure(self, text: str) -> Measured:
         with self._guard():
