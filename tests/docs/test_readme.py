@@ -42,6 +42,7 @@ from memagent.shipped import find_config
 from tests.support.hotpot import write_hotpot
 from tests.support.loopback import Endpoint, running
 from tests.support.preloaded import preloaded
+from tests.support.timing import wait_until
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -335,6 +336,17 @@ def test_a_command_that_fails_fails_its_block_even_if_more_follow(shell: Shell) 
     assert shell.run(Block("bash", "false\necho on\n", "", 1)) == (1, "")
     assert shell.run(Block("bash", "false | cat\necho on\n", "", 1)) == (1, "")
     assert shell.run(Block("python", "raise SystemExit(5)", "", 1)) == (5, "")
+
+
+def test_a_command_ends_with_its_caller(programs: Path) -> None:
+    program = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    command = [programs / "python", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as caller:
+        assert caller.stdout is not None
+        process = Path("/proc", caller.stdout.readline().decode().strip())
+        assert process.exists()
+        caller.kill()
+    wait_until(lambda: not process.exists())
 
 
 def test_exports_last_from_one_block_to_the_next(shell: Shell) -> None:

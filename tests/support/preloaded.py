@@ -70,7 +70,12 @@ def preloaded(folder: Path) -> Iterator[Path]:
         (folder / program).write_text(script)
         (folder / program).chmod(0o755)
     command = [sys.executable, "-W", "error", "-m", "tests.support.preloaded", str(address)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",  # read when its library is imported, so not by each command
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     server = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
     try:
         assert server.stdout is not None
