@@ -548,6 +548,21 @@ def test_metrics_count_readings_and_sections(tmp_path: Path) -> None:
     assert float(values['memagent_requests_total{path="/v1/chat/completions",status="200"}']) == 2
 
 
+def test_short_and_long_requests_at_once_are_neither_lost_nor_mixed_up(tmp_path: Path) -> None:
+    engine = PatientEngine(0.02)
+    with serving_gateway(tmp_path, engine) as gateway, gateway.client() as client:
+
+        def answer(number: int) -> str:
+            fact = f"The house number {number} was inherited by Anna."
+            long = asking(novel(60, fact=fact))
+            short = [{"role": "user", "content": f"<memory>\n{fact}\n</memory>"}]
+            return str(chat(client, long if number % 2 else short).choices[0].message.content)
+
+        with ThreadPoolExecutor(24) as pool:
+            answers = list(pool.map(answer, range(24)))
+    assert answers == [f"The house number {n} was inherited by Anna." for n in range(24)]
+
+
 def test_readings_have_a_limit_and_their_calls_another(tmp_path: Path) -> None:
     engine = PatientEngine(0.05)
     with serving_gateway(tmp_path, engine, max_readings=3, reading_calls=2) as gateway:

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -157,7 +156,7 @@ class Answering:
         account = _Account(self._state, holder.id, self._prices)
         config = request.reading_config(self.reading_config)
         if request.has_files:
-            conversation = await asyncio.to_thread(request.conversation, open_file)
+            conversation = await in_thread(self._state.writing, request.conversation, open_file)
         else:
             conversation = request.conversation(open_file)
         short = await self._short(request, conversation, limits, account)

@@ -38,7 +38,9 @@ class FileStore:
         except HTTPException as error:
             raise ApiError(400, f"the form cannot be read: {error.detail}") from None
         owner = request.state.holder.id
-        stored = await in_thread(None, self._stored, owner, name, str(purpose or "user_data"), data)
+        stored = await in_thread(
+            self._state.writing, self._stored, owner, name, str(purpose or "user_data"), data
+        )
         return JSONResponse(_card(stored))
 
     def _stored(self, owner: str, name: str, purpose: str, data: bytes) -> StoredFile:
@@ -82,7 +84,7 @@ class FileStore:
     async def remove(self, request: Request, file_id: str) -> Response:
         """Delete a file."""
         owner = request.state.holder.id
-        if not await in_thread(None, self._state.remove_file, owner, file_id):
+        if not await in_thread(self._state.writing, self._state.remove_file, owner, file_id):
             raise _no_file(file_id)
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 

@@ -110,7 +110,7 @@ class GatewayState:
         self.preparing = ThreadPoolExecutor(1, "gateway-preparing")
         """For counting tokens of long requests: one thread leaves the event loop its share of the processor."""
         self.writing = ThreadPoolExecutor(WRITERS, "gateway-writing")
-        """For what readings write, each step until it is on disk."""
+        """For steps of readings until they are on disk, and for files until they are read."""
         with _database_errors(folder):
             self._database = sqlite3.connect(
                 folder / DATABASE, check_same_thread=False, isolation_level=None
@@ -274,8 +274,8 @@ class GatewayState:
         self.close()
 
 
-async def in_thread(pool: Executor | None, function: Callable[..., T], *arguments: Any) -> T:
-    """Run a function in a thread of a pool; None is the event loop's own. When cancelled, wait until it ends."""
+async def in_thread(pool: Executor, function: Callable[..., T], *arguments: Any) -> T:
+    """Run a function in a thread of a pool. When cancelled, wait until it ends."""
     work = asyncio.get_running_loop().run_in_executor(pool, partial(function, *arguments))
     try:
         return await asyncio.shield(work)
