@@ -103,7 +103,7 @@ class _Routes:
         return {
             "/": self.page,
             "/assets/{name}": self.asset,
-            "/api/runs": lambda: _json(self._api.runs()),
+            "/api/runs": lambda: as_json(self._api.runs()),
             "/api/compare": self.compare,
             run: self.run,
             f"{run}/version": self.version,
@@ -127,10 +127,10 @@ class _Routes:
         return Response(content, headers={"Content-Type": TYPES[name.rpartition(".")[2]]})
 
     def run(self, run_id: str) -> Response:
-        return _json(self._api.run(run_id))
+        return as_json(self._api.run(run_id))
 
     def version(self, run_id: str) -> Response:
-        return _json(self._api.version(run_id))
+        return as_json(self._api.version(run_id))
 
     def items(
         self,
@@ -143,33 +143,33 @@ class _Routes:
         names = ("task", "method", "tokens", "status", "text")
         given = request.query_params
         wanted = {name: given[name] for name in names if name in given}
-        return _json(self._api.items(run_id, wanted, offset=offset, limit=limit, step=step))
+        return as_json(self._api.items(run_id, wanted, offset=offset, limit=limit, step=step))
 
     def cells(self, run_id: str, step: Whole | None = None) -> Response:
-        return _json(self._api.cells(run_id, step=step))
+        return as_json(self._api.cells(run_id, step=step))
 
     def compare(
         self, first: str, second: str, offset: Whole = 0, limit: Limit = PAGE_ITEMS
     ) -> Response:
-        return _json(self._api.compare(first, second, offset=offset, limit=limit))
+        return as_json(self._api.compare(first, second, offset=offset, limit=limit))
 
     def metrics(self, run_id: str, after: Whole = 0) -> Response:
-        return _json(self._api.metrics(run_id, after=after))
+        return as_json(self._api.metrics(run_id, after=after))
 
     def rollouts(self, run_id: str, step: Whole = 0) -> Response:
-        return _json(self._api.rollouts(run_id, step))
+        return as_json(self._api.rollouts(run_id, step))
 
     def trace(self, run_id: str, key: str) -> Response:
-        return _json(self._api.trace(run_id, key))
+        return as_json(self._api.trace(run_id, key))
 
     def step(self, run_id: str, key: str, number: int) -> Response:
-        return _json(self._api.step(run_id, key, number))
+        return as_json(self._api.step(run_id, key, number))
 
     def section(self, run_id: str, key: str, number: int) -> Response:
-        return _json(self._api.section(run_id, key, number))
+        return as_json(self._api.section(run_id, key, number))
 
     def prompt(self, run_id: str, key: str, number: int) -> Response:
-        return _json(self._api.prompt(run_id, key, number))
+        return as_json(self._api.prompt(run_id, key, number))
 
 
 def assets() -> dict[str, str]:
@@ -186,14 +186,14 @@ def _assets() -> list[tuple[str, bytes]]:
     ]
 
 
-def _json(values: dict[str, Any]) -> Response:
+def as_json(values: dict[str, Any]) -> Response:
     """Values as JSON. Half of a surrogate pair, which a file may hold, is escaped."""
     text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Response(text.encode("utf-8", "backslashreplace"), media_type="application/json")
 
 
 def _error(status: int, message: str) -> Response:
-    response = _json({"error": message})
+    response = as_json({"error": message})
     response.status_code = status
     return response
 

@@ -125,7 +125,7 @@ class Items:
     def trace(self, number: int, settings_of: Mapping[str, Mapping[str, Any]]) -> StoredTrace:
         """One item with its trace; `settings_of` has the settings of reading of each method."""
         self._index.refresh()
-        head = head_of(self._index.line(number))
+        head = self._index.head(number)
         title = {"item": {**item_row(NumberedItem(number, head)), "answers": list(head.answers)}}
         return embedded_trace(
             self._parsed(self._index.generation, number),

@@ -23,6 +23,9 @@ from memagent.stored_runs import METRICS, StoredRun, describe_run, find_run
 FileState = tuple[int, int] | None
 """Time of the last change and size of a file; None where there is none."""
 
+MCP = "mcp"
+"""Folder beside that of runs where `memagent mcp` keeps its readings."""
+
 _not_plain = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -78,10 +81,11 @@ class Library:
 def open_library(names: Sequence[str]) -> Library:
     """The library of what a user names: run directories, names of runs, folders of runs.
 
-    Without a name it is the user's state folder. Raises RunError for what is none of these.
+    Without a name it is the user's state folder, with the readings of `memagent mcp`. Raises RunError for
+    what is none of these.
     """
     if not names:
-        return Library([runs_folder()])
+        return Library([runs_folder(), runs_folder().with_name(MCP)])
     return Library([_named(name) for name in names])
 
 

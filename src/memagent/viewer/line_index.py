@@ -59,6 +59,13 @@ class LineIndex(Generic[H]):
             except OSError as error:
                 raise RunError(f"cannot read {path}: {reason_of(error)}") from None
 
+    def head(self, number: int) -> H:
+        """The head of a line. Raises RunError where there is none, or where it is damaged."""
+        found = self.heads[number] if 0 <= number < len(self.heads) else None
+        if found is None:
+            raise RunError(f"{self._name} has no line {number + 1}, or it is damaged")
+        return found
+
     def line(self, number: int) -> bytes:
         """A whole line. Raises RunError where there is none."""
         with self._lock:

@@ -12,6 +12,7 @@ export async function tracePage(run, key, params) {
   let trace = await get(path);
   let selected = Number(params.get("step") ?? Math.max(0, trace.steps.length - 1));
   selected = Math.min(Math.max(0, selected), Math.max(0, trace.steps.length - 1));
+  let order = [];
   const list = h("ol", { class: "steps", "aria-label": "steps" });
   const detail = h("section", { class: "detail", "aria-live": "polite" });
   const strip = h("div", { class: "strip-holder" });
@@ -33,20 +34,26 @@ export async function tracePage(run, key, params) {
 
   function drawList() {
     const longest = Math.max(0.001, ...trace.steps.map((step) => step.seconds));
-    replaced(list, trace.steps.map((step, place) => stepRow(step, place, longest, select)));
+    order = readingOrder(trace.steps);
+    replaced(list, order.map((place) => stepRow(trace.steps[place], place, longest, select)));
     mark();
   }
 
   function mark() {
-    [...list.children].forEach((each, place) => {
-      each.firstChild.setAttribute("aria-current", place === selected ? "step" : "false");
+    [...list.children].forEach((each, row) => {
+      each.firstChild.setAttribute("aria-current", order[row] === selected ? "step" : "false");
     });
     for (const each of strip.querySelectorAll("[data-step]")) each.classList.toggle("selected", Number(each.dataset.step) === selected);
   }
 
+  function move(by) {
+    const row = Math.min(Math.max(0, order.indexOf(selected) + by), order.length - 1);
+    return select(order[row]);
+  }
+
   // scrolls the list and not the page
   function bringIntoView() {
-    const row = list.children[selected];
+    const row = list.children[order.indexOf(selected)];
     const side = list.parentElement;
     if (!row || !side) return;
     const [top, bottom] = [row.offsetTop - side.offsetTop, row.offsetTop - side.offsetTop + row.offsetHeight];
@@ -84,9 +91,9 @@ export async function tracePage(run, key, params) {
     ),
     shown: bringIntoView,
     keys: {
-      j: () => select(selected + 1), ArrowDown: () => select(selected + 1),
-      k: () => select(selected - 1), ArrowUp: () => select(selected - 1),
-      Home: () => select(0), End: () => select(trace.steps.length - 1),
+      j: () => move(1), ArrowDown: () => move(1),
+      k: () => move(-1), ArrowUp: () => move(-1),
+      Home: () => select(order[0]), End: () => select(order.at(-1)),
       d: () => { showsChanges = !showsChanges; select(selected); },
       p: () => detail.querySelector("details.prompt summary")?.click(),
       s: () => detail.querySelector("details.section summary")?.click(),
@@ -102,6 +109,19 @@ export async function tracePage(run, key, params) {
       else mark();
     },
   };
+}
+
+// Sections that were read at the same time stand in the order of the text, whichever was finished first.
+function readingOrder(steps) {
+  const places = steps.map((_, place) => place);
+  const isSection = (place) => steps[place].round !== undefined || steps[place].segment !== undefined;
+  const rank = (place) => [steps[place].round ?? 0, steps[place].kind === "read" ? 0 : 1, steps[place].kind === "read" ? steps[place].start ?? 0 : place];
+  if (!places.some(isSection)) return places;
+  return places.sort((a, b) => {
+    if (steps[a].kind === "answer" || steps[b].kind === "answer") return a - b;
+    const [one, other] = [rank(a), rank(b)];
+    return one[0] - other[0] || one[1] - other[1] || one[2] - other[2];
+  });
 }
 
 function trailOf(run, key, trace) {
