@@ -88,6 +88,8 @@ def marks_of(example: Example, config: AgentConfig) -> Marks:
     """The marks that replies of these settings hold; none where the settings ask for none."""
     rule = ITEM_RULES.get(example.task, _evidence) if config.items else _evidence
     spans = sorted(rule(example)) if config.keeps_quotes else []
+    if spans and config.mode == "in_order":
+        spans = sorted([*spans, *_candidates(example)])
     needed = frozenset(end for _, end in example.evidence_offsets())
     can_stop = config.stop_early and needed and example.task not in WHOLE_TEXT
     return Marks(spans=tuple(spans), items=config.items, needed=needed if can_stop else None)
@@ -106,6 +108,17 @@ def _evidence(example: Example) -> list[Mark]:
     return [
         Mark(start, end, item.text, item=example.passages[item.document].title or "fact")
         for item, (start, end) in zip(example.evidence, example.evidence_offsets(), strict=True)
+    ]
+
+
+def _candidates(example: Example) -> list[Mark]:
+    """What may matter as long as the fact that tells has not been read; no answer rests on it."""
+    text = example.text()
+    last = max((end for _, end in example.evidence_offsets()), default=0)
+    return [
+        Mark(start, end, text[start:end], item="fact", is_source=False)
+        for start, end, _ in example.metadata.get("spans", {}).get("candidate", [])
+        if end < last
     ]
 
 

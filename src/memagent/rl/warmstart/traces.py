@@ -209,11 +209,12 @@ class RightReplies:
         return find
 
     def _read(self, section: Chunk, prompt: str) -> str:
+        notes = self._notes_on(section, prompt) if self._config.mode == "parallel" else []
+        if self._config.mode == "parallel" and self._lines and not notes:
+            return self._prompts.nothing
         self._quoted += self._marks.inside(section)
         if self._config.mode == "parallel":
-            body = "\n".join(self._notes_on(section, prompt))
-            quotes = self._marks.quotes(section)
-            return _joined(quotes, body) or self._prompts.nothing
+            return _joined(self._marks.quotes(section), *notes) or self._prompts.nothing
         old, new = self._memories(section, prompt)
         quotes = self._marks.quotes(section)
         body = "" if quotes and new == old else self._prompts.reply_for(old, new)
