@@ -7,6 +7,7 @@ becomes part of the page.
 from __future__ import annotations
 
 import html
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -68,21 +69,37 @@ class _Row(NamedTuple):
 
 
 def _rows(trace: Trace) -> Iterator[_Row]:
-    steps = [step for step in trace.steps if step.section is not None]
-    num_left_out = len(steps) - MAX_ROWS
+    rows = [_row(step, title) for step, title in _titled(trace)]
+    num_left_out = len(rows) - MAX_ROWS
     if num_left_out <= 0:
-        yield from map(_row, steps)
+        yield from rows
         return
-    yield from map(_row, steps[: MAX_ROWS // 2])
+    yield from rows[: MAX_ROWS // 2]
     yield _Row("...", f"{num_left_out:,} sections are not shown", "", "")
-    yield from map(_row, steps[-MAX_ROWS // 2 :])
+    yield from rows[-MAX_ROWS // 2 :]
 
 
-def _row(step: Step) -> _Row:
-    assert step.section is not None, "only sections are listed"
+def _titled(trace: Trace) -> list[tuple[Step, str]]:
+    """Sections and merges with what they are called; those read at once in the order of the text."""
+    steps = [step for step in trace.steps if step.section is not None or step.kind == "merge"]
+    if all(step.round is None and step.segment is None for step in steps):
+        return [(step, f"{step.index + 1:,}") for step in steps]
+    starts = sorted({step.section.start for step in steps if step.section})
+    numbers = {start: number for number, start in enumerate(starts, start=1)}
+    steps.sort(key=lambda step: (step.round or 0, step.section.start if step.section else math.inf))
+    return [(step, _title(step, numbers)) for step in steps]
+
+
+def _title(step: Step, numbers: dict[int, int]) -> str:
+    title = f"{numbers[step.section.start]:,}" if step.section else f"merge of {len(step.inputs):,}"
+    return f"{title}, round {step.round}" if step.round is not None else title
+
+
+def _row(step: Step, title: str) -> _Row:
+    places = step.section.places if step.section else ()
     return _Row(
-        section=f"{step.index + 1:,}",
-        where=_cut(", ".join(str(place) for place in step.section.places)),
+        section=title,
+        where=_cut(", ".join(str(place) for place in places)),
         memory=_cut(step.memory),
         flags=", ".join(step.flags),
     )

@@ -73,6 +73,14 @@ def test_what_is_missing_is_looked_for_in_the_next_round() -> None:
     assert trace.memory == merges[-1].memory
 
 
+def test_a_notebook_shows_rounds_in_the_order_of_the_text() -> None:
+    lines = reader_of(rounds=2).ask(QUESTION, TEXT)._repr_markdown_().splitlines()
+    titles = [line.split(" | ")[0].strip("| ") for line in lines if ", round " in line]
+    one = [f"{number}, round 1" for number in range(1, 10)]
+    two = [f"{number}, round 2" for number in range(1, 10)]
+    assert titles == [*one, "merge of 1, round 1", *two, "merge of 2, round 2"]
+
+
 def test_the_text_is_read_at_most_so_many_rounds() -> None:
     trace = reader_of(rounds=2).ask(QUESTION, TEXT)
     assert max(step.round or 0 for step in trace.steps) == 2
