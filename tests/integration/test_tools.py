@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import CODE, FACT, MEMAGENT, QUESTION, Cli
+from tests.integration.conftest import CODE, FACT, MEMAGENT, QUESTION, Cli, Outcome
+
+Call = Callable[..., Outcome]
 
 
-def test_doctor_prints_findings_as_text_and_as_json(cli: Cli) -> None:
-    done = cli("doctor")
+def test_doctor_prints_findings_as_text_and_as_json(here: Call) -> None:
+    done = here("doctor")
     assert (done.code, done.stderr) == (0, "")
     assert "\nengines\n" in done.stdout
     assert "  ok  scripted" in done.stdout
-    findings = json.loads(cli("doctor", "--json").stdout)
+    findings = json.loads(here("doctor", "--json").stdout)
     assert {finding["area"] for finding in findings} >= {"system", "extras", "engines", "folders"}
 
 
-def test_a_profile_gives_the_settings_of_a_reading(cli: Cli, tmp_path: Path) -> None:
+def test_a_profile_gives_the_settings_of_a_reading(here: Call, tmp_path: Path) -> None:
     (tmp_path / "memagent").mkdir()
     config = tmp_path / "memagent" / "config.toml"
     config.write_text(
@@ -29,25 +32,27 @@ def test_a_profile_gives_the_settings_of_a_reading(cli: Cli, tmp_path: Path) -> 
     book = tmp_path / "book.txt"
     book.write_text(f"{'The harbour was quiet. ' * 60}\n\n{FACT}\n")
     env = {"XDG_CONFIG_HOME": str(tmp_path)}
-    done = cli("ask", book, "-q", QUESTION, "--profile", "small", "--json", env=env)
+    done = here("ask", book, "-q", QUESTION, "--profile", "small", "--json", env=env)
     assert done.code == 0, done.stderr
     told = json.dumps(json.loads(done.stdout))
     assert CODE in told
     assert told.count('"kind": "read"') > 3
-    done = cli("ask", book, "-q", QUESTION, "--profile", "smal", env=env)
+    done = here("ask", book, "-q", QUESTION, "--profile", "smal", env=env)
     assert done.code == 2
     assert f"there is no profile 'smal' in {config}; did you mean small?" in done.stderr
-    done = cli("ask", book, "-q", QUESTION, env={**env, "MEMAGENT_PROFILE": "small"})
+    done = here("ask", book, "-q", QUESTION, env={**env, "MEMAGENT_PROFILE": "small"})
     assert CODE in done.stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_completion_script_is_printed_and_installed(cli: Cli, shell: str, tmp_path: Path) -> None:
-    script = cli("completion", shell)
+def test_a_completion_script_is_printed_and_installed(
+    here: Call, shell: str, tmp_path: Path
+) -> None:
+    script = here("completion", shell)
     assert script.code == 0
     assert "_MEMAGENT_COMPLETE" in script.stdout
     env = {"HOME": str(tmp_path), "XDG_DATA_HOME": "", "XDG_CONFIG_HOME": ""}
-    done = cli("completion", shell, "--install", env=env)
+    done = here("completion", shell, "--install", env=env)
     assert done.code == 0, done.stderr
     assert Path(done.stdout.strip()).read_text() + "\n" == script.stdout
     assert Path(done.stdout.strip()).is_relative_to(tmp_path)
@@ -65,7 +70,7 @@ def test_commands_and_options_are_completed(cli: Cli) -> None:
     assert completed("memagent ask --chunk", 2) == ["--chunk-tokens"]
 
 
-def test_an_unknown_shell_is_asked_for(cli: Cli) -> None:
-    done = cli("completion", env={"SHELL": "/bin/strange"})
+def test_an_unknown_shell_is_asked_for(here: Call) -> None:
+    done = here("completion", env={"SHELL": "/bin/strange"})
     assert (done.code, done.stdout) == (2, "")
     assert "name your shell: bash, zsh, fish" in done.stderr
