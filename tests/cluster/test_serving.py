@@ -23,9 +23,6 @@ from tests.support.tiny_models import make_tiny_model
 on_cluster = [
     pytest.mark.cluster,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray Serve's, about its own code
-    pytest.mark.skipif(
-        "MEMAGENT_TEST_CLUSTER" not in os.environ, reason="`make test-cluster` runs it"
-    ),
 ]
 VLLM = choose_engine("vllm:Qwen/Qwen2.5-7B-Instruct", {"tensor_parallel_size": 2})
 

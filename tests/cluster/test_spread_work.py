@@ -26,12 +26,7 @@ from tests.integration.test_eval import records_of
 from tests.support.ray_nodes import ray_nodes
 from tests.support.tiny_models import make_tiny_model
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.skipif(
-        "MEMAGENT_TEST_CLUSTER" not in os.environ, reason="`make test-cluster` runs it"
-    ),
-]
+pytestmark = pytest.mark.cluster
 SCRIPTED = choose_engine("scripted", {})
 
 

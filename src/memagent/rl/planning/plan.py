@@ -362,7 +362,9 @@ class Planner:
             row_seconds=engine.row_seconds(row_context(workload)),
             train_seconds=0.0,
             publish_seconds=0.0,
-            host_seconds=self.rates.host_seconds,
+            host_seconds=(
+                self.rates.host_seconds if layout.is_single else self.rates.cluster_host_seconds
+            ),
             max_staleness=layout.max_staleness,
             sigma=assumed.reply_sigma,
             correlation=assumed.reply_correlation,

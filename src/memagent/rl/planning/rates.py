@@ -38,6 +38,8 @@ class Rates:
     """The same for weights, which are read in larger pieces. Assumed."""
     host_seconds: float = 0.8e-3
     """The driver's own time for a call: rendering, encoding, recording (0.7 ms, and 0.1 to 0.6 for templates)."""
+    cluster_host_seconds: float = 0.95e-3
+    """The same with replicas on a cluster (`benchmarks.driver_scaling`: 0.9 to 1.0 ms)."""
     link_share: float = 0.6
     """Share of a link's bandwidth that collectives reach. Assumed."""
     disk_bandwidth: float = 1e9

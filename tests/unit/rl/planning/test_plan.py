@@ -197,6 +197,21 @@ def test_a_run_that_fits_has_no_problem() -> None:
 # --- splits ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("name", "nodes", "prompts"), [("paper_7b", 4, 128), ("paper_14b", 16, 256)]
+)
+def test_the_papers_configs_train_all_weights_on_its_nodes(
+    name: str, nodes: int, prompts: int
+) -> None:
+    config = read_config(name)
+    layout = layout_of(config)
+    assert (layout.num_nodes, layout.num_gpus) == (nodes, 8 * nodes)
+    assert (config.rollout.prompts, config.rollout.group_size) == (prompts, 16)
+    assert config.agent.settings["prompts"] == "paper"
+    assert not config.has_adapter
+    assert find_problems(planner_of(name, gpu="H100"), layout) == []
+
+
 def test_the_layout_of_a_config_is_that_of_its_cluster() -> None:
     config = read_config("paper_7b")
     assert layout_of(config) == colocated(32)
