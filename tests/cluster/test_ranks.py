@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,14 +135,24 @@ def test_a_cluster_that_is_too_small_is_reported_within_the_time(
     assert not (tmp_path / "run").exists()
 
 
+@contextmanager
+def replica_and_ranks() -> Iterator[Any]:
+    """A node with room for an engine replica only, and one where both ranks go."""
+    with running_nodes(1, num_cpus=1) as nodes:
+        add_node(nodes, num_cpus=2)
+        yield nodes
+
+
 @pytest.mark.cluster
 def test_a_node_that_leaves_is_waited_for(files: Path, alone: Path, tmp_path: Path) -> None:
-    with running_nodes(2, num_cpus=1) as nodes:
+    with replica_and_ranks() as nodes:
+        removed: list[int] = []
 
         def replace_node(trainer: Trainer, step: int) -> None:
-            if step == 2 and len(nodes.worker_nodes) == 1:
+            if step == 2 and not removed:
+                removed.append(step)
                 nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
-                threading.Timer(8.0, add_node, [nodes], {"num_cpus": 1}).start()
+                threading.Timer(8.0, add_node, [nodes], {"num_cpus": 2}).start()
 
         config = on_cluster(files, nodes, wait_seconds=120)
         watch = train(config, tmp_path / "run", replace_node)
@@ -153,7 +164,7 @@ def test_a_node_that_leaves_is_waited_for(files: Path, alone: Path, tmp_path: Pa
 def test_a_node_that_stays_away_stops_the_run_which_can_be_resumed(
     files: Path, alone: Path, tmp_path: Path
 ) -> None:
-    with running_nodes(2, num_cpus=1) as nodes:
+    with replica_and_ranks() as nodes:
 
         def remove_node(trainer: Trainer, step: int) -> None:
             if step == 2:
@@ -162,7 +173,7 @@ def test_a_node_that_stays_away_stops_the_run_which_can_be_resumed(
         config = on_cluster(files, nodes, wait_seconds=2)
         with pytest.raises(ClusterError, match="2 trainer ranks need 2 CPU"):
             train(config, tmp_path / "run", remove_node)
-        add_node(nodes, num_cpus=1)
+        add_node(nodes, num_cpus=2)
         watch = train({}, tmp_path / "run", changes=["cluster.wait_seconds=60"])
         assert watch.steps == [3]
         assert_same_training(tmp_path / "run", alone)

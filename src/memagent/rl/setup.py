@@ -131,7 +131,9 @@ async def _open_processes(
 
     async with opening.open_distributed(config, run_dir, source, on_note) as distributed:
         ranks = distributed.backend
-        settings = config.model.model_copy(update={"device": "cpu"})  # GPUs are for the cluster
+        # GPUs are for the cluster; with replicas only the tokenizer is used here, and weights take no memory
+        device = "meta" if config.has_replicas else "cpu"
+        settings = config.model.model_copy(update={"device": device})
         trained = open_model(settings, source, seed=config.seed)
         if config.has_replicas:
             open_engine: OpenEngine = partial(

@@ -29,7 +29,7 @@ from memagent.rl.distributed.replica import (
 )
 from memagent.rl.distributed.replicas import ReplicaEngine, ReplicaSync, open_replicas
 from memagent.rl.settings import TrainConfig
-from memagent.rl.weights.checkpoint import save_adapter
+from memagent.rl.weights.checkpoint import save_adapter_config
 from memagent.rl.weights.models import Trained
 from memagent.rl.weights.sync import WeightSync
 
@@ -145,7 +145,7 @@ def _adapter_config(trained: Trained) -> str | None:
     if not trained.has_adapter:
         return None
     with TemporaryDirectory() as folder:
-        save_adapter(trained.model, Path(folder))
+        save_adapter_config(trained.model, Path(folder))
         return (Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8")
 
 

@@ -363,12 +363,17 @@ def save_adapter(model: Any, folder: Path) -> None:
     _write_adapter(model, _adapter_weights(model), folder)
 
 
-def _write_adapter(model: Any, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+def save_adapter_config(model: Any, folder: Path) -> None:
+    """Write the settings of a model's adapter, without its weights."""
     (config,) = model.peft_config.values()
     config = copy.copy(config)
     base = Path(model.name_or_path)
     config.base_model_name_or_path = str(base.resolve() if base.exists() else base)
     config.save_pretrained(str(folder))
+
+
+def _write_adapter(model: Any, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    save_adapter_config(model, folder)
     whole = {name: tensor.contiguous() for name, tensor in weights.items()}
     save_file(whole, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
