@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +19,9 @@ import httpx
 import openai
 import pytest
 
-from memagent.config import KeyLimits
+from memagent.config import KeyLimits, LocalConfig
+from memagent.engines.local.engine import LocalEngine
+from memagent.engines.local.loading import load
 from memagent.errors import RunError
 from memagent.serve.keys import KeyStore
 from memagent.serve.reading.state import GatewayState
@@ -34,7 +39,9 @@ from tests.support.gateways import (
     serving_gateway,
 )
 from tests.support.timing import wait_until
+from tests.support.tiny_models import WINDOW, make_tiny_model
 
+MEMAGENT = Path(sys.executable).parent / "memagent"
 HELLO: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
 
 
@@ -224,6 +231,50 @@ def test_errors_are_those_that_clients_know(
     assert "secret-state" not in reply.text
     streamed = gateway.send("POST", "/v1/chat/completions", json={**body, "stream": True})
     assert streamed.status_code == status
+
+
+def test_a_local_model_streams_short_replies_token_by_token(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny", "llama")
+    reading = {"window": WINDOW, "chunk_tokens": 64, "memory_tokens": 16, "answer_tokens": 16}
+    with (
+        LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01)) as engine,
+        serving_gateway(
+            tmp_path / "state", engine, reading={**reading, "prompts": "compact"}
+        ) as it,
+        it.client() as client,
+    ):
+        whole = chat(client, HELLO, max_tokens=20)
+        chunks = list(chat(client, HELLO, max_tokens=20, stream=True))
+        used = it.state.used("anyone").usage
+    texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices[0].delta.content]
+    assert "".join(texts) == whole.choices[0].message.content
+    assert len(texts) > 5
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    assert (used.calls, used.completion_tokens) == (2, 40)
+
+
+def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
+    key = KeyStore(tmp_path / "keys.json").add("anna")
+    command = [*("serve", "--reader", "--engine", "scripted", "--port", "0")]
+    server = subprocess.Popen(
+        [MEMAGENT, *command, "--state-dir", tmp_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        base_url = server.stdout.readline().strip()
+        with openai.OpenAI(base_url=base_url, api_key=key, max_retries=0) as client:
+            assert chat(client, HELLO).choices[0].message.content == "The text does not tell."
+    finally:
+        server.terminate()
+        _, said = server.communicate(timeout=60)
+    assert server.returncode in (0, -signal.SIGTERM)
+    assert "reading with scripted through a window of 8,192 tokens" in said
+    assert "POST /v1/chat/completions 200, 3 + 5 tokens" in said
+    assert key not in said
+    assert "Traceback" not in said
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -111,8 +111,8 @@ class Guard:
         self._gate = gate
         self._metrics = metrics
         self._keys = keys
-        self._key_gates: dict[str, AdmissionGate] = {}
-        """Of holders with a limit of their own, by id."""
+        self._key_gates: dict[tuple[str, int], AdmissionGate] = {}
+        """Of holders with a limit of their own, by id and limit, which may change."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -176,7 +176,7 @@ class Guard:
         """Hold a place, among those of the key too."""
         with ExitStack() as places:
             if (limit := holder.limits.max_concurrency) is not None:
-                own = self._key_gates.setdefault(holder.id, AdmissionGate(limit))
+                own = self._key_gates.setdefault((holder.id, limit), AdmissionGate(limit))
                 places.enter_context(own.admit())
             places.enter_context(self._gate.admit())
             yield

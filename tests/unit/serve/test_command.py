@@ -56,3 +56,25 @@ def test_the_key_is_never_printed(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr()
     assert "secret" not in printed.out + printed.err
     assert "$MEMAGENT_API_KEY" in printed.err
+
+
+def test_settings_of_the_gateway_need_the_reader() -> None:
+    for name in ("window", "state_dir", "base_url", "tokenizer", "vllm_args"):
+        with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')} needs --reader$"):
+            options(**{name: 5000})
+    with pytest.raises(ConfigError, match="or --reader"):
+        _ = serve.ServeOptions.parse({"engine": "openai:x"}).model
+
+
+def test_behind_the_reader_the_environment_has_the_key_of_the_endpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MEMAGENT_API_KEY", "of-the-endpoint")
+    assert options(reader=True).api_key is None
+    assert options(reader=True, api_key="given").api_key == SecretStr("given")
+
+
+def test_any_engine_can_be_behind_the_reader() -> None:
+    values = {"engine": "openai:x", "reader": True, "base_url": "http://localhost:1/v1"}
+    choice = serve.ServeOptions.parse(values).choose()
+    assert (choice.kind, choice.model, choice.address) == ("openai", "x", "http://localhost:1/v1")
