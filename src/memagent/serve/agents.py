@@ -4,7 +4,7 @@
 
     async with serving_agents() as server:
         with server.admitted(answer) as key:
-            OpenAI(base_url=server.base_url, api_key=key)
+            server.base_url, key    # what a client of OpenAI's API needs
 
 The key is sent as `Authorization: Bearer KEY`, or in the header `x-memagent-rollout` by programs whose key cannot
 be set. It runs in the event loop of the rollouts; what a call samples and records is decided by the caller.
