@@ -38,6 +38,8 @@ class Row(NamedTuple):
     seconds: float
     """Of one question, on average."""
     calls: float
+    in_a_row: int
+    """Calls that have to wait for each other, however fast the machine is that reads."""
     num_right: int
     num_asked: int
     times_faster: float
@@ -100,18 +102,40 @@ def measure(options: argparse.Namespace) -> list[Row]:
             traces = ask_all(reader, document, keys, Path(folder) / str(number))
             seconds = (time.perf_counter() - began) / len(keys)
             engine.close()
-            found.append(_row(name, keys, traces, seconds, found))
+            in_a_row = max(calls_in_a_row(trace, options) for trace in traces)
+            found.append(_row(name, keys, traces, seconds, found, in_a_row))
     return found
 
 
+def calls_in_a_row(trace: Trace, options: argparse.Namespace) -> int:
+    """The calls of a reading that wait for others, where as many are sent at once as may be."""
+    at_once: dict[tuple[int | None, int | None], int] = {}
+    for step in trace.steps:
+        if step.kind == "read":
+            place = (step.round, step.segment)
+            at_once[place] = at_once.get(place, 0) + 1
+    num_merges = sum(step.kind == "merge" for step in trace.steps)
+    if any(round_number is not None for round_number, _ in at_once):
+        reads = sum(-(-num // options.concurrency) for num in at_once.values())
+    else:
+        reads = max(at_once.values())
+    return reads + num_merges + 1
+
+
 def _row(
-    mode: str, keys: tuple[str, ...], traces: list[Trace], seconds: float, before: list[Row]
+    mode: str,
+    keys: tuple[str, ...],
+    traces: list[Trace],
+    seconds: float,
+    before: list[Row],
+    in_a_row: int,
 ) -> Row:
     answers = [trace.final_answer for trace in traces]
     return Row(
         mode=mode,
         seconds=round(seconds, 2),
         calls=sum(trace.usage.calls for trace in traces) / len(traces),
+        in_a_row=in_a_row,
         num_right=sum(value_of(key) == said for key, said in zip(keys, answers, strict=True)),
         num_asked=len(keys),
         times_faster=round((before[0].seconds if before else seconds) / seconds, 1),
@@ -139,11 +163,11 @@ def main() -> None:
     print(
         f"{options.tokens:,} tokens, {options.latency_ms:g} ms a call, {options.concurrency} at once"
     )
-    print(f"{'mode':<14}{'seconds':>9}{'calls':>8}{'right':>9}{'faster':>9}")
+    print(f"{'mode':<14}{'seconds':>9}{'calls':>8}{'in a row':>10}{'right':>9}{'faster':>9}")
     for row in rows:
         right = f"{row.num_right}/{row.num_asked}"
         print(
-            f"{row.mode:<14}{row.seconds:>9.1f}{row.calls:>8.0f}{right:>9}{row.times_faster:>8.1f}x"
+            f"{row.mode:<14}{row.seconds:>9.1f}{row.calls:>8.0f}{row.in_a_row:>10}{right:>9}{row.times_faster:>8.1f}x"
         )
     print(json.dumps([row._asdict() for row in rows]))
 

@@ -43,3 +43,24 @@ def test_evidence_in_view_is_measured_for_every_method() -> None:
     assert rows["one prompt, window 8K"].num_in_view < 2
     assert rows["reader, window 8K"].calls > 5
     assert rows["one prompt, window 8K"].prompt_tokens < 8192
+
+
+def test_parallel_reading_has_few_calls_in_a_row_and_the_same_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    benchmark = importlib.import_module("benchmarks.parallel_reading")
+    options = [
+        "--tokens",
+        "40000",
+        "--chunk-tokens",
+        "2000",
+        "--latency-ms",
+        "5",
+        "--questions",
+        "2",
+    ]
+    monkeypatch.setattr(sys, "argv", ["parallel_reading", *options])
+    rows = {row.mode: row for row in benchmark.measure(benchmark.parse_options())}
+    assert {row.num_right for row in rows.values()} == {2}
+    assert rows["in order"].in_a_row == rows["in order"].calls > 20
+    assert rows["parallel"].in_a_row == 3
