@@ -63,6 +63,8 @@ REPLY = Completion(
 class NullReplica:
     """A replica without a model; also what opens it."""
 
+    is_alive = True
+
     def __init__(self) -> None:
         self.engine = NullEngine()
 

@@ -68,7 +68,7 @@ def named(model: Path, adapter: Path | None = None) -> list[tuple[str, Any]]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while not condition():
             await asyncio.sleep(0.05)
 

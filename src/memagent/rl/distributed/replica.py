@@ -26,8 +26,8 @@ from memagent.config import LocalConfig
 from memagent.engines.base import BaseEngine
 from memagent.engines.local.adapters import ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from memagent.engines.local.engine import LocalEngine
-from memagent.engines.vllm import CONTROL_VARIABLES, VllmEngine
-from memagent.errors import EngineError
+from memagent.engines.vllm import CONTROL_VARIABLES, VllmEngine, visible_gpus
+from memagent.errors import ConfigError, EngineError
 from memagent.rl.distributed.shipping import shipped
 from memagent.rl.settings import ModelSettings
 from memagent.rl.weights.merging import MergedCopy
@@ -36,6 +36,8 @@ from memagent.rl.weights.sync import LoraEndpoint
 from memagent.types import Completion, Message, Sampling, TokenEngine
 
 ADAPTER_CONFIG = "adapter_config.json"
+ALIVE_SECONDS = 1.0
+"""How often a server that loads weights is looked at."""
 
 
 class Replica(Protocol):
@@ -44,6 +46,11 @@ class Replica(Protocol):
     @property
     def engine(self) -> BaseEngine:
         """Samples replies."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """False when the engine has ended by itself: the replica is of no use any more."""
         ...
 
     async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
@@ -87,6 +94,8 @@ class ReplicaReply:
 
     completion: Completion | None = None
     error: Exception | None = None
+    is_dead: bool = False
+    """Whether the engine has ended: the call is for another replica."""
 
 
 class ReplicaActor:
@@ -110,18 +119,24 @@ class ReplicaActor:
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> ReplicaReply:
         """One reply to a conversation."""
-        return await _reply(self._opened.engine.complete(messages, sampling))
+        return await self._reply(self._opened.engine.complete(messages, sampling))
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> ReplicaReply:
         """One reply to a prompt of tokens."""
         engine = self._opened.engine
         if not isinstance(engine, TokenEngine):
             return ReplicaReply(error=EngineError(f"{engine.model} takes no prompts of tokens"))
-        return await _reply(engine.generate(prompt_ids, sampling))
+        return await self._reply(engine.generate(prompt_ids, sampling))
 
-    async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
-        """Take new weights."""
-        await self._opened.load(buckets, policy_version)
+    async def load(self, buckets: Sequence[Any], policy_version: int) -> bool:
+        """Take new weights; whether the engine is still there."""
+        try:
+            await self._opened.load(buckets, policy_version)
+        except Exception:
+            if self._opened.is_alive:
+                raise
+            return False
+        return True
 
     async def sleep(self) -> None:
         """Free the device."""
@@ -141,12 +156,11 @@ class ReplicaActor:
         assert self._replica is not None, "the driver starts a replica first"
         return self._replica
 
-
-async def _reply(call: Awaitable[Completion]) -> ReplicaReply:
-    try:
-        return ReplicaReply(completion=await call)
-    except Exception as error:
-        return ReplicaReply(error=error)
+    async def _reply(self, call: Awaitable[Completion]) -> ReplicaReply:
+        try:
+            return ReplicaReply(completion=await call)
+        except Exception as error:
+            return ReplicaReply(error=error, is_dead=not self._opened.is_alive)
 
 
 # --- the model in the actor's process -------------------------------------------------------------
@@ -179,6 +193,7 @@ class _Embedded:
         self._loaded = loaded
         self._engine: LocalEngine | None = LocalEngine(loaded, config)
         self._version = 0
+        self.is_alive = True
 
     @property
     def engine(self) -> LocalEngine:
@@ -242,6 +257,8 @@ class VllmReplica:
     engine_settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> Replica:
+        if self.adapter_config is None and not visible_gpus(os.environ):
+            _check_cpu_reload(self.model)
         os.environ.update(CONTROL_VARIABLES)
         values = dict(self.engine_settings)
         if self.adapter_config is not None:
@@ -251,6 +268,16 @@ class VllmReplica:
         engine = open_outside(f"vllm:{self.model}", values)
         assert isinstance(engine, VllmEngine)
         return _Vllm(engine, self)
+
+
+def _check_cpu_reload(model: str) -> None:
+    """vLLM on a CPU packs the head when it starts, and keeps that of tied embeddings when weights change."""
+    path = Path(model) / "config.json"
+    if path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("tie_word_embeddings"):
+        raise ConfigError(
+            f"vLLM on a CPU does not take new weights of {model}, whose embeddings are tied; train an adapter "
+            "(`model.lora_rank`), or remove `rollout.engine`"
+        )
 
 
 class _Vllm:
@@ -268,8 +295,22 @@ class _Vllm:
             num_versions=opened.num_versions,
         )
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server's process is there."""
+        return all(server.is_running for server in self.engine.servers)
+
     async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
         """Calls in progress end on the weights that they started with."""
+        work = asyncio.ensure_future(self._load(buckets, policy_version))
+        while not work.done():
+            await asyncio.wait([work], timeout=ALIVE_SECONDS)
+            if not self.is_alive:  # it would be asked again and again
+                work.cancel()
+                raise EngineError(self.engine.servers[0].why_ended())
+        work.result()
+
+    async def _load(self, buckets: Sequence[Any], policy_version: int) -> None:
         if self._config is not None:
             self._buckets = buckets
             await self._lora.push(policy_version)

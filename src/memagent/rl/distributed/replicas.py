@@ -212,6 +212,10 @@ class ReplicaEngine(BaseEngine):
                 continue
             finally:
                 self._balancer.end(place.number)
+            if reply.is_dead:
+                self._lost(place, actor, reply.error or EngineError("its engine has ended"))
+                num_attempts += 1
+                continue
             if reply.error is not None:
                 raise reply.error
             assert reply.completion is not None
@@ -260,8 +264,12 @@ class ReplicaEngine(BaseEngine):
         try:
             async with asyncio.timeout(self._start_seconds):
                 place.facts = await place.actor.start.remote()
-                if self._weights is not None:
-                    await place.actor.load.remote(*self._weights)
+                loaded = None
+                while loaded is not self._weights:  # newer ones may be published meanwhile
+                    loaded = self._weights
+                    assert loaded is not None
+                    if not await place.actor.load.remote(*loaded):
+                        raise EngineError(f"{name} ended while it took its weights")
         except TimeoutError:
             self._kill(place)
             raise EngineError(
@@ -291,6 +299,7 @@ class ReplicaEngine(BaseEngine):
             f"engine replica {place.number} died ({_last_line(error)}); it is replaced, and its unfinished "
             "replies are sampled again"
         )
+        self._kill(place)
         place.replacing = asyncio.ensure_future(self._replace(place))
 
     async def _replace(self, place: _Place) -> None:
@@ -312,7 +321,8 @@ class ReplicaEngine(BaseEngine):
         assert self._weights is not None
         actor = place.actor
         try:
-            await actor.load.remote(*self._weights)
+            if not await actor.load.remote(*self._weights):
+                self._lost(place, actor, EngineError("its engine has ended"))
         except RayActorError as error:
             self._lost(place, actor, error)
         except RayError as error:

@@ -66,7 +66,7 @@ def named(model: Path, adapter: Path | None = None) -> list[tuple[str, Any]]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while not condition():
             await asyncio.sleep(0.05)
 
@@ -80,7 +80,7 @@ async def test_replicas_sample_from_what_was_published_also_after_one_was_killed
         embedded(models[0]),
         num=2,
         resources={"CPU": 1},
-        start_seconds=60,
+        start_seconds=240,
         on_note=notes.append,
     )
     async with opened as engine:

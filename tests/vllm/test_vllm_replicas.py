@@ -1,0 +1,185 @@
+"""vLLM servers as engine replicas of a cluster: they get all weights and adapters while they run, and may die.
+
+    make test-vllm
+
+Skipped unless MEMAGENT_TEST_VLLM names a Python that has vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from memagent.cluster import Cluster
+from memagent.engines.local.engine import LocalEngine
+from memagent.engines.local.loading import load
+from memagent.types import Completion, Message, Sampling
+from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
+
+PYTHON = os.environ.get("MEMAGENT_TEST_VLLM")
+pytestmark = [
+    pytest.mark.skipif(not PYTHON, reason="make test-vllm starts vLLM"),
+    pytest.mark.timeout(1800),
+]
+ARGUMENTS = "--enforce-eager --dtype float32 --max-num-seqs 8"
+RANK = 8
+MESSAGES: list[Message] = [{"role": "user", "content": "Where is the red ledger kept?"}]
+GREEDY = Sampling(max_tokens=12, temperature=0.0)
+LONG = Sampling(max_tokens=400, temperature=1.0, seed=5)
+TOLERANCE = 2e-4
+"""Of log-probabilities in float32, vLLM against the local engine."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    from tests.support.ray_nodes import ray_nodes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        with ray_nodes(1):
+            yield Cluster(wait_seconds=60, on_note=lambda text: None, is_local=False)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models of the same shapes, without tied embeddings. Heads of 64, the smallest of vLLM on a CPU."""
+    folder = tmp_path_factory.mktemp("models")
+    sizes = {"hidden_size": 256, "max_position_embeddings": 1024}
+    return [make_tiny_model(folder / str(n), "llama", seed=n, **sizes) for n in (0, 1)]
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    return {
+        "vllm_python": PYTHON,
+        "vllm_args": ARGUMENTS,
+        "vllm_log_dir": str(folder / "logs"),
+        "start_seconds": 900,
+    }
+
+
+async def expected(model: Path, adapter: Path | None = None) -> Completion:
+    loaded = load(str(model), adapter=None if adapter is None else str(adapter))
+    async with LocalEngine(loaded) as engine:
+        return await engine.complete(MESSAGES, GREEDY)
+
+
+def assert_equal(reply: Completion, other: Completion) -> None:
+    assert reply.completion_ids == other.completion_ids
+    assert reply.prompt_ids == other.prompt_ids
+    logprobs = torch.tensor([reply.logprobs, other.logprobs])
+    assert (logprobs[0] - logprobs[1]).abs().max() < TOLERANCE
+
+
+async def test_all_weights_are_published_to_a_running_server_which_is_replaced_when_it_is_killed(
+    cluster: Cluster, models: list[Path], tmp_path: Path
+) -> None:
+    from memagent.rl.distributed.replica import VllmReplica
+    from memagent.rl.distributed.replicas import open_replicas
+    from memagent.rl.distributed.shipping import ship
+
+    notes: list[str] = []
+    opener = VllmReplica(model=str(models[0]), engine_settings=settings(tmp_path))
+    async with open_replicas(
+        cluster, opener, num=1, resources={"CPU": 1}, start_seconds=900, on_note=notes.append
+    ) as engine:
+        first = await engine.complete(MESSAGES, GREEDY)
+        assert_equal(first, await expected(models[0]))
+        weights = ship(load(str(models[1])).model.named_parameters(), bucket_bytes=200_000)
+        running = [asyncio.ensure_future(engine.complete(MESSAGES, LONG)) for _ in range(4)]
+        await asyncio.sleep(0.3)
+        await engine.publish(weights, 5)
+        assert {(await one).policy_version for one in running} <= {None, 5}
+        second = await engine.complete(MESSAGES, GREEDY)
+        assert_equal(second, await expected(models[1]))
+        assert second.policy_version == 5
+        assert second.completion_ids != first.completion_ids
+
+        running = [asyncio.ensure_future(engine.complete(MESSAGES, LONG)) for _ in range(4)]
+        await asyncio.sleep(0.3)
+        kill_servers(str(models[0]))
+        replies = await asyncio.gather(*running)
+        assert notes[0].startswith("engine replica 0 died (vLLM ended")
+        assert notes[-1] == "engine replica 0 is back"
+        assert all(reply.policy_version == 5 for reply in replies)
+        assert_equal(await engine.complete(MESSAGES, GREEDY), await expected(models[1]))
+
+
+def kill_servers(model: str) -> None:
+    """End the vLLM servers of this test's own model, by their ids."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if "vllm.entrypoints.openai.api_server" in command and model in command:
+            os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+async def test_adapters_are_published_to_a_running_server(
+    cluster: Cluster, models: list[Path], tmp_path: Path
+) -> None:
+    from memagent.rl.distributed.replica import VllmReplica
+    from memagent.rl.distributed.replicas import open_replicas
+    from memagent.rl.distributed.shipping import ship
+
+    adapters = [
+        make_tiny_adapter(models[0], tmp_path / str(seed), rank=RANK, seed=seed) for seed in (0, 1)
+    ]
+    opener = VllmReplica(
+        model=str(models[0]),
+        adapter_config=(adapters[0] / "adapter_config.json").read_text(),
+        num_versions=2,
+        engine_settings=settings(tmp_path),
+    )
+    async with open_replicas(
+        cluster, opener, num=1, resources={"CPU": 1}, start_seconds=900
+    ) as engine:
+        for version, adapter in enumerate(adapters, start=1):
+            named = load(str(models[0]), adapter=str(adapter)).model.named_parameters()
+            await engine.publish(ship((n, p) for n, p in named if "lora_" in n), version)
+            reply = await engine.complete(MESSAGES, GREEDY)
+            assert_equal(reply, await expected(models[0], adapter))
+            assert reply.policy_version == version
+
+
+def test_training_steps_with_a_server_that_is_killed_between_them(
+    models: list[Path], tmp_path: Path
+) -> None:
+    from memagent.tracking import read_metrics
+    from tests.support.cluster_runs import train
+    from tests.support.ray_nodes import running_nodes
+    from tests.support.tiny_training import tiny_run
+
+    config = tiny_run(tmp_path, steps=3, warm_start=None, validation=None, objective={})
+    config["model"] = {"source": str(models[0])}
+    config["rollout"] = {
+        "prompts": 2,
+        "group_size": 2,
+        "engine": f"vllm:{models[0]}",
+        "engine_settings": settings(tmp_path),
+    }
+
+    def kill(trainer: Any, step: int) -> None:
+        if step == 1:
+            kill_servers(str(models[0]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        with running_nodes(1, num_cpus=4) as nodes:
+            config["cluster"] = {"address": nodes.address, "start_seconds": 900}
+            watch = train(config, tmp_path / "run", kill)
+    records = read_metrics(tmp_path / "run")
+    assert watch.steps == [1, 2, 3]
+    assert [record["staleness_max"] for record in records] == [0.0, 0.0, 0.0]
+    assert all(record["mismatch_kl"] < 1e-4 for record in records)
+    assert sum(record["num_failed"] for record in records) == 0
+    assert "engine replica 0 is back" in watch.notes
