@@ -37,9 +37,9 @@ def test_a_profile_gives_the_settings_of_a_reading(here: Call, tmp_path: Path) -
     told = json.dumps(json.loads(done.stdout))
     assert CODE in told
     assert told.count('"kind": "read"') > 3
-    done = here("ask", book, "-q", QUESTION, "--profile", "smal", env=env)
+    done = here("ask", book, "-q", QUESTION, "--profile", "smalll", env=env)
     assert done.code == 2
-    assert f"there is no profile 'smal' in {config}; did you mean small?" in done.stderr
+    assert f"there is no profile 'smalll' in {config}; did you mean small?" in done.stderr
     done = here("ask", book, "-q", QUESTION, env={**env, "MEMAGENT_PROFILE": "small"})
     assert CODE in done.stdout
 

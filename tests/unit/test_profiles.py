@@ -78,7 +78,7 @@ def test_a_key_that_is_not_set_is_named(path: Path, monkeypatch: pytest.MonkeyPa
         ('[profiles.work]\nbase_ulr = "x"', "unknown setting base_ulr; did you mean base_url?"),
         ("[profiles.work]\nchunk_tokens = 1", "chunk_tokens"),
         ('[profiles.work]\nengine = "scripted"\nmodel = "m"', "give either `engine` or `model`"),
-        ('[profiles.wrok]\nmodel = "m"', "there is no profile 'work'.*did you mean wrok?"),
+        ('[profiles.worc]\nmodel = "m"', "there is no profile 'work'.*did you mean worc?"),
         ("[profile.work]", "unknown setting profile; did you mean profiles?"),
         ("[profiles", "cannot be read"),
     ],

@@ -34,35 +34,11 @@ class _Shape(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _Place(_Shape):
-    source: str
-    start: int
-    end: int
-    first_page: int | None = None
-    last_page: int | None = None
-    first_heading: str | None = None
-    last_heading: str | None = None
-    first_line: int | None = None
-    last_line: int | None = None
-
-    def __str__(self) -> str:
-        return str(Place(**self.model_dump()))
-
-
 class _Section(_Shape):
     start: int = Field(ge=0)
     end: int = Field(ge=0)
     num_tokens: int = 0
-    places: tuple[_Place, ...] = ()
-
-
-class _Quote(_Shape):
-    text: str
-    start: int | None = None
-    end: int | None = None
-    places: tuple[_Place, ...] = ()
-    item: str | None = None
-    value: str | None = None
+    places: tuple[Place, ...] = ()
 
 
 class _Usage(_Shape):
@@ -90,7 +66,7 @@ class StoredStep(_Shape):
     segment: int | None = None
     inputs: tuple[int, ...] = ()
     missing: str | None = None
-    quotes: tuple[_Quote, ...] = ()
+    quotes: tuple[Quote, ...] = ()
     cited: tuple[int, ...] | None = None
     unread: tuple[tuple[int, int], ...] = ()
 
@@ -226,7 +202,7 @@ def citations(trace: StoredTrace, cited: Sequence[int]) -> list[Json]:
         (number, quote)
         for number, head in enumerate(trace.heads)
         if head.get("num_quotes")
-        for quote in map(_as_quote, trace.step_at(number).quotes)
+        for quote in trace.step_at(number).quotes
     ]
     ledger = ledger_of(quote for _, quote in quoted)
     step_of_span = {quote.span: number for number, quote in reversed(quoted) if quote.is_found}
@@ -395,12 +371,7 @@ def _section_number(trace: StoredTrace, step: StoredStep) -> int:
     return _section_starts(trace).index(step.section.start) + 1
 
 
-def _as_quote(quote: _Quote) -> Quote:
-    places = tuple(Place(**place.model_dump()) for place in quote.places)
-    return Quote(**{**quote.model_dump(), "places": places})
-
-
-def _quote(quote: _Quote) -> Json:
+def _quote(quote: Quote) -> Json:
     return {
         "text": quote.text,
         "start": quote.start,
