@@ -62,4 +62,4 @@ def test_lines_the_memory_has_already_are_not_added_again() -> None:
 def test_the_oldest_lines_make_room_and_that_is_flagged() -> None:
     assert added("one\ntwo", "three", memory_tokens=10) == ("two\nthree", 9, True, False)
     assert added("one\ntwo", "three", memory_tokens=5) == ("three", 5, True, False)
-    assert added("one\ntwo", "three", memory_tokens=4) == ("thre", 4, True, False)
+    assert added("one\ntwo", "abcdef", memory_tokens=4) == ("abcd", 4, True, False)
