@@ -35,7 +35,7 @@ def clustered(test: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with ray_nodes(2), open_cluster("auto", wait_seconds=2.0) as joined:
+    with ray_nodes(2), open_cluster("auto", wait_seconds=120) as joined:
         yield joined
 
 
@@ -118,7 +118,8 @@ def test_more_replicas_than_there_is_room_for_are_refused(
 ) -> None:
     too_many = pytest.raises(ClusterError, match=r"50 replicas of .* need 50 CPU")
     config = ServeConfig(port=unused_tcp_port)
-    with too_many, serving_on(cluster, tiny, config, num_replicas=50):
+    hasty = open_cluster("auto", wait_seconds=2.0)
+    with hasty as joined, too_many, serving_on(joined, tiny, config, num_replicas=50):
         pass
 
 

@@ -32,7 +32,7 @@ SCRIPTED = choose_engine("scripted", {})
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with ray_nodes(2), open_cluster("auto", wait_seconds=20) as joined:
+    with ray_nodes(2), open_cluster("auto", wait_seconds=120) as joined:
         yield joined
 
 
