@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from memagent.agent.evidence.replies import ReplyFormat
-from memagent.agent.parallel_prompts import (
+from memagent.agent.modes.parallel_prompts import (
     COMPACT_MERGE,
     COMPACT_NOTE,
     MERGE,

@@ -28,7 +28,6 @@ from typing import Any, Unpack
 
 from memagent import blocking
 from memagent.agent.budget import Budget, check_budget
-from memagent.agent.continuation import carry_over
 from memagent.agent.evidence.answers import cite, show_ledger, with_ledger
 from memagent.agent.evidence.ledger import ledger_of
 from memagent.agent.evidence.quotes import Quote, place_copies, place_quote
@@ -37,9 +36,10 @@ from memagent.agent.journal import Journal, identity
 from memagent.agent.limits import Limits
 from memagent.agent.memory import ReadingState, rewrite, spans_of, split_reasoning
 from memagent.agent.model_call import ModelCall, call_model
-from memagent.agent.parallel import CALLS_AT_ONCE, CallSlots, reading_apart
+from memagent.agent.modes.continuation import carry_over
+from memagent.agent.modes.parallel import CALLS_AT_ONCE, CallSlots, reading_apart
+from memagent.agent.modes.section_order import SectionOrder, gaps, order_sections
 from memagent.agent.prompts import MemoryChange, PromptSet, prompts_for
-from memagent.agent.section_order import SectionOrder, gaps, order_sections
 from memagent.agent.trace import Section, Step, StepFlag, Trace, total_usage
 from memagent.config import AgentConfig, ReadingSettings
 from memagent.documents.chunking import EDGE_TOKENS, Chunks

@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from memagent.agent import rates
-from memagent.agent.continuation import carry_over
 from memagent.agent.journal import Journal, check_same, read_reading
+from memagent.agent.modes.continuation import carry_over
 from memagent.agent.plan import plan_reading
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace, total_usage

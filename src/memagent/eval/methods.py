@@ -36,9 +36,9 @@ from memagent.agent.budget import JOINT_TOKENS
 from memagent.agent.limits import Limits
 from memagent.agent.memory import rewrite, shortened, split_reasoning
 from memagent.agent.model_call import all_or_none, call_model
+from memagent.agent.modes.section_order import cut_chunk
 from memagent.agent.prompts import PROMPT_SETS, MemoryChange
 from memagent.agent.reader import Reader
-from memagent.agent.section_order import cut_chunk
 from memagent.agent.trace import Section, Step, StepKind, Trace
 from memagent.config import AgentConfig
 from memagent.data.example import Example

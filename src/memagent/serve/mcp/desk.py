@@ -19,8 +19,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from memagent.agent.continuation import carry_over
 from memagent.agent.journal import Journal, read_reading
+from memagent.agent.modes.continuation import carry_over
 from memagent.agent.reader import Reader, checked_question
 from memagent.agent.trace import Step, Trace
 from memagent.documents.chunking import Chunks

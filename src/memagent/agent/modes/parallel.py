@@ -36,8 +36,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from memagent.agent.budget import MISSING_TOKENS, Budget
 from memagent.agent.evidence.replies import parse_reply
 from memagent.agent.memory import ReadingState, shortened, spans_of, split_reasoning
-from memagent.agent.parallel_prompts import LONGEST_PLACE, note_block, split_missing, with_missing
-from memagent.agent.section_order import SectionOrder, cut_chunk
+from memagent.agent.modes.parallel_prompts import (
+    LONGEST_PLACE,
+    note_block,
+    split_missing,
+    with_missing,
+)
+from memagent.agent.modes.section_order import SectionOrder, cut_chunk
 from memagent.agent.trace import Section, Step, StepFlag
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Chunk

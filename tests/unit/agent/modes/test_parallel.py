@@ -9,8 +9,8 @@ import pytest
 
 from memagent import Reader, Step, Trace
 from memagent.agent.limits import Limits
-from memagent.agent.parallel import CallSlots
-from memagent.agent.parallel_prompts import note_block, says_nothing, split_missing
+from memagent.agent.modes.parallel import CallSlots
+from memagent.agent.modes.parallel_prompts import note_block, says_nothing, split_missing
 from memagent.agent.reader import read_questions
 from memagent.config import AgentConfig
 from memagent.engines.scripted import ScriptedEngine

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent.agent.journal import check_same, read_reading, reads_in_order, section_digest
-from memagent.agent.section_order import SectionOrder, order_sections
+from memagent.agent.modes.section_order import SectionOrder, order_sections
 from memagent.agent.trace import Step, section_digests, steps_by_question
 from memagent.documents.chunking import Chunks
 from memagent.errors import ConfigError
