@@ -184,7 +184,7 @@ def node_ids() -> list[str]:
 def check_versions(*, seconds: float) -> None:
     """Raise ConfigError where a node has other versions of Python or the libraries than this process."""
     import ray
-    from ray.exceptions import GetTimeoutError, RayError
+    from ray.exceptions import GetTimeoutError, NodeDiedError, RayError, TaskUnschedulableError
 
     here = versions()
     ask: Any = ray.remote(versions)
@@ -196,6 +196,8 @@ def check_versions(*, seconds: float) -> None:
             raise ClusterError(
                 f"node {node[:8]} of the cluster did not answer within {seconds:.0f} s"
             ) from None
+        except (TaskUnschedulableError, NodeDiedError):
+            continue  # it has just left
         except RayError as error:
             reason = str(error).strip().splitlines()[-1]
             raise ConfigError(
