@@ -25,7 +25,7 @@ COMMANDS: dict[str, str] = {
 )
 def command() -> None:
     """Serve a model over HTTP with OpenAI's API: a local model as it is, or with --reader any engine behind
-    the reader, which answers requests of any length.
+    the reader, which answers requests of any length. `memagent serve run --help` lists the options.
 
     \b
       memagent serve --engine local:smollm2-135m
