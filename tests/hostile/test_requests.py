@@ -167,7 +167,7 @@ def test_bodies_that_are_arriving_have_a_common_limit() -> None:
     with bodies.arriving() as first, pytest.raises(ApiError) as caught:
         bodies.add(first, 11)
     assert caught.value.status == 413
-    many = [guard._Body(bodies) for _ in range(guard.MAX_WAITING_BODIES)]
+    many = [guard._Body(bodies, 10) for _ in range(guard.MAX_WAITING_BODIES)]
     for body in many:
         bodies.add(body, 10)
     with bodies.arriving() as last, pytest.raises(ApiError) as caught:

@@ -182,9 +182,19 @@ def test_conversations_end_with_the_answer_and_hold_the_evidence(lessons: Path) 
     examples = read_conversations(lessons / "lessons_long.jsonl")
     found = {one[0].id.rpartition("/")[2]: one for one in examples}
     assert found.keys() == {"official", "known", "short"}
-    memory, answer = (one.messages[-1]["content"] for one in found["official"][-2:])
+    *reads, answer = (one.messages[-1]["content"] for one in found["official"])
     assert answer == "\\boxed{1010}"
-    assert sorted(memory.splitlines()) == [
+    noted = [line for reply in reads if reply != "No change." for line in reply.splitlines()]
+    assert sorted(noted) == [
         "Place 10: It was built in 1010.",
         "Place 11 is a town.",
     ]
+
+
+def test_answers_alone_have_the_evidence_in_their_memory(lessons: Path) -> None:
+    found = {one[0].id: one for one in read_conversations(lessons / "lessons_answers.jsonl")}
+    ((lesson,),) = (one for name, one in found.items() if name.endswith("/official"))
+    prompt, reply = (message["content"] for message in lesson.messages)
+    assert reply == "\\boxed{1010}"
+    assert "It was built in 1010." in prompt
+    assert "Place 11 is a town." in prompt
