@@ -8,6 +8,7 @@ gradient to FOLDER/gradient-RANK.pt.
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from datetime import timedelta
@@ -54,3 +55,7 @@ def main(rank: int, num_ranks: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    sys.stdout.flush()
+    os._exit(
+        0
+    )  # threads of gloo that still run abort an ordinary end of the interpreter now and then

@@ -17,12 +17,14 @@ from memagent.eval.records import ItemRecord
 from memagent.eval.runner import Context, evaluate_examples
 from tests.support.hotpot import write_hotpot
 
-SMALL = ("agent.chunk_tokens=800", "agent.memory_tokens=300")
+BYTES = 'length_tokenizer="bytes"'
+"""Lengths that no model has to be there for."""
+SMALL = (BYTES, "agent.chunk_tokens=800", "agent.memory_tokens=300")
 
 
 @pytest.fixture(scope="module")
 def modes() -> dict[str, list[ItemRecord]]:
-    records = measure("modes", tokens=["6k"], num=1, changes=SMALL)
+    records = measure("modes", tokens=["24k"], num=1, changes=SMALL)
     return {
         title: [one for one in records if one.method == title]
         for title in dict.fromkeys(record.method for record in records)
@@ -61,9 +63,9 @@ def test_modes_save_calls_and_tokens(modes: dict[str, list[ItemRecord]]) -> None
 def test_items_that_code_counts_are_right_where_a_small_memory_loses_them() -> None:
     records = measure(
         "modes_counting",
-        tokens=["6k"],
+        tokens=["24k"],
         num=4,
-        changes=["agent.memory_tokens=48", "agent.chunk_tokens=800"],
+        changes=[BYTES, "agent.memory_tokens=48", "agent.chunk_tokens=800"],
     )
     assert {record.task for record in records} == set(COUNTING)
 
