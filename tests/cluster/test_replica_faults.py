@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from memagent.cluster import Cluster
-from memagent.engines.local.engine import LocalEngine
-from memagent.engines.local.loading import load
 from memagent.errors import ConfigError, EngineError
 from memagent.rl.distributed.replica import EmbeddedReplica, OpenReplica, Replica
 from memagent.rl.distributed.replicas import ReplicaEngine, open_replicas
 from memagent.rl.distributed.shipping import ship
-from memagent.rl.settings import ModelSettings
-from memagent.types import Completion, Sampling
 from tests.support.ray_nodes import ray_nodes
+from tests.support.replica_models import embedded, expected, greedy, named, until
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
 pytestmark = pytest.mark.cluster
-MESSAGES = [{"role": "user", "content": "Where is the red ledger?"}]
-LONG = Sampling(max_tokens=300, temperature=1.0, seed=4)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def cluster() -> Iterator[Cluster]:
     with ray_nodes(2):
         yield Cluster(wait_seconds=20, on_note=lambda text: None, is_local=False)
 
@@ -40,37 +33,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two models of the same shapes."""
     folder = tmp_path_factory.mktemp("models")
     return tuple(make_tiny_model(folder / str(seed), "qwen2", seed=seed) for seed in (0, 1))  # type: ignore[return-value]
-
-
-def embedded(model: Path, **settings: Any) -> EmbeddedReplica:
-    return EmbeddedReplica(
-        model=ModelSettings(source=str(model), **settings),
-        source=str(model),
-        seed=0,
-        engine_settings={"cache_gb": 0.01},
-    )
-
-
-async def greedy(engine: Any) -> Completion:
-    reply: Completion = await engine.complete(MESSAGES, Sampling(max_tokens=12, temperature=0.0))
-    return reply
-
-
-async def expected(model: Path, adapter: Path | None = None) -> Completion:
-    loaded = load(str(model), adapter=None if adapter is None else str(adapter))
-    async with LocalEngine(loaded) as engine:
-        return await greedy(engine)
-
-
-def named(model: Path, adapter: Path | None = None) -> list[tuple[str, Any]]:
-    loaded = load(str(model), adapter=None if adapter is None else str(adapter)).model
-    return [(n, p) for n, p in loaded.named_parameters() if adapter is None or "lora_" in n]
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(240):
-        while not condition():
-            await asyncio.sleep(0.05)
 
 
 async def test_adapters_are_published_and_sleeping_replicas_wake_with_their_weights(

@@ -12,23 +12,18 @@ from typing import Any
 import pytest
 
 from memagent.cluster import Cluster
-from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
 from memagent.errors import PromptTooLong
-from memagent.rl.distributed.replica import EmbeddedReplica
 from memagent.rl.distributed.replicas import ReplicaSync, open_replicas
 from memagent.rl.distributed.shipping import ship
-from memagent.rl.settings import ModelSettings
-from memagent.types import Completion, Sampling
+from memagent.types import Sampling
 from tests.support.ray_nodes import ray_nodes
+from tests.support.replica_models import LONG, MESSAGES, embedded, expected, greedy, named, until
 from tests.support.tiny_models import make_tiny_model
-
-MESSAGES = [{"role": "user", "content": "Where is the red ledger?"}]
-LONG = Sampling(max_tokens=300, temperature=1.0, seed=4)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def cluster() -> Iterator[Cluster]:
     with ray_nodes(2):
         yield Cluster(wait_seconds=20, on_note=lambda text: None, is_local=False)
 
@@ -38,37 +33,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two models of the same shapes."""
     folder = tmp_path_factory.mktemp("models")
     return tuple(make_tiny_model(folder / str(seed), "qwen2", seed=seed) for seed in (0, 1))  # type: ignore[return-value]
-
-
-def embedded(model: Path, **settings: Any) -> EmbeddedReplica:
-    return EmbeddedReplica(
-        model=ModelSettings(source=str(model), **settings),
-        source=str(model),
-        seed=0,
-        engine_settings={"cache_gb": 0.01},
-    )
-
-
-async def greedy(engine: Any) -> Completion:
-    reply: Completion = await engine.complete(MESSAGES, Sampling(max_tokens=12, temperature=0.0))
-    return reply
-
-
-async def expected(model: Path, adapter: Path | None = None) -> Completion:
-    loaded = load(str(model), adapter=None if adapter is None else str(adapter))
-    async with LocalEngine(loaded) as engine:
-        return await greedy(engine)
-
-
-def named(model: Path, adapter: Path | None = None) -> list[tuple[str, Any]]:
-    loaded = load(str(model), adapter=None if adapter is None else str(adapter)).model
-    return [(n, p) for n, p in loaded.named_parameters() if adapter is None or "lora_" in n]
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(240):
-        while not condition():
-            await asyncio.sleep(0.05)
 
 
 async def test_replicas_sample_from_what_was_published_also_after_one_was_killed(
