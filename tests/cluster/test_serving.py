@@ -123,7 +123,7 @@ def test_more_replicas_than_there_is_room_for_are_refused(
         pass
 
 
-# --- what Ray Serve is told -----------------------------------------------------------------------
+# --- options of Ray Serve -------------------------------------------------------------------------
 
 
 def test_vllm_gets_its_model_its_gpus_and_the_limits_of_the_server() -> None:

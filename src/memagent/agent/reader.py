@@ -90,7 +90,7 @@ class Reader:
         check_section_ends(self.config, self.tokenizer, engine.model)
         self._keeper = engine if isinstance(engine, TextKeeper) and engine.keeps_text else None
         self._kept: set[tuple[str, int]] = set()
-        """Sections that the engine was told to keep: text and start."""
+        """Sections that the engine keeps: text and start."""
         if self._keeper and not self.prompts.shares_sections(self.config.mode == "parallel"):
             raise ConfigError(
                 "`keep_text` needs sections that stand before the question; give `mode=parallel`, or "

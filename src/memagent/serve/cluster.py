@@ -128,7 +128,7 @@ def llm_settings(choice: EngineChoice, config: ServeConfig, num_replicas: int) -
 
 
 def deployment_settings(config: ServeConfig, num_replicas: int) -> dict[str, Any]:
-    """What Ray Serve is told of the replicas: how many, their limits, health and draining."""
+    """Options of the replicas in Ray Serve: how many, their limits, health and draining."""
     return {
         "num_replicas": num_replicas,
         "max_ongoing_requests": config.max_concurrency,

@@ -1,4 +1,4 @@
-"""Steps as the page shows them, from readings, items of evaluations and rollouts alike.
+"""Steps as the page shows them, from readings, items of evaluations and rollouts.
 
     line ─▶ StoredStep (checked) ─▶ step_head: what the timeline shows of it
                                 └─▶ step_detail: memory, its difference to the one before, quotes, usage

@@ -74,7 +74,7 @@ async def _agent(
 
 
 def _described(task: AgentTask) -> bytes:
-    """What a program is told of its task: never the accepted answers."""
+    """What a program gets of its task: never the accepted answers."""
     text = getattr(task, "text", None)
     values = {
         "id": task.id,

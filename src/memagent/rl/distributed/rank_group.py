@@ -7,7 +7,7 @@
            ◀── metrics of the first rank
 
 The driver computes nothing. A rank that ends takes the others with it: the call raises `RanksLost`, and
-`restart` starts all ranks anew, waiting for nodes within `cluster.wait_seconds`.
+`restart` restarts all ranks, waiting for nodes within `cluster.wait_seconds`.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from memagent.rl.weights.models import Trained, open_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
-    """What a rank is told at its start."""
+    """What a rank gets at its start."""
 
     ranks: Ranks
     config: TrainConfig

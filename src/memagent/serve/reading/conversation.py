@@ -93,7 +93,7 @@ def split_long(conversation: Sequence[Utterance], is_short: IsShort) -> LongText
     if not question or not texts:
         raise ApiError(
             400,
-            "the messages do not fit the window, and the question cannot be told from the text; send the "
+            "the messages do not fit the window, and the question cannot be separated from the text; send the "
             "text and the question in separate messages, or in separate parts of one message",
             param="messages",
             code="question_not_found",

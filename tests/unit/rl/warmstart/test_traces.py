@@ -163,9 +163,9 @@ def _half_answerable(name: str) -> dict[str, object]:
     return {"answerable_share": 0.5} if name == "beyond/unanswerable" else {}
 
 
-def test_likely_sentences_are_kept_until_all_evidence_is_found() -> None:
+def facts_with_candidates() -> Example:
     sentences = ("gold one", "likely a", "likely b", "other", "likely c", "gold two", "likely d")
-    example = facts(
+    return facts(
         *sentences,
         evidence=(0, 5),
         task="questions",
@@ -175,6 +175,10 @@ def test_likely_sentences_are_kept_until_all_evidence_is_found() -> None:
                            [139, "likely d", 0.9]],
         },
     )  # fmt: skip
+
+
+def test_likely_sentences_are_kept_until_all_evidence_is_found() -> None:
+    example = facts_with_candidates()
     config = CONFIG.model_copy(update={"chunk_tokens": 20})
     gold = [sentence.ljust(19, "x") for sentence in ("gold one", "gold two")]
     assert [memory.splitlines() for memory in replies(trace(example, config))[:-1]] == [
@@ -189,17 +193,7 @@ def test_likely_sentences_are_kept_until_all_evidence_is_found() -> None:
 
 
 def test_the_likeliest_sentences_are_added_where_replies_add_to_the_memory() -> None:
-    sentences = ("gold one", "likely a", "likely b", "other", "likely c", "gold two", "likely d")
-    example = facts(
-        *sentences,
-        evidence=(0, 5),
-        task="questions",
-        metadata={
-            "num_candidates": 2,
-            "candidates": [[39, "likely a", 0.5], [59, "likely b", 0.3], [99, "likely c", 0.4],
-                           [139, "likely d", 0.9]],
-        },
-    )  # fmt: skip
+    example = facts_with_candidates()
     config = AgentConfig(window=4000, chunk_tokens=20, memory_tokens=200, prompts="add")
     assert replies(trace(example, config)) == [
         "gold one".ljust(19, "x"),
