@@ -71,7 +71,7 @@ def test_the_warm_start_is_followed_by_reinforcement_learning_on_its_adapter(
     assert Path(rl[1]).name == "rl.toml"
     assert 17.0 < float(after(rl, "--max-minutes")) <= 17.5
     assert f'model.adapter="{script.folder}/results/warm/final"' in rl
-    for number, name in enumerate(("titled", "longer", "plain")):
+    for number, name in enumerate(("short", "plain", "natural", "titled", "longer")):
         assert f'tasks.{number}.files=["{data}/train_{name}.jsonl"]' in rl
     held_out = [f'{{files=["{data}/dev_{name}.jsonl"]}}' for name in ("7k", "28k")]
     assert f"validation.tasks=[{','.join(held_out)}]" in rl

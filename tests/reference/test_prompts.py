@@ -86,7 +86,7 @@ def test_the_fingerprints_that_runs_keep_do_not_change() -> None:
         "boxed": "4cae50685b3204fd",
         "paper": "a77c493a32206769",
         "keep": "f0d8c164622a93d1",
-        "add": "3db7480098c8e96c",
+        "add": "9a2e1cc4db0caedd",
         "shared": "7b0aff5e5e92c3c8",
         "small": "2d57558a2d8a76a3",
         "compact": "a534a346eb394160",

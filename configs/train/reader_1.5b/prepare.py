@@ -13,8 +13,10 @@ HotpotQA publishes them. ESSAYS is a folder of texts for needles to hide in. Wri
     OUT/lessons_tasks.jsonl    conversations over generated tasks: needles, variables, corrections and others
     OUT/dev_ruler_8k.jsonl     examples for validation: the ten tasks of RULER in DEV_ESSAYS, other texts
     OUT/train_titled.jsonl     examples for reinforcement learning on other questions, whole paragraphs with titles
-    OUT/train_longer.jsonl     the same questions over longer texts
-    OUT/train_plain.jsonl      the same with one to three sentences of a paragraph and no titles
+    OUT/train_short.jsonl      the same questions over texts of two sections: many questions for few tokens
+    OUT/train_longer.jsonl     some of them over longer texts
+    OUT/train_plain.jsonl      questions with one to three sentences of a paragraph and no titles
+    OUT/train_natural.jsonl    questions of Natural Questions
 
 HotpotQA questions are split by their wording: a share of them (`--rl-share`) is for reinforcement learning alone,
 so that its rewards are for questions the model has not been trained on; a question on both sides, or one of the
@@ -67,7 +69,8 @@ MAX_PLAIN = 1500
 """Questions without titles for reinforcement learning; the others are for the warm start."""
 NUM_LONG_PLAIN = 900
 NUM_NATURAL = 1200
-"""Questions of Natural Questions."""
+"""Questions of Natural Questions in the warm start; the others are for reinforcement learning."""
+NUM_LONGER = 300
 SHORT = (
     Shape(tokens=480, chunk_tokens=512),
     Shape(tokens=800, chunk_tokens=512),
@@ -76,8 +79,10 @@ SHORT = (
 LONG = (Shape(tokens=6000, chunk_tokens=2048), Shape(tokens=4000, chunk_tokens=2048))
 FULL = {
     "titled": Shape(tokens=10200, chunk_tokens=2048),
-    "longer": Shape(tokens=16400, chunk_tokens=2048),
-    "plain": Shape(tokens=6100, chunk_tokens=2048),
+    "short": Shape(tokens=4050, chunk_tokens=2048),
+    "longer": Shape(tokens=28600, chunk_tokens=2048),
+    "plain": Shape(tokens=4050, chunk_tokens=2048),
+    "natural": Shape(tokens=4050, chunk_tokens=2048),
 }
 """What reinforcement learning reads."""
 TASK_SHAPES = (
@@ -183,9 +188,8 @@ def main() -> None:
     official = taken(hotpot_questions(arguments.hotpotqa / "train.jsonl.gz"))
     cut = taken(cut_questions(arguments.qa / "hotpotqa_train_halueval.jsonl.gz", pool))
     wiki = taken(other_questions(arguments.qa / "2wiki_train.jsonl.gz", pool, is_titled=True))
-    natural = taken(
-        other_questions(arguments.qa / "nq_open_gold.jsonl.gz", pool, is_titled=True), NUM_NATURAL
-    )
+    natural = taken(other_questions(arguments.qa / "nq_open_gold.jsonl.gz", pool, is_titled=True))
+    natural, rl_natural = natural[:NUM_NATURAL], natural[NUM_NATURAL:]
     linked = taken(other_questions(arguments.qa / "iirc.jsonl.gz", pool, is_titled=False), 400)
     parts = {"seed": arguments.seed, "share": arguments.rl_share}
     titled, warm_titled = split([*official, *(one for one in cut if one.is_titled)], **parts)
@@ -198,7 +202,7 @@ def main() -> None:
         development=dev,
         **{
             "the warm start": [*long_ones, *short_ones],
-            "reinforcement learning": [*titled, *plain],
+            "reinforcement learning": [*titled, *plain, *rl_natural],
         },
     )
     writer = Writer(pool, tokenizer, arguments.seed)
@@ -220,8 +224,15 @@ def main() -> None:
     if arguments.dev_essays is not None:
         found = ruler(RULER_TOKENS, RULER_NUM, arguments.dev_essays, arguments.tokenizer)
         print(f"dev_ruler_8k.jsonl: {write_examples(out / 'dev_ruler_8k.jsonl', found)} examples")
-    for name, some in (("titled", titled), ("longer", titled), ("plain", plain)):
-        purpose = "train" if name != "longer" else "train_longer"
+    for_rl = {
+        "titled": titled,
+        "short": titled,
+        "longer": titled[:NUM_LONGER],
+        "plain": plain,
+        "natural": rl_natural,
+    }
+    for name, some in for_rl.items():
+        purpose = "train" if name in ("titled", "plain") else f"train_{name}"
         made = (example for example, _ in with_shapes(some, [FULL[name]], writer, purpose))
         num = write_examples(out / f"train_{name}.jsonl", made)
         print(f"train_{name}.jsonl: {num} examples")

@@ -54,8 +54,10 @@ done
 # shellcheck disable=SC2086
 train rl rl.toml "$left" ${RL_OPTIONS:-} \
   --set "model.adapter=\"$(realpath "$adapter")\"" \
-  --set "tasks.0.files=[\"$data/train_titled.jsonl\"]" \
-  --set "tasks.1.files=[\"$data/train_longer.jsonl\"]" \
-  --set "tasks.2.files=[\"$data/train_plain.jsonl\"]" \
+  --set "tasks.0.files=[\"$data/train_short.jsonl\"]" \
+  --set "tasks.1.files=[\"$data/train_plain.jsonl\"]" \
+  --set "tasks.2.files=[\"$data/train_natural.jsonl\"]" \
+  --set "tasks.3.files=[\"$data/train_titled.jsonl\"]" \
+  --set "tasks.4.files=[\"$data/train_longer.jsonl\"]" \
   --set "validation.tasks=[${validation%,}]"
 say "trained: $results/rl/final"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Self
 
 from memagent.agent.evidence.quotes import Quote
@@ -37,6 +38,8 @@ class ReadingState(NamedTuple):
     quotes: tuple[Quote, ...] = ()
     num_enough: int = 0
     """How often in a row, up to now, the model said that it knows enough."""
+    certainty: Mapping[str, float] = MappingProxyType({})
+    """Log-probability of each line of the memory, where the engine reports any."""
 
     @classmethod
     def after(cls, finished: Sequence[Step], tokenizer: Tokenizer) -> Self:
@@ -50,6 +53,7 @@ class ReadingState(NamedTuple):
             tuple(spans_of(finished)),
             tuple(quote for step in reads for quote in step.quotes),
             said.index(False) if False in said else len(said),
+            certainty_after(reads),
         )
 
     def after_read(self, step: Step, num_tokens: int) -> ReadingState:
@@ -60,7 +64,28 @@ class ReadingState(NamedTuple):
             (*self.spans, *spans_of([step])),
             self.quotes + step.quotes,
             self.num_enough + 1 if "enough" in step.flags else 0,
+            _with_lines(self.certainty, self.memory, step),
         )
+
+
+def certainty_after(reads: Sequence[Step]) -> dict[str, float]:
+    """How certain the model was of each line of the last memory."""
+    found: dict[str, float] = {}
+    memory = ""
+    for step in reads:
+        found = _with_lines(found, memory, step)
+        memory = step.memory
+    return found
+
+
+def _with_lines(certainty: Mapping[str, float], old: str, step: Step) -> dict[str, float]:
+    """Lines that a step adds share the log-probability of its reply; those it drops are forgotten."""
+    if step.memory == old or step.logprob is None:
+        return dict(certainty)
+    lines = set(step.memory.split("\n"))
+    new = lines - set(old.split("\n"))
+    kept = {line: value for line, value in certainty.items() if line in lines}
+    return kept | {line: step.logprob / len(new) for line in new}
 
 
 def spans_of(steps: Sequence[Step]) -> list[Span]:
@@ -102,12 +127,22 @@ def rewrite(
     *,
     memory_tokens: int,
     empty_replies: EmptyReplies = "keep",
+    certainty: Mapping[str, float] = MappingProxyType({}),
+    logprob: float | None = None,
 ) -> Rewritten:
     """The memory after a reply. By default an empty reply keeps the old one: silence must not erase facts."""
     if change.kind == "keep" or (not change.text and empty_replies == "keep"):
         return Rewritten(old, old_tokens, was_cut=False, was_kept=True)
     if change.kind == "add":
-        return extend(old, old_tokens, change.text, tokenizer, memory_tokens=memory_tokens)
+        return extend(
+            old,
+            old_tokens,
+            change.text,
+            tokenizer,
+            memory_tokens=memory_tokens,
+            certainty=certainty,
+            logprob=logprob,
+        )
     num_tokens = tokenizer.count(change.text)
     if num_tokens <= memory_tokens:
         return Rewritten(change.text, num_tokens, was_cut=False, was_kept=False)
@@ -116,21 +151,35 @@ def rewrite(
 
 
 def extend(
-    old: str, old_tokens: int, added: str, tokenizer: Tokenizer, *, memory_tokens: int
+    old: str,
+    old_tokens: int,
+    added: str,
+    tokenizer: Tokenizer,
+    *,
+    memory_tokens: int,
+    certainty: Mapping[str, float] = MappingProxyType({}),
+    logprob: float | None = None,
 ) -> Rewritten:
-    """The memory with further lines; those it has already are left out, and its oldest make room."""
+    """The memory with further lines; those it has already are left out.
+
+    What the model was least certain of makes room; the oldest line, where certainty is equal or not known.
+    """
     lines = old.split("\n") if old else []
     known = set(lines)
-    new = [line for line in added.splitlines() if line.strip() and line not in known]
+    found = dict.fromkeys(line for line in added.splitlines() if line.strip())
+    new = [line for line in found if line not in known]
     if not new:
         return Rewritten(old, old_tokens, was_cut=False, was_kept=True)
-    for num_dropped in range(len(lines) + 1):
-        text = "\n".join([*lines[num_dropped:], *new])
-        num_tokens = tokenizer.count(text)
-        if num_tokens <= memory_tokens:
-            return Rewritten(text, num_tokens, was_cut=num_dropped > 0, was_kept=False)
-    text = shortened("\n".join(new), tokenizer, max_tokens=memory_tokens)
-    return Rewritten(text, tokenizer.count(text), was_cut=True, was_kept=False)
+    kept = [*lines, *new]
+    values = {**certainty, **dict.fromkeys(new, (logprob or 0.0) / len(new))}
+    while (num_tokens := tokenizer.count("\n".join(kept))) > memory_tokens and len(kept) > 1:
+        kept.remove(min(kept, key=lambda line: values.get(line, 0.0)))
+    was_cut = len(kept) < len(lines) + len(new)
+    text = "\n".join(kept)
+    if num_tokens > memory_tokens:
+        text = shortened(text, tokenizer, max_tokens=memory_tokens)
+        return Rewritten(text, tokenizer.count(text), was_cut=True, was_kept=False)
+    return Rewritten(text, num_tokens, was_cut=was_cut, was_kept=kept == lines)
 
 
 def shortened(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> str:

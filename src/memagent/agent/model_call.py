@@ -33,10 +33,17 @@ class ModelCall(NamedTuple):
         """Whether the limit ended the reply."""
         return self.completion.finish_reason == "length"
 
+    @property
+    def logprob(self) -> float | None:
+        """Log-probability of the reply, where the engine reports it."""
+        logprobs = self.completion.logprobs
+        return None if logprobs is None else round(sum(logprobs), 4)
+
     def measures(self) -> dict[str, Any]:
         """The fields of a Step that every call has."""
         return {
             "usage": self.usage,
+            "logprob": self.logprob,
             "num_attempts": self.completion.num_attempts,
             "started": round(self.started, 6),
             "seconds": round(self.seconds, 6),

@@ -451,7 +451,7 @@ You are reading a long text section by section in order to answer a question. Yo
 {memory_words} words, is all that you take along to the next section; you may add to it after each section.
 If a section has nothing that may help to answer the question, reply with these two words only: No change.
 Otherwise write only what is new and may help, one fact a line, with its names, numbers and dates in the \
-words of the section. It is added to the memory; when the memory is full, its oldest lines are dropped.
+words of the section. It is added to the memory; when the memory is full, lines are dropped from it.
 To replace the whole memory, begin your reply with: New memory:
 
 <question>

@@ -362,6 +362,8 @@ class Reader:
             self.tokenizer,
             memory_tokens=self.config.memory_tokens,
             empty_replies=self.config.empty_replies,
+            certainty=state.certainty,
+            logprob=call.logprob,
         )
         flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
         flags += ["memory_cut"] if new.was_cut else []

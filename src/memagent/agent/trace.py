@@ -87,6 +87,8 @@ class Step:
     """Unix time when the call was sent."""
     seconds: float = 0.0
     """How long the call took, retries included."""
+    logprob: float | None = None
+    """Log-probability of the reply under the distribution it was sampled from; None where it is not reported."""
     quotes: tuple[Quote, ...] = ()
     """What the model quoted from the section, found in it or not."""
     cited: tuple[int, ...] | None = None
@@ -348,7 +350,7 @@ def _are_inputs(inputs: tuple[int, ...], num_steps: int) -> bool:
     return 0 <= min(inputs) <= max(inputs) < num_steps
 
 
-_OPTIONAL = ("quotes", "cited", "unread", "round", "segment", "inputs", "missing")
+_OPTIONAL = ("logprob", "quotes", "cited", "unread", "round", "segment", "inputs", "missing")
 _optional_fields = tuple(each for each in fields(Step) if each.name in _OPTIONAL)
 _steps = TypeAdapter(Step)
 _traces = TypeAdapter(Trace)

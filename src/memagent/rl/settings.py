@@ -244,6 +244,10 @@ class ObjectiveSettings(Settings):
     all updates of their step, and objective.clip_low and clip_high bound what those change."""
     dynamic_sampling: bool = False
     """Replace groups whose rewards, before the overlong penalty, are all equal: they have no signal."""
+    skip_certain: float = Field(default=0.0, ge=0, lt=1)
+    """Rows whose reply had at least the probability 1 - skip_certain are not trained on: their gradient is
+    negligible, and so is what can be learned from them. They stay in the counts of the loss. Has no effect with
+    a KL term."""
     overlong_tokens: int | None = Field(default=None, gt=0)
     """Over the last overlong_tokens of a reply's limit (at most half of it), the reward falls linearly by
     up to overlong_penalty; off when not given."""

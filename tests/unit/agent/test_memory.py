@@ -2,8 +2,15 @@
 
 import pytest
 
-from memagent.agent.memory import rewrite, split_reasoning
+from memagent.agent.memory import (
+    ReadingState,
+    certainty_after,
+    extend,
+    rewrite,
+    split_reasoning,
+)
 from memagent.agent.prompts import MemoryChange
+from memagent.agent.trace import Section, Step
 from memagent.documents.tokenizers import ByteTokenizer
 
 
@@ -63,3 +70,37 @@ def test_the_oldest_lines_make_room_and_that_is_flagged() -> None:
     assert added("one\ntwo", "three", memory_tokens=10) == ("two\nthree", 9, True, False)
     assert added("one\ntwo", "three", memory_tokens=5) == ("three", 5, True, False)
     assert added("one\ntwo", "abcdef", memory_tokens=4) == ("abcd", 4, True, False)
+
+
+def test_what_the_model_was_least_certain_of_makes_room() -> None:
+    def extended(certainty: dict[str, float], logprob: float) -> tuple[str, int, bool, bool]:
+        return extend(
+            "one\ntwo",
+            7,
+            "three",
+            ByteTokenizer(),
+            memory_tokens=10,
+            certainty=certainty,
+            logprob=logprob,
+        )
+
+    assert extended({"one": -0.1, "two": -3.0}, -0.5) == ("one\nthree", 9, True, False)
+    assert extended({"one": -2.0, "two": -3.0}, -4.0) == ("one\ntwo", 7, True, True)
+    assert extended({}, 0.0) == ("two\nthree", 9, True, False)
+
+
+def read_step(index: int, memory: str, logprob: float | None) -> Step:
+    section = Section(start=index, end=index + 1, num_tokens=1, places=())
+    return Step(kind="read", index=index, reply="", memory=memory, section=section, logprob=logprob)
+
+
+def test_lines_share_the_log_probability_of_the_reply_that_added_them() -> None:
+    steps = [
+        read_step(0, "one\ntwo", -1.0),
+        read_step(1, "one\ntwo", -0.2),
+        read_step(2, "two\nthree", -3.0),
+    ]
+    assert certainty_after(steps) == {"two": -0.5, "three": -3.0}
+    state = ReadingState.after(steps[:2], ByteTokenizer()).after_read(steps[2], 9)
+    assert state.certainty == certainty_after(steps)
+    assert certainty_after([read_step(0, "one", None)]) == {}

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import exp
 from typing import NamedTuple
 
 from memagent.errors import ConfigError
@@ -47,7 +48,8 @@ class StepRows:
     rows: tuple[TrainingRow, ...]
     """Only rows with a gradient."""
     idle: tuple[TrainingRow, ...]
-    """Rows whose gradient is zero: their group has no signal, and there is no KL term."""
+    """Rows whose gradient is zero, or negligible with `objective.skip_certain`: their group has no signal or the
+    reply was certain, and there is no KL term."""
     num_stale: int
     """Rows that are masked because the weights that sampled them are too old."""
 
@@ -69,14 +71,13 @@ def rows_of(
             if advantage is None or not rollout.num_sampled:
                 continue
             weight = _weight(rollout, group, objective, counts)
-            has_gradient = advantage != 0.0 or objective.kl_coef != 0.0
             for sample in rollout.samples:
                 if not sample.num_sampled:
                     continue
                 if is_stale(sample, policy_version, max_staleness=objective.max_staleness):
                     num_stale += 1
                     continue
-                (rows if has_gradient else idle).append(
+                (rows if _has_gradient(sample, advantage, objective) else idle).append(
                     TrainingRow(
                         sample=sample,
                         group=position,
@@ -87,6 +88,18 @@ def rows_of(
                 )
             number += 1
     return StepRows(rows=tuple(rows), idle=tuple(idle), num_stale=num_stale)
+
+
+def _has_gradient(sample: Sample, advantage: float, objective: ObjectiveSettings) -> bool:
+    """Whether a row is worth training on.
+
+    The gradient of log p with respect to the logits has the L1 norm 2 (1 - p), and 1 - p <= -log p: over a row
+    these sum to at most -2 log P of its reply.
+    """
+    if objective.kl_coef != 0.0:
+        return True
+    is_certain = exp(sum(sample.logprobs)) >= 1.0 - objective.skip_certain
+    return advantage != 0.0 and not (objective.skip_certain and is_certain)
 
 
 def is_stale(sample: Sample, policy_version: int, *, max_staleness: int | None) -> bool:

@@ -73,7 +73,13 @@ def test_a_measured_step_of_1_5b_is_met_within_a_quarter(
 ) -> None:
     # docs/experiments/reader_1.5b_keep: texts of 8,800 tokens on average, 5.3 sections
     planner = planner_of(
-        "reader_1.5b/rl", text_tokens=8800, reply_tokens=reply, answer_tokens=15, signal=signal
+        "reader_1.5b/rl",
+        "rollout.prompts=24",
+        "update.updates=1",
+        text_tokens=8800,
+        reply_tokens=reply,
+        answer_tokens=15,
+        signal=signal,
     )
     planned = planner.plan_layout(colocated(1))
     assert planned.step_seconds == pytest.approx(step, rel=0.25)

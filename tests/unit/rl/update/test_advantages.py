@@ -22,12 +22,12 @@ from memagent.rl.update.rows import is_stale, rows_of, split_groups
 from memagent.types import AttemptStatus
 
 
-def sample(num_sampled: int = 1, *, policy_version: int = 0) -> Sample:
+def sample(num_sampled: int = 1, *, policy_version: int = 0, logprob: float = -1.0) -> Sample:
     """A prompt of one token and a reply."""
     return Sample(
         ids=tuple(range(num_sampled + 1)),
         is_sampled=(False, *[True] * num_sampled),
-        logprobs=(0.0, *[-1.0] * num_sampled),
+        logprobs=(0.0, *[logprob] * num_sampled),
         policy_version=policy_version,
     )
 
@@ -171,6 +171,22 @@ def test_groups_without_signal_have_rows_for_the_kl_term() -> None:
     flat = group_of(1.0, 1.0, task_id="b")
     step = rows_of([UNEVEN, flat], ObjectiveSettings(kl_coef=1e-3))
     assert [row.advantage for row in step.rows] == [0.5, 0.5, -0.5, 0.0, 0.0]
+
+
+def test_replies_that_were_certain_are_not_trained_on_but_stay_in_the_denominator() -> None:
+    sure, unsure = sample(logprob=-0.0004), sample(logprob=-0.7)
+    rollouts = (
+        Rollout(task_id="a", index=0, samples=(sure, unsure), reward=0.0),
+        Rollout(task_id="a", index=1, samples=(unsure,), reward=1.0),
+    )
+    groups = [Group(task_id="a", rollouts=rollouts)]
+    step = rows_of(groups, ObjectiveSettings(skip_certain=1e-3))
+    assert [row.sample for row in step.rows] == [unsure, unsure]
+    assert [row.sample for row in step.idle] == [sure]
+    assert {row.weight for row in step.rows} == {1 / 3}
+    assert len(rows_of(groups, ObjectiveSettings(skip_certain=1e-4)).rows) == 3
+    assert len(rows_of(groups, ObjectiveSettings()).rows) == 3
+    assert len(rows_of(groups, ObjectiveSettings(skip_certain=1e-3, kl_coef=0.1)).rows) == 3
 
 
 def test_failed_rollouts_have_no_rows_and_no_weight() -> None:
