@@ -350,6 +350,8 @@ class ValidationSettings(Settings):
 
     every: int = Field(default=10, ge=1)
     """Steps between validations; there is also one before the first step and one after the last."""
+    first: bool = True
+    """Validate before the first step; a run that continues from a validated adapter can do without."""
     num: int = Field(default=64, ge=1)
     """Examples of each task and length."""
     tasks: list[TaskSource] = Field(min_length=1)

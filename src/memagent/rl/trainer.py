@@ -476,7 +476,8 @@ class Trainer:
         )
         if validation is None or settings is None or self.progress.validated == step:
             return False
-        if not is_last and step != self.config.steps and step % settings.every:
+        is_due = step % settings.every == 0 and (step > 0 or settings.first)
+        if not (is_due or is_last or step == self.config.steps):
             return False
         started = perf_counter()
         result = await validation.run(self.setup.engine)
