@@ -2,6 +2,7 @@
 
     python -m benchmarks.rl_step                      # one H200: about 3 minutes
     python -m benchmarks.rl_step --smoke              # a tiny model on a CPU: seconds; no figures
+    python -m benchmarks.rl_step --model MODEL --adapter FOLDER     # a reader's step: see `benchmarks.reader_step`
 
 The load is that of `benchmarks.train_step`: 16 groups of 16 rollouts. A prompt has a section of 5,000
 shared tokens and 150 tokens of the rollout; a reply always has 150 tokens. Both sides have SmolLM2-135M's shape in bfloat16 with the same random weights, and sample from
@@ -22,12 +23,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
 import torch
 
+from benchmarks.reader_step import SMALL, ReaderLoad, measure, report, timed
 from benchmarks.train_step import (
     FULL,
     OBJECTIVE,
@@ -40,7 +41,7 @@ from benchmarks.train_step import (
     padded_step,
 )
 from memagent.engines.local.generator import Generator
-from memagent.rl.settings import OptimSettings
+from memagent.rl.settings import ModelSettings, OptimSettings
 from memagent.rl.types import Group, Rollout, Sample
 from memagent.rl.update.attention.tree import Attention
 from memagent.rl.update.loss import summary
@@ -71,16 +72,6 @@ class Times(NamedTuple):
 def prompts_of(rows: Sequence[TrainingRow]) -> list[tuple[int, ...]]:
     """The prompt of each row."""
     return [row.sample.ids[: row.sample.is_sampled.index(True)] for row in rows]
-
-
-def timed(act: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of a call, and its result."""
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    wait()
-    started = time.perf_counter()
-    result = act()
-    wait()
-    return time.perf_counter() - started, result
 
 
 def peak_gib() -> float:
@@ -216,11 +207,23 @@ def main() -> None:
         help="compile layers of our update; the default on a GPU",
     )
     parser.add_argument("--attention", choices=get_args(Attention), help="of our update")
+    parser.add_argument("--model", help="measure a step of this model and an adapter instead")
+    parser.add_argument("--adapter", help="its folder; a new one of rank 16 when not given")
+    parser.add_argument(
+        "--signal", type=float, default=0.6, help="share of groups whose rewards differ"
+    )
     arguments = parser.parse_args()
     if not arguments.smoke and not torch.cuda.is_available():
         parser.error("needs a GPU; --smoke runs a tiny one on the CPU")
     load, shape, device = (SMOKE, TINY, "cpu") if arguments.smoke else (FULL, SMOLLM2, "cuda")
     compiled = not arguments.smoke if arguments.compiled is None else arguments.compiled
+    if arguments.model:
+        rank = None if arguments.adapter else 16
+        model = ModelSettings(source=arguments.model, adapter=arguments.adapter, lora_rank=rank)
+        reader = SMALL if arguments.smoke else ReaderLoad()
+        measured = measure(model, reader, signal=arguments.signal, compiled=compiled)
+        print(json.dumps(report(measured, reader)))
+        return
     how = {"compiled": compiled, "attention": arguments.attention}
     rows = make_rows(load, shape["vocab_size"])
     prompts = prompts_of(rows)

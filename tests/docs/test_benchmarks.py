@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.support.tiny_models import make_tiny_model
 
 
 @pytest.mark.parametrize("name", ["train_step", "rl_step"])
@@ -22,6 +25,21 @@ def test_a_benchmark_of_training_runs(
     else:
         assert result["metrics"]["ratio"] == pytest.approx(1.0, abs=1e-3)
         assert result["metrics"]["mismatch_max"] < 0.02
+
+
+def test_a_step_of_a_reader_is_measured_with_and_without_an_adapter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama")
+    options = ["--smoke", "--model", str(model), "--signal", "0.5"]
+    monkeypatch.setattr(sys, "argv", ["rl_step", *options])
+    importlib.import_module("benchmarks.rl_step").main()
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    num_sampled = 8 * (4 * 6 + 4)
+    assert result["metrics"]["num_tokens"] == pytest.approx(num_sampled)
+    assert result["metrics"]["num_updates"] == 1
+    assert result["metrics"]["mismatch_max"] < 0.02
+    assert result["speed"] == pytest.approx(result["base"] / result["adapter"])
 
 
 def test_parts_of_an_update_are_measured(
