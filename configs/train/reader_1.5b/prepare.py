@@ -14,7 +14,7 @@ HotpotQA publishes them. ESSAYS is a folder of texts for needles to hide in. Wri
     OUT/dev_ruler_8k.jsonl     examples for validation: the ten tasks of RULER in DEV_ESSAYS, other texts
     OUT/train_titled.jsonl     examples for reinforcement learning on other questions, whole paragraphs with titles
     OUT/train_short.jsonl      the same questions over texts of two sections: many questions for few tokens
-    OUT/train_longer.jsonl     some of them over longer texts
+    OUT/train_longer.jsonl     the same over longer texts
     OUT/train_plain.jsonl      questions with one to three sentences of a paragraph and no titles
     OUT/train_natural.jsonl    questions of Natural Questions
 
@@ -70,7 +70,6 @@ MAX_PLAIN = 1500
 NUM_LONG_PLAIN = 900
 NUM_NATURAL = 1200
 """Questions of Natural Questions in the warm start; the others are for reinforcement learning."""
-NUM_LONGER = 300
 SHORT = (
     Shape(tokens=480, chunk_tokens=512),
     Shape(tokens=800, chunk_tokens=512),
@@ -80,7 +79,7 @@ LONG = (Shape(tokens=6000, chunk_tokens=2048), Shape(tokens=4000, chunk_tokens=2
 FULL = {
     "titled": Shape(tokens=10200, chunk_tokens=2048),
     "short": Shape(tokens=4050, chunk_tokens=2048),
-    "longer": Shape(tokens=28600, chunk_tokens=2048),
+    "longer": Shape(tokens=16400, chunk_tokens=2048),
     "plain": Shape(tokens=4050, chunk_tokens=2048),
     "natural": Shape(tokens=4050, chunk_tokens=2048),
 }
@@ -227,7 +226,7 @@ def main() -> None:
     for_rl = {
         "titled": titled,
         "short": titled,
-        "longer": titled[:NUM_LONGER],
+        "longer": titled,
         "plain": plain,
         "natural": rl_natural,
     }
