@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from memagent.cli.main import app
+from memagent.cli.shared.lazy import LazyGroup
 
 PAGE = Path(__file__).with_name("cli.md")
 WIDTH = 88
@@ -34,6 +35,8 @@ def _sections(context: click.Context) -> Iterator[str]:
     yield "\n".join([f"## {context.command_path}", "", "```text", *lines, "```", ""])
     group = context.command
     for name in group.list_commands(context) if isinstance(group, click.Group) else []:
+        if isinstance(group, LazyGroup) and name == group.default:
+            continue  # its help is that of the group
         command = group.get_command(context, name)
         assert command is not None, f"{name} is listed but cannot be loaded"
         yield from _sections(

@@ -11,13 +11,15 @@ from __future__ import annotations
 import os
 import sys
 import time
+from itertools import cycle, islice
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import openai
 import pytest
 
-from memagent.data.tasks.registry import open_task
+from memagent.documents.tokenizers import Tokenizer, tokenizer_for_model
 from memagent.engines import store
 from memagent.engines.base import EMBEDDED, open_engine
 from tests.support.gateways import MODEL, serving_gateway
@@ -41,27 +43,50 @@ def users_models(own_home: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_DATA_HOME", DATA_HOME)
 
 
+NEEDLE = "The school bell of Hollowbrook was cast by Amara Delacroix in 1874."
+ASKED = "Who cast the school bell of Hollowbrook?"
+DEPTH = 0.4
+"""Where the sentence stands in the text, so that it has to be kept for more than half of the sections."""
+
+
+def manual(tokenizer: Tokenizer, num_tokens: int) -> str:
+    """Python's own manual, as often as needed, with the sentence between two of its paragraphs."""
+    paragraphs = [text for name in sorted(topics) for text in topics[name].split("\n\n")]
+    sizes = tokenizer.count("\n\n".join(paragraphs)) / len(paragraphs)
+    repeated = list(islice(cycle(paragraphs), round(num_tokens / sizes)))
+    repeated.insert(round(DEPTH * len(repeated)), NEEDLE)
+    return "\n\n".join(repeated)
+
+
 def test_a_message_far_above_the_window_is_answered_by_the_embedded_model(tmp_path: Path) -> None:
     if store.find(store.EMBEDDED) is None:
         pytest.skip(f"`memagent models pull {store.EMBEDDED}` fetches the model")
     with open_engine(EMBEDDED) as engine:
-        settings: dict[str, Any] = {"tokens": NUM_TOKENS, "tokenizer": engine.tokenizer}
-        example = open_task("ruler/niah_single_1", settings).example(0)
-        message = f"{example.text()}\n\n{example.question}"
+        tokenizer, _ = tokenizer_for_model(engine.tokenizer)
+        message = f"{manual(tokenizer, NUM_TOKENS)}\n\n{ASKED}"
+        num_tokens = tokenizer.count(message)
         with serving_gateway(tmp_path, engine, reading={}) as gateway:
             started = time.monotonic()
-            answer = _streamed(gateway.client(timeout=7200), message)
-    print(f"{NUM_TOKENS:,} tokens in {time.monotonic() - started:.0f} s: {answer}", file=sys.stderr)
-    assert example.answers[0] in answer
+            answer, usage = _streamed(gateway.client(timeout=7200), message)
+    took = time.monotonic() - started
+    print(f"{num_tokens:,} tokens in {took:.0f} s: {answer!r}; {usage}", file=sys.stderr)
+    assert "Amara Delacroix" in answer
+    assert usage.prompt_tokens > num_tokens >= 0.9 * NUM_TOKENS
 
 
-def _streamed(client: openai.OpenAI, message: str) -> str:
-    messages: Any = [{"role": "user", "content": message}]
-    stream = client.chat.completions.create(model=MODEL, messages=messages, stream=True)
-    texts = []
+def _streamed(client: openai.OpenAI, message: str) -> tuple[str, Any]:
+    """The answer and the usage; progress is shown as it comes."""
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": message}],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    texts, usage = [], None
     for chunk in stream:
-        delta = chunk.choices[0].delta
-        if progress := getattr(delta, "reasoning_content", None):
-            print(progress, end="", file=sys.stderr)
-        texts.append(delta.content or "")
-    return "".join(texts)
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            if progress := getattr(choice.delta, "reasoning_content", None):
+                print(progress, end="", file=sys.stderr, flush=True)
+            texts.append(choice.delta.content or "")
+    return "".join(texts), usage

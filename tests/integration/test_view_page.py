@@ -6,17 +6,17 @@ import json
 import signal
 import subprocess
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from memagent.agent.reader import Reader
 from memagent.agent.trace import journal_line
 from memagent.documents.document import Document
-from memagent.engines.base import open_engine
+from memagent.eval.regrading import regrade
 from memagent.jsonl import LineFile
 from memagent.viewer.api import ViewerApi
 from memagent.viewer.export import export_page
@@ -34,9 +34,11 @@ from tests.support.viewer_runs import (
     make_reading,
     make_training,
     memories,
+    read_story,
     steps,
     story,
     trace_of,
+    wondering_reply,
 )
 
 pytestmark = needs_chromium
@@ -55,6 +57,12 @@ class Viewer(NamedTuple):
         page = self.browser.open(f"{self.url}/{address}", **options)  # type: ignore[arg-type]
         page.wait_for("document.querySelector('main h1')")
         return page
+
+    @contextmanager
+    def beside(self, *paths: Path, texts: Sequence[Path] = ()) -> Iterator[Viewer]:
+        """Another viewer in the same browser."""
+        with viewing(ViewerApi(Library(paths), Texts(texts))) as url:
+            yield Viewer(url, self.folder, self.browser)
 
     def id_of(self, name: str) -> str:
         with urllib.request.urlopen(f"{self.url}/api/runs") as response:
@@ -156,25 +164,15 @@ def test_the_prompt_and_the_section_are_shown_on_demand(viewer: Viewer) -> None:
     close(page)
 
 
-def read_with_rule(path: Path, **settings: object) -> Path:
-    """A reading of a short text by the scripted engine."""
-    sizes = {"window": 8000, "chunk_tokens": 500, "memory_tokens": 600, "answer_tokens": 300}
-    reader = Reader(open_engine("scripted"), tokenizer="bytes", **sizes, **settings)  # type: ignore[arg-type]
-    reader.ask("Who cast the bell herself?", Document.load(path.parent / "bell.txt"), run_dir=path)
-    return path
-
-
 def test_quotes_lead_to_their_place_in_the_text(viewer: Viewer, tmp_path: Path) -> None:
-    (tmp_path / "bell.txt").write_text(story(8))
-    path = read_with_rule(tmp_path / "run", evidence=True, quote_tokens=100, ledger_tokens=400)
-    api = ViewerApi(Library([path]), Texts([tmp_path / "bell.txt"]))
-    with viewing(api) as url:
-        here = Viewer(url, tmp_path, viewer.browser)
+    kept = {"evidence": True, "quote_tokens": 100, "ledger_tokens": 400}
+    read = read_story(tmp_path, question="Who cast the bell herself?", **kept)
+    with viewer.beside(read.run, texts=[read.text]) as here:
         page = here.open(f"#/run/{here.id_of('run')}")
         page.wait_for("document.querySelector('.answer-card .quotes button')")
         quote = page.texts(".answer-card .quotes q")[0]
         assert quote == FACTS[6]
-        assert "bell.txt line" in page.text(".answer-card .quotes button")
+        assert "valley.txt line" in page.text(".answer-card .quotes button")
         page.click(".answer-card .quotes button")
         page.wait_for("document.querySelector('details.section mark')")
         assert page.text("details.section mark") == quote
@@ -186,9 +184,7 @@ def test_quotes_lead_to_their_place_in_the_text(viewer: Viewer, tmp_path: Path) 
 def test_parallel_rounds_are_a_tree(
     viewer: Viewer, tmp_path: Path, settings: dict[str, object]
 ) -> None:
-    (tmp_path / "bell.txt").write_text(story(8))
-    with viewing(ViewerApi(Library([read_with_rule(tmp_path / "run", **settings)]))) as url:
-        here = Viewer(url, tmp_path, viewer.browser)
+    with viewer.beside(read_story(tmp_path, **settings).run) as here:
         page = here.open(f"#/run/{here.id_of('run')}")
         page.wait_for("document.querySelector('.tree .node.merge')")
         num_nodes = len(page.texts(".steps li"))
@@ -196,8 +192,25 @@ def test_parallel_rounds_are_a_tree(
         assert page.value("document.querySelectorAll('.tree .edge').length") >= 2
         page.click(".tree .node.merge circle")
         page.wait_for("document.querySelector('.inputs .chip')")
+        page.press("p")
+        page.wait_for("document.querySelector('details.prompt pre')")
+        assert '<note sections="1' in page.text("details.prompt pre")
         page.click(".inputs .chip")
         page.wait_for("document.querySelector('.detail h2').innerText.startsWith('Section')")
+        close(page)
+
+
+def test_prompts_of_a_later_round_show_what_was_missing(viewer: Viewer, tmp_path: Path) -> None:
+    read = read_story(tmp_path, mode="parallel", script=wondering_reply)
+    second = next(step.index for step in read.trace.steps if step.round == 2)
+    with viewer.beside(read.run, texts=[read.text]) as here:
+        page = here.open(f"#/run/{here.id_of('run')}?step={second}")
+        page.wait_for("document.querySelector('details.prompt')")
+        page.press("p")
+        page.wait_for("document.querySelector('details.prompt pre')")
+        prompt = page.text("details.prompt pre")
+        assert "Missing: who paid for the bell" in prompt
+        assert prompt in read.sent[second] or prompt.strip() == read.sent[second].strip()
         close(page)
 
 
@@ -228,6 +241,28 @@ def test_a_cell_of_an_evaluation_leads_to_its_items_and_traces(viewer: Viewer) -
     assert "Score\n1 by lenient" in page.text(".verdict")
     assert len(page.texts(".steps li")) == 4
     close(page)
+
+
+def test_scores_of_a_later_grader_are_chosen_above_the_table(
+    viewer: Viewer, tmp_path: Path
+) -> None:
+    path = make_evaluation(tmp_path / "graded", num=3)
+    regrade(path, ["exact"])
+    with viewer.beside(path) as here:
+        page = here.open(f"#/run/{here.id_of('graded')}")
+        assert page.texts(".tools .chips button") == ["as evaluated", "by exact"]
+        before = page.texts("td.cell b")
+        page.click(".tools .chips button", 1)
+        page.wait_for("document.querySelector('caption').innerText.includes('by exact')")
+        assert page.value("location.hash").endswith("?grader=exact")
+        assert page.texts("td.cell b") != before
+        page.click("td.cell a", 0)
+        page.wait_for("document.querySelector('table.items tr.row')")
+        assert page.text("h1") == "hotpotqa, reader, 8K, by exact"
+        page.click("table.items a.go", 0)
+        page.wait_for("document.querySelector('.verdict')")
+        assert "By exact" in page.text(".verdict")
+        close(page)
 
 
 def test_two_evaluations_are_chosen_and_compared(viewer: Viewer) -> None:
@@ -303,8 +338,7 @@ def test_html_and_script_in_texts_are_shown_as_text(viewer: Viewer, tmp_path: Pa
         HOSTILE, HOSTILE, 8192, 0, answer=HOSTILE, answers=(HOSTILE,), score=0.0, trace=trace
     )
     make_run(tmp_path / "evaluation", [made], suite=HOSTILE, model=HOSTILE)
-    with viewing(ViewerApi(Library([tmp_path]))) as url:
-        here = Viewer(url, tmp_path, viewer.browser)
+    with viewer.beside(tmp_path) as here:
         reading, evaluation = here.id_of("hostile"), here.id_of("evaluation")
         for address, shown in {
             "#/": ".what",

@@ -105,8 +105,8 @@ def serving_gateway(
 
 
 def novel(num_lines: int = 200, *, fact: str = FACT) -> str:
-    """A text that tells the fact in its middle."""
-    lines = [f"Line {number} of the novel tells of rain and wind." for number in range(num_lines)]
+    """A text that tells the fact in its middle. Novels of different lengths have no line in common."""
+    lines = [f"Line {n} of the {num_lines} lines tells of rain and wind." for n in range(num_lines)]
     return "\n\n".join([*lines[: num_lines // 2], fact, *lines[num_lines // 2 :]])
 
 
@@ -116,3 +116,9 @@ def asking(text: str | None = None, question: str = QUESTION) -> list[Any]:
         {"role": "user", "content": novel() if text is None else text},
         {"role": "user", "content": question},
     ]
+
+
+def prompts_of(gateway: Gateway) -> list[list[Message]]:
+    """Every prompt that the engine was given."""
+    assert isinstance(gateway.engine, ScriptedEngine)
+    return gateway.engine.prompts

@@ -13,16 +13,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from memagent.agent.journal import identity
 from memagent.agent.prompts import open_prompts
+from memagent.agent.reader import Reader
 from memagent.agent.trace import Section, Step, Trace, journal_line
 from memagent.config import AgentConfig
 from memagent.documents.document import Document
+from memagent.engines.scripted import Script, ScriptedEngine, keyword_reply
 from memagent.eval.records import ItemRecord
 from memagent.runs import Run
-from memagent.types import Usage
+from memagent.types import Message, Sampling, Usage
 from tests.support.eval_runs import lifelike, make_run
 
 QUESTION = "Who cast the bell of the new school, and who paid for it?"
@@ -37,6 +39,8 @@ FACTS = (
     "Amara Whitlock cast the bell herself, in one night.",
     "The ferrymen's guild paid for the bell in silver.",
 )
+SIZES = {"window": 8000, "chunk_tokens": 500, "memory_tokens": 600, "answer_tokens": 300}
+"""Reading settings for which `story` has several sections, counted in bytes."""
 FILLER = (
     "Snow lay on the passes until May, and the mail came once a fortnight. The miller kept a record of the "
     "weather, of the price of rye, and of who owed what to whom.\n\n"
@@ -51,6 +55,39 @@ def story(num_sections: int) -> str:
         told = FACTS[int(fact)] if fact == int(fact) or num_sections <= len(FACTS) else ""
         parts.append(f"Chapter {number + 1}\n\n{FILLER}{told}\n\n{FILLER}")
     return "".join(parts)
+
+
+class StoryRead(NamedTuple):
+    """A reading of `story` by a script, with the file it read."""
+
+    run: Path
+    text: Path
+    trace: Trace
+    sent: list[str]
+    """The prompts, in the order in which they were sent."""
+
+
+def read_story(
+    folder: Path, *, question: str = QUESTION, script: Script = keyword_reply, **settings: Any
+) -> StoryRead:
+    """Read eight chapters as `settings` say; the run and the text are in `folder`."""
+    text = folder / "valley.txt"
+    text.write_text(story(8))
+    engine = ScriptedEngine(script)
+    sizes: Any = {**SIZES, **settings}
+    trace = Reader(engine, tokenizer="bytes", **sizes).ask(
+        question, Document.load(text), run_dir=folder / "run"
+    )
+    sent = [messages[-1]["content"] for messages in engine.prompts]
+    return StoryRead(folder / "run", text, trace, sent)
+
+
+def wondering_reply(messages: Sequence[Message], sampling: Sampling) -> str:
+    """As `keyword_reply`; merges of a first round say that something is missing."""
+    reply = keyword_reply(messages, sampling)
+    prompt = messages[-1]["content"]
+    is_first = "<note " in prompt and "<memory>\n(empty)" in prompt
+    return f"{reply}\nMissing: who paid for the bell" if is_first else reply
 
 
 def memories(num_sections: int) -> list[str]:
@@ -151,7 +188,7 @@ def _with_trace(item: ItemRecord) -> ItemRecord:
     answer = ANSWER if right else "" if item.status == "failed" else "The text does not tell."
     sections = min(item.num_calls, 8)
     trace = trace_of(sections, answer) if item.method == "reader" and item.status == "ok" else {}
-    return replace(item, answer=answer, answers=("Amara Whitlock",), trace=trace)
+    return replace(item, answer=answer, answers=("Amara Whitlock",), match="any", trace=trace)
 
 
 def make_training(folder: Path, *, num_steps: int = 40, planned: int | None = None) -> Path:

@@ -104,6 +104,11 @@ class Step:
     missing: str | None = None
     """What a merge says is still missing; the next round looks for it."""
 
+    @property
+    def start(self) -> int | None:
+        """Where its section begins; None for merges and the answer."""
+        return None if self.section is None else self.section.start
+
     def to_json(self) -> bytes:
         """One JSON line without the newline."""
         return _steps.dump_json(self, exclude=self.unused)

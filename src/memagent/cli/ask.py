@@ -23,13 +23,13 @@ from memagent.agent.trace import Step, Trace, total_usage
 from memagent.cli.ask_output import print_answers, print_plan
 from memagent.cli.ask_progress import ReadingProgress
 from memagent.cli.ask_request import AskOptions, AskRequest, make_request
-from memagent.cli.shared.engine import engine_options, open_chosen
+from memagent.cli.shared.engine import open_chosen
 from memagent.cli.shared.interrupt import INTERRUPTED
-from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
+from memagent.cli.shared.options import PanelCommand, panel_option, taking
 from memagent.cli.shared.progress import duration, megabytes
+from memagent.cli.shared.reader import reader_options
 from memagent.cli.shared.run_command import CommandConsole, resumable
-from memagent.cli.shared.run_options import limit_options, price_options, run_options
-from memagent.config import AgentConfig
+from memagent.cli.shared.run_options import run_options
 from memagent.documents import watching
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
@@ -103,15 +103,7 @@ STDIN_COPY = "stdin"
     panel="Run",
     help="How often --watch looks at the files; they are read when they have not changed for so long.",
 )
-@limit_options
-@price_options
-@engine_options
-@panel_option(
-    "--tokenizer",
-    panel="Reading",
-    help="Folder, hub id, tiktoken:NAME, bytes or estimate. [default: the model's own]",
-)
-@settings_options(AgentConfig, panel="Reading")
+@reader_options
 @taking(AskOptions)
 def command(options: AskOptions) -> int:
     """Ask questions of FILES: text, Markdown, HTML, PDF, DOCX, EPUB, notebooks, chat logs (JSONL),

@@ -6,14 +6,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from memagent.agent.journal import read_reading
 from memagent.agent.limits import Limits
 from memagent.agent.reader import checked_question, read_questions
-from memagent.cli.shared.engine import EngineOptions
-from memagent.cli.shared.run_options import LimitOptions, RunOptions, limits_of, prices_of
-from memagent.config import AgentConfig
+from memagent.cli.shared.reader import ReaderOptions
+from memagent.cli.shared.run_options import RunOptions, limits_of, prices_of
 from memagent.engines.base import ANY_ENDPOINT as ANY_ENDPOINT
 from memagent.engines.base import EMBEDDED as EMBEDDED
 from memagent.engines.base import SECRET_SETTINGS as SECRET_SETTINGS
@@ -38,11 +37,8 @@ class AskOptions:
     watch: bool
     watch_seconds: float
     encoding: str | None
-    tokenizer: str | None
     run: RunOptions
-    limits: LimitOptions
-    engine: EngineOptions
-    agent: Annotated[dict[str, Any], AgentConfig]
+    reader: ReaderOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +108,10 @@ def _new_request(options: AskOptions) -> AskRequest:
         folder=_current_folder(),
         questions=_questions(options),
         encoding=options.encoding,
-        engine=options.engine.choose(),
+        engine=options.reader.engine.choose(),
         agent_settings=_agent_settings(options),
         tokenizer=_tokenizer(options),
-        limit_settings=options.limits.given,
+        limit_settings=options.reader.limits.given,
     )
 
 
@@ -129,10 +125,10 @@ def _resumed_request(options: AskOptions, manifest: Mapping[str, Any]) -> AskReq
         folder=_current_folder() if options.files else stored["folder"],
         questions=_questions(options) or tuple(manifest["questions"]),
         encoding=options.encoding or stored["encoding"],
-        engine=options.engine.choose(stored=_stored_engine(stored, manifest["model"])),
+        engine=options.reader.engine.choose(stored=_stored_engine(stored, manifest["model"])),
         agent_settings={**manifest["agent"], **_agent_settings(options)},
         tokenizer=_tokenizer(options) or str(manifest["tokenizer"]),
-        limit_settings={**stored["limits"], **options.limits.given},
+        limit_settings={**stored["limits"], **options.reader.limits.given},
     )
 
 
@@ -149,12 +145,12 @@ def _questions(options: AskOptions) -> tuple[str, ...]:
 
 
 def _agent_settings(options: AskOptions) -> dict[str, Any]:
-    prompts = options.agent.get("prompts")
-    return {**options.agent, **({"prompts": absolute_path(prompts)} if prompts else {})}
+    prompts = options.reader.agent.get("prompts")
+    return {**options.reader.agent, **({"prompts": absolute_path(prompts)} if prompts else {})}
 
 
 def _tokenizer(options: AskOptions) -> str | None:
-    return absolute_path(options.tokenizer) if options.tokenizer else None
+    return absolute_path(options.reader.tokenizer) if options.reader.tokenizer else None
 
 
 def _current_folder() -> str:

@@ -167,11 +167,14 @@ class Document:
         return load(paths)
 
     @classmethod
-    def join(cls, documents: Sequence[Document]) -> Document:
-        """Several documents as one text, each source headed by its name. A single document is returned unchanged."""
+    def join(cls, documents: Sequence[Document], *, heads_one: bool = False) -> Document:
+        """Several documents as one text, each source headed by its name.
+
+        A single document is returned unchanged unless `heads_one`.
+        """
         if not documents:
             raise DocumentError("there is no document to read")
-        if len(documents) == 1:
+        if len(documents) == 1 and not heads_one:
             return documents[0]
         texts: list[str] = []
         parts: list[Part] = []

@@ -59,16 +59,24 @@ class ScriptedEngine(BaseEngine):
 
     runs_here = True
 
-    def __init__(self, script: Script | Sequence[str], *, model: str = "scripted") -> None:
+    def __init__(
+        self,
+        script: Script | Sequence[str],
+        *,
+        model: str = "scripted",
+        keeps_prompts: bool = True,
+    ) -> None:
         self.model = model
         self.tokenizer = "estimate"
         self.prompts: list[list[Message]] = []
-        """Every prompt it was given, in order."""
+        """Every prompt it was given, in order, if it keeps them."""
+        self._keeps_prompts = keeps_prompts
         self._script = script if callable(script) else _from_list(script)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """The script's reply to these messages."""
-        self.prompts.append(list(messages))
+        if self._keeps_prompts:
+            self.prompts.append(list(messages))
         text = self._script(messages, sampling)
         usage = Usage(
             calls=1,
@@ -82,16 +90,17 @@ class ScriptedEngine(BaseEngine):
 
 
 def open_scripted(model: str) -> ScriptedEngine:
-    """`scripted` for the keyword rule, `scripted:FILE` for a JSON list of replies."""
+    """`scripted` for the keyword rule, `scripted:FILE` for a JSON list of replies. It keeps no prompts: a server
+    may run for long."""
     if not model:
-        return ScriptedEngine(keyword_reply)
+        return ScriptedEngine(keyword_reply, keeps_prompts=False)
     try:
         replies = json.loads(Path(model).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the scripted replies in {model}: {error}") from None
     if not isinstance(replies, list) or not all(isinstance(reply, str) for reply in replies):
         raise ConfigError(f"{model} must hold a JSON list of strings")
-    return ScriptedEngine(replies, model=f"scripted:{model}")
+    return ScriptedEngine(replies, model=f"scripted:{model}", keeps_prompts=False)
 
 
 def keyword_reply(messages: Sequence[Message], sampling: Sampling) -> str:

@@ -2,7 +2,8 @@
 
 app.py         the routes                       serving.py    the process: listen, shut down
 library.py     the runs that are shown          line_index.py lines of files that grow, by number
-traces.py      steps, from any kind of run      diffs.py      what changed between two memories
+traces.py      steps, from any kind of run      step_prompts.py  the messages of a step, worded again
+diffs.py       what changed between two memories
 readings.py    the questions of a reading       evaluations.py  cells and items of an evaluation
 trainings.py   curves, rollouts, validations    comparison.py two evaluations side by side
 texts.py       texts that were given to show    export.py     one page that holds a run

@@ -24,14 +24,9 @@ from memagent.viewer.comparison import comparison
 from memagent.viewer.evaluations import PAGE_ITEMS, Items
 from memagent.viewer.library import Library, ListedRun, version_of
 from memagent.viewer.readings import Reading
+from memagent.viewer.step_prompts import step_prompt
 from memagent.viewer.texts import Texts
-from memagent.viewer.traces import (
-    Json,
-    StoredTrace,
-    step_detail,
-    step_prompt,
-    step_section,
-)
+from memagent.viewer.traces import Json, StoredTrace, step_detail, step_section
 from memagent.viewer.trainings import Training
 
 T = TypeVar("T")
@@ -96,14 +91,20 @@ class ViewerApi:
         offset: int = 0,
         limit: int = PAGE_ITEMS,
         step: int | None = None,
+        grader: str | None = None,
     ) -> Json:
-        """Items of an evaluation, or of the validation at a step."""
-        return self._items_of(run_id, step).page(wanted, offset=offset, limit=limit)
-
-    def cells(self, run_id: str, *, step: int | None = None) -> Json:
-        """The table of an evaluation, or of the validation at a step, and its scores by depth."""
+        """Items of an evaluation, or of the validation at a step; by another grader than their own."""
         items = self._items_of(run_id, step)
-        return {"cells": items.cells(), "depths": items.depths()}
+        return items.page(wanted, offset=offset, limit=limit, grader=grader)
+
+    def cells(self, run_id: str, *, step: int | None = None, grader: str | None = None) -> Json:
+        """The table of an evaluation, or of the validation at a step, its scores by depth, and other graders."""
+        items = self._items_of(run_id, step)
+        return {
+            "cells": items.cells(grader),
+            "depths": items.depths(grader),
+            "graders": items.graders(),
+        }
 
     def compare(self, first: str, second: str, *, offset: int = 0, limit: int = PAGE_ITEMS) -> Json:
         """Two evaluations side by side."""

@@ -139,14 +139,18 @@ class _Routes:
         offset: Whole = 0,
         limit: Limit = PAGE_ITEMS,
         step: Whole | None = None,
+        grader: str | None = None,
     ) -> Response:
         names = ("task", "method", "tokens", "status", "text")
         given = request.query_params
         wanted = {name: given[name] for name in names if name in given}
-        return as_json(self._api.items(run_id, wanted, offset=offset, limit=limit, step=step))
+        found = self._api.items(
+            run_id, wanted, offset=offset, limit=limit, step=step, grader=grader
+        )
+        return as_json(found)
 
-    def cells(self, run_id: str, step: Whole | None = None) -> Response:
-        return as_json(self._api.cells(run_id, step=step))
+    def cells(self, run_id: str, step: Whole | None = None, grader: str | None = None) -> Response:
+        return as_json(self._api.cells(run_id, step=step, grader=grader))
 
     def compare(
         self, first: str, second: str, offset: Whole = 0, limit: Limit = PAGE_ITEMS

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from memagent.eval.records import ItemKey
+from memagent.eval.records import GRADES, ItemKey, verdict_of
 from memagent.eval.stats import Interval, by_depth, mean_interval
 from memagent.runs import JOURNAL
 from memagent.viewer.line_index import LineIndex
@@ -27,6 +28,8 @@ MAX_ITEMS = 500
 """Items of one answer, at most."""
 KEPT_TRACES = 8
 """Traces that are kept parsed, so that going through the steps of one does not read it each time."""
+MAX_GRADERS = 50
+"""Files of later graders that are looked at, at most."""
 TRACE_KEYS = (b',"trace":{', b', "trace": {')
 """What begins the trace of a line: quotes inside of strings are escaped, so no text can contain it."""
 
@@ -64,6 +67,14 @@ class ItemHead(BaseModel):
         """Which item of the run this is."""
         return ItemKey(self.task, self.method, self.target_tokens, self.index, self.sample)
 
+    def graded(self, later: Mapping[str, float], grader: str | None) -> ItemHead | None:
+        """The item with scores of later graders, and with that of one grader as its own; None where it has none."""
+        head = self.model_copy(update={"scores": {**self.scores, **later}}) if later else self
+        if grader is None:
+            return head
+        found = verdict_of(head, grader)
+        return found and head.model_copy(update={**found._asdict(), "extracted": None})
+
     @property
     def cell(self) -> CellKey:
         """The cell it counts in."""
@@ -90,29 +101,38 @@ class Items:
 
     def __init__(self, path: Path, name: str = JOURNAL) -> None:
         self._index = LineIndex(path, name, head_of)
+        self._grades = LaterGrades(path)
         self._parsed = lru_cache(KEPT_TRACES)(self._parse)
 
-    def all(self) -> list[NumberedItem]:
-        """Every item that is not damaged, in the order of the file."""
+    def all(self, grader: str | None = None) -> list[NumberedItem]:
+        """Every item that is not damaged, in the order of the file; with a grader, those that it graded."""
         self._index.refresh()
-        return [
-            NumberedItem(number, head)
+        later = self._grades.scores()
+        found = (
+            (number, head.graded(later.get(head.key, {}), grader))
             for number, head in enumerate(self._index.heads)
             if head is not None
-        ]
+        )
+        return [NumberedItem(number, head) for number, head in found if head is not None]
 
-    def cells(self) -> list[Json]:
+    def graders(self) -> list[str]:
+        """Graders beside those that an evaluation names, at its time or later."""
+        return sorted({name for _, head in self.all() for name in head.scores})
+
+    def cells(self, grader: str | None = None) -> list[Json]:
         """A row for each task, method and length."""
-        return [_cell(key, heads) for key, heads in _by_cell(self.all()).items()]
+        return [_cell(key, heads) for key, heads in _by_cell(self.all(grader)).items()]
 
-    def depths(self) -> list[Json]:
+    def depths(self, grader: str | None = None) -> list[Json]:
         """The score by depth of the evidence, for each task and method that has any."""
-        return list(_depths(self.all()))
+        return list(_depths(self.all(grader)))
 
-    def page(self, wanted: Mapping[str, str], *, offset: int, limit: int) -> Json:
+    def page(
+        self, wanted: Mapping[str, str], *, offset: int, limit: int, grader: str | None = None
+    ) -> Json:
         """Some items of a cell, wrong ones first, then by their order."""
         found = sorted(
-            (item for item in self.all() if _is_wanted(item.head, wanted)),
+            (item for item in self.all(grader) if _is_wanted(item.head, wanted)),
             key=lambda item: (item.head.score, item.head.status == "ok", item.number),
         )
         shown = found[offset : offset + min(limit, MAX_ITEMS)]
@@ -126,6 +146,7 @@ class Items:
         """One item with its trace; `settings_of` has the settings of reading of each method."""
         self._index.refresh()
         head = self._index.head(number)
+        head = head.graded(self._grades.scores().get(head.key, {}), None) or head
         title = {"item": {**item_row(NumberedItem(number, head)), "answers": list(head.answers)}}
         return embedded_trace(
             self._parsed(self._index.generation, number),
@@ -247,3 +268,56 @@ def _is_wanted(head: ItemHead, wanted: Mapping[str, str]) -> bool:
     return not text or any(
         text in each.casefold() for each in (head.id, head.answer, *head.answers, head.error or "")
     )
+
+
+# --- graders that graded later -----------------------------------------------------------------------
+
+
+class _GradedKey(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    task: str
+    method: str
+    target_tokens: int | None = None
+    index: int
+    sample: int = 0
+
+
+class _GradeLine(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    item: _GradedKey
+    score: float = Field(allow_inf_nan=False)
+
+
+class _Grade(NamedTuple):
+    key: ItemKey
+    score: float
+
+
+class LaterGrades:
+    """Scores of graders that graded later, with `memagent eval regrade`: `RUN/grades/NAME.jsonl`."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._files: dict[str, LineIndex[_Grade]] = {}
+
+    def scores(self) -> dict[ItemKey, dict[str, float]]:
+        """The scores of each item by grader; damaged lines are passed over."""
+        found: dict[ItemKey, dict[str, float]] = {}
+        for file in sorted(islice((self._run / GRADES).glob("*.jsonl"), MAX_GRADERS)):
+            index = self._files.setdefault(
+                file.stem, LineIndex(self._run, f"{GRADES}/{file.name}", _grade_of)
+            )
+            index.refresh()
+            for grade in index.heads:
+                if grade is not None:
+                    found.setdefault(grade.key, {})[file.stem] = grade.score
+        return found
+
+
+def _grade_of(line: bytes) -> _Grade:
+    found = _GradeLine.model_validate_json(line)
+    item = found.item
+    key = ItemKey(item.task, item.method, item.target_tokens, item.index, item.sample)
+    return _Grade(key, found.score)

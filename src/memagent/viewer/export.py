@@ -94,18 +94,17 @@ class _Answers:
             self._add_training(run, found)
 
     def _add_evaluation(self, run: str) -> None:
-        table = self._api.cells(run)
-        self.add(f"/runs/{run}/cells", table)
-        wanted = [
-            {},
-            *(
+        numbers: list[int] = []
+        for grader in ("", *self._api.cells(run)["graders"]):
+            table = self._api.cells(run, grader=grader or None)
+            self.add(f"/runs/{run}/cells", table, grader=grader)
+            cells = (
                 {name: str(cell[name] or "") for name in ("task", "method", "tokens")}
                 for cell in table["cells"]
-            ),
-        ]
-        self._add_traces(
-            run, (f"i{number}" for each in wanted for number in self._add_items(run, each))
-        )
+            )
+            for wanted in ({}, *cells):
+                numbers += self._add_items(run, wanted, grader=grader)
+        self._add_traces(run, (f"i{number}" for number in numbers))
 
     def _add_training(self, run: str, found: Json) -> None:
         self.add(f"/runs/{run}/metrics", self._api.metrics(run), after=0)
@@ -122,13 +121,16 @@ class _Answers:
             keys += [f"v{step}.{number}" for number in self._add_items(run, {}, step=step)]
         self._add_traces(run, reversed(keys))
 
-    def _add_items(self, run: str, wanted: dict[str, str], **where: int) -> list[int]:
+    def _add_items(
+        self, run: str, wanted: dict[str, str], *, step: int | None = None, grader: str = ""
+    ) -> list[int]:
         """Add the first items of a cell, all and by status; their numbers."""
         numbers = []
+        where = {} if step is None else {"step": step}
         for status in STATUSES:
             chosen = {**wanted, **({"status": status} if status else {})}
-            page = self._api.items(run, chosen, step=where.get("step"))
-            self.add(f"/runs/{run}/items", page, **chosen, **where)
+            page = self._api.items(run, chosen, step=step, grader=grader or None)
+            self.add(f"/runs/{run}/items", page, **chosen, **where, grader=grader)
             numbers += [item["number"] for item in page["items"]]
         return numbers
 

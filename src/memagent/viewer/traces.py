@@ -17,15 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from memagent.agent.evidence.ledger import ledger_of, without_sources
 from memagent.agent.evidence.quotes import Quote
-from memagent.agent.evidence.replies import shielded
 from memagent.agent.prompts import PROMPT_SETS, PromptSet, parse_prompts
 from memagent.documents.document import Document, Place
 from memagent.errors import ConfigError, RunError
-from memagent.types import Message
 from memagent.viewer.diffs import num_changed, word_diff, words
 
 Json = dict[str, Any]
-NO_SECTION = "[the text of this section is not stored with the run]"
 MAX_SHOWN = 2000
 """Characters of a question or an answer in a list."""
 
@@ -255,38 +252,6 @@ def step_section(trace: StoredTrace, number: int, document: Document | None) -> 
     return {"start": start, "end": end, "text": document.text[start:end], "marks": marks}
 
 
-def step_prompt(trace: StoredTrace, number: int, document: Document | None) -> Json:
-    """The messages of a step, worded again from what the run stores."""
-    step = step_of(trace, number)
-    if trace.prompts is None or step.kind not in ("read", "answer") or (step.round or 1) > 1:
-        raise RunError("the wording of this call is not stored with the run")
-    if step.kind == "answer":
-        return _answer_prompt(trace, number, trace.prompts)
-    section = _section_text(trace, step, document)
-    messages = trace.prompts.section_messages(
-        is_parallel=step.is_alone,
-        question=trace.question,
-        section=NO_SECTION if section is None else section,
-        memory=memory_before(trace, number) or "",
-        section_number=_section_number(trace, step),
-        memory_tokens=_setting(trace, "memory_tokens"),
-    )
-    note = None if section is not None else "the text of the section is not stored with the run"
-    return {"messages": _plain(messages), "note": note}
-
-
-def _answer_prompt(trace: StoredTrace, number: int, prompts: PromptSet) -> Json:
-    step = trace.step_at(number)
-    messages = prompts.answer_messages(
-        question=trace.question,
-        memory=memory_before(trace, number) or "",
-        num_sections=len(_section_starts(trace)),
-        answer_tokens=_setting(trace, "answer_tokens"),
-    )
-    note = None if step.cited is None else "the list of quotes after the memory is left out here"
-    return {"messages": _plain(messages), "note": note}
-
-
 def step_of(trace: StoredTrace, number: int) -> StoredStep:
     """A step of a trace. Raises RunError where there is none."""
     if not 0 <= number < len(trace.heads):
@@ -297,11 +262,13 @@ def step_of(trace: StoredTrace, number: int) -> StoredStep:
 def memory_before(trace: StoredTrace, number: int) -> str | None:
     """The memory that a step was shown; None where it continues none."""
     step = step_of(trace, number)
+    if step.kind == "answer":
+        return step.memory
     if step.is_alone:
         return None
     for earlier in range(number - 1, -1, -1):
         head = trace.heads[earlier]
-        if step.kind == "answer" or (head.get("round"), head.get("segment")) == step.thread:
+        if (head.get("round"), head.get("segment")) == step.thread:
             return trace.step_at(earlier).memory
     return ""
 
@@ -347,30 +314,6 @@ def stored_prompts(values: object) -> PromptSet | None:
         return None
 
 
-def _setting(trace: StoredTrace, name: str) -> int:
-    value = trace.settings.get(name)
-    return value if isinstance(value, int) else 1024
-
-
-def _section_text(trace: StoredTrace, step: StoredStep, document: Document | None) -> str | None:
-    """The section as the model saw it."""
-    if document is None or step.section is None:
-        return None
-    text = document.text[step.section.start : step.section.end]
-    has_marks = any(trace.settings.get(name) for name in ("evidence", "items", "stop_early"))
-    return shielded(text) if has_marks else text
-
-
-def _section_starts(trace: StoredTrace) -> list[int]:
-    return sorted({head["start"] for head in trace.heads if head["start"] is not None})
-
-
-def _section_number(trace: StoredTrace, step: StoredStep) -> int:
-    """The section's number in the text, from 1, as far as the sections are known."""
-    assert step.section is not None
-    return _section_starts(trace).index(step.section.start) + 1
-
-
 def _quote(quote: Quote) -> Json:
     return {
         "text": quote.text,
@@ -380,7 +323,3 @@ def _quote(quote: Quote) -> Json:
         "item": quote.item,
         "value": quote.value,
     }
-
-
-def _plain(messages: Sequence[Message]) -> list[Json]:
-    return [{"role": message["role"], "content": message["content"]} for message in messages]

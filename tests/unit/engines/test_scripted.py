@@ -10,6 +10,7 @@ from memagent import Reader, open_engine
 from memagent.engines.base import split_spec
 from memagent.engines.scripted import ScriptedEngine, text_units
 from memagent.errors import ConfigError
+from memagent.types import Sampling
 from tests.conftest import prose
 
 
@@ -152,3 +153,10 @@ async def test_engines_close_at_the_end_of_a_block() -> None:
         assert engine.model == "scripted"
     with ScriptedEngine(["x"]) as engine:
         assert engine.model == "scripted"
+
+
+async def test_an_engine_that_is_opened_by_its_name_keeps_no_prompts() -> None:
+    engine = open_engine("scripted")
+    assert isinstance(engine, ScriptedEngine)
+    await engine.complete([{"role": "user", "content": "Hello?"}], Sampling(max_tokens=5))
+    assert engine.prompts == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pydantic import SecretStr
 from memagent.cli.serve import run as serve
 from memagent.config import ServeConfig
 from memagent.errors import ConfigError
+from memagent.profiles import config_file
 
 
 def options(**values: Any) -> ServeConfig:
@@ -78,3 +80,58 @@ def test_any_engine_can_be_behind_the_reader() -> None:
     values = {"engine": "openai:x", "reader": True, "base_url": "http://localhost:1/v1"}
     choice = serve.ServeOptions.parse(values).choose()
     assert (choice.kind, choice.model, choice.address) == ("openai", "x", "http://localhost:1/v1")
+
+
+PROFILES = """
+[profiles.work]
+base_url = "http://gpu.lan:8000/v1"
+model = "lab/reader-7b"
+api_key_env = "WORK_KEY"
+mode = "parallel"
+tokenizer = "bytes"
+
+[profiles.here]
+engine = "local:tiny"
+device = "cpu"
+chunk_tokens = 1000
+"""
+
+
+@pytest.fixture
+def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = config_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(PROFILES)
+    monkeypatch.setenv("WORK_KEY", "of-the-endpoint")
+
+
+def parsed(*arguments: str) -> serve.ServeOptions:
+    context = serve.command.make_context("run", list(arguments))
+    return serve.ServeOptions.parse(context.params)
+
+
+@pytest.mark.usefixtures("profiles")
+def test_a_profile_gives_the_engine_behind_the_reader_and_its_key() -> None:
+    chosen = parsed("--reader", "--profile", "work", "--api-key", "of-the-gateway")
+    choice = chosen.choose()
+    assert (choice.model, choice.address) == ("lab/reader-7b", "http://gpu.lan:8000/v1")
+    assert choice.settings["api_key"].get_secret_value() == "of-the-endpoint"
+    assert chosen.server.api_key == SecretStr("of-the-gateway")
+    assert parsed("--reader", "--profile", "work").server.api_key is None
+    assert (chosen.reading, chosen.tokenizer) == ({"mode": "parallel"}, "bytes")
+    assert parsed("--reader", "--profile", "work", "--mode", "in_order").reading == {
+        "mode": "in_order"
+    }
+
+
+@pytest.mark.usefixtures("profiles")
+def test_a_model_that_is_served_as_it_is_takes_no_settings_of_reading_from_a_profile() -> None:
+    chosen = parsed("--profile", "here")
+    assert (chosen.model, chosen.local.device) == ("tiny", "cpu")
+    assert parsed("--profile", "here", "--reader").reading == {"chunk_tokens": 1000}
+    with pytest.raises(
+        ConfigError, match=r"^the profile work names an endpoint; it needs --reader$"
+    ):
+        parsed("--profile", "work")
+    assert parsed("--profile", "work", "--engine", "local:other").model == "other"

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memagent.agent.prompts import open_prompts
-from memagent.agent.reader import Reader
 from memagent.agent.trace import journal_line
 from memagent.documents.document import Document
-from memagent.engines.scripted import ScriptedEngine, keyword_reply
 from memagent.errors import RunError
+from memagent.eval.regrading import regrade
 from memagent.eval.report.report import load_report
 from memagent.jsonl import LineFile
-from memagent.types import Message, Sampling
 from memagent.viewer.api import ViewerApi
 from memagent.viewer.library import Library, open_library
 from memagent.viewer.texts import Texts
@@ -31,9 +28,11 @@ from tests.support.viewer_runs import (
     make_reading,
     make_training,
     memories,
+    read_story,
     steps,
     story,
     trace_of,
+    wondering_reply,
 )
 
 
@@ -322,33 +321,91 @@ def test_a_validation_has_cells_and_items(tmp_path: Path) -> None:
 # --- every way to read ----------------------------------------------------------------------------
 
 
+GROUPED = {"mode": "parallel", "window": 3600, "script": wondering_reply}
+
+
 @pytest.mark.parametrize(
-    "settings", [{}, {"evidence": True}, {"mode": "parallel"}, {"segments": 2}], ids=str
+    "settings",
+    [
+        {},
+        {"evidence": True, "quote_tokens": 100, "ledger_tokens": 400},
+        {"mode": "parallel"},
+        {"mode": "parallel", "script": wondering_reply},
+        GROUPED,
+        {"segments": 2},
+        {"segments": 5, "window": 3600},
+    ],
+    ids=lambda settings: ",".join(map(str, settings)) or "in_order",
 )
-async def test_prompts_are_those_that_were_sent(tmp_path: Path, settings: dict[str, Any]) -> None:
-    text = tmp_path / "valley.txt"
-    text.write_text(story(8))
-    sent: list[str] = []
-
-    def reply(messages: Sequence[Message], sampling: Sampling) -> str:
-        sent.append(messages[-1]["content"])
-        return keyword_reply(messages, sampling)
-
-    sizes = {"window": 8000, "chunk_tokens": 500, "memory_tokens": 600, "answer_tokens": 300}
-    small = {"quote_tokens": 100, "ledger_tokens": 400} if "evidence" in settings else {}
-    reader = Reader(ScriptedEngine(reply), tokenizer="bytes", **sizes, **small, **settings)
-    document = Document.load(text)
-    trace = await reader.aask(QUESTION, document, run_dir=tmp_path / "run")
-    api = api_of(tmp_path / "run", texts=(text,))
+def test_prompts_are_those_that_were_sent(tmp_path: Path, settings: dict[str, Any]) -> None:
+    read = read_story(tmp_path, **settings)
+    api = api_of(read.run, texts=(read.text,))
     run = only(api)
     shown = api.trace(run, "q0")
-    assert shown["answer"] == trace.answer
-    assert [c["text"] for c in shown["citations"]] == [c.quote.text for c in trace.citations]
-    for number, step in enumerate(shown["steps"]):
-        if step["kind"] == "merge":
-            continue
-        prompt = api.prompt(run, "q0", number)
-        if prompt["note"] is None:
-            assert prompt["messages"][-1]["content"] in sent
-        else:
-            assert (step["kind"], prompt["note"][:18]) == ("answer", "the list of quotes")
+    assert shown["answer"] == read.trace.answer
+    assert [c["text"] for c in shown["citations"]] == [c.quote.text for c in read.trace.citations]
+    prompts = [api.prompt(run, "q0", number) for number in range(len(shown["steps"]))]
+    worded = [prompt["messages"][-1]["content"] for prompt in prompts if prompt["note"] is None]
+    if "evidence" in settings:  # the answer had a list of quotes too
+        assert [prompt["note"] for prompt in prompts][-1].startswith("the list of quotes")
+        assert sorted(worded) == sorted(read.sent[:-1])
+    else:
+        assert sorted(worded) == sorted(read.sent)
+
+
+def test_readings_of_several_rounds_have_merges_of_merges(tmp_path: Path) -> None:
+    steps = read_story(tmp_path, **GROUPED).trace.steps
+    assert {step.round for step in steps if step.kind == "merge"} >= {1, 2}
+    assert any(steps[place].kind == "merge" for step in steps for place in step.inputs)
+
+
+@pytest.mark.parametrize("inputs", [[9], [7, 7], [-1, 0], [8], [10**6]])
+def test_a_merge_of_what_is_not_there_is_reported(tmp_path: Path, inputs: list[int]) -> None:
+    read = read_story(tmp_path, mode="parallel")
+    lines = [json.loads(line) for line in (read.run / "steps.jsonl").read_bytes().splitlines()]
+    (number,) = [n for n, line in enumerate(lines) if line["step"]["kind"] == "merge"]
+    lines[number]["step"]["inputs"] = inputs
+    for line in lines:
+        line.pop("sum", None)
+    (read.run / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    api = api_of(read.run)
+    with pytest.raises(RunError):
+        api.prompt(only(api), "q0", number)
+
+
+# --- later grades ---------------------------------------------------------------------------------
+
+
+def test_scores_of_later_graders_are_shown(tmp_path: Path) -> None:
+    answers = {"Anna": 1.0, "Anna Bergstrom": 1.0, "Bert": 0.0}
+    items = [
+        item(
+            "hotpotqa",
+            "reader",
+            8192,
+            n,
+            answer=answer,
+            answers=("Anna",),
+            score=score,
+            match="any",
+        )
+        for n, (answer, score) in enumerate(answers.items())
+    ]
+    failed = item("hotpotqa", "reader", 8192, 3, status="failed", error="no reply", score=0.0)
+    path = make_run(tmp_path / "run", [*items, failed])
+    api = api_of(path)
+    run = only(api)
+    assert api.cells(run)["graders"] == []
+    regrade(path, ["exact", "f1"])
+    found = api.cells(run)
+    assert found["graders"] == ["exact", "f1"]
+    assert found["cells"][0]["score"]["value"] == 0.5
+    [cell] = api.cells(run, grader="exact")["cells"]
+    assert (cell["num_items"], cell["score"]["value"]) == (4, 0.25)
+    rows = api.items(run, {}, grader="exact")["items"]
+    assert [(row["answer"], row["score"]) for row in rows[-1:]] == [("Anna", 1.0)]
+    right = api.items(run, {"status": "right"}, grader="exact")
+    assert right["num_items"] == 1
+    assert api.trace(run, "i1")["item"]["scores"]["f1"] == pytest.approx(2 / 3)
+    (path / "grades" / "f1.jsonl").write_text("damaged\n")
+    assert api.cells(run)["graders"] == ["exact"]

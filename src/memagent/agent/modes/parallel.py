@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from memagent.agent.budget import MISSING_TOKENS, Budget
 from memagent.agent.evidence.replies import parse_reply
 from memagent.agent.memory import ReadingState, shortened, spans_of, split_reasoning
+from memagent.agent.modes.extents import sections_of
 from memagent.agent.modes.parallel_prompts import (
     LONGEST_PLACE,
     note_block,
@@ -262,7 +263,8 @@ class _Apart(ABC):
 
     async def _merged(self, inputs: Sequence[Step], number: int | None, memory: str) -> Step:
         reader = self._reader
-        notes = [(self._place(step), step.memory) for step in inputs]
+        number_at = self._chunks.number_at
+        notes = [(sections_of(step, self._steps, number_at), step.memory) for step in inputs]
         messages = reader.prompts.merge_messages(
             question=self._question,
             notes=notes,
@@ -297,12 +299,6 @@ class _Apart(ABC):
         limit = self._reader.config.memory_tokens
         fitted = shortened(text, self._reader.tokenizer, max_tokens=limit)
         return _Fitted(fitted, was_cut=fitted != text)
-
-    def _place(self, step: Step) -> str:
-        """The sections that a note or memory is on, such as 3 or 3-17."""
-        first, last = _extent(step, self._steps)
-        numbers = (self._chunks.number_at(first) + 1, self._chunks.number_at(last) + 1)
-        return "-".join(str(number) for number in dict.fromkeys(numbers))
 
 
 class _Rounds(_Apart):
@@ -466,26 +462,6 @@ class _Fitted(NamedTuple):
 
     text: str
     was_cut: bool
-
-
-class _Extent(NamedTuple):
-    """Where what a step is on begins in the text, and where its last section begins."""
-
-    first: int
-    last: int
-
-
-def _extent(step: Step, steps: Sequence[Step]) -> _Extent:
-    if step.section is not None:
-        start = step.section.start
-        others = [
-            other.section.start
-            for other in steps
-            if step.segment is not None and other.segment == step.segment and other.section
-        ]
-        return _Extent(min([start, *others]), start)
-    parts = [_extent(steps[index], steps) for index in step.inputs]
-    return _Extent(min(part.first for part in parts), max(part.last for part in parts))
 
 
 def _key(step: Step) -> Hashable:

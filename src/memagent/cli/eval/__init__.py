@@ -24,14 +24,4 @@ COMMANDS: dict[str, str] = {
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def command() -> None:
-    """Ask many questions by one or more methods, and score the answers.
-
-    \b
-      memagent eval smoke
-      memagent eval --task ruler/niah_multikey_2 --lengths 8k,32k,128k --num 500 \\
-        --method reader --method direct --base-url http://localhost:8000/v1
-      memagent eval --resume RUN
-      memagent eval regrade RUN --grader f1
-
-    `memagent eval run --help` lists the options.
-    """
+    """Score methods on questions."""

@@ -24,12 +24,4 @@ COMMANDS: dict[str, str] = {
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def command() -> None:
-    """Serve a model over HTTP with OpenAI's API: a local model as it is, or with --reader any engine behind
-    the reader, which answers requests of any length. `memagent serve run --help` lists the options.
-
-    \b
-      memagent serve --engine local:smollm2-135m
-      memagent serve --reader --engine local:memagent-135m
-      memagent serve --reader --engine openai:MODEL --base-url http://localhost:9000/v1
-      memagent serve keys add anna
-    """
+    """Serve a model over HTTP with OpenAI's API."""

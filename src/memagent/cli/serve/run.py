@@ -24,7 +24,14 @@ from memagent.cli.shared.cluster import (
     joined,
 )
 from memagent.cli.shared.engine import open_chosen, pull_known
-from memagent.cli.shared.options import PanelCommand, given, panel_option, settings_options
+from memagent.cli.shared.options import (
+    PanelCommand,
+    given,
+    panel_option,
+    profile_option,
+    reading_options,
+    settings_options,
+)
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.config import (
     AgentConfig,
@@ -44,6 +51,7 @@ from memagent.engines.base import (
 )
 from memagent.errors import ConfigError
 from memagent.extras import require
+from memagent.profiles import load_profile, with_profile
 
 if TYPE_CHECKING:
     from memagent.serve.request_log import RequestRecord
@@ -78,6 +86,7 @@ class ServeOptions:
         is_reader = bool(options.get("reader"))
         cluster = ClusterOptions(cluster=options.get("cluster"), replicas=options.get("replicas"))
         check_replicas(cluster)
+        options, endpoint_key = _with_profile(options, is_cluster=cluster.cluster is not None)
         if is_reader and cluster.cluster is not None:
             raise ConfigError(
                 "a reader runs on one machine; serve the model with --cluster, and start a second server with "
@@ -91,6 +100,8 @@ class ServeOptions:
             server["api_key"] = SecretStr(key)
         endpoint = {**given(EngineConfig, options), **given(VllmConfig, options)}
         endpoint.pop("api_key", None)
+        if endpoint_key is not None:
+            endpoint["api_key"] = endpoint_key
         return cls(
             engine=options.get("engine"),
             is_reader=is_reader,
@@ -121,6 +132,30 @@ class ServeOptions:
         return choose_engine(self.engine, {**self.endpoint, **local})
 
 
+def _with_profile(
+    options: dict[str, Any], *, is_cluster: bool
+) -> tuple[dict[str, Any], SecretStr | None]:
+    """Options with the settings of the profile that is named, and its key for the endpoint.
+
+    `api_key` among the options is the server's own. A model that is served as it is takes nothing of endpoints
+    and of reading.
+    """
+    name = options.get("profile_name")
+    if name is None:
+        return options, None
+    profile = load_profile(name)
+    if not options.get("reader"):
+        groups = (LocalConfig, VllmConfig) if is_cluster else (LocalConfig,)
+        own = {"engine", *(each for group in groups for each in group.model_fields)}
+        names_endpoint = "engine" not in profile.values and options.get("engine") is None
+        if names_endpoint and {"model", "base_url"} & profile.values.keys():
+            raise ConfigError(f"the profile {name} names an endpoint; it needs --reader")
+        kept = {key: value for key, value in profile.values.items() if key in own}
+        profile = profile.model_copy(update={"values": kept})
+    merged = with_profile(profile, {**options, "api_key": None})
+    return {**merged, "api_key": options.get("api_key")}, merged["api_key"]
+
+
 def _check_without_reader(options: dict[str, Any], *, is_cluster: bool) -> None:
     shared = {*ServeConfig.model_fields, *LocalConfig.model_fields}
     if is_cluster:
@@ -144,14 +179,10 @@ def _check_without_reader(options: dict[str, Any], *, is_cluster: bool) -> None:
     panel="Options",
     help="Put the reader before the engine: requests longer than its window are read section by section.",
 )
+@profile_option("profile_name", panel="Options")
 @settings_options(ServeConfig, panel="Server")
 @settings_options(GatewayConfig, panel="Gateway (with --reader)")
-@panel_option(
-    "--tokenizer",
-    panel="Reading (with --reader)",
-    help="Folder, hub id, tiktoken:NAME, bytes or estimate. [default: the model's own]",
-)
-@settings_options(AgentConfig, panel="Reading (with --reader)")
+@reading_options("Reading (with --reader)")
 @settings_options(EngineConfig, panel="Engine (with --reader)", skip=ENDPOINT_SKIP)
 @settings_options(LocalConfig, panel="Local model")
 @settings_options(

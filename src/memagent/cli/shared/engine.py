@@ -30,7 +30,7 @@ engine_options = all_options(
         help="Engine as KIND:MODEL: openai:MODEL for an endpoint, local:MODEL for a model in this "
         "process, vllm:MODEL for vLLM started on the GPUs here, scripted for none at all.",
     ),
-    profile_option,
+    profile_option(),
     engine_settings_options,
 )
 """`--engine`, `--profile`, and an option for each setting of an engine of any kind."""

@@ -12,8 +12,9 @@ import click
 class LazyGroup(click.Group):
     """A group that knows its commands by name and one line of help, until one of them is called.
 
-    With a `default`, arguments that begin with no command are those of that command. Where the context's
-    `obj` is a list, the command that is called is appended to it.
+    With a `default`, arguments that begin with no command are those of that command, and the help is that
+    command's with the other commands after it. Where the context's `obj` is a list, the command that is called
+    is appended to it.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class LazyGroup(click.Group):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._default = default
+        self.default = default
         self._lazy = lazy
         """Name to one-line help."""
         self._prefix = prefix
@@ -35,8 +36,8 @@ class LazyGroup(click.Group):
         """What stands in the place of a name there, for commands that live with others."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if self._default and args and args[0] not in (*self._lazy, *ctx.help_option_names):
-            args = [self._default, *args]
+        if self.default and args and args[0] not in (*self._lazy, *ctx.help_option_names):
+            args = [self.default, *args]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -57,6 +58,29 @@ class LazyGroup(click.Group):
         if isinstance(ctx.obj, list) and command is not None:
             ctx.obj.append(command)
         return name, command, rest
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        command = self._default_command(ctx)
+        if command is None:
+            return super().format_usage(ctx, formatter)
+        formatter.write_usage(ctx.command_path, " ".join(command.collect_usage_pieces(ctx)))
+        formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...", prefix=" " * len("Usage: "))
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        command = self._default_command(ctx)
+        if command is None:
+            return super().format_help_text(ctx, formatter)
+        command.format_help_text(ctx, formatter)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        command = self._default_command(ctx)
+        if command is None:
+            return super().format_options(ctx, formatter)
+        command.format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+    def _default_command(self, ctx: click.Context) -> click.Command | None:
+        return self.get_command(ctx, self.default) if self.default else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

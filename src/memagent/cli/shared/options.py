@@ -13,7 +13,7 @@ import click
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from memagent.config import Settings
+from memagent.config import AgentConfig, Settings
 from memagent.profiles import VARIABLE, load_profile, with_profile
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,14 +75,15 @@ def panel_option(*names: str, panel: str, **attributes: Any) -> Callable[[F], F]
     return click.option(*names, cls=Panel, panel=panel, **attributes)
 
 
-def profile_option(function: F) -> F:
-    """`--profile`, for commands of the class PanelCommand."""
+def profile_option(parameter: str = "profile", *, panel: str = "Engine") -> Callable[[F], F]:
+    """`--profile`. As the parameter `profile` a PanelCommand applies it; under another name the command does."""
     return panel_option(
         "--profile",
+        parameter,
         envvar=VARIABLE,
-        panel="Engine",
+        panel=panel,
         help=f"Settings under this name in your config file, where no option gives them; also {VARIABLE}.",
-    )(function)
+    )
 
 
 def settings_options(
@@ -96,6 +97,18 @@ def settings_options(
         return function
 
     return decorate
+
+
+def reading_options(panel: str = "Reading") -> Callable[[F], F]:
+    """`--tokenizer`, and an option for each setting of reading."""
+    return all_options(
+        panel_option(
+            "--tokenizer",
+            panel=panel,
+            help="Folder, hub id, tiktoken:NAME, bytes or estimate. [default: the model's own]",
+        ),
+        settings_options(AgentConfig, panel=panel),
+    )
 
 
 def given(settings: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:

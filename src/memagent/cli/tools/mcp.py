@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
 
 import click
 from platformdirs import user_state_path
 
 from memagent.agent.reader import Reader
-from memagent.cli.shared.engine import EngineOptions, engine_options, open_chosen
-from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
+from memagent.cli.shared.engine import open_chosen
+from memagent.cli.shared.options import PanelCommand, panel_option, taking
+from memagent.cli.shared.reader import ReaderOptions, reader_options
 from memagent.cli.shared.run_command import CommandConsole
-from memagent.cli.shared.run_options import LimitOptions, limit_options, limits_of, price_options
-from memagent.config import AgentConfig
+from memagent.cli.shared.run_options import limits_of
 from memagent.extras import require
 
 
@@ -24,10 +23,7 @@ class McpOptions:
 
     folders: tuple[Path, ...]
     readings: Path | None
-    tokenizer: str | None
-    engine: EngineOptions
-    limits: LimitOptions
-    agent: Annotated[dict[str, Any], AgentConfig]
+    reader: ReaderOptions
 
 
 @click.command("mcp", cls=PanelCommand)
@@ -40,15 +36,7 @@ class McpOptions:
     panel="Options",
     help="Folder to keep readings in. [default: one in your state folder]",
 )
-@limit_options
-@price_options
-@engine_options
-@panel_option(
-    "--tokenizer",
-    panel="Reading",
-    help="Folder, hub id, tiktoken:NAME, bytes or estimate. [default: the model's own]",
-)
-@settings_options(AgentConfig, panel="Reading")
+@reader_options
 @taking(McpOptions)
 def command(options: McpOptions) -> int:
     """Offer documents in FOLDERS to an assistant that speaks the Model Context Protocol, over standard
@@ -66,12 +54,12 @@ def command(options: McpOptions) -> int:
     from memagent.serve.mcp.server import serve_tools
 
     runs = options.readings or user_state_path("memagent", appauthor=False) / "mcp"
-    with open_chosen(options.engine.choose(), CommandConsole()) as engine:
+    with open_chosen(options.reader.engine.choose(), CommandConsole()) as engine:
         reader = Reader(
             engine,
-            tokenizer=options.tokenizer,
-            limits=limits_of(options.limits.given),
-            **options.agent,
+            tokenizer=options.reader.tokenizer,
+            limits=limits_of(options.reader.limits.given),
+            **options.reader.agent,
         )
         serve_tools(DocumentDesk(reader, options.folders, runs=runs))
     return 0

@@ -25,11 +25,4 @@ COMMANDS: dict[str, str] = {
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def command() -> None:
-    """Train a model for an agent: a warm start on given replies, then reinforcement learning.
-
-    \b
-      memagent train tiny_cpu --run-dir runs/tiny
-      memagent train my_run.toml --agent my_agent.py:agent --reward my_reward.py:score
-      memagent train --resume runs/tiny
-      memagent train export runs/tiny my-model
-    """
+    """Train a model for an agent."""

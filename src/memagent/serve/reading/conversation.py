@@ -105,7 +105,10 @@ def split_long(conversation: Sequence[Utterance], is_short: IsShort) -> LongText
         for piece in one.pieces
         if piece.file and piece.file_id
     }
-    return LongText(question=asked, document=Document.join(texts), file_ids=file_ids)
+    # a message is always headed, so that sections stay the same when others follow it
+    is_file = any(piece.file is texts[0] for one in conversation for piece in one.pieces)
+    document = Document.join(texts, heads_one=not is_file)
+    return LongText(question=asked, document=document, file_ids=file_ids)
 
 
 def _last_user(conversation: Sequence[Utterance]) -> int:

@@ -4,6 +4,9 @@
 
 The same request again continues an interrupted reading and repeats no call; a finished one is answered from
 disk. Two requests for one reading share it: the second waits, and finds what the first has read.
+
+A text that has grown or changed since the same question was asked is read from the first section that differs:
+the new reading begins with the steps of the earlier one that still hold.
 """
 
 from __future__ import annotations
@@ -15,26 +18,31 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memagent.agent.journal import Journal
+from memagent.agent.journal import FREE_SETTINGS, Journal
 from memagent.agent.limits import Limits
+from memagent.agent.modes.continuation import carry_over
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step
 from memagent.config import AgentConfig
+from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.errors import RunError, RunNotWritable
+from memagent.runs import MANIFEST
 from memagent.serve.errors import ApiError
 from memagent.serve.reading.state import GatewayState, in_thread
 from memagent.types import Completion, Engine, Message, Sampling, Usage
 
 DAMAGED = "-damaged"
 """Ending of the folder of a reading that cannot be continued."""
+MAX_EARLIER = 8
+"""Earlier readings of a question that are compared with a new text, the newest ones."""
 DROP_SECONDS = 3600.0
 """How often old readings are looked for."""
 
@@ -155,11 +163,22 @@ class Readings:
         question = identity["questions"][0]
         num_chars = len(document.text)
         writing = self._state.writing
+        series = _series_of(owner, identity)
         path = await in_thread(
-            writing, self._state.begin_reading, owner, reading_id, document.source, num_chars
+            writing,
+            self._state.begin_reading,
+            owner,
+            reading_id,
+            document.source,
+            num_chars,
+            series,
         )
         await self._drop_old()
-        journal = await in_thread(writing, _open_journal, path, identity)
+        chunks = await asyncio.to_thread(reader.chunks, document)
+        carried = await self._carried(reader, path, series, question, chunks)
+        journal = await in_thread(
+            writing, _open_journal, path, identity, {0: carried}, document.text
+        )
         spans: dict[int, int] = {}
         is_finished = False
 
@@ -179,7 +198,6 @@ class Readings:
             stored = journal.finished(0)
             for step in stored:
                 yield measured(step, is_stored=True)
-            chunks = await asyncio.to_thread(reader.chunks, document)
             async with aclosing(reader.steps(question, chunks, finished=stored)) as steps:
                 async for step in steps:
                     await in_thread(writing, keep, step)
@@ -189,6 +207,21 @@ class Readings:
         finally:
             journal.close()
             self._state.end_reading(reading_id, is_finished=is_finished)
+
+    async def _carried(
+        self, reader: Reader, path: Path, series: str, question: str, chunks: Chunks
+    ) -> list[Step]:
+        """Steps that a new reading at `path` begins with: of the earlier one that shares most with its text."""
+        if reader.config.merges or (path / MANIFEST).exists():
+            return []
+        earlier = await in_thread(
+            self._state.writing, self._state.earlier_readings, series, path.name, MAX_EARLIER
+        )
+        best: list[Step] = []
+        for other in earlier:
+            with suppress(RunError, OSError):  # it was dropped meanwhile, or is damaged
+                best = max(best, (await carry_over(reader, other, [question], chunks))[0], key=len)
+        return best
 
     def _check_room(self) -> None:
         if self.num_running >= self._max_readings:
@@ -225,10 +258,20 @@ def _id_of(owner: str, identity: dict[str, Any]) -> str:
     return f"reading-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
-def _open_journal(path: Path, identity: dict[str, Any]) -> Journal:
+def _series_of(owner: str, identity: dict[str, Any]) -> str:
+    """The same for readings of one question and holder whose memories are alike, whatever the text."""
+    agent = {name: value for name, value in identity["agent"].items() if name not in FREE_SETTINGS}
+    wording = {name: value for name, value in identity["prompts"].items() if name != "name"}
+    alike = {**identity, "document": None, "agent": agent, "prompts": wording}
+    return hashlib.sha256(json.dumps([owner, alike], sort_keys=True).encode()).hexdigest()
+
+
+def _open_journal(
+    path: Path, identity: dict[str, Any], carried: dict[int, list[Step]], text: str
+) -> Journal:
     """The journal of a reading; one that cannot be continued is set aside."""
     try:
-        return Journal.open(path, identity)
+        return Journal.open(path, identity, carried=carried, text=text)
     except RunError as error:
         if isinstance(error, RunNotWritable) or not path.exists():
             raise

@@ -47,7 +47,8 @@ CREATE TABLE IF NOT EXISTS files (
 CREATE INDEX IF NOT EXISTS files_of_owner ON files (owner, created);
 CREATE TABLE IF NOT EXISTS readings (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, source TEXT NOT NULL, num_chars INTEGER NOT NULL,
-    is_finished INTEGER NOT NULL, created REAL NOT NULL, updated REAL NOT NULL
+    is_finished INTEGER NOT NULL, created REAL NOT NULL, updated REAL NOT NULL,
+    series TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE IF NOT EXISTS used (
     owner TEXT PRIMARY KEY, calls INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL,
@@ -118,6 +119,18 @@ class GatewayState:
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.executescript(TABLES)
+            self._add_series()
+
+    def _add_series(self) -> None:
+        """Give the readings of an earlier version the column that they lack."""
+        columns = [row[1] for row in self._database.execute("PRAGMA table_info(readings)")]
+        if "series" not in columns:
+            self._database.execute(
+                "ALTER TABLE readings ADD COLUMN series TEXT NOT NULL DEFAULT ''"
+            )
+        self._database.execute(
+            "CREATE INDEX IF NOT EXISTS readings_of_series ON readings (series, updated)"
+        )
 
     # --- files ---------------------------------------------------------------------------------
 
@@ -183,15 +196,25 @@ class GatewayState:
 
     # --- readings ------------------------------------------------------------------------------
 
-    def begin_reading(self, owner: str, reading_id: str, source: str, num_chars: int) -> Path:
-        """Where a reading is kept; it counts as unfinished from now on."""
+    def begin_reading(
+        self, owner: str, reading_id: str, source: str, num_chars: int, series: str
+    ) -> Path:
+        """Where a reading is kept; it counts as unfinished from now on. Those of one series differ in their text."""
         now = time.time()
         self._execute(
-            "INSERT INTO readings VALUES (?, ?, ?, ?, 0, ?, ?) "
-            "ON CONFLICT (id) DO UPDATE SET is_finished = 0, updated = excluded.updated",
-            (reading_id, owner, source, num_chars, now, now),
+            "INSERT INTO readings VALUES (?, ?, ?, ?, 0, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+            "is_finished = 0, updated = excluded.updated, series = excluded.series",
+            (reading_id, owner, source, num_chars, now, now, series),
         )
         return self.readings / reading_id
+
+    def earlier_readings(self, series: str, reading_id: str, limit: int) -> list[Path]:
+        """Where other readings of a series are kept, the newest first."""
+        rows = self._rows(
+            "SELECT id FROM readings WHERE series = ? AND id != ? ORDER BY updated DESC LIMIT ?",
+            (series, reading_id, limit),
+        )
+        return [self.readings / row[0] for row in rows]
 
     def end_reading(self, reading_id: str, *, is_finished: bool) -> None:
         """A reading has ended, or was interrupted."""

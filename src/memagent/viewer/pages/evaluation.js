@@ -5,11 +5,18 @@ import { lineChart } from "./charts.js";
 import { h, replaced } from "./dom.js";
 import { count, lengthName, number, percent, plural, seconds, short } from "./format.js";
 
-export async function evaluationPage(run) {
+export async function evaluationPage(run, params) {
   const holder = h("div", {});
+  let grader = params.get("grader") ?? "";
   async function draw() {
-    const found = await get(runPath(run.id, "cells"));
-    replaced(holder, table(run, found.cells, null), plots(found));
+    const found = await get(runPath(run.id, "cells"), { grader });
+    const all = h("p", {}, h("a", { class: "button", href: linkWith({ grader }, "run", run.id, "items") }, "All items"));
+    replaced(holder, graders(found.graders, grader, choose), table(run, found.cells, grader), plots(found), all);
+  }
+  function choose(name) {
+    grader = name;
+    history.replaceState(null, "", linkWith({ grader }, "run", run.id));
+    return draw();
   }
   await draw();
   return {
@@ -20,13 +27,22 @@ export async function evaluationPage(run) {
       h("h1", {}, run.what || run.name),
       h("p", { class: "facts" }, [run.model, run.methods.join(", "), run.state, run.seed === null ? null : `seed ${run.seed}`, run.length_tokenizer && `lengths by ${run.length_tokenizer}`].filter(Boolean).map((each) => h("span", {}, each))),
       holder,
-      h("p", {}, h("a", { class: "button", href: link("run", run.id, "items") }, "All items")),
     ),
     refresh: draw,
   };
 }
 
-export function table(run, cells, validation) {
+// The graders that an answer can be scored by: as the evaluation names them, and others.
+function graders(names, chosen, onChoose) {
+  if (!names.length) return null;
+  return h("div", { class: "tools" },
+    h("span", { class: "quiet" }, "Graded"),
+    h("div", { class: "chips", role: "group", "aria-label": "graded by" }, ["", ...names].map((name) => h("button", {
+      type: "button", "aria-pressed": String(name === chosen), onclick: () => onChoose(name),
+    }, name ? `by ${name}` : "as evaluated"))));
+}
+
+function table(run, cells, grader) {
   const lengths = [...new Set(cells.map((cell) => cell.tokens))].sort((a, b) => (a ?? 0) - (b ?? 0));
   const rows = new Map();
   for (const cell of cells) {
@@ -41,25 +57,25 @@ export function table(run, cells, validation) {
       "tr", { class: isNew ? "first" : "" },
       h("th", { scope: "row" }, isNew ? row.task : h("span", { class: "visually-hidden" }, row.task)),
       h("td", { class: "method" }, row.method),
-      lengths.map((tokens) => cellView(run, row[tokens], validation)),
+      lengths.map((tokens) => cellView(run, row[tokens], grader)),
     );
   });
   return h(
     "div", { class: "scroll" },
     h("table", { class: "cells" },
-      h("caption", {}, "Score in % with its 95 % interval. Failed items count as wrong. A cell opens its items."),
+      h("caption", {}, `Score in %${grader ? ` by ${grader}` : ""} with its 95 % interval. Failed items count as wrong. A cell opens its items.`),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Task"), h("th", { scope: "col" }, "Method"), lengths.map((tokens) => h("th", { scope: "col", class: "num" }, lengthName(tokens))))),
       h("tbody", {}, lines)),
   );
 }
 
-function cellView(run, cell, validation) {
+function cellView(run, cell, grader) {
   if (!cell) return h("td", { class: "cell none" }, "");
   const { value, low, high } = cell.score;
   const more = `${plural(cell.num_items, "item")}, ${cell.num_failed} failed, ${number(cell.mean_calls)} calls, ${short(cell.mean_tokens)} tokens and ${seconds(cell.mean_seconds)} each`;
   return h(
     "td", { class: `cell heat${heat(value)}` },
-    h("a", { href: linkWith({ task: cell.task, method: cell.method, tokens: cell.tokens, validation }, "run", run.id, "items"), title: more },
+    h("a", { href: linkWith({ task: cell.task, method: cell.method, tokens: cell.tokens, grader }, "run", run.id, "items"), title: more },
       h("b", {}, percent(value)),
       h("small", {}, `${percent(low, 0)}–${percent(high, 0)}`),
       cell.num_failed ? h("small", { class: "failed" }, `${cell.num_failed} failed`) : null),
@@ -70,7 +86,7 @@ function heat(value) {
   return Math.min(9, Math.max(0, Math.floor(value * 10)));
 }
 
-export function plots({ cells, depths }) {
+function plots({ cells, depths }) {
   const charts = [];
   for (const task of new Set(cells.map((cell) => cell.task))) {
     const mine = cells.filter((cell) => cell.task === task);
@@ -99,6 +115,7 @@ export function plots({ cells, depths }) {
 
 export async function itemsPage(run, params) {
   const validation = params.get("validation");
+  const grader = params.get("grader");
   const wanted = { task: params.get("task"), method: params.get("method"), tokens: params.get("tokens"), status: params.get("status"), text: "" };
   const path = runPath(run.id, "items");
   const body = h("tbody", {});
@@ -107,7 +124,7 @@ export async function itemsPage(run, params) {
   let num = 0;
 
   async function load(isFirst) {
-    const found = await get(path, { ...wanted, step: validation, offset: isFirst ? null : num });
+    const found = await get(path, { ...wanted, step: validation, grader, offset: isFirst ? null : num });
     const rows = found.items.map((item) => itemRow(run, item, validation));
     if (isFirst) replaced(body, rows);
     else body.append(...rows);
@@ -130,10 +147,10 @@ export async function itemsPage(run, params) {
     },
   }, name)));
   await load(true);
-  const title = [wanted.task, wanted.method, wanted.tokens && lengthName(Number(wanted.tokens))].filter(Boolean).join(", ") || "All items";
+  const title = [wanted.task, wanted.method, wanted.tokens && lengthName(Number(wanted.tokens)), grader && `by ${grader}`].filter(Boolean).join(", ") || "All items";
   return {
     title,
-    trail: [[run.what || run.name, link("run", run.id)], ...(validation ? [[`validation ${validation}`, linkWith({ validation }, "run", run.id, "items")]] : []), [title, null]],
+    trail: [[run.what || run.name, linkWith({ grader }, "run", run.id)], ...(validation ? [[`validation ${validation}`, linkWith({ validation }, "run", run.id, "items")]] : []), [title, null]],
     element: h(
       "section", { class: "page" },
       h("div", { class: "heading" }, h("h1", {}, title), summary),

@@ -60,7 +60,7 @@ async function chosen(parts, params) {
   if (parts[2] === "items" && parts.length === 3) return itemsPage(run, params);
   if (parts.length > 2) throw new Error("there is no such page");
   if (run.kind === "ask") return readingPage(run, params);
-  if (run.kind === "eval") return evaluationPage(run);
+  if (run.kind === "eval") return evaluationPage(run, params);
   if (run.kind === "train") return trainingPage(run, params);
   throw new Error(`runs of kind ${run.kind || "unknown"} are not shown`);
 }

@@ -175,7 +175,7 @@ function verdictOf(item) {
     item.error ? [h("dt", {}, "Failed"), h("dd", {}, item.error)] : null,
     h("dt", {}, "Item"), h("dd", {}, `${item.task}, ${item.method}, number ${item.index}${item.sample ? `, sample ${item.sample}` : ""}`),
     item.depth !== null ? [h("dt", {}, "Depth of evidence"), h("dd", {}, `${percent(item.depth, 0)} %`)] : null,
-    Object.entries(item.scores).map(([name, value]) => [h("dt", {}, name), h("dd", {}, number(value))]),
+    Object.entries(item.scores).map(([name, value]) => [h("dt", {}, `By ${name}`), h("dd", {}, number(value))]),
   );
 }
 
