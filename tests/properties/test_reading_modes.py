@@ -2,7 +2,10 @@
 
 import asyncio
 import hashlib
+import tempfile
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
@@ -17,6 +20,7 @@ from memagent.documents.chunking import split
 from memagent.documents.document import Document
 from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.scripted import ScriptedEngine
+from memagent.errors import EngineError
 from memagent.types import Completion, Message, Sampling
 
 BYTES = ByteTokenizer()
@@ -38,8 +42,14 @@ class HashEngine(ScriptedEngine):
     def __init__(self, window: int) -> None:
         super().__init__(reply_to)
         self._window = window
+        self.calls_left: int | None = None
+        """Calls before the endpoint fails; None: it never does."""
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        if self.calls_left is not None:
+            if self.calls_left == 0:
+                raise EngineError("the endpoint is gone")
+            self.calls_left -= 1
         assert BYTES.count_messages(messages) + sampling.max_tokens <= self._window
         for _ in range(number_of(messages[-1]["content"]) % 5):
             await asyncio.sleep(0)
@@ -149,3 +159,54 @@ def test_with_all_options_off_a_reading_is_the_plain_loop(
     plain = {"kind", "index", "reply", "memory", "section", "reasoning", "flags", "usage"}
     plain |= {"num_attempts", "started", "seconds"}
     assert all(set(step) == plain for step in trace.to_dict()["steps"])
+
+
+@few
+@given(
+    text=texts,
+    chunk_tokens=st.integers(40, 200),
+    mode=modes,
+    cut=st.floats(0, 1),
+    added=st.one_of(st.just(""), texts),
+    removed=st.integers(0, 40),
+    num_calls=st.integers(0, 30),
+)
+def test_continuing_is_a_whole_reading_and_asks_nothing_that_was_asked_before(
+    text: str,
+    chunk_tokens: int,
+    mode: dict[str, Any],
+    cut: float,
+    added: str,
+    removed: int,
+    num_calls: int,
+) -> None:
+    """Whatever was appended, put in or taken out, and also after an interruption."""
+    place = int(cut * len(text))
+    changed = text[:place] + added + text[place + removed :] or "x"
+    first, broken, second, whole = (reader_of(text, chunk_tokens, mode) for _ in range(4))
+    with tempfile.TemporaryDirectory() as folder:
+        old, new = Path(folder, "old"), Path(folder, "new")
+        first.ask(QUESTION, text, run_dir=old)
+        broken.engine.calls_left = num_calls  # type: ignore[attr-defined]
+        try:
+            broken.ask(QUESTION, changed, run_dir=new, continues=old)
+        except EngineError:
+            trace = second.ask(QUESTION, changed, run_dir=new)
+        else:
+            [trace] = Trace.load(new)
+    expected = whole.ask(QUESTION, changed)
+    assert sorted(map(done, trace.steps)) == sorted(map(done, expected.steps))
+    assert trace.answer == expected.answer
+    asked = Counter(map(prompt_of, sent(broken) + sent(second)))
+    assert not asked.keys() & set(map(prompt_of, sent(first)))
+    assert asked <= Counter(map(prompt_of, sent(whole)))
+    assert sum("carried" not in step.flags for step in trace.steps) == asked.total()
+
+
+def sent(reader: Reader) -> list[list[Message]]:
+    assert isinstance(reader.engine, ScriptedEngine)
+    return list(reader.engine.prompts)
+
+
+def prompt_of(messages: Sequence[Message]) -> str:
+    return messages[-1]["content"]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from memagent.agent.modes.carried import CARRIED, Carried, Replies, lines_of, read_replies
 from memagent.agent.prompts import PromptSet
 from memagent.agent.trace import Step, journal_line, steps_by_question
 from memagent.config import AgentConfig
@@ -150,17 +151,17 @@ def reads_in_order(manifest: Mapping[str, Any]) -> bool:
 class Journal:
     """The steps of a reading, finished ones and new ones. Without a run it keeps nothing on disk."""
 
-    def __init__(
-        self, run: Run | None, *, carried: Mapping[int, Sequence[Step]] | None = None
-    ) -> None:
-        """`carried`: steps of an earlier run that the run begins with, where nothing is kept on disk."""
+    def __init__(self, run: Run | None, *, carried: Carried | None = None) -> None:
+        """`carried`: what is taken over from an earlier run, where nothing is kept on disk."""
+        carried = carried or Carried()
         self._run = run
         self._lock = threading.Lock()
         self._finished = (
             steps_by_question(run.records, run.path, in_order=reads_in_order(run.manifest))
             if run
-            else {number: list(steps) for number, steps in (carried or {}).items()}
+            else {number: list(steps) for number, steps in carried.steps.items()}
         )
+        self._replies = read_replies(run.path) if run else carried.replies
 
     @classmethod
     def create(
@@ -169,24 +170,26 @@ class Journal:
         reading: Mapping[str, Any],
         *,
         files: Mapping[str, bytes] | None = None,
-        carried: Mapping[int, Sequence[Step]] | None = None,
+        carried: Carried | None = None,
         text: str = "",
     ) -> Journal:
-        """Begin a run, with the steps that are carried over from an earlier one; `text` is what is read.
+        """Begin a run, with what is carried over from an earlier one; `text` is what is read.
 
-        The run is there with all of them or not at all.
+        The run is there with all of it or not at all.
         """
+        carried = carried or Carried()
         lines = [
-            sealed(line_of(number, step, text))
-            for number, steps in (carried or {}).items()
+            sealed(line_of(number, step, text)) + b"\n"
+            for number, steps in carried.steps.items()
             for step in steps
         ]
+        kept = {JOURNAL: b"".join(lines), CARRIED: b"".join(lines_of(carried.replies))}
+        files = {**(files or {}), **{name: data for name, data in kept.items() if data}}
+        run = Run.create(path, reading, files=files)
         if not lines:
-            return cls(Run.create(path, reading, files=files))
-        journal = {JOURNAL: b"".join(line + b"\n" for line in lines)}
-        with Run.create(path, reading, files={**(files or {}), **journal}) as run:
-            path = run.path
-        return cls(Run.open(path))
+            return cls(run)
+        run.close()
+        return cls(Run.open(run.path))
 
     @classmethod
     def open(
@@ -194,7 +197,7 @@ class Journal:
         path: Path,
         reading: dict[str, Any],
         *,
-        carried: Mapping[int, Sequence[Step]] | None = None,
+        carried: Carried | None = None,
         text: str = "",
     ) -> Journal:
         """Begin a run at `path`, or resume the one that is there if it is the same reading."""
@@ -211,6 +214,10 @@ class Journal:
     def finished(self, question_number: int) -> list[Step]:
         """Steps that were on disk when the run was opened."""
         return self._finished.get(question_number, [])
+
+    def replies(self, question_number: int) -> Replies:
+        """Replies of an earlier run that may be used again."""
+        return self._replies.get(question_number, {})
 
     def append(self, question_number: int, step: Step, *, text: str) -> None:
         """Put a step on disk; returns when it is safe. `text` is what is read."""

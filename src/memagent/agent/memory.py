@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Self
 
-from memagent.agent.evidence.quotes import Quote
 from memagent.agent.prompts import MemoryChange
 from memagent.agent.trace import Step
 from memagent.config import EmptyReplies
@@ -30,12 +29,10 @@ class Reply(NamedTuple):
 
 
 class ReadingState(NamedTuple):
-    """What is carried from step to step: the memory and its size, and what was read and quoted so far."""
+    """What goes from step to step: the memory and its size, and whether it is said to be enough."""
 
     memory: str = ""
     num_tokens: int = 0
-    spans: tuple[Span, ...] = ()
-    quotes: tuple[Quote, ...] = ()
     num_enough: int = 0
     """How often in a row, up to now, the model said that it knows enough."""
     certainty: Mapping[str, float] = MappingProxyType({})
@@ -47,25 +44,14 @@ class ReadingState(NamedTuple):
         memory = finished[-1].memory if finished else ""
         reads = [step for step in finished if step.section is not None]
         said = ["enough" in step.flags for step in reversed(reads)]
-        return cls(
-            memory,
-            tokenizer.count(memory),
-            tuple(spans_of(finished)),
-            tuple(quote for step in reads for quote in step.quotes),
-            said.index(False) if False in said else len(said),
-            certainty_after(reads),
-        )
+        num_enough = said.index(False) if False in said else len(said)
+        return cls(memory, tokenizer.count(memory), num_enough, certainty_after(reads))
 
     def after_read(self, step: Step, num_tokens: int) -> ReadingState:
         """The state after one more section."""
-        return ReadingState(
-            step.memory,
-            num_tokens,
-            (*self.spans, *spans_of([step])),
-            self.quotes + step.quotes,
-            self.num_enough + 1 if "enough" in step.flags else 0,
-            _with_lines(self.certainty, self.memory, step),
-        )
+        num_enough = self.num_enough + 1 if "enough" in step.flags else 0
+        certainty = _with_lines(self.certainty, self.memory, step)
+        return ReadingState(step.memory, num_tokens, num_enough, certainty)
 
 
 def certainty_after(reads: Sequence[Step]) -> dict[str, float]:

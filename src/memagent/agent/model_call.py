@@ -27,6 +27,8 @@ class ModelCall(NamedTuple):
     started: float
     """Unix time."""
     seconds: float
+    is_carried: bool = False
+    """Whether an earlier run made it."""
 
     @property
     def was_cut(self) -> bool:

@@ -98,10 +98,15 @@ class PromptSet:
     def read_messages(
         self, *, question: str, section: str, memory: str, section_number: int, memory_tokens: int
     ) -> list[Message]:
-        """The conversation that reads one section."""
-        values = self._values(question, memory, memory_tokens)
-        values |= {"section": section, "section_number": str(section_number)}
-        return self._messages(self.read, values)
+        """The conversation that reads one section in order."""
+        return self.section_messages(
+            is_parallel=False,
+            question=question,
+            section=section,
+            memory=memory,
+            section_number=section_number,
+            memory_tokens=memory_tokens,
+        )
 
     def section_messages(
         self,
@@ -116,7 +121,7 @@ class PromptSet:
         """The conversation for one section: with notes on it alone in parallel mode, else with the memory."""
         values = self._values(question, memory, memory_tokens)
         values |= {"section": section, "section_number": str(section_number)}
-        return self._messages(self.note if is_parallel else self.read, values)
+        return self._messages(self._section_template(is_parallel), values)
 
     def merge_messages(
         self, *, question: str, notes: Sequence[tuple[str, str]], memory: str, memory_tokens: int
@@ -161,9 +166,16 @@ class PromptSet:
 
     def shares_sections(self, is_parallel: bool) -> bool:
         """Whether sections stand before questions and memories, so that all questions share their prefill."""
-        template = self.note if is_parallel else self.read
-        found = [slot for _, slot in _slot.findall(template) if slot]
+        found = [slot for _, slot in _slot.findall(self._section_template(is_parallel)) if slot]
         return found[:1] == ["section"]
+
+    def numbers_sections(self, is_parallel: bool) -> bool:
+        """Whether prompts tell the number of a section."""
+        template = self._section_template(is_parallel)
+        return "section_number" in {slot for _, slot in _slot.findall(template)}
+
+    def _section_template(self, is_parallel: bool) -> str:
+        return self.note if is_parallel else self.read
 
     def _values(self, question: str, memory: str, memory_tokens: int) -> dict[str, str]:
         return {

@@ -32,10 +32,11 @@ from memagent.agent.evidence.answers import cite, show_ledger, with_ledger
 from memagent.agent.evidence.ledger import ledger_of
 from memagent.agent.evidence.quotes import Quote, place_copies, place_quote
 from memagent.agent.evidence.replies import ParsedReply, ReplyFormat, parse_reply, shielded
-from memagent.agent.journal import Journal, identity
+from memagent.agent.journal import Journal, identity, section_digest
 from memagent.agent.limits import Limits
 from memagent.agent.memory import ReadingState, rewrite, spans_of, split_reasoning
 from memagent.agent.model_call import ModelCall, call_model
+from memagent.agent.modes.carried import Replies, answer_key, carried_call, read_key
 from memagent.agent.modes.continuation import carry_over
 from memagent.agent.modes.parallel import CALLS_AT_ONCE, CallSlots, reading_apart
 from memagent.agent.modes.section_order import SectionOrder, gaps, order_sections
@@ -151,7 +152,7 @@ class Reader:
             raise ConfigError("`questions` is a list; ask a single question with ask or aask")
         chunks = self.chunks(document)
         identity = self.identity(questions, chunks.document)
-        carried = await carry_over(self, Path(continues), questions, chunks) if continues else {}
+        carried = await carry_over(self, Path(continues), questions, chunks) if continues else None
         journal = (
             Journal(None, carried=carried)
             if run_dir is None
@@ -198,9 +199,14 @@ class Reader:
         slots: CallSlots,
     ) -> Trace:
         done = list(journal.finished(number))
-        async with aclosing(
-            self.steps(question, chunks, finished=journal.finished(number), slots=slots)
-        ) as steps:
+        reading = self.steps(
+            question,
+            chunks,
+            finished=journal.finished(number),
+            slots=slots,
+            replies=journal.replies(number),
+        )
+        async with aclosing(reading) as steps:
             async for step in steps:
                 if self.config.merges:  # other calls are in flight: they do not wait for the disk
                     await journal.append_in_thread(number, step, text=chunks.document.text)
@@ -233,10 +239,12 @@ class Reader:
         *,
         finished: Sequence[Step] = (),
         slots: CallSlots | None = None,
+        replies: Replies | None = None,
     ) -> AsyncGenerator[Step, None]:
         """The steps as they happen; those in `finished` are not repeated.
 
-        Questions over one text whose sections are read apart from each other share `slots`.
+        Questions over one text whose sections are read apart from each other share `slots`; `replies` of an
+        earlier reading are then used where the same is asked again.
         """
         question = checked_question(question)
         budget = self.check(question)
@@ -244,7 +252,7 @@ class Reader:
         if not chunks.document.text:
             raise DocumentError("the text is empty; there is nothing to read")
         reading = (
-            reading_apart(self, question, chunks, budget, finished, slots)
+            reading_apart(self, question, chunks, budget, finished, slots, replies or {})
             if self.config.merges
             else self._in_order(question, chunks, budget, finished)
         )
@@ -261,29 +269,26 @@ class Reader:
         state = ReadingState.after(finished, self.tokenizer)
         if finished and finished[-1].kind == "answer":
             return
-        position = len(finished)
-        chunk = None if self._has_enough(state) else await sections.get(position)
+        done = list(finished)
+        chunk = None if self._has_enough(state) else await sections.get(len(done))
         while chunk is not None:
             reading = asyncio.ensure_future(
-                self.read_section(question, position, chunk, state, budget, chunks.document)
+                self.read_section(question, len(done), chunk, state, budget, chunks.document)
             )
             try:
                 await asyncio.sleep(0)  # the request is sent; the next section is cut meanwhile
-                upcoming = await sections.get(position + 1)
+                upcoming = await sections.get(len(done) + 1)
                 step, state = await reading
             finally:
                 reading.cancel()
+            done.append(step)
             yield step
-            position, chunk = position + 1, None if self._has_enough(state) else upcoming
-        yield await self.write_answer(question, position, state, budget, sections)
+            chunk = None if self._has_enough(state) else upcoming
+        yield await self.write_answer(question, done, state, budget, sections)
 
     def _has_enough(self, state: ReadingState) -> bool:
         """Whether the model said so, often enough in a row."""
-        return (
-            self.config.stop_early
-            and len(state.spans) > 0
-            and (state.num_enough > self.config.verify_stop)
-        )
+        return self.config.stop_early and state.num_enough > self.config.verify_stop
 
     async def _check_finished(self, finished: Sequence[Step], sections: SectionOrder) -> None:
         """Raise RunError where finished steps are not of this text, and take over their sections."""
@@ -340,19 +345,16 @@ class Reader:
         state: ReadingState,
         budget: Budget,
         document: Document,
+        replies: Replies | None = None,
     ) -> tuple[Step, ReadingState]:
-        """Read a section with the memory of those before; the step, and the state after it."""
+        """Read a section with the memory of those before; the step, and the state after it.
+
+        The call is not made where `replies` of an earlier reading have it.
+        """
         section = self.section_text(chunk)
-        self.keep_section(chunk, section, document)
-        messages = self.prompts.read_messages(
-            question=question,
-            section=section,
-            memory=state.memory,
-            section_number=chunk.index + 1,
-            memory_tokens=self.config.memory_tokens,
+        call = await self.call_on_section(
+            question, chunk, section, state, budget, document, replies
         )
-        prompt_tokens = budget.read_template + budget.question + chunk.num_tokens + state.num_tokens
-        call = await self.call(messages, prompt_tokens, max_tokens=budget.read_reply)
         reply, reasoning = split_reasoning(call.completion.text)
         parsed = parse_reply(reply, self.reply_format)
         new = rewrite(
@@ -370,6 +372,7 @@ class Reader:
         flags += ["memory_kept"] if new.was_kept else []
         flags += ["malformed"] if parsed.is_malformed else []
         flags += ["enough"] if parsed.says_enough else []
+        flags += ["carried"] if call.is_carried else []
         step = Step(
             kind="read",
             index=position,
@@ -382,6 +385,35 @@ class Reader:
             **call.measures(),
         )
         return step, state.after_read(step, new.num_tokens)
+
+    async def call_on_section(
+        self,
+        question: str,
+        chunk: Chunk,
+        section: str,
+        state: ReadingState,
+        budget: Budget,
+        document: Document,
+        replies: Replies | None,
+    ) -> ModelCall:
+        """The reply to a section, shown as `section`; an earlier one where `replies` have it."""
+        is_parallel = self.config.mode == "parallel"
+        if replies:
+            number = chunk.index + 1 if self.prompts.numbers_sections(is_parallel) else None
+            key = read_key(section_digest(chunk.text), state.memory, number)
+            if (carried := carried_call(replies, key)) is not None:
+                return carried
+        self.keep_section(chunk, section, document)
+        messages = self.prompts.section_messages(
+            is_parallel=is_parallel,
+            question=question,
+            section=section,
+            memory=state.memory,
+            section_number=chunk.index + 1,
+            memory_tokens=self.config.memory_tokens,
+        )
+        prompt_tokens = budget.read_template + budget.question + chunk.num_tokens + state.num_tokens
+        return await self.call(messages, prompt_tokens, max_tokens=budget.read_reply)
 
     def section_text(self, chunk: Chunk) -> str:
         """A section as the model sees it; where replies have marks, those that the text holds are none."""
@@ -426,13 +458,15 @@ class Reader:
     async def write_answer(
         self,
         question: str,
-        position: int,
+        done: Sequence[Step],
         state: ReadingState,
         budget: Budget,
         sections: SectionOrder,
+        replies: Replies | None = None,
     ) -> Step:
-        """Answer from the memory and the quotes, as the step at a position."""
-        ledger = ledger_of(state.quotes)
+        """Answer from the memory and the quotes, as the step after those that are done."""
+        ledger = ledger_of(quote for step in done for quote in step.quotes)
+        spans = spans_of(done)
         shown = show_ledger(
             ledger,
             question,
@@ -440,27 +474,37 @@ class Reader:
             max_tokens=budget.ledger,
             with_counts=self.config.items,
         )
-        messages = self.prompts.answer_messages(
-            question=question,
-            memory=with_ledger(state.memory, shown),
-            num_sections=len({span.start for span in state.spans}),
+        key = answer_key(
+            state.memory,
+            ledger,
+            num_sections=len({span.start for span in spans}),
             answer_tokens=self.config.answer_tokens,
+            ledger_tokens=self.config.ledger_tokens,
         )
-        prompt_tokens = budget.answer_template + budget.question + state.num_tokens
-        prompt_tokens += self.tokenizer.count(shown.text)
-        call = await self.call(messages, prompt_tokens, max_tokens=budget.answer_reply)
+        call = carried_call(replies or {}, key)
+        if call is None:
+            messages = self.prompts.answer_messages(
+                question=question,
+                memory=with_ledger(state.memory, shown),
+                num_sections=len({span.start for span in spans}),
+                answer_tokens=self.config.answer_tokens,
+            )
+            prompt_tokens = budget.answer_template + budget.question + state.num_tokens
+            prompt_tokens += self.tokenizer.count(shown.text)
+            call = await self.call(messages, prompt_tokens, max_tokens=budget.answer_reply)
         reply, reasoning = split_reasoning(call.completion.text)
         if not reply:
             raise EmptyAnswer(_no_answer(call.was_cut))
-        unread = sections.unread(state.spans)
+        unread = sections.unread(spans)
         copied = state.memory if self.config.quotes == "copied" else ""
         cited = cite(reply, ledger, shown, memory=copied) if self.config.keeps_quotes else None
         flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
         flags += ["stopped_early"] if unread else []
         flags += ["citations_inferred"] if cited and cited.is_inferred else []
+        flags += ["carried"] if call.is_carried else []
         return Step(
             kind="answer",
-            index=position,
+            index=len(done),
             reply=reply,
             memory=state.memory,
             reasoning=call.completion.reasoning or reasoning,

@@ -16,6 +16,7 @@ import click
 
 from memagent.agent import rates
 from memagent.agent.journal import Journal, check_same, read_reading
+from memagent.agent.modes.carried import Carried
 from memagent.agent.modes.continuation import carry_over
 from memagent.agent.plan import plan_reading
 from memagent.agent.reader import Reader
@@ -267,9 +268,14 @@ class Ask:
             each for n in numbers if not (each := path.with_name(f"{path.name}-{n}")).exists()
         )
 
-    def _report_carried(self, carried: Mapping[int, Sequence[Step]]) -> None:
-        num = sum(step.section is not None for steps in carried.values() for step in steps)
-        self._console.report(f"continuing {self._continues}: {num} sections are not read again")
+    def _report_carried(self, carried: Carried) -> None:
+        num = sum(step.section is not None for steps in carried.steps.values() for step in steps)
+        what = (
+            "sections that did not change are not read again"
+            if carried.replies
+            else f"{num} sections are not read again"
+        )
+        self._console.report(f"continuing {self._continues}: {what}")
 
     # --- reading -------------------------------------------------------------------------------
 

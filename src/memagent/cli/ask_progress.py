@@ -52,13 +52,14 @@ class ReadingProgress(ProgressFrame):
         """Take in a new step."""
         self._num_finished[question_number] += 1
         self._passes[question_number].add(step)
-        self._num_new_steps += 1
-        self.times.add(
-            prompt_tokens=step.usage.prompt_tokens,
-            completion_tokens=step.usage.completion_tokens,
-            limit=self._limits.get(step.kind, 0) + self._reasoning,
-            seconds=step.seconds,
-        )
+        if "carried" not in step.flags:
+            self._num_new_steps += 1
+            self.times.add(
+                prompt_tokens=step.usage.prompt_tokens,
+                completion_tokens=step.usage.completion_tokens,
+                limit=self._limits.get(step.kind, 0) + self._reasoning,
+                seconds=step.seconds,
+            )
         self._num_tokens += step.usage.prompt_tokens + step.usage.completion_tokens
         if self._show_memory and step.kind != "answer" and "nothing" not in step.flags:
             self._print_memory(question_number, step)
@@ -120,7 +121,8 @@ class ReadingProgress(ProgressFrame):
             for line in ndiff(before.splitlines(), step.memory.splitlines())
             if line[:2] in CHANGE_STYLES
         ]
-        self.console.print(f"{number}{_title(step, bool(changes))}{places}", style="bold")
+        title = _title(step, self._chunks, is_changed=bool(changes))
+        self.console.print(f"{number}{title}{places}", style="bold")
         for line in changes:
             self.console.print(line, style=CHANGE_STYLES[line[:2]])
 
@@ -142,11 +144,11 @@ class Passes:
             self.round = max(self.round, step.round or 1)
 
 
-def _title(step: Step, is_changed: bool) -> str:
+def _title(step: Step, chunks: Chunks, *, is_changed: bool) -> str:
     """What a memory that is shown belongs to."""
-    if step.kind == "merge":
+    if step.section is None:
         return f"memory after merging {len(step.inputs)} notes"
+    section = f"section {chunks.number_at(step.section.start) + 1}"
     if step.round is not None:
-        return "note on a section"
-    change = "memory after" if is_changed else "memory unchanged by"
-    return f"{change} section {step.index + 1}"
+        return f"note on {section}"
+    return f"{'memory after' if is_changed else 'memory unchanged by'} {section}"

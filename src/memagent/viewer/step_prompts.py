@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from memagent.agent.evidence.replies import shielded
-from memagent.agent.modes.extents import sections_of
+from memagent.agent.modes.extents import Extents
 from memagent.agent.modes.parallel_prompts import with_missing
 from memagent.agent.prompts import PromptSet
 from memagent.documents.document import Document
@@ -65,9 +65,9 @@ def _merge_prompt(trace: StoredTrace, number: int, prompts: PromptSet) -> Json:
     heads = [_head(head) for head in trace.heads]
     merged = _reads_under(number, heads)
     number_at = partial(_index_at, _section_starts(trace))
+    extents = Extents(heads)
     notes = [
-        (sections_of(heads[place], heads, number_at), trace.step_at(place).memory)
-        for place in step.inputs
+        (extents.place(place, number_at), trace.step_at(place).memory) for place in step.inputs
     ]
     is_last = merged == _notes_of(trace, step.round)
     earlier = _last_merge(trace, (step.round or 1) - 1) if is_last else None

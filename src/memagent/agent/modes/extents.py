@@ -4,12 +4,12 @@ step 0  section 1 ─┐
 step 1  section 2 ─┼─▶ step 3, a merge: sections 1-3
 step 2  section 3 ─┘
 
-sections_of(steps[3], steps, number_at)      # "1-3"
+Extents(steps).place(3, number_at)      # "1-3"
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -35,23 +35,28 @@ class Extent(NamedTuple):
     last: int
 
 
-def extent_of(step: PlacedStep, steps: Sequence[PlacedStep]) -> Extent:
-    """What a step is on: its section with those before it in its segment, or what its inputs are on."""
-    if step.start is not None:
-        others = [
-            other.start
-            for other in steps
-            if step.segment is not None and other.segment == step.segment
-            if other.start is not None
-        ]
-        return Extent(min([step.start, *others]), step.start)
-    parts = [extent_of(steps[index], steps) for index in step.inputs]
-    return Extent(min(part.first for part in parts), max(part.last for part in parts))
+class Extents:
+    """What the steps of a reading are on, by index."""
 
+    def __init__(self, steps: Iterable[PlacedStep] = ()) -> None:
+        self._all: list[Extent] = []
+        self._firsts: dict[int, int] = {}
+        """Where segments begin."""
+        for step in steps:
+            self.add(step)
 
-def sections_of(
-    step: PlacedStep, steps: Sequence[PlacedStep], number_at: Callable[[int], int]
-) -> str:
-    """The sections that a step is on, such as 3 or 3-17; `number_at` gives a section's index by its start."""
-    numbers = (number_at(start) + 1 for start in extent_of(step, steps))
-    return "-".join(str(number) for number in dict.fromkeys(numbers))
+    def add(self, step: PlacedStep) -> None:
+        """Take in the next step: its section with those before it in its segment, or what its inputs are on."""
+        if step.start is not None:
+            first = step.start
+            if step.segment is not None:
+                first = self._firsts.setdefault(step.segment, first)
+            self._all.append(Extent(first, step.start))
+            return
+        parts = [self._all[index] for index in step.inputs] or [Extent(0, 0)]
+        self._all.append(Extent(min(one.first for one in parts), max(one.last for one in parts)))
+
+    def place(self, index: int, number_at: Callable[[int], int]) -> str:
+        """The sections that a step is on, such as 3 or 3-17; `number_at` gives a section's index by its start."""
+        numbers = (number_at(start) + 1 for start in self._all[index])
+        return "-".join(str(number) for number in dict.fromkeys(numbers))

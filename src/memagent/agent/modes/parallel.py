@@ -11,7 +11,8 @@
 A reply to a section is a note, or says that it holds nothing; only notes are merged. Notes that do not fit
 one prompt are merged in groups first, and the results again, as a tree. Each step is yielded as soon as its
 call is done, so steps come in the order in which calls end; `Step.round`, `Step.segment` and `Step.inputs`
-say what belongs together, and a resumed reading repeats none of them.
+say what belongs together, and a resumed reading repeats none of them. Replies of an earlier reading are used
+again where the same is asked (`carried`).
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memagent.agent.budget import MISSING_TOKENS, Budget
 from memagent.agent.evidence.replies import parse_reply
-from memagent.agent.memory import ReadingState, shortened, spans_of, split_reasoning
-from memagent.agent.modes.extents import sections_of
+from memagent.agent.memory import ReadingState, shortened, split_reasoning
+from memagent.agent.modes.carried import Replies, carried_call, merge_key
+from memagent.agent.modes.extents import Extents
 from memagent.agent.modes.parallel_prompts import (
     LONGEST_PLACE,
     note_block,
@@ -54,6 +56,9 @@ if TYPE_CHECKING:
 
 CALLS_AT_ONCE = 64
 """Calls in flight at once, where the engine does not say how many it works on."""
+
+LENGTH_BITS = 3
+"""Lengths of segments have no more significant bits."""
 
 Job = Callable[[], Awaitable[Step]]
 """A call to be made. The index of its step is set when it is done."""
@@ -110,18 +115,21 @@ async def reading_apart(
     budget: Budget,
     finished: Sequence[Step],
     slots: CallSlots | None,
+    replies: Replies,
 ) -> AsyncGenerator[Step, None]:
     """The steps of a reading in rounds or in segments, without those that are finished."""
     if finished and finished[-1].kind == "answer":
         return
     slots = slots or reader.call_slots()
     kind = _Rounds if reader.config.mode == "parallel" else _Segments
-    reading = kind(reader, question, chunks, budget, finished, slots)
+    reading = kind(reader, question, chunks, budget, finished, slots, replies)
     async with aclosing(reading.steps()) as steps:
         async for step in steps:
             yield step
     sections = SectionOrder(chunks=chunks)
-    yield await reader.write_answer(question, reading.num_steps, reading.state, budget, sections)
+    memory = reading.memory
+    state = ReadingState(memory, reader.tokenizer.count(memory))
+    yield await reader.write_answer(question, reading.done, state, budget, sections, replies)
 
 
 class _Apart(ABC):
@@ -135,6 +143,7 @@ class _Apart(ABC):
         budget: Budget,
         finished: Sequence[Step],
         slots: CallSlots,
+        replies: Replies,
     ) -> None:
         self.memory = ""
         self.missing: str | None = None
@@ -143,23 +152,15 @@ class _Apart(ABC):
         self._chunks = chunks
         self._budget = budget
         self._slots = slots
+        self._replies = replies
         self._steps = list(finished)
+        self._extents = Extents(finished)
         self._done: dict[Hashable, Step] = {_key(step): step for step in finished}
 
     @property
-    def num_steps(self) -> int:
+    def done(self) -> Sequence[Step]:
         """Steps so far, those that were finished before included."""
-        return len(self._steps)
-
-    @property
-    def state(self) -> ReadingState:
-        """What the answer is written from."""
-        return ReadingState(
-            memory=self.memory,
-            num_tokens=self._reader.tokenizer.count(self.memory),
-            spans=tuple(spans_of(self._steps)),
-            quotes=tuple(quote for step in self._steps for quote in step.quotes),
-        )
+        return self._steps
 
     @abstractmethod
     def steps(self) -> AsyncGenerator[Step, None]:
@@ -203,8 +204,9 @@ class _Apart(ABC):
             raise failure
 
     def _add(self, step: Step) -> Step:
-        step = replace(step, index=self.num_steps)
+        step = replace(step, index=len(self._steps))
         self._steps.append(step)
+        self._extents.add(step)
         self._done[_key(step)] = step
         return step
 
@@ -264,15 +266,17 @@ class _Apart(ABC):
     async def _merged(self, inputs: Sequence[Step], number: int | None, memory: str) -> Step:
         reader = self._reader
         number_at = self._chunks.number_at
-        notes = [(sections_of(step, self._steps, number_at), step.memory) for step in inputs]
-        messages = reader.prompts.merge_messages(
-            question=self._question,
-            notes=notes,
-            memory=memory,
-            memory_tokens=reader.config.memory_tokens,
-        )
-        prompt_tokens = reader.tokenizer.count_messages(messages)
-        call = await reader.call(messages, prompt_tokens, max_tokens=self._budget.merge_reply)
+        notes = [(self._extents.place(step.index, number_at), step.memory) for step in inputs]
+        call = carried_call(self._replies, merge_key(notes, memory))
+        if call is None:
+            messages = reader.prompts.merge_messages(
+                question=self._question,
+                notes=notes,
+                memory=memory,
+                memory_tokens=reader.config.memory_tokens,
+            )
+            prompt_tokens = reader.tokenizer.count_messages(messages)
+            call = await reader.call(messages, prompt_tokens, max_tokens=self._budget.merge_reply)
         reply, reasoning = split_reasoning(call.completion.text)
         said = split_missing(reply)
         joined = "\n".join(text for text in (memory, *(text for _, text in notes)) if text)
@@ -280,6 +284,7 @@ class _Apart(ABC):
         flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
         flags += ["memory_cut"] if new.was_cut else []
         flags += [] if said.memory else ["joined"]
+        flags += ["carried"] if call.is_carried else []
         return Step(
             kind="merge",
             index=0,
@@ -340,18 +345,11 @@ class _Rounds(_Apart):
     async def _note(self, chunk: Chunk, number: int, memory: str) -> Step:
         """Read a section on its own."""
         reader, budget = self._reader, self._budget
-        section = reader.section_text(chunk)
-        reader.keep_section(chunk, section, self._chunks.document)
-        messages = reader.prompts.section_messages(
-            is_parallel=True,
-            question=self._question,
-            section=section,
-            memory=memory,
-            section_number=chunk.index + 1,
-            memory_tokens=reader.config.memory_tokens,
+        section, document = reader.section_text(chunk), self._chunks.document
+        state = ReadingState(memory, reader.tokenizer.count(memory))
+        call = await reader.call_on_section(
+            self._question, chunk, section, state, budget, document, self._replies
         )
-        known = budget.read_template + budget.question + reader.tokenizer.count(memory)
-        call = await reader.call(messages, known + chunk.num_tokens, max_tokens=budget.read_reply)
         reply, reasoning = split_reasoning(call.completion.text)
         parsed = parse_reply(reply, reader.reply_format)
         quoted = "\n".join(quote.text for quote in parsed.quotes)
@@ -361,6 +359,7 @@ class _Rounds(_Apart):
         flags += ["memory_cut"] if note.was_cut else []
         flags += ["nothing"] if is_nothing else []
         flags += ["malformed"] if parsed.is_malformed else []
+        flags += ["carried"] if call.is_carried else []
         return Step(
             kind="read",
             index=0,
@@ -370,7 +369,7 @@ class _Rounds(_Apart):
             round=number,
             reasoning=call.completion.reasoning or reasoning,
             flags=tuple(flags),
-            quotes=reader.placed_quotes(parsed, chunk, section, self._chunks.document),
+            quotes=reader.placed_quotes(parsed, chunk, section, document),
             **call.measures(),
         )
 
@@ -394,8 +393,8 @@ class _Segments(_Apart):
     async def steps(self) -> AsyncGenerator[Step, None]:
         """The sections of all segments, then the merges of their memories."""
         total = await asyncio.to_thread(self._chunks.total)
-        num_segments = min(self._reader.config.segments, total)
-        self._bounds = [number * total // num_segments for number in range(num_segments + 1)]
+        self._bounds = segment_bounds(total, self._reader.config.segments)
+        num_segments = len(self._bounds) - 1
         self._states: list[ReadingState] = []
         self._next = list(self._bounds[:-1])
         self._last: list[Step | None] = [None] * num_segments
@@ -416,16 +415,19 @@ class _Segments(_Apart):
 
     def _resume(self, segment: int) -> None:
         """Go behind the sections of a segment that were read."""
+        done: list[Step] = []
         while self._next[segment] < self._bounds[segment + 1]:
             chunk = self._chunks.get(self._next[segment])
             assert chunk is not None, "segments end where the text ends"
             step = self._finished(chunk, None)
             if step is None:
                 break
-            self._last[segment] = step
+            if step.segment != segment + 1:
+                raise _damaged()
+            done.append(step)
             self._next[segment] += 1
-        last = self._last[segment]
-        self._states.append(ReadingState.after([last] if last else [], self._reader.tokenizer))
+        self._last[segment] = done[-1] if done else None
+        self._states.append(ReadingState.after(done, self._reader.tokenizer))
 
     async def _upcoming(self, segment: int) -> Job | None:
         """The call for the next section of a segment; None at its end."""
@@ -444,6 +446,7 @@ class _Segments(_Apart):
                     self._states[segment],
                     self._budget,
                     self._chunks.document,
+                    self._replies,
                 )
             return replace(step, segment=segment + 1)
 
@@ -455,6 +458,21 @@ class _Segments(_Apart):
         self._last[segment] = step
         self._next[segment] += 1
         return await self._upcoming(segment)
+
+
+def segment_bounds(total: int, num_segments: int) -> list[int]:
+    """Where segments begin and the last one ends, in sections, for at most so many segments.
+
+    Segments are of one length, which grows in steps of a quarter or less: where a text grows, the segments before
+    its end mostly stay what they were.
+
+    >>> segment_bounds(33, 4)
+    [0, 10, 20, 30, 33]
+    """
+    length = max(1, -(-total // num_segments))
+    step = 1 << max(0, length.bit_length() - LENGTH_BITS)
+    length = -(-length // step) * step
+    return [*range(0, total, length), total]
 
 
 class _Fitted(NamedTuple):

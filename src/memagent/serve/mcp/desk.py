@@ -117,7 +117,7 @@ class DocumentDesk:
     ) -> DocumentAnswer:
         chunks = self._reader.chunks(document)
         carried = (
-            {}
+            None
             if continues is None
             else await carry_over(self._reader, continues, [question], chunks)
         )
@@ -147,10 +147,11 @@ class DocumentDesk:
         reading = journal.path.name
         reports: list[asyncio.Future[None]] = []
         num_before = len(journal.finished(0))
+        progress = _Progress(chunks, journal.finished(0), reading)
 
         def on_step(_: int, step: Step) -> None:
+            told = progress.after(step)
             if on_progress is not None:
-                told = _progress(step, chunks.document, reading)
                 reports.append(asyncio.ensure_future(on_progress(*told)))
 
         try:
@@ -160,7 +161,8 @@ class DocumentDesk:
             await asyncio.gather(*reports)
         finally:
             journal.close()
-        return _found(trace, reading, num_calls=len(trace.steps) - num_before)
+        num_calls = sum("carried" not in step.flags for step in trace.steps[num_before:])
+        return _found(trace, reading, num_calls=num_calls)
 
     async def _load(self, name: str) -> Document:
         path = self._allowed(name)
@@ -204,15 +206,31 @@ def _kept_text(path: Path) -> Document:
         raise RunError(f"the text of the reading {path.name} is gone") from None
 
 
-def _progress(step: Step, document: Document, reading: str) -> tuple[int, int, str]:
-    total = len(document.text)
-    if step.section is None:
-        return (
-            total,
-            total,
-            f"reading {reading}: {'answered' if step.kind == 'answer' else 'merged'}",
-        )
-    return step.section.end, total, f"reading {reading}: section {step.index + 1} read"
+class _Progress:
+    """How much of a text is read, in whatever order its sections are."""
+
+    def __init__(self, chunks: Chunks, finished: Sequence[Step], reading: str) -> None:
+        self._chunks = chunks
+        self._reading = reading
+        self._lengths: dict[int, int] = {}
+        """Characters of the sections that were read, by where they begin."""
+        for step in finished:
+            self._take(step)
+
+    def after(self, step: Step) -> tuple[int, int, str]:
+        """The characters that are read, those of the text, and a line for people."""
+        self._take(step)
+        total = len(self._chunks.document.text)
+        if step.section is None:
+            done = "answered" if step.kind == "answer" else "merged"
+            return total, total, f"reading {self._reading}: {done}"
+        number = self._chunks.number_at(step.section.start) + 1
+        line = f"reading {self._reading}: section {number} read"
+        return sum(self._lengths.values()), total, line
+
+    def _take(self, step: Step) -> None:
+        if step.section is not None:
+            self._lengths[step.section.start] = step.section.end - step.section.start
 
 
 def _found(trace: Trace, reading: str, *, num_calls: int) -> DocumentAnswer:

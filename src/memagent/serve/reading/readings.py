@@ -25,6 +25,7 @@ from typing import Any
 
 from memagent.agent.journal import FREE_SETTINGS, Journal
 from memagent.agent.limits import Limits
+from memagent.agent.modes.carried import Carried, CarriedReply
 from memagent.agent.modes.continuation import carry_over
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step
@@ -176,9 +177,7 @@ class Readings:
         await self._drop_old()
         chunks = await asyncio.to_thread(reader.chunks, document)
         carried = await self._carried(reader, path, series, question, chunks)
-        journal = await in_thread(
-            writing, _open_journal, path, identity, {0: carried}, document.text
-        )
+        journal = await in_thread(writing, _open_journal, path, identity, carried, document.text)
         spans: dict[int, int] = {}
         is_finished = False
 
@@ -198,7 +197,8 @@ class Readings:
             stored = journal.finished(0)
             for step in stored:
                 yield measured(step, is_stored=True)
-            async with aclosing(reader.steps(question, chunks, finished=stored)) as steps:
+            reading = reader.steps(question, chunks, finished=stored, replies=journal.replies(0))
+            async with aclosing(reading) as steps:
                 async for step in steps:
                     await in_thread(writing, keep, step)
                     self.num_sections += step.kind == "read"
@@ -210,18 +210,22 @@ class Readings:
 
     async def _carried(
         self, reader: Reader, path: Path, series: str, question: str, chunks: Chunks
-    ) -> list[Step]:
-        """Steps that a new reading at `path` begins with: of the earlier one that shares most with its text."""
-        if reader.config.merges or (path / MANIFEST).exists():
-            return []
+    ) -> Carried:
+        """What a new reading at `path` takes over: steps of the earlier one that shares most with its text, or, where
+        sections are read apart from each other, replies of all of them."""
+        if (path / MANIFEST).exists():
+            return Carried()
         earlier = await in_thread(
             self._state.writing, self._state.earlier_readings, series, path.name, MAX_EARLIER
         )
-        best: list[Step] = []
+        best: Sequence[Step] = ()
+        replies: dict[str, CarriedReply] = {}
         for other in earlier:
             with suppress(RunError, OSError):  # it was dropped meanwhile, or is damaged
-                best = max(best, (await carry_over(reader, other, [question], chunks))[0], key=len)
-        return best
+                found = await carry_over(reader, other, [question], chunks)
+                best = max(best, found.steps.get(0, ()), key=len)
+                replies = {**found.replies.get(0, {}), **replies}
+        return Carried(steps={0: best}, replies={0: replies})
 
     def _check_room(self) -> None:
         if self.num_running >= self._max_readings:
@@ -266,9 +270,7 @@ def _series_of(owner: str, identity: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([owner, alike], sort_keys=True).encode()).hexdigest()
 
 
-def _open_journal(
-    path: Path, identity: dict[str, Any], carried: dict[int, list[Step]], text: str
-) -> Journal:
+def _open_journal(path: Path, identity: dict[str, Any], carried: Carried, text: str) -> Journal:
     """The journal of a reading; one that cannot be continued is set aside."""
     try:
         return Journal.open(path, identity, carried=carried, text=text)

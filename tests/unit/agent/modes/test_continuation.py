@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Trace
 from memagent.engines.scripted import ScriptedEngine
-from memagent.errors import ConfigError, EngineError, RunError
+from memagent.errors import EngineError, RunError
 from memagent.types import Message, Sampling
 
 SMALL = {"window": 4000, "chunk_tokens": 60, "memory_tokens": 80, "answer_tokens": 60}
@@ -98,7 +98,7 @@ def test_other_questions_and_settings_are_refused(tmp_path: Path) -> None:
         reader().ask("What else?", lines(0, 20), continues=tmp_path / "a")
     with pytest.raises(RunError, match="memory_tokens was 80, now 70"):
         reader(memory_tokens=70).ask(QUESTION, lines(0, 20), continues=tmp_path / "a")
-    with pytest.raises(ConfigError, match="only readings in order can be continued"):
+    with pytest.raises(RunError, match="mode was in_order, now parallel"):
         reader(mode="parallel").ask(QUESTION, lines(0, 20), continues=tmp_path / "a")
 
 
@@ -142,3 +142,93 @@ def test_continuing_is_a_whole_reading_whatever_changed(
     new = text[: int(cut * len(text))] + changed or "x"
     trace = reader(**modes).ask(QUESTION, new, run_dir=folder / "b", continues=folder / "a")
     assert result(trace) == result(reader(**modes).ask(QUESTION, new))
+
+
+# --- sections that are read apart from each other -----------------------------------------------------
+
+APART: list[dict[str, object]] = [{"mode": "parallel"}, {"segments": 8}]
+
+
+def notes(messages: Sequence[Message], sampling: Sampling) -> str:
+    """A note on every hundredth section, which a merge keeps; a memory of a few letters elsewhere."""
+    prompt = messages[-1]["content"]
+    found = sorted({word for word in prompt.split() if word.isdigit() and word.endswith("00")})
+    if "<note sections=" in prompt:
+        return " ".join(found) + "\nMissing: nothing"
+    return " ".join(found) or "Nothing."
+
+
+def unordered(trace: Trace) -> list[tuple[object, ...]]:
+    """What was done; the order of calls that are in flight at once is left to chance."""
+    done = [
+        (step.kind, step.round or 0, step.section.start if step.section else -1, step.memory)
+        for step in trace.steps
+    ]
+    return sorted(done)
+
+
+@pytest.mark.parametrize("mode", APART)
+def test_apart_too_one_percent_more_text_costs_one_percent_of_the_calls(
+    mode: dict[str, object], tmp_path: Path
+) -> None:
+    first, second, whole = (
+        Reader(ScriptedEngine(notes), tokenizer="bytes", **SMALL, **mode)  # type: ignore[arg-type]
+        for _ in range(3)
+    )
+    first.ask(QUESTION, lines(0, 3000), run_dir=tmp_path / "a")
+    trace = second.ask(QUESTION, lines(0, 3030), run_dir=tmp_path / "b", continues=tmp_path / "a")
+    expected = whole.ask(QUESTION, lines(0, 3030))
+    assert unordered(trace) == unordered(expected)
+    assert trace.answer == expected.answer
+    assert calls(whole) > 1500
+    assert calls(second) <= 0.01 * calls(whole) + 4  # the last section, merges, the answer
+    assert trace.usage.calls == calls(second)
+    [stored] = Trace.load(tmp_path / "b")
+    assert stored == trace
+
+
+def test_a_section_is_not_read_again_where_it_has_moved(tmp_path: Path) -> None:
+    text = "\n\n".join(f"Paragraph {number}: the pump ran. <b>" for number in range(40))
+    settings: dict[str, object] = {"mode": "parallel", "evidence": True, "chunk_tokens": 45}
+
+    def quote(messages: Sequence[Message], sampling: Sampling) -> str:
+        prompt = messages[-1]["content"]
+        if not prompt.startswith("<section>"):
+            return "Pumps.\nSources: 1, 30"
+        return f"<quote>{prompt.split()[1]} {prompt.split()[2]}</quote>"
+
+    one, other = (
+        Reader(ScriptedEngine(quote), tokenizer="bytes", **{**SMALL, **settings})  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+    one.ask(QUESTION, text, run_dir=tmp_path / "a")
+    changed = text.replace("Paragraph 20: the", "Paragraph 20: THE LAST")
+    trace = other.ask(QUESTION, changed, continues=tmp_path / "a")
+    reads = [step for step in trace.steps if step.section]
+    assert [step for step in reads if "carried" not in step.flags] == [
+        step
+        for step in reads
+        if step.section and step.section.start == changed.index("Paragraph 20")
+    ]
+    assert [quote.text for quote in trace.ledger] == [
+        f"Paragraph {number}:" for number in range(40)
+    ]
+    assert all(changed[slice(*quote.span)] == quote.text for quote in trace.ledger)
+
+
+def test_an_unchanged_text_costs_nothing_apart_either(tmp_path: Path) -> None:
+    for number, mode in enumerate(APART):
+        one, other = reader(**mode), reader(**mode)
+        trace = one.ask(QUESTION, lines(0, 30), run_dir=tmp_path / f"a{number}")
+        same = other.ask(QUESTION, lines(0, 30), continues=tmp_path / f"a{number}")
+        assert calls(other) == 0
+        assert same.answer == trace.answer
+
+
+def test_a_damaged_file_of_replies_is_named(tmp_path: Path) -> None:
+    mode = APART[0]
+    reader(**mode).ask(QUESTION, lines(0, 30), run_dir=tmp_path / "a")
+    reader(**mode).ask(QUESTION, lines(0, 33), run_dir=tmp_path / "b", continues=tmp_path / "a")
+    (tmp_path / "b" / "carried.jsonl").write_text('{"question": "x"}\n{}\n')
+    with pytest.raises(RunError, match=r"carried.jsonl, line 1, is damaged"):
+        reader(**mode).ask(QUESTION, lines(0, 33), run_dir=tmp_path / "b")
