@@ -149,12 +149,24 @@ class TextKeeper(Protocol):
     """Called with the name and the bytes of each kept text that is dropped to make room."""
 
     def keep_section(
-        self, one: Sequence[Message], other: Sequence[Message], *, text: str, source: str
+        self,
+        one: Sequence[Message],
+        other: Sequence[Message],
+        *,
+        text: str,
+        source: str,
+        owner: str = "",
     ) -> None:
         """Keep what two prompts begin with: the section of a text.
 
-        `text` is the SHA-256 of the text, `source` its name.
+        `text` is the SHA-256 of the text, `source` its name. Prompts of the same owner use it, and no others.
         """
+        ...
+
+    async def complete_for(
+        self, owner: str, messages: Sequence[Message], sampling: Sampling
+    ) -> Completion:
+        """One reply for an owner."""
         ...
 
     def kept_texts(self) -> list[KeptSizes]:

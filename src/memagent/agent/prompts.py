@@ -242,6 +242,11 @@ def prompts_for(config: AgentConfig) -> PromptSet:
     return with_format(open_prompts(config.prompts), ReplyFormat.of(config))
 
 
+def shares_sections(config: AgentConfig) -> bool:
+    """Whether all questions over a text share the prefill of its sections, so that it can be kept."""
+    return prompts_for(config).shares_sections(config.mode == "parallel")
+
+
 def with_format(prompts: PromptSet, reply_format: ReplyFormat) -> PromptSet:
     """A prompt set whose replies may also hold what the format has; the same one for the plain format."""
     offers_no_change = reply_format.no_change and not prompts.no_change

@@ -18,7 +18,7 @@ from memagent.engines.addresses import addresses, endpoint_from, origin, origins
 from memagent.engines.retry import RetryListener
 from memagent.errors import ConfigError
 from memagent.names import hint, nearest
-from memagent.types import Completion, Engine, Message, Sampling
+from memagent.types import Completion, Engine, KeptSizes, Message, Sampling, TextKeeper
 
 ENGINES: dict[str, str] = {
     "local": "memagent.engines.local.engine:open_local",
@@ -104,6 +104,50 @@ class BaseEngine(ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class PassesOnTexts(BaseEngine):
+    """Passes sections that are to be kept on to another engine, for one owner.
+
+    `keeps_text` is False where the other engine keeps nothing.
+    """
+
+    on_drop: Callable[[str, int], None] | None = None
+    keeps_text: bool = False
+    owner: str = ""
+    """Whose texts these are; what is kept for one owner is used for no other."""
+    _keeper: TextKeeper | None = None
+
+    def keep_through(self, engine: Engine, *, owner: str = "") -> None:
+        """Pass on to this engine, if it keeps texts."""
+        self._keeper = engine if isinstance(engine, TextKeeper) else None
+        self.keeps_text = self._keeper is not None and self._keeper.keeps_text
+        self.owner = owner
+
+    def keep_section(
+        self,
+        one: Sequence[Message],
+        other: Sequence[Message],
+        *,
+        text: str,
+        source: str,
+        owner: str = "",
+    ) -> None:
+        """Keep what two prompts begin with."""
+        if self._keeper is not None:
+            whose = owner or self.owner
+            self._keeper.keep_section(one, other, text=text, source=source, owner=whose)
+
+    async def complete_for(
+        self, owner: str, messages: Sequence[Message], sampling: Sampling
+    ) -> Completion:
+        """One reply for an owner."""
+        assert self._keeper is not None, "only engines that keep texts are asked for an owner"
+        return await self._keeper.complete_for(owner, messages, sampling)
+
+    def kept_texts(self) -> list[KeptSizes]:
+        """What the other engine keeps."""
+        return self._keeper.kept_texts() if self._keeper is not None else []
 
 
 def open_engine(

@@ -34,6 +34,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from memagent.agent.limits import Limits
+from memagent.agent.prompts import shares_sections
 from memagent.agent.trace import Trace
 from memagent.data.example import Example
 from memagent.data.inspection import depths
@@ -299,7 +300,12 @@ class Evaluation:
         """The record of an item, and the error if it failed."""
         method = attempt.method
         engine = item_engine(
-            method.gate, self._calls, name, method=method.title, on_call=self._on_call
+            method.gate,
+            self._calls,
+            name,
+            method=method.title,
+            on_call=self._on_call,
+            can_keep=shares_sections(method.settings),
         )
         source = item.source
         context = Context(

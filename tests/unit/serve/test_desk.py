@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from memagent.agent.reader import Reader
+from memagent.config import ReadingMode
 from memagent.engines.base import open_engine
 from memagent.errors import ConfigError, DocumentError, RunError
 from memagent.serve.mcp.desk import DocumentDesk, names_file
@@ -26,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def desk_of(*folders: Path, runs: Path) -> DocumentDesk:
+def desk_of(*folders: Path, runs: Path, mode: ReadingMode = "in_order") -> DocumentDesk:
     reader = Reader(
         open_engine("scripted"),
         tokenizer="bytes",
@@ -34,6 +35,7 @@ def desk_of(*folders: Path, runs: Path) -> DocumentDesk:
         chunk_tokens=600,
         memory_tokens=400,
         answer_tokens=200,
+        mode=mode,
     )
     return DocumentDesk(reader, folders, runs=runs)
 
@@ -52,6 +54,26 @@ async def test_a_file_is_read_and_progress_is_told(folder: Path, tmp_path: Path)
     assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
     assert len(told) == found.num_sections + 2
     assert all(found.reading in message for _, _, message in told)
+
+
+async def test_in_parallel_too_progress_names_sections_and_grows(
+    folder: Path, tmp_path: Path
+) -> None:
+    told: list[tuple[int, int, str]] = []
+
+    async def on_progress(done: int, total: int, message: str) -> None:
+        told.append((done, total, message))
+
+    desk = desk_of(folder, runs=tmp_path / "runs", mode="parallel")
+    found = await desk.ask("book.txt", QUESTION, on_progress)
+    sections = [message.split()[3] for _, _, message in told if "section" in message]
+    assert sorted(map(int, sections)) == list(range(1, found.num_sections + 1))
+    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+    with (folder / "book.txt").open("a") as book:
+        book.write(FILLER * 2)
+    more = await desk.continue_reading(found.reading)
+    assert more.answer == found.answer
+    assert more.num_calls < found.num_calls / 2
 
 
 async def test_a_text_is_read_as_it_comes(tmp_path: Path) -> None:

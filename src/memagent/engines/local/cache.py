@@ -83,21 +83,22 @@ class PrefixNode:
 
 
 class PrefixTree:
-    """Prompts by their tokens, for one version of the weights."""
+    """Prompts by their tokens, for one version of the weights. Prompts of different owners share nothing."""
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
-        self._root = PrefixNode(tokens=(), start=0, parent=None)
+        self._roots: dict[str, PrefixNode] = {}
+        """By owner."""
         self._clock = itertools.count(1)
         self._unused: list[tuple[int, int, PrefixNode]] = []
         """Heap of evictable nodes by last use; may contain stale entries."""
         self.on_evict: Callable[[PrefixNode], None] = lambda node: None
         """Called with a node before its slots are freed to make room."""
 
-    def match(self, tokens: Sequence[int]) -> list[PrefixNode]:
-        """The nodes of the longest cached prefix of `tokens`; a node is split to fit."""
+    def match(self, tokens: Sequence[int], owner: str = "") -> list[PrefixNode]:
+        """The nodes of the longest prefix of `tokens` cached for an owner; a node is split to fit."""
         nodes: list[PrefixNode] = []
-        node, position = self._root, 0
+        node, position = self._root(owner), 0
         while position < len(tokens) and (child := node.children.get(tokens[position])):
             length = _common_length(child.tokens, tokens, position)
             if length < len(child.tokens):
@@ -106,13 +107,15 @@ class PrefixTree:
             node, position = child, position + length
         return nodes
 
-    def add(self, parent: PrefixNode | None, tokens: Sequence[int], start: int) -> PrefixNode:
-        """A new node below `parent` (None: the root), whose slots start at `start`.
+    def add(
+        self, parent: PrefixNode | None, tokens: Sequence[int], start: int, owner: str = ""
+    ) -> PrefixNode:
+        """A new node below `parent` (None: the root of the owner), whose slots start at `start`.
 
         If its tokens are already cached (a repeated prompt, whose last token is recomputed for its
         logits), the node stays out of the tree and is dropped after use.
         """
-        parent = parent or self._root
+        parent = parent or self._root(owner)
         node = PrefixNode(tokens=tokens, start=start, parent=parent)
         parent.children.setdefault(tokens[0], node)
         self._offer(node)
@@ -156,16 +159,19 @@ class PrefixTree:
         for node in list(self.nodes()):
             assert not node.users, "the cache is cleared while requests use it"
             self._pool.give_back(node.start, len(node.tokens))
-        self._root.children.clear()
+        self._roots.clear()
         self._unused.clear()
 
     def nodes(self) -> Iterator[PrefixNode]:
         """All nodes."""
-        stack = list(self._root.children.values())
+        stack = [node for root in self._roots.values() for node in root.children.values()]
         while stack:
             node = stack.pop()
             stack.extend(node.children.values())
             yield node
+
+    def _root(self, owner: str) -> PrefixNode:
+        return self._roots.setdefault(owner, PrefixNode(tokens=(), start=0, parent=None))
 
     def _offer(self, node: PrefixNode) -> None:
         """Make a node a candidate for eviction, if it is evictable."""

@@ -125,7 +125,7 @@ class LocalEngine(BaseEngine):
                 native=config.native,
                 ends_text=self._ends_text,
                 on_tokens=self._forward,
-                kept=self._open_kept(config) if config.keep_text else None,
+                kept=self._open_kept(config, cache_gb) if config.keep_text else None,
             )
         self._listeners: dict[GenerationRequest, _Listener] = {}
         self._inbox: list[GenerationRequest] = []
@@ -172,9 +172,14 @@ class LocalEngine(BaseEngine):
         """One reply to a conversation, in the model's own chat template."""
         return await self.generate(self.prompt_ids(messages), sampling)
 
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """One reply to a prompt of tokens. Cancelling the call frees its slots."""
-        request = self._request(prompt_ids, sampling)
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, owner: str = ""
+    ) -> Completion:
+        """One reply to a prompt of tokens. Cancelling the call frees its slots.
+
+        What is computed of the prompt is used for prompts of the same owner only.
+        """
+        request = self._request(prompt_ids, sampling, owner)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[GenerationRequest] = loop.create_future()
         self._submit(request, _ReplyListener(loop, done))
@@ -265,14 +270,26 @@ class LocalEngine(BaseEngine):
                 self._changed.notify_all()
 
     def keep_section(
-        self, one: Sequence[Message], other: Sequence[Message], *, text: str, source: str
+        self,
+        one: Sequence[Message],
+        other: Sequence[Message],
+        *,
+        text: str,
+        source: str,
+        owner: str = "",
     ) -> None:
-        """Keep the keys and values of what two prompts begin with."""
+        """Keep the keys and values of what two prompts of an owner begin with."""
         if self._generator.keeper is None:
             return
         pairs = zip(self.prompt_ids(one), self.prompt_ids(other), strict=False)
         ids = [first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
-        self._generator.keeper.texts.name(ids, text=text, source=source)
+        self._generator.keeper.texts.name(ids, text=text, source=source, owner=owner)
+
+    async def complete_for(
+        self, owner: str, messages: Sequence[Message], sampling: Sampling
+    ) -> Completion:
+        """As `complete`, for an owner who shares nothing that was computed with others."""
+        return await self.generate(self.prompt_ids(messages), sampling, owner=owner)
 
     def kept_texts(self) -> list[KeptSizes]:
         """What is kept of each text that was read, and where. Only while no request runs."""
@@ -289,7 +306,7 @@ class LocalEngine(BaseEngine):
             if self._generator.keeper:
                 await asyncio.to_thread(self._generator.keeper.save)
 
-    def _open_kept(self, config: LocalConfig) -> KeptTexts:
+    def _open_kept(self, config: LocalConfig, cache_gb: float) -> KeptTexts:
         def dropped(text: KeptText) -> None:
             if self.on_drop:
                 self.on_drop(text.source, text.num_bytes)
@@ -300,15 +317,20 @@ class LocalEngine(BaseEngine):
             key=lambda: weights_key(self._loaded.model),
             files=TextFiles(max_bytes=max_bytes, on_drop=dropped) if max_bytes else None,
             max_memory_bytes=int(config.keep_memory_gb * 2**30),
+            max_named_tokens=_num_slots(
+                self._loaded, cache_gb + config.keep_memory_gb + config.keep_disk_gb
+            ),
         )
 
     # --- requests ------------------------------------------------------------------------------
 
-    def _request(self, prompt_ids: Sequence[int], sampling: Sampling) -> GenerationRequest:
+    def _request(
+        self, prompt_ids: Sequence[int], sampling: Sampling, owner: str = ""
+    ) -> GenerationRequest:
         """A checked request."""
         self._check(prompt_ids, sampling)
         seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
-        return self._generator.request(prompt_ids, sampling, seed=seed)
+        return self._generator.request(prompt_ids, sampling, seed=seed, owner=owner)
 
     def _check(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
         _check_sampling(sampling)

@@ -103,13 +103,15 @@ class Generator:
         return request
 
     def request(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int, owner: str = ""
     ) -> GenerationRequest:
         """A request, checked but not queued; safe to call while a step is running."""
         if not prompt_ids:
             raise ConfigError("the prompt is empty")
         self.scheduler.check(len(prompt_ids) + sampling.max_tokens)
-        return GenerationRequest(prompt_ids=tuple(prompt_ids), sampling=sampling, seed=seed)
+        return GenerationRequest(
+            prompt_ids=tuple(prompt_ids), sampling=sampling, seed=seed, owner=owner
+        )
 
     def step(self) -> list[GenerationRequest]:
         """One step of all requests; returns those that finished.

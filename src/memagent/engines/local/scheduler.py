@@ -38,6 +38,8 @@ class GenerationRequest:
     """Preferably a tuple: the garbage collector does not traverse tuples of numbers."""
     sampling: Sampling
     seed: int
+    owner: str = ""
+    """What is computed is used for requests of the same owner only."""
     completion_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
@@ -96,12 +98,12 @@ class GenerationRequest:
 class PrefixKeeper(Protocol):
     """Keeps prefixes of prompts beyond the cache."""
 
-    def before_admission(self, tokens: Sequence[int]) -> None:
-        """A prompt is about to be admitted: its prefix may be put back into the cache."""
+    def before_admission(self, tokens: Sequence[int], owner: str) -> None:
+        """A prompt of an owner is about to be admitted: its prefix may be put back into the cache."""
         ...
 
-    def after_admission(self, tokens: Sequence[int]) -> None:
-        """A prompt was admitted."""
+    def after_admission(self, tokens: Sequence[int], owner: str) -> None:
+        """A prompt of an owner was admitted."""
         ...
 
 
@@ -274,8 +276,10 @@ class Scheduler:
         """Give a request slots for its tokens, sharing the common prefix with others."""
         tokens = (*request.prompt_ids, *request.completion_ids)
         if self.keeper:
-            self.keeper.before_admission(tokens)
-        shared = self.tree.match(tokens[:-1])  # the last token is recomputed, for its logits
+            self.keeper.before_admission(tokens, request.owner)
+        shared = self.tree.match(
+            tokens[:-1], request.owner
+        )  # the last token is recomputed, for its logits
         num_shared = sum(len(node.tokens) for node in shared)
         for node in shared:
             self.tree.use(node, request)
@@ -296,14 +300,15 @@ class Scheduler:
             shared, num_shared = [], 0
             start = self.take(len(tokens))
             assert start is not None, "`check` refuses requests larger than the pool"
-        leaf = self.tree.add(shared[-1] if shared else None, tokens[num_shared:], start)
+        parent = shared[-1] if shared else None
+        leaf = self.tree.add(parent, tokens[num_shared:], start, request.owner)
         self.tree.use(leaf, request)
         request.leaf = leaf
         request.num_admitted = len(tokens)
         request.num_computed = 0
         request.num_reused = num_shared
         if self.keeper:
-            self.keeper.after_admission(tokens)
+            self.keeper.after_admission(tokens, request.owner)
         return True
 
     def _prompt_piece(self, request: GenerationRequest, budget: int) -> Piece | None:

@@ -216,7 +216,7 @@ class Answering:
         holder: KeyHolder,
     ) -> LongAnswer:
         """The reading of a long conversation."""
-        reader = self.readings.reader(config, limits)
+        reader = self.readings.reader(config, limits, holder.id)
         text = split_long(conversation, self._is_below(self._question_limit(reader)))
         question = checked_question(text.question)
         if request.max_tokens is not None:
@@ -225,7 +225,7 @@ class Answering:
             config = config.model_copy(
                 update={"answer_tokens": max(1, min(request.max_tokens, spare))}
             )
-            reader = self.readings.reader(config, limits)
+            reader = self.readings.reader(config, limits, holder.id)
         reader.check(question)
         return LongAnswer(self.readings, reader, account, holder.id, text, stop=request.stop)
 

@@ -17,7 +17,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,18 +27,19 @@ from memagent.agent.journal import FREE_SETTINGS, Journal
 from memagent.agent.limits import Limits
 from memagent.agent.modes.carried import Carried, CarriedReply
 from memagent.agent.modes.continuation import carry_over
+from memagent.agent.prompts import shares_sections
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step
 from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.tokenizers import Tokenizer
-from memagent.engines.base import BaseEngine
+from memagent.engines.base import BaseEngine, PassesOnTexts
 from memagent.errors import RunError, RunNotWritable
 from memagent.runs import MANIFEST
 from memagent.serve.errors import ApiError
 from memagent.serve.reading.state import GatewayState, in_thread
-from memagent.types import Completion, Engine, Message, Sampling, Usage
+from memagent.types import Completion, Engine, Message, Sampling, TextKeeper, Usage
 
 DAMAGED = "-damaged"
 """Ending of the folder of a reading that cannot be continued."""
@@ -52,27 +53,47 @@ class ReadingCalls(BaseEngine):
     """The engine as readings use it: a limited number of their calls is in flight at once."""
 
     def __init__(self, engine: Engine, max_calls: int) -> None:
-        self.model = engine.model
-        self.tokenizer = engine.tokenizer
-        if isinstance(engine, BaseEngine):
-            self.served_window = engine.served_window
-            self.reading_defaults = engine.reading_defaults
+        self.stand_for(engine)
         self.calls_at_once = max_calls
         self.num_waiting = 0
         self._engine = engine
         self._slots = asyncio.Semaphore(max_calls)
 
+    def of_owner(self, owner: str) -> OwnersCalls:
+        """The engine for the holder of a key: texts are kept for this one alone."""
+        return OwnersCalls(self, self._engine, owner)
+
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """One reply, when it is this call's turn."""
+        return await self.in_turn(lambda: self._engine.complete(messages, sampling))
+
+    async def in_turn(self, call: Callable[[], Awaitable[Completion]]) -> Completion:
+        """What a call gives, when it is its turn."""
         self.num_waiting += 1
         try:
             await self._slots.acquire()
         finally:
             self.num_waiting -= 1
         try:
-            return await self._engine.complete(messages, sampling)
+            return await call()
         finally:
             self._slots.release()
+
+    async def aclose(self) -> None:
+        """Nothing to free: the engine belongs to the server."""
+
+
+class OwnersCalls(PassesOnTexts):
+    """The engine as readings for one holder use it, where texts are kept."""
+
+    def __init__(self, calls: ReadingCalls, engine: Engine, owner: str) -> None:
+        self.stand_for(calls)
+        self.keep_through(engine, owner=owner)
+        self._calls = calls
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """One reply, computed with nothing that was kept for others."""
+        return await self._calls.in_turn(lambda: self.complete_for(self.owner, messages, sampling))
 
     async def aclose(self) -> None:
         """Nothing to free: the engine belongs to the server."""
@@ -107,6 +128,7 @@ class Readings:
         """Sections read since the server started."""
         self.num_finished = 0
         self._calls = ReadingCalls(engine, reading_calls)
+        self._keeps_text = isinstance(engine, TextKeeper) and engine.keeps_text
         self._tokenizer = tokenizer
         self._state = state
         self._max_readings = max_readings
@@ -122,9 +144,11 @@ class Readings:
         """Calls that wait for their turn."""
         return self._calls.num_waiting
 
-    def reader(self, config: AgentConfig, limits: Limits) -> Reader:
-        """The reader of a request. Raises ConfigError where the settings do not suit the engine."""
-        return Reader(self._calls, tokenizer=self._tokenizer, config=config, limits=limits)
+    def reader(self, config: AgentConfig, limits: Limits, owner: str) -> Reader:
+        """The reader of a request of an owner. Raises ConfigError where the settings do not suit the engine."""
+        keeps = self._keeps_text and shares_sections(config)
+        calls = self._calls.of_owner(owner) if keeps else self._calls
+        return Reader(calls, tokenizer=self._tokenizer, config=config, limits=limits)
 
     async def read(
         self,

@@ -175,21 +175,19 @@ def test_apart_too_one_percent_more_text_costs_one_percent_of_the_calls(
         Reader(ScriptedEngine(notes), tokenizer="bytes", **SMALL, **mode)  # type: ignore[arg-type]
         for _ in range(3)
     )
-    first.ask(QUESTION, lines(0, 3000), run_dir=tmp_path / "a")
-    trace = second.ask(QUESTION, lines(0, 3030), run_dir=tmp_path / "b", continues=tmp_path / "a")
-    expected = whole.ask(QUESTION, lines(0, 3030))
+    first.ask(QUESTION, lines(0, 1000), run_dir=tmp_path / "a")
+    trace = second.ask(QUESTION, lines(0, 1010), continues=tmp_path / "a")
+    expected = whole.ask(QUESTION, lines(0, 1010))
     assert unordered(trace) == unordered(expected)
     assert trace.answer == expected.answer
-    assert calls(whole) > 1500
+    assert calls(whole) > 460
     assert calls(second) <= 0.01 * calls(whole) + 4  # the last section, merges, the answer
     assert trace.usage.calls == calls(second)
-    [stored] = Trace.load(tmp_path / "b")
-    assert stored == trace
 
 
 def test_a_section_is_not_read_again_where_it_has_moved(tmp_path: Path) -> None:
-    text = "\n\n".join(f"Paragraph {number}: the pump ran. <b>" for number in range(40))
-    settings: dict[str, object] = {"mode": "parallel", "evidence": True, "chunk_tokens": 45}
+    text = "".join(f"Paragraph {number:02}: the pump ran as it did.\n\n" for number in range(40))
+    settings: dict[str, object] = {"mode": "parallel", "evidence": True, "chunk_tokens": 50}
 
     def quote(messages: Sequence[Message], sampling: Sampling) -> str:
         prompt = messages[-1]["content"]
@@ -197,22 +195,20 @@ def test_a_section_is_not_read_again_where_it_has_moved(tmp_path: Path) -> None:
             return "Pumps.\nSources: 1, 30"
         return f"<quote>{prompt.split()[1]} {prompt.split()[2]}</quote>"
 
-    one, other = (
+    one, other, whole = (
         Reader(ScriptedEngine(quote), tokenizer="bytes", **{**SMALL, **settings})  # type: ignore[arg-type]
-        for _ in range(2)
+        for _ in range(3)
     )
     one.ask(QUESTION, text, run_dir=tmp_path / "a")
-    changed = text.replace("Paragraph 20: the", "Paragraph 20: THE LAST")
+    changed = text.replace(
+        "Paragraph 20: the pump ran as it did", "Paragraph 20: the pump ran as it does"
+    )
     trace = other.ask(QUESTION, changed, continues=tmp_path / "a")
-    reads = [step for step in trace.steps if step.section]
-    assert [step for step in reads if "carried" not in step.flags] == [
-        step
-        for step in reads
-        if step.section and step.section.start == changed.index("Paragraph 20")
-    ]
-    assert [quote.text for quote in trace.ledger] == [
-        f"Paragraph {number}:" for number in range(40)
-    ]
+    again = [step.section for step in trace.steps if step.section and "carried" not in step.flags]
+    assert 1 <= len(again) <= 2
+    assert any(one.start <= changed.index("does") < one.end for one in again)
+    assert trace.ledger == whole.ask(QUESTION, changed).ledger
+    assert len(trace.ledger) > 20
     assert all(changed[slice(*quote.span)] == quote.text for quote in trace.ledger)
 
 

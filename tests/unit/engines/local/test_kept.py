@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +12,16 @@ import torch
 
 from memagent import Document, Reader
 from memagent.config import LocalConfig
+from memagent.engines.base import BaseEngine
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.kept.disk import KeptText, TextFiles
 from memagent.engines.local.kept.keys import weights_key
+from memagent.engines.local.kept.texts import KeptPrefix, KeptTexts
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError
+from memagent.eval.setup import evaluate
+from memagent.eval.suites import Suite, parse_suite
+from memagent.serve.reading.readings import ReadingCalls
 from memagent.types import Usage
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
@@ -52,7 +59,7 @@ def engine_of(folder: Path, adapter: Path | None = None, **settings: float | boo
     return LocalEngine(load(str(folder), adapter=None if adapter is None else str(adapter)), config)
 
 
-def ask(engine: LocalEngine, question: str) -> tuple[list[str], Usage]:
+def ask(engine: BaseEngine, question: str) -> tuple[list[str], Usage]:
     trace = Reader(engine, **SETTINGS).ask(question, DOCUMENT)  # type: ignore[arg-type]
     reads = [step for step in trace.steps if step.kind == "read"]
     starts = sorted(reads, key=lambda step: step.section.start if step.section else 0)
@@ -145,6 +152,70 @@ def test_the_key_covers_every_parameter_and_the_adapter(folder: Path, tmp_path: 
     assert weights_key(model) != key
     adapter = make_tiny_adapter(folder, tmp_path / "adapter")
     assert weights_key(load(str(folder), adapter=str(adapter)).model) != key
+
+
+def test_what_is_kept_for_one_owner_is_used_for_no_other(folder: Path, plain: list[str]) -> None:
+    with engine_of(folder, keep_memory_gb=0) as engine:
+        calls = ReadingCalls(engine, 4)
+        anna, bert = calls.of_owner("anna"), calls.of_owner("bert")
+        first = ask(anna, "What is the year?")[1]
+        replies, others = ask(bert, "Who sold the corn?")
+        again = ask(anna, "Who sold the corn?")[1]
+        assert ask(engine, "Who sold the corn?")[1].cached_tokens < 0.2 * first.prompt_tokens
+        owners = [sizes.num_sections for sizes in engine.kept_texts()]
+    assert replies == plain
+    assert others.cached_tokens < 0.2 * others.prompt_tokens
+    assert again.cached_tokens > 0.75 * again.prompt_tokens
+    assert owners == [first.calls] * 3
+    assert len({text.folder for text in TextFiles(max_bytes=1).texts()}) == 3
+
+
+def test_items_of_an_evaluation_that_share_a_text_share_what_was_kept(
+    folder: Path, tmp_path: Path
+) -> None:
+    questions = tmp_path / "questions.jsonl"
+    lines = [
+        {
+            "id": who,
+            "question": f"What did {who} buy?",
+            "answers": ["x"],
+            "documents": [{"text": TEXT}],
+        }
+        for who in ("Ada", "Bo")
+    ]
+    questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def suite_of(**settings: object) -> Suite:
+        agent = {**SETTINGS, **settings}
+        values = {"methods": [{"name": "reader"}], "tasks": [{"files": [str(questions)]}], "agent": agent}
+        return parse_suite(values)
+
+    def cached(**settings: float | bool) -> list[float]:
+        with engine_of(folder, cache_gb=1e-9, keep_disk_gb=0, **settings) as engine:
+            found = asyncio.run(evaluate(suite_of(), engine, concurrency=1, processes=0))
+        return [one.cached_tokens / one.prompt_tokens for one in found]
+
+    assert [share > 0.5 for share in cached()] == [False, True]
+    assert max(cached(keep_text=False)) < 0.3
+    with (
+        engine_of(folder) as engine,
+        pytest.raises(ConfigError, match="a reader whose sections stand before"),
+    ):
+        asyncio.run(evaluate(suite_of(mode="in_order"), engine, processes=0))
+
+
+def test_texts_that_were_not_used_for_longest_are_forgotten(folder: Path) -> None:
+    texts = KeptTexts(
+        model="m", key=lambda: "k", files=None, max_memory_bytes=10**6, max_named_tokens=10
+    )
+    for number, text in enumerate("abc"):
+        texts.name([number, 1, 2, 3], text=text, source=text)
+        assert texts.find([0, 1, 2, 3, 4]) is not None  # the first one stays in use
+    assert texts.find([1, 1, 2, 3, 4]) is None
+    assert texts.find([2, 1, 2, 3, 4]) is not None
+    forgotten = KeptPrefix((1, 1, 2, 3), "b", "b")
+    texts.put(forgotten, torch.zeros(3))
+    assert texts.memory_bytes == 0
 
 
 def test_keeping_needs_sections_before_the_question(folder: Path) -> None:

@@ -1,10 +1,10 @@
 """Kept texts on disk: a folder for each text and model, a file for each section, within a budget.
 
-    texts/TEXT-MODEL/text.json            source, sizes, model; its time says when the text was last used
+    texts/TEXT-MODEL/text.json            source, owner, sizes, model; its time says when the text was last used
     texts/TEXT-MODEL/SECTION.safetensors  token ids, keys and values of a prompt up to the section's end
 
-A file is named by the fingerprint of weights and adapter and of the token ids, and holds both; what does not
-match them in full is not used. When the budget is reached, texts that were not used for longest are dropped.
+A file is named by the fingerprint of weights, adapter, owner and token ids, and holds them; what does not
+match them in full is not used. Texts of an owner are in folders of their own, TEXT-MODEL-OWNER. When the budget is reached, texts that were not used for longest are dropped.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class KeptText:
     model: str
     key: str
     """Fingerprint of weights and adapter."""
+    owner: str = ""
+    """Whose questions may use it; empty for the user of this machine."""
     num_tokens: int = 0
     num_bytes: int = 0
     num_sections: int = 0
@@ -51,7 +53,13 @@ class KeptText:
     @property
     def folder(self) -> str:
         """The name of its folder."""
-        return f"{self.text[:16]}-{self.key[:16]}"
+        folder = f"{self.text[:16]}-{self.key[:16]}"
+        return f"{folder}-{_digest(self.owner)}" if self.owner else folder
+
+    @property
+    def stamp(self) -> str:
+        """What every file of it carries: weights, adapter and owner."""
+        return f"{self.key} {self.owner}".rstrip()
 
 
 class TextFiles:
@@ -83,7 +91,7 @@ class TextFiles:
         path = self._path(text, ids)
         try:
             with safe_open(path, framework="pt") as file:
-                has_key = (file.metadata() or {}).get("key") == text.key
+                has_key = (file.metadata() or {}).get("key") == text.stamp
                 stored: list[int] = file.get_tensor("ids").tolist()
                 values: torch.Tensor = file.get_tensor("keys_values")
         except FileNotFoundError:
@@ -109,14 +117,14 @@ class TextFiles:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             tensors = {"keys_values": values.contiguous(), "ids": torch.tensor(list(ids))}
             with replacing(path, sync=False) as part:
-                save_file(tensors, part, metadata={"key": text.key})
+                save_file(tensors, part, metadata={"key": text.stamp})
             self._describe(text, len(ids), num_bytes)
         except OSError:
             return False  # the disk is full, or may not be written
         return True
 
     def _path(self, text: KeptText, ids: Sequence[int]) -> Path:
-        digest = hashlib.blake2b(text.key.encode(), digest_size=16)
+        digest = hashlib.blake2b(text.stamp.encode(), digest_size=16)
         digest.update(array("q", ids).tobytes())
         return self.root / text.folder / f"{digest.hexdigest()}.safetensors"
 
@@ -144,6 +152,10 @@ class TextFiles:
         write_atomically(folder / ABOUT, json.dumps(values).encode())
 
 
+def _digest(owner: str) -> str:
+    return hashlib.blake2b(owner.encode(), digest_size=8).hexdigest()
+
+
 def default_root() -> Path:
     """Where texts are kept on this machine."""
     return user_cache_path("memagent", appauthor=False) / "texts"
@@ -163,5 +175,7 @@ def _about(folder: Path) -> KeptText | None:
     except (OSError, ValueError, TypeError):
         return None
     sizes = (text.num_tokens, text.num_bytes, text.num_sections)
-    is_sound = all(isinstance(size, int) for size in sizes) and isinstance(text.text, str)
-    return text if is_sound and isinstance(text.key, str) and text.folder == folder.name else None
+    names = (text.text, text.key, text.owner)
+    is_sound = all(isinstance(size, int) for size in sizes)
+    is_sound = is_sound and all(isinstance(name, str) for name in names)
+    return text if is_sound and text.folder == folder.name else None

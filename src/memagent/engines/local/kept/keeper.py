@@ -24,12 +24,12 @@ class CacheKeeper:
         self._cache = cache
         self._tree.on_evict = self._evicted
 
-    def before_admission(self, tokens: Sequence[int]) -> None:
+    def before_admission(self, tokens: Sequence[int], owner: str) -> None:
         """Put the kept prefix of a prompt back into the cache, if it is not there and there is room."""
-        prefix = self.texts.find(tokens)
+        prefix = self.texts.find(tokens, owner)
         if prefix is None:
             return
-        nodes = self._tree.match(prefix.ids)
+        nodes = self._tree.match(prefix.ids, owner)
         num_there = sum(len(node.tokens) for node in nodes)
         if num_there == len(prefix.ids):
             return
@@ -43,18 +43,18 @@ class CacheKeeper:
             end = start + len(prefix.ids) - num_there
             self._cache[..., start:end, :] = values[..., num_there:, :].to(self._cache.device)
             parent = nodes[-1] if nodes else None
-            node = self._tree.add(parent, prefix.ids[num_there:], start)
+            node = self._tree.add(parent, prefix.ids[num_there:], start, owner)
             node.num_computed = len(node.tokens)
             node.kept = prefix
         for node in nodes:
             self._tree.release(node, self)
 
-    def after_admission(self, tokens: Sequence[int]) -> None:
+    def after_admission(self, tokens: Sequence[int], owner: str) -> None:
         """Mark the node at which the kept prefix of an admitted prompt ends."""
-        prefix = self.texts.find(tokens)
+        prefix = self.texts.find(tokens, owner)
         if prefix is None:
             return
-        nodes = self._tree.match(prefix.ids)
+        nodes = self._tree.match(prefix.ids, owner)
         if sum(len(node.tokens) for node in nodes) == len(prefix.ids):
             nodes[-1].kept = prefix
 

@@ -4,8 +4,9 @@
               ▲                              │               │
               └──────── a prompt that begins with the prefix is admitted ◀──┘
 
-A prefix is known by its token ids. They come from tokenizer, prompt and text, so none of the three can be another
-one; weights and adapter are in the fingerprint that every entry carries. Only prefixes that were named are kept.
+A prefix is known by its owner and its token ids. They come from tokenizer, prompt and text, so none of the three can
+be another one; weights and adapter are in the fingerprint that every entry carries. Only prefixes that were named are
+kept.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class KeptPrefix:
     text: str
     """SHA-256 of the text."""
     source: str
+    owner: str = ""
+    """Whose prompts may use it."""
 
 
 class KeptTexts:
@@ -44,37 +47,69 @@ class KeptTexts:
         key: Callable[[], str],
         files: TextFiles | None,
         max_memory_bytes: int,
+        max_named_tokens: int | None = None,
     ) -> None:
-        """`key` computes the fingerprint of the weights; it is asked for when it is first needed."""
+        """`key` computes the fingerprint of the weights; it is asked for when it is first needed.
+
+        Of more tokens than `max_named_tokens`, texts that were not used for longest are forgotten.
+        """
         self.files = files
         self._model = model
         self._key_of = key
         self._key: str | None = None
         self._max_memory_bytes = max_memory_bytes
+        self._max_named_tokens = max_named_tokens
         self._named: dict[tuple[int, ...], list[KeptPrefix]] = {}
         self._short: list[KeptPrefix] = []
         """Those with fewer tokens than the index has."""
+        self._of_text: OrderedDict[tuple[str, str], list[KeptPrefix]] = OrderedDict()
+        """By owner and text, the least recently used first."""
+        self._num_named_tokens = 0
         self._in_memory: OrderedDict[KeptPrefix, torch.Tensor] = OrderedDict()
         """The least recently used first."""
         self._lock = threading.Lock()
         """Prefixes are named by callers and used in the engine's thread."""
 
-    def name(self, ids: Sequence[int], *, text: str, source: str) -> None:
-        """Keep this prefix from now on."""
-        prefix = KeptPrefix(tuple(ids), text, source)
+    def name(self, ids: Sequence[int], *, text: str, source: str, owner: str = "") -> None:
+        """Keep this prefix of an owner from now on."""
+        prefix = KeptPrefix(tuple(ids), text, source, owner)
         with self._lock:
             bucket = self._named.setdefault(prefix.ids[:INDEX_TOKENS], [])
-            if all(other.ids != prefix.ids for other in bucket):
-                bucket.append(prefix)
-                self._short += [prefix] if len(prefix.ids) < INDEX_TOKENS else []
+            if any((other.ids, other.owner) == (prefix.ids, owner) for other in bucket):
+                return
+            bucket.append(prefix)
+            self._short += [prefix] if len(prefix.ids) < INDEX_TOKENS else []
+            self._of_text.setdefault((owner, text), []).append(prefix)
+            self._num_named_tokens += len(prefix.ids)
+            self._forget_oldest()
 
-    def find(self, tokens: Sequence[int]) -> KeptPrefix | None:
-        """The longest named prefix that a prompt begins with."""
+    def _forget_oldest(self) -> None:
+        limit = self._max_named_tokens
+        while limit is not None and self._num_named_tokens > limit and len(self._of_text) > 1:
+            _, forgotten = self._of_text.popitem(last=False)
+            for prefix in forgotten:
+                self._named[prefix.ids[:INDEX_TOKENS]].remove(prefix)
+                if not self._named[prefix.ids[:INDEX_TOKENS]]:
+                    del self._named[prefix.ids[:INDEX_TOKENS]]
+                self._num_named_tokens -= len(prefix.ids)
+            self._short = [prefix for prefix in self._short if prefix not in forgotten]
+
+    def find(self, tokens: Sequence[int], owner: str = "") -> KeptPrefix | None:
+        """The longest prefix named for an owner that a prompt begins with."""
         tokens = tuple(tokens)
         with self._lock:
             known = [*self._named.get(tokens[:INDEX_TOKENS], ()), *self._short]
-        found = [one for one in known if one.ids == tokens[: len(one.ids)]]
-        return max(found, key=lambda one: len(one.ids), default=None)
+        own = [one for one in known if one.owner == owner]
+        found = [one for one in own if one.ids == tokens[: len(one.ids)]]
+        longest = max(found, key=lambda one: len(one.ids), default=None)
+        if longest is not None:
+            self._used(longest)
+        return longest
+
+    def _used(self, prefix: KeptPrefix) -> None:
+        with self._lock:
+            if (prefix.owner, prefix.text) in self._of_text:
+                self._of_text.move_to_end((prefix.owner, prefix.text))
 
     def load(self, prefix: KeptPrefix) -> torch.Tensor | None:
         """The keys and values of a prefix from memory, else from disk."""
@@ -85,12 +120,16 @@ class KeptTexts:
 
     def put(self, prefix: KeptPrefix, values: torch.Tensor) -> None:
         """Take over what leaves the cache. What does not fit the memory goes to disk."""
-        if prefix in self._in_memory:
+        if prefix in self._in_memory or not self._is_named(prefix):
             return
         self._in_memory[prefix] = values
         while self.memory_bytes > self._max_memory_bytes:
             oldest, leaving = self._in_memory.popitem(last=False)
             self._save(oldest, leaving)
+
+    def _is_named(self, prefix: KeptPrefix) -> bool:
+        with self._lock:
+            return prefix in self._of_text.get((prefix.owner, prefix.text), ())
 
     def save(self, in_cache: Sequence[tuple[KeptPrefix, Callable[[], torch.Tensor]]]) -> None:
         """Put everything on disk that is not there yet, as before the process ends."""
@@ -123,10 +162,12 @@ class KeptTexts:
             named = [prefix for bucket in self._named.values() for prefix in bucket]
         on_disk = {text.folder: text.num_bytes for text in self.files.texts()} if self.files else {}
         found = []
-        for text, source in dict.fromkeys((prefix.text, prefix.source) for prefix in named):
-            those = {prefix for prefix in named if prefix.text == text}
+        for text, source, owner in dict.fromkeys(
+            (prefix.text, prefix.source, prefix.owner) for prefix in named
+        ):
+            those = {prefix for prefix in named if (prefix.text, prefix.owner) == (text, owner)}
             kept = [_num_bytes(v) for prefix, v in list(self._in_memory.items()) if prefix in those]
-            about = KeptText(text=text, source=source, model=self._model, key=self.key)
+            about = self._about(text, source, owner)
             found.append(
                 KeptSizes(
                     source=source,
@@ -145,7 +186,10 @@ class KeptTexts:
             self.files.save(self._text(prefix), prefix.ids, values)
 
     def _text(self, prefix: KeptPrefix) -> KeptText:
-        return KeptText(text=prefix.text, source=prefix.source, model=self._model, key=self.key)
+        return self._about(prefix.text, prefix.source, prefix.owner)
+
+    def _about(self, text: str, source: str, owner: str) -> KeptText:
+        return KeptText(text=text, source=source, model=self._model, key=self.key, owner=owner)
 
 
 def _num_bytes(values: torch.Tensor) -> int:
