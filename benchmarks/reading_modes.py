@@ -7,14 +7,16 @@
 
 The oracle knows where the evidence is. It notes, quotes and lists what a section holds, says when it has read
 enough, and answers only if its last prompt shows what the answer rests on: what a mode loses, it does not know. In
-`modes_counting` it does no arithmetic either. It notes each fact on a line of its memory, as far as the memory goes;
-with items, code counts.
+`modes_counting` it does no arithmetic either. It notes each fact on a line of its memory, as far as the memory goes: of
+things that change the last state only, of similar items all up to the one that is asked for, as it does not count them.
+With items, code counts. Of several answers it gives those that it knows.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 from collections.abc import Sequence
 
 from memagent.agent.trace import Trace
@@ -27,7 +29,7 @@ from memagent.eval.records import ItemRecord
 from memagent.eval.report.tables import Entry, result_rows
 from memagent.eval.setup import evaluate
 from memagent.eval.suites import Suite, read_suite
-from memagent.rl.warmstart.traces import RightReplies, collect
+from memagent.rl.warmstart.traces import Moment, RightReplies, Rule, collect, latest_of_each
 from memagent.types import Message, Sampling
 
 UNKNOWN = "I do not know."
@@ -41,7 +43,7 @@ async def oracle(example: Example, context: Context) -> Trace:
         example,
         config=settings,
         tokenizer=context.tokenizer,
-        rules=dict.fromkeys(COUNTING, collect),
+        rules=NOTED,
     )
     sections = Chunks(context.document, context.tokenizer, settings.chunk_tokens)
     context.engine = ScriptedEngine(honest(example, right.script(sections)))
@@ -54,16 +56,26 @@ def honest(example: Example, script: Script) -> Script:
     def reply(messages: Sequence[Message], sampling: Sampling) -> str:
         said = script(messages, sampling)
         prompt = messages[-1]["content"]
-        is_read = "<section" in prompt or "<note sections=" in prompt
-        return said if is_read or shows_answer(example, prompt) else UNKNOWN
+        if "<section" in prompt or "<note sections=" in prompt:
+            return said
+        if example.match == "all" and example.task in COUNTING:
+            return ", ".join(day for day in example.answers if shows_state(day, prompt)) or UNKNOWN
+        return said if shows_answer(example, prompt) else UNKNOWN
 
     return reply
+
+
+def shows_state(day: str, prompt: str) -> bool:
+    """Whether a prompt shows a day as the last one of something: in the memory, or by code."""
+    return f"is set for {day}." in prompt or f"last value {day} [" in prompt
 
 
 def shows_answer(example: Example, prompt: str) -> bool:
     """Whether a prompt shows all evidence, or a count by code that is the answer."""
     shown = " ".join(prompt.split())
     counted = prompt.partition("Counted by code")[2].partition("Quotes from the text")[0]
+    if example.task == "beyond/coreference":
+        return shows_item(example, shown, counted)
     if example.task in COUNTING and any(answer in counted for answer in example.answers):
         return True
     wanted = [" ".join((item.note or item.text).split()) for item in example.evidence]
@@ -71,6 +83,40 @@ def shows_answer(example: Example, prompt: str) -> bool:
     if example.task == "beyond/corrections":
         wanted, texts = wanted[-1:], texts[-1:]
     return all(note in shown or text in shown for note, text in zip(wanted, texts, strict=True))
+
+
+def shows_item(example: Example, shown: str, counted: str) -> bool:
+    """Whether the item that is asked for is shown, and which one it is: by code, or by all items before it."""
+    number = example.metadata["number"]
+    found = re.search(rf"number {number} of .*: \[(\d+)\]", counted)
+    items = [text for _, text in similar_items(example)][:number]
+    if found:
+        return f"[{found[1]}] " in shown and items[-1] in shown
+    return all(text in shown for text in items)
+
+
+def similar_items(example: Example) -> list[tuple[int, str]]:
+    """The items of the kind that is asked for, each with its end, in the order of the text."""
+    text = example.text()
+    spans = [(start, end) for start, end, _ in example.metadata["spans"].get("similar", [])]
+    spans += example.evidence_offsets()
+    return [(end, " ".join(text[start:end].split())) for start, end in sorted(spans)]
+
+
+def note_similar(example: Example) -> list[Moment]:
+    """Notes similar items, one a line, up to the one that is asked for."""
+    items = similar_items(example)[: example.metadata["number"]]
+    lines = [text for _, text in items]
+    return [Moment(end, "\n".join(lines[: number + 1])) for number, (end, _) in enumerate(items)]
+
+
+NOTED: dict[str, Rule] = {
+    "beyond/counting": collect,
+    "beyond/aggregation": collect,
+    "beyond/corrections": latest_of_each,
+    "beyond/coreference": note_similar,
+}
+"""What the memory holds without items."""
 
 
 def with_oracle(suite: Suite) -> Suite:
@@ -87,7 +133,9 @@ def measure(
 ) -> list[ItemRecord]:
     """The records of a shipped suite with the oracle."""
     lengths = ", ".join(f'"{length}"' for length in tokens)
-    chosen = [f"num={num}", f"tasks.0.tokens=[{lengths}]", 'tokenizer="estimate"']
+    num_tasks = len(read_suite(name).tasks)
+    chosen = [f"tasks.{number}.tokens=[{lengths}]" for number in range(num_tasks)]
+    chosen += [f"num={num}", 'tokenizer="estimate"']
     suite = read_suite(name, changes=[*chosen, *changes])
     return asyncio.run(evaluate(with_oracle(suite), ScriptedEngine([])))
 

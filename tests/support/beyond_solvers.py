@@ -81,7 +81,14 @@ def two_hop(text: str, question: str) -> str:
 
 
 def corrections(text: str, question: str) -> str:
+    if question.startswith("On which days"):
+        (things,) = matched(r"On which days do these take place: (.+)\?", question)
+        return ", ".join(last_day(text, thing.removeprefix("the ")) for thing in things.split("; "))
     (what,) = matched(r"On which day does the (.+) take place\?", question)
+    return last_day(text, what)
+
+
+def last_day(text: str, what: str) -> str:
     day = NOT_TOLD
     for sentence in sentences(text):
         is_idle = "turned down" in sentence or "not true" in sentence
@@ -146,14 +153,38 @@ def plain(text: str, question: str) -> str:
     raise AssertionError(f"not a question of this task: {question}")
 
 
-ORDINALS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"]
+ORDINALS = [
+    "first",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+    "eleventh",
+    "twelfth",
+    "thirteenth",
+    "fourteenth",
+    "fifteenth",
+    "sixteenth",
+    "seventeenth",
+    "eighteenth",
+    "nineteenth",
+    "twentieth",
+]
 
 
 def coreference(text: str, question: str) -> str:
-    ordinal, kind, topic = matched(r".*Give the (\w+) (\w+) about (.+), counted .*", question)
+    ordinal, kind, topic = matched(r".*Give the ([\w-]+) (\w+) about (.+), counted .*", question)
     asked = f"User: Please write a {kind} about {topic}.\nWriter: "
     items = [entry.removeprefix(asked) for entry in text.split("\n\n") if entry.startswith(asked)]
-    return items[ORDINALS.index(ordinal)]
+    tens, _, unit = ordinal.rpartition("-")
+    last = {"thirtieth": 29, "fortieth": 39}
+    units = {**{word: number for number, word in enumerate(ORDINALS)}, **last}
+    return items[{"": 0, "twenty": 20, "thirty": 30}[tens] + units[unit]]
 
 
 SOLVERS: dict[str, Callable[[str, str], str]] = {

@@ -231,7 +231,8 @@ _ASK_QUOTES = (
 _ASK_ITEMS = (
     "The question asks to count, list, add up or pick items. Before the memory, list every item of this section "
     "that counts, each as <item>name | value | its sentence, word for word</item>; leave the value empty where "
-    "there is none. Items are counted for you: do not count in the memory."
+    "there is none. Items of one kind have the same name. A value that is changed is listed again, under the same "
+    "name, with the new value. Items are counted for you: do not count in the memory."
 )
 _OFFER_STOP = "If memory and quotes now hold all that the question needs, end with <enough/>"
 _ASK_SOURCES = "After the answer, name the numbers of the quotes that it rests on in a last line, such as: Sources: 1, 3"

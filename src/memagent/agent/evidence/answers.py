@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memagent.agent.evidence.ledger import cited_numbers, held_numbers, inferred_numbers, look_up
+from memagent.agent.evidence.ledger import (
+    asked_entries,
+    cited_numbers,
+    held_numbers,
+    inferred_numbers,
+    look_up,
+)
 from memagent.agent.evidence.quotes import Quote
-from memagent.agent.evidence.tally import tally_of
+from memagent.agent.evidence.tally import MAX_NAMES, tally_of
 from memagent.documents.tokenizers import Tokenizer
 
 HEADING = "Quotes from the text:"
@@ -41,9 +47,7 @@ def show_ledger(
     """The quotes that fit the question best, within the limit; before them, counts over all of them."""
     if not ledger:
         return ShownLedger("")
-    counts = tally_of(ledger).text() if with_counts else ""
-    if tokenizer.count(counts) > max_tokens:
-        counts = ""
+    counts = _counts(ledger, question, tokenizer, max_tokens) if with_counts else ""
     room = max_tokens - tokenizer.count(f"{counts}\n\n{HEADING}\n")
     while room > 0:
         shown = look_up(ledger, question, tokenizer, max_tokens=room)
@@ -56,6 +60,19 @@ def show_ledger(
             return ShownLedger(text, tuple(entry.number for entry in shown))
         room -= excess
     return ShownLedger(counts)
+
+
+def _counts(ledger: Sequence[Quote], question: str, tokenizer: Tokenizer, max_tokens: int) -> str:
+    """What code counts, with as many names as fit; empty where not even the totals do."""
+    tally, asked = tally_of(ledger), asked_entries(ledger, question)
+    max_names = min(MAX_NAMES, len(tally.names))
+    while True:
+        text = tally.text(question, asked=asked, max_names=max_names)
+        if tokenizer.count(text) <= max_tokens:
+            return text
+        if not max_names:
+            return ""
+        max_names //= 2
 
 
 def with_ledger(memory: str, shown: ShownLedger) -> str:

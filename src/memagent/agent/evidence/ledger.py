@@ -22,6 +22,8 @@ from memagent.rewards.text import last_boxed
 
 MAX_INFERRED = 8
 """Quotes that are cited for an answer that names none, at most."""
+MIN_FIT = 0.5
+"""Share of a name's words that a question about it has at least."""
 JOINT_TOKENS = 2
 """What the end of a line adds to its tokens, at most."""
 
@@ -38,9 +40,14 @@ _separator = re.compile(r"\s*(?:[,;\n]|\band\b)\s*")
 _ordinal = re.compile(r"\b(\d{1,6})(?:st|nd|rd|th)\b|\bnumber (\d{1,6})\b", re.IGNORECASE)
 _ORDINALS = (
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth "
-    "fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
+    "fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth"
 )
-ORDINALS = {word: number for number, word in enumerate(_ORDINALS.split(), start=1)}
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+TENS = {word: 10 * number for number, word in enumerate(_TENS.split(), start=2)}
+ORDINALS = {word: number for number, word in enumerate(_ORDINALS.split(), start=1)} | {
+    f"{word.removesuffix('y')}ieth": number for word, number in TENS.items()
+}
+_ordinal_word = re.compile(rf"\b(?:({'|'.join(TENS)})[ -])?({'|'.join(ORDINALS)})\b")
 
 
 class Citation(NamedTuple):
@@ -92,7 +99,10 @@ def one_line(text: str) -> str:
 def look_up(
     ledger: Sequence[Quote], question: str, tokenizer: Tokenizer, *, max_tokens: int
 ) -> tuple[Citation, ...]:
-    """The quotes that fit the question best, as many as fit, in the order of the ledger."""
+    """The quotes that fit the question best, as many as fit, in the order of the ledger.
+
+    Those that the question asks for by their position come before all others.
+    """
     entries = [Citation(number, quote) for number, quote in enumerate(ledger, start=1)]
     sizes = {entry.number: tokenizer.count(str(entry)) + JOINT_TOKENS for entry in entries}
     if sum(sizes.values()) <= max_tokens:
@@ -116,7 +126,7 @@ def _scores(entries: Sequence[Citation], question: str) -> dict[int, float]:
         word: math.log(1 + len(entries) / frequency[word]) for word in asked if frequency[word]
     }
     top = sum(weights.values()) + 1
-    numbers = asked_numbers(question)
+    numbers = {one.number for one in asked_entries([entry.quote for entry in entries], question)}
     return {
         number: sum(weights.get(word, 0.0) for word in found) + top * (number in numbers)
         for number, found in words.items()
@@ -126,11 +136,59 @@ def _scores(entries: Sequence[Citation], question: str) -> dict[int, float]:
 def asked_numbers(question: str) -> set[int]:
     """Which items a question asks for by their position.
 
-    >>> sorted(asked_numbers("Name the third and the 12th poem, and number 4."))
-    [3, 4, 12]
+    >>> sorted(
+    ...     asked_numbers("Name the third and the 12th poem, number 4 and the twenty-second one.")
+    ... )
+    [3, 4, 12, 22]
     """
-    words = {ORDINALS[word] for word in _word.findall(question.casefold()) if word in ORDINALS}
+    found = _ordinal_word.findall(question.casefold())
+    words = {TENS.get(tens, 0) + ORDINALS[unit] for tens, unit in found}
     return words | {int(first or second) for first, second in _ordinal.findall(question)}
+
+
+class AskedEntry(NamedTuple):
+    """An entry that a question asks for by its position."""
+
+    name: str
+    """Name of the item; empty where entries have none."""
+    position: int
+    """Among the entries of that name, from 1."""
+    number: int
+    """In the ledger, from 1."""
+
+
+def asked_entries(ledger: Sequence[Quote], question: str) -> tuple[AskedEntry, ...]:
+    """The entries that a question asks for by their position among those of the names that fit it best.
+
+    >>> poems = [
+    ...     Quote(text="a", start=n, end=n + 1, item=f"poem about the {topic}")
+    ...     for n, topic in enumerate(("sea", "owl", "owl", "sea"))
+    ... ]
+    >>> asked_entries(poems, "Give the second poem about the sea.")
+    (AskedEntry(name='poem about the sea', position=2, number=4),)
+    """
+    positions = asked_numbers(question)
+    if not positions:
+        return ()
+    groups: dict[str, list[int]] = {}
+    for number, quote in enumerate(ledger, start=1):
+        groups.setdefault(item_key(quote.item), []).append(number)
+    shares = {key: name_fit(key, question) for key in groups}
+    best = max(shares.values(), default=0.0)
+    chosen = [key for key, share in shares.items() if share == best and share >= MIN_FIT]
+    numbers = [groups[key] for key in chosen] or [list(range(1, len(ledger) + 1))]
+    return tuple(
+        AskedEntry(ledger[group[0] - 1].item or "", position, group[position - 1])
+        for group in numbers
+        for position in sorted(positions)
+        if position <= len(group)
+    )
+
+
+def name_fit(name: str, question: str) -> float:
+    """The share of a name's words that stand in a question."""
+    words = set(_word.findall(name.casefold()))
+    return len(words & set(_word.findall(question.casefold()))) / len(words) if words else 0.0
 
 
 # --- what the answer cites ------------------------------------------------------------------------

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from memagent.agent.evidence.ledger import item_key, one_line
+from memagent.agent.evidence.ledger import AskedEntry, item_key, name_fit, one_line
 from memagent.agent.evidence.quotes import Quote
 from memagent.agent.evidence.replies import shielded
 
-MAX_NAMES = 24
-"""Names that are listed; of more, those with the largest sums."""
+MAX_NAMES = 64
+"""Names that are listed; of more, those that fit the question best, then those with the largest sums."""
 
 _number = re.compile(r"(?<![\w.])[-+]?\d{1,18}(?:,\d{3}){0,5}(?:\.\d{1,9})?")
 
@@ -58,8 +58,14 @@ class Tally:
     """The largest value and the number of its entry."""
     smallest: tuple[Decimal, int] | None
 
-    def text(self) -> str:
-        """As the answer's prompt shows it."""
+    def text(
+        self,
+        question: str = "",
+        *,
+        asked: Sequence[AskedEntry] = (),
+        max_names: int = MAX_NAMES,
+    ) -> str:
+        """As the answer's prompt shows it; `asked` are entries that the question asks for by their position."""
         lines = [
             "Counted by code over everything that was read:",
             f"entries: {self.num_entries}",
@@ -70,9 +76,14 @@ class Tally:
         for label, found in (("largest", self.largest), ("smallest", self.smallest)):
             if found is not None:
                 lines.append(f"{label} value: {plain_number(found[0])} [{found[1]}]")
-        lines += [_name_line(each) for each in self.names[:MAX_NAMES]]
-        if len(self.names) > MAX_NAMES:
-            lines.append(f"and {len(self.names) - MAX_NAMES} more names")
+        lines += [
+            f"number {one.position} of {one_line(one.name) or 'all'}: [{one.number}]"
+            for one in asked
+        ]
+        names = sorted(self.names, key=lambda one: -name_fit(item_key(one.name), question))
+        lines += [_name_line(each) for each in names[:max_names]]
+        if len(names) > max_names:
+            lines.append(f"and {len(names) - max_names} more names")
         return shielded("\n".join(lines))
 
 

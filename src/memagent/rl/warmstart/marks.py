@@ -136,13 +136,24 @@ def _entries(example: Example) -> list[Mark]:
 
 
 def _states(example: Example) -> list[Mark]:
-    """States of one thing, one after the other: the last value is the valid one, and the source."""
-    days = [*example.metadata["outdated"], example.answers[0]]
-    marks = sorted(_evidence(example))
+    """States of things, one after the other: the last value of each is the valid one, and a source."""
+    pairs = zip(example.evidence, sorted(_evidence(example)), strict=True)
+    found = [(mark, *state_of(item.note or item.text)) for item, mark in pairs]
+    last = {name: mark.start for mark, name, _ in found}
     return [
-        mark._replace(item="day", value=str(value), is_source=mark is marks[-1])
-        for mark, value in zip(marks, days, strict=True)
+        mark._replace(item=name, value=value, is_source=last[name] == mark.start)
+        for mark, name, value in found
     ]
+
+
+def state_of(note: str) -> tuple[str, str]:
+    """The thing that a note tells the state of, and the state.
+
+    >>> state_of("The boat race of Farnley is set for 4 March.")
+    ('boat race of Farnley', '4 March')
+    """
+    name, mark, value = note.partition(" is set for ")
+    return (name.removeprefix("The "), value.rstrip(".")) if mark else ("state", note)
 
 
 def _similar(example: Example) -> list[Mark]:

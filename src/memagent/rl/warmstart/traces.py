@@ -41,7 +41,7 @@ from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.scripted import Script, ScriptedEngine
 from memagent.errors import DataError
 from memagent.rl.warmstart.conversations import Conversation
-from memagent.rl.warmstart.marks import Mark, counts_items, marks_of, sources_of
+from memagent.rl.warmstart.marks import Mark, counts_items, marks_of, sources_of, state_of
 from memagent.types import Message, Sampling
 
 NOTHING_YET = "Nothing in the text so far helps to answer the question."
@@ -356,6 +356,16 @@ def latest(example: Example) -> list[Moment]:
     return _noted(example)
 
 
+def latest_of_each(example: Example) -> list[Moment]:
+    """Keep the last valid state of each thing: a note replaces the one before on the same thing."""
+    states: dict[str, str] = {}
+    moments: list[Moment] = []
+    for moment in _noted(example):
+        states[state_of(moment.memory)[0]] = moment.memory
+        moments.append(Moment(moment.end, "\n".join(states.values())))
+    return moments
+
+
 def count(example: Example) -> list[Moment]:
     """Keep the count so far."""
     label = _required(example, "counted")
@@ -457,7 +467,7 @@ RULES: dict[str, Rule] = {
     "beyond/counting": count,
     "beyond/aggregation": tally,
     "beyond/two_hop": resolve,
-    "beyond/corrections": latest,
+    "beyond/corrections": latest_of_each,
     "beyond/unanswerable": collect_if_any,
     "questions": likely,
     "ruler/cwe": frequent,

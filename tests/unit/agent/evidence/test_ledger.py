@@ -109,6 +109,27 @@ def test_counts_are_computed_from_the_entries() -> None:
     ]
 
 
+def test_names_that_fit_the_question_come_first_and_as_many_as_there_is_room_for() -> None:
+    ledger = [quote(9 * n, "a", f"visits of person {n}", "1") for n in range(200)]
+    question = "How often did person 150 visit?"
+    shown = show_ledger(ledger, question, ByteTokenizer(), max_tokens=900, with_counts=True)
+    assert len(shown.text) <= 900
+    lines = shown.text.splitlines()
+    assert lines[1:3] == ["entries: 200", "different names: 200"]
+    assert lines[6].startswith("visits of person 150: 1 entry")
+    assert "more names" in shown.text
+
+
+def test_the_entry_that_is_asked_for_by_its_position_is_shown() -> None:
+    names = ["poem about the sea", "poem about the owl"] * 30
+    ledger = [quote(20 * n, f"verse {n} of a poem", name) for n, name in enumerate(names)]
+    question = "Give the twenty-second poem about the owl."
+    shown = show_ledger(ledger, question, ByteTokenizer(), max_tokens=400, with_counts=True)
+    assert "number 22 of poem about the owl: [44]" in shown.text
+    assert "[44] poem about the owl | verse 43 of a poem" in shown.text
+    assert 44 in shown.numbers
+
+
 def test_values_that_are_no_numbers_have_no_sum() -> None:
     tally = tally_of([quote(0, "a", "the mayor", "Ada"), quote(9, "b", "Mayor", "Eve")])
     assert tally.text().splitlines()[1:] == [

@@ -186,6 +186,20 @@ def test_the_number_of_corrections_differs() -> None:
         assert example.answers[0] not in example.metadata["outdated"]
 
 
+def test_the_days_of_several_events_are_asked_for_at_once() -> None:
+    for example in examples("beyond/corrections", 5, num_things=24, max_corrections=3):
+        assert (example.match, len(set(example.answers))) == ("all", 24)
+        assert len(example.evidence) == example.metadata["num_corrections"] + 24
+        assert solve(example.task, example.text(), example.question) == ", ".join(example.answers)
+
+
+def test_late_items_are_asked_for_too() -> None:
+    made = examples("beyond/coreference", 30, max_similar=40, tokens=20_000)
+    assert max(example.metadata["number"] for example in made) > 30
+    for example in made:
+        assert solve(example.task, example.text(), example.question) == example.answers[0]
+
+
 def test_every_number_of_events_is_asked_for() -> None:
     made = examples("beyond/counting", 200)
     assert {int(example.answers[0]) for example in made} == set(range(1, 13))

@@ -94,7 +94,7 @@ def test_tasks_about_the_whole_text_never_stop_early() -> None:
     [
         ("beyond/counting", "entries: {answer}\n"),
         ("beyond/corrections", "last value {answer} ["),
-        ("beyond/coreference", "\n[{number}] "),
+        ("beyond/coreference", "\nnumber {number} of {name}: [{number}]\n"),
     ],
 )
 def test_items_are_listed_and_code_shows_the_answer(task: str, expected: str) -> None:
@@ -102,10 +102,24 @@ def test_items_are_listed_and_code_shows_the_answer(task: str, expected: str) ->
         example = made(task, index)
         *reads, answer = shown(example, items=True, ledger_tokens=4000)
         assert {reply(one).partition("<item>")[0] for one in reads} <= {"", "No change."}
+        known = example.metadata
         wanted = expected.format(
-            answer=example.answers[0], number=example.metadata.get("number", 0)
+            answer=example.answers[0],
+            number=known.get("number"),
+            name=f"{known.get('kind')} about {known.get('topic')}",
         )
         assert wanted in prompt(answer)
+
+
+def test_the_last_value_of_each_of_several_things_is_shown_by_code() -> None:
+    settings = {"tokens": 8000, "tokenizer": "bytes", "seed": 2, "num_things": 12}
+    example = open_task("beyond/corrections", settings).example(0)
+    *_, answer = shown(example, items=True, ledger_tokens=6000)
+    assert all(f"last value {day} [" in prompt(answer) for day in example.answers)
+    *_, plain = shown(example)
+    memory = prompt(plain).partition("<memory>\n")[2].partition("\n</memory>")[0]
+    assert len(memory.splitlines()) == 12
+    assert all(f"is set for {day}." in memory for day in example.answers)
 
 
 def test_sums_and_leaders_are_computed_from_items() -> None:

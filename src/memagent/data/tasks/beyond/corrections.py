@@ -7,12 +7,15 @@
     asked: On which day does the spring fair of Farnley take place?       19 May
 
 The number of changes differs from example to example and may be none. Proposals that come to nothing
-change nothing.
+change nothing. With `num_things` the days of several events are asked for at once:
+
+    asked: On which days do these take place: the spring fair of Farnley; the boat race of Holmby?
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from pydantic import Field
 
@@ -63,10 +66,14 @@ class CorrectionsSettings(BeyondSettings):
     """Changes of the day that is asked for, at most."""
     num_near_misses: int = Field(default=3, ge=0, le=20)
     """Other events, or the same event in other towns, with their own changes."""
+    num_things: int = Field(default=1, ge=1, le=60)
+    """Events whose days are asked for at once."""
 
 
 def plan(rng: random.Random, settings: CorrectionsSettings) -> TextPlan:
     """An event whose day is stated and then changed, beside others like it."""
+    if settings.num_things > 1:
+        return _plan_several(rng, settings)
     event, *other_events = rng.sample(EVENTS, len(EVENTS))
     town, *other_towns = towns(rng, settings.num_near_misses + 40)
     num_changes = rng.randint(0, settings.max_corrections)
@@ -79,18 +86,57 @@ def plan(rng: random.Random, settings: CorrectionsSettings) -> TextPlan:
         where = (event, other_towns[turn]) if turn % 2 else (rng.choice(other_events), town)
         facts += _history(rng, *where, days_of_year(rng, rng.randint(1, 3)), is_asked=False)
 
-    def noise(draw: random.Random) -> str:
-        values = {"event": draw.choice(EVENTS), "town": draw.choice(other_towns)}
-        return draw.choice(SET).format(day=day(draw), **values)
-
     last = days[-1]
     return TextPlan(
         question=f"On which day does the {event} of {town} take place?",
         answers=(last, " ".join(reversed(last.split()))),
         facts=in_order(facts),
-        units=prose(noise, settings.distractor_share),
+        units=prose(_noise(other_towns), settings.distractor_share),
         metadata={"num_corrections": num_changes, "outdated": days[:-1]},
     )
+
+
+def _plan_several(rng: random.Random, settings: CorrectionsSettings) -> TextPlan:
+    """Several events, each with its own changes; no two take place on one day in the end."""
+    num_towns = -(-settings.num_things // len(EVENTS))
+    asked_towns, other_towns = _divided(towns(rng, num_towns + 40), num_towns)
+    pairs = [(event, town) for town in asked_towns for event in EVENTS]
+    things = rng.sample(pairs, settings.num_things)
+    last_days = days_of_year(rng, settings.num_things)
+    facts: list[Fact] = []
+    num_changes = 0
+    for (event, town), last in zip(things, last_days, strict=True):
+        num = rng.randint(0, settings.max_corrections)
+        earlier = [one for one in days_of_year(rng, num + 1) if one != last][:num]
+        facts += _history(rng, event, town, [*earlier, last], is_asked=True)
+        num_changes += num
+    for _ in range(settings.num_near_misses):
+        where = (rng.choice(EVENTS), rng.choice(other_towns))
+        facts += _history(rng, *where, days_of_year(rng, rng.randint(1, 3)), is_asked=False)
+    names = "; ".join(f"the {event} of {town}" for event, town in things)
+    return TextPlan(
+        question=f"On which days do these take place: {names}?",
+        answers=tuple(last_days),
+        match="all",
+        grader="recall",
+        facts=in_order(facts),
+        units=prose(_noise(other_towns), settings.distractor_share),
+        metadata={"num_corrections": num_changes},
+    )
+
+
+def _divided(names: list[str], num: int) -> tuple[list[str], list[str]]:
+    return names[:num], names[num:]
+
+
+def _noise(other_towns: list[str]) -> Callable[[random.Random], str]:
+    """Days of events that are not asked for."""
+
+    def noise(draw: random.Random) -> str:
+        values = {"event": draw.choice(EVENTS), "town": draw.choice(other_towns)}
+        return draw.choice(SET).format(day=day(draw), **values)
+
+    return noise
 
 
 def _history(

@@ -72,7 +72,7 @@ class BeyondTask(GeneratedTask[BeyondSettings]):
         return Draft(
             question=plan.question,
             answers=plan.answers,
-            match="any",
+            match=plan.match,
             grader=plan.grader,
             documents=(Passage(text=woven.text),),
             num_tokens=woven.num_tokens,

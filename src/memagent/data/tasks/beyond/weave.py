@@ -28,6 +28,7 @@ from memagent.data.tasks.lengths import LEAST_SHARE, fit
 from memagent.data.tasks.registry import TaskSettings
 from memagent.documents.tokenizers import Tokenizer
 from memagent.errors import ConfigError
+from memagent.rewards.verifiers import Match
 
 
 class BeyondSettings(TaskSettings):
@@ -68,6 +69,7 @@ class TextPlan:
     answers: tuple[str, ...]
     facts: tuple[Fact, ...]
     grader: str = "lenient"
+    match: Match = "any"
     metadata: dict[str, Any] = field(default_factory=dict)
     units: Callable[[random.Random], Iterator[str]]
     """The filler: any number of pieces of text, each with the white space after it."""

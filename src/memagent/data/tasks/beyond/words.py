@@ -52,7 +52,17 @@ TOWNS = tuple(
     if start.lower() != end and start[-1] != end[0]
 )
 
-ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+_UNITS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+_TEENS = """
+    tenth eleventh twelfth thirteenth fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth
+"""
+ORDINALS = (
+    *_UNITS,
+    *_TEENS.split(),
+    *("twentieth", *(f"twenty-{unit}" for unit in _UNITS)),
+    *("thirtieth", *(f"thirty-{unit}" for unit in _UNITS)),
+    "fortieth",
+)
 _MONTHS = """
     January February March April May June July August September October November December
 """
