@@ -225,9 +225,10 @@ class Readings:
             async with aclosing(reading) as steps:
                 async for step in steps:
                     await in_thread(writing, keep, step)
-                    self.num_sections += step.kind == "read"
+                    is_carried = "carried" in step.flags
+                    self.num_sections += step.kind == "read" and not is_carried
                     self.num_finished += step.kind == "answer"
-                    yield measured(step, is_stored=False)
+                    yield measured(step, is_stored=is_carried)
         finally:
             journal.close()
             self._state.end_reading(reading_id, is_finished=is_finished)
