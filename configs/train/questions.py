@@ -296,8 +296,10 @@ class Writer:
         *,
         num_candidates: int = NUM_CANDIDATES,
         max_evidence_tokens: int = MAX_EVIDENCE_TOKENS,
+        least_rank: float = LEAST_RANK,
     ) -> None:
         self._pool = pool
+        self._least_rank = least_rank
         self._num_candidates = num_candidates
         self._max_evidence_tokens = max_evidence_tokens
         self._count = lru_cache(maxsize=400_000)(tokenizer.count)
@@ -374,7 +376,7 @@ class Writer:
             for place, one in enumerate(titled)
             for number, (_, end) in enumerate(_bounds(one))
             if not (is_gold[place] and number in one.support)
-            and (rank := self._rank(question, one, number)) >= LEAST_RANK
+            and (rank := self._rank(question, one, number)) >= self._least_rank
         ]
         return Example(
             id=f"{TASK}/{purpose}/{question.id}",

@@ -1,34 +1,38 @@
-"""Warm-start conversations and validation files for the 135M reader.
+"""Warm-start conversations, examples for reinforcement learning and validation files for the 135M reader.
 
-    python configs/train/reader_135m/prepare.py --qa QA --hotpotqa HOTPOTQA --squad SQUAD --books BOOKS \
-        --out data/reader_135m --workers 2
+    python configs/train/reader_135m/prepare.py --qa QA --hotpotqa HOTPOTQA --squad SQUAD --squad-train TRAIN \
+        --pairs PAIRS --books BOOKS --out data/reader_135m --workers 2
 
-QA and HOTPOTQA are as for `reader_1.5b/prepare.py`, SQUAD is SQuAD 2.0's development file, BOOKS a folder of
-texts. Written are
+QA and HOTPOTQA are as for `reader_1.5b/prepare.py`, SQUAD is SQuAD 2.0's development file, TRAIN a training file of
+SQuAD or a part of it, PAIRS a folder with `src-test.txt` and `tgt-test.txt` of Du et al., Learning to Ask (sentences
+of other articles of SQuAD's training file, with their questions), BOOKS a folder of texts. Written are
 
     OUT/lessons-0.jsonl        conversations written by rule, as `MIXTURE` says; one file for each worker
+    OUT/answers-0.jsonl        answers alone, from memories that hold other sentences besides
+    OUT/train_natural.jsonl    reinforcement learning: questions of people that are in no lesson
+    OUT/train_other.jsonl      reinforcement learning: needles, and archives in the style of `make demo`
     OUT/dev_needles_8k.jsonl   validation: needles, 8,192 tokens
     OUT/dev_squad_12k.jsonl    validation: SQuAD questions among paragraphs of other articles, 12,000 tokens
     OUT/dev_hotpotqa_7k.jsonl  validation: HotpotQA development questions
     OUT/dev_archive.jsonl      validation: questions about invented archives in the style of `make demo`
     OUT/dev_demo.jsonl         validation: the questions of `make demo` and of `benchmarks/small_model.py`
 
-Without SQUAD only the lessons are written. No SQuAD question or paragraph is in a lesson, and no development question of HotpotQA or paragraph that
-supports one; `check_apart` refuses them. The same files and seed give the same bytes.
+Without SQUAD there are no validation files. No development question of SQuAD or HotpotQA is in a lesson or an example, and
+no paragraph of SQuAD's development articles, nor one that supports a development question of HotpotQA; `check_apart` refuses
+the questions. The same files and seed give the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import random
 import re
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, count, islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -51,6 +55,7 @@ from questions import (
     Question,
     Shape,
     Writer,
+    answer_lessons,
     check_apart,
     cut_questions,
     hotpot_questions,
@@ -59,34 +64,46 @@ from questions import (
     other_questions,
     read_lines,
     sentences_of,
+    wording,
     words,
     write_lines,
 )
-from written import FORBIDDEN, Chronicle, place_questions, relation_questions
+from squad import Casing, load_json, paired_questions, squad_paragraphs, squad_questions
+from written import (
+    FORBIDDEN,
+    Chronicle,
+    place_questions,
+    relation_questions,
+    two_part_questions,
+)
 
 MODEL = "smollm2-135m"
 READING = AgentConfig(
-    window=2048, chunk_tokens=1024, memory_tokens=192, answer_tokens=64, prompts="compact"
+    window=2048, chunk_tokens=512, memory_tokens=320, answer_tokens=64, prompts="compact_add"
 )
 """How the model reads, in training and afterwards."""
 NUM_FILLERS = 16_000
 """Different paragraphs that fill texts: fewer compress better."""
+NUM_ASKED = 4000
+"""Paragraphs that questions are written about by rule; those that ask for two things are rarer, and about all."""
 SHARE_YES_NO = 0.25
-UNANSWERABLE_SHARE = 0.06
+UNANSWERABLE_SHARE = 0.03
 MAX_EVIDENCE_TOKENS = 150
+LEAST_RANK = 0.2
+"""Share of a question's weight of words that a likely sentence has at least."""
 LENGTHS = (
-    (0.38, 220, 600),
-    (0.32, 650, 1000),
-    (0.18, 1100, 2900),
-    (0.08, 3000, 5000),
-    (0.04, 6000, 11_000),
+    (0.26, 200, 370),
+    (0.50, 380, 500),
+    (0.14, 550, 1000),
+    (0.07, 1100, 2000),
+    (0.03, 2000, 6000),
 )
 """Share, least and most tokens of texts around questions."""
 SYNTHETIC_LENGTHS = (
-    (0.50, 600, 1000),
-    (0.34, 1100, 3000),
-    (0.11, 3000, 5000),
-    (0.05, 6000, 11_000),
+    (0.58, 400, 500),
+    (0.28, 550, 1200),
+    (0.10, 1500, 2500),
+    (0.04, 3000, 6000),
 )
 NEEDLES = (
     *("ruler/niah_single_1", "ruler/niah_single_2", "ruler/niah_single_3"),
@@ -94,31 +111,46 @@ NEEDLES = (
     *("ruler/niah_multivalue", "ruler/niah_multiquery"),
 )
 SYNTHETIC: dict[str, tuple[int, dict[str, Any]]] = {
-    **dict.fromkeys(NEEDLES, (340, {})),
-    "ruler/vt": (600, {}),
-    "ruler/cwe": (250, {}),
-    "ruler/fwe": (250, {}),
-    "beyond/two_hop": (700, {"num_candidates": 4}),
-    "beyond/corrections": (500, {}),
-    "beyond/unanswerable": (600, {"answerable_share": 0.5}),
-    "beyond/counting": (600, {"max_events": 6, "num_near_misses": 4}),
-    "beyond/injection": (500, {}),
-    "beyond/aggregation": (150, {}),
-    "beyond/coreference": (150, {}),
+    **dict.fromkeys(NEEDLES, (170, {})),
+    "ruler/niah_multiquery": (260, {}),
+    "ruler/niah_multivalue": (220, {}),
+    "ruler/vt": (260, {}),
+    "ruler/cwe": (40, {}),
+    "ruler/fwe": (60, {}),
+    "beyond/two_hop": (200, {"num_candidates": 4}),
+    "beyond/corrections": (150, {}),
+    "beyond/unanswerable": (200, {"answerable_share": 0.5}),
+    "beyond/counting": (100, {"max_events": 6, "num_near_misses": 4}),
+    "beyond/injection": (150, {}),
+    "beyond/aggregation": (40, {}),
+    "beyond/coreference": (40, {}),
 }
 """Examples and settings of each generated task."""
 MIXTURE = {
+    "squad": 4400,
+    "squad again": 4400,
+    "pairs": 7600,
     "natural": 2600,
     "natural again": 2600,
-    "linked": 3000,
-    "papers": 1500,
-    "yes or no": 400,
-    "relation": 4500,
-    "place": 6000,
-    "chronicle": 5500,
-    "HotpotQA": 11_000,
+    "linked": 600,
+    "papers": 700,
+    "yes or no": 200,
+    "relation": 1200,
+    "both": 1300,
+    "place": 1200,
+    "chronicle": 3600,
+    "HotpotQA": 1500,
 }
 """Questions of each kind, at most."""
+NOTED = {"squad": 2, "pairs": 2, "natural": 2, "papers": 2, "HotpotQA": 2, "linked": 1, "place": 1}
+"""Likely sentences that are noted besides the evidence, for kinds that have any."""
+RL_NUM = {"squad": 700, "natural": 300}
+"""Questions that are for reinforcement learning alone."""
+RL_TOKENS = 3000
+RL_OTHERS = 20
+"""Examples of each needle task; as many archives as of all of them."""
+MEMORIES = {"squad": 3, "natural": 2, "both": 2}
+"""Answers alone: memories of a question, where there are several."""
 
 
 def drawn_length(rng: random.Random, lengths: Sequence[tuple[float, int, int]]) -> int:
@@ -133,7 +165,7 @@ def drawn_length(rng: random.Random, lengths: Sequence[tuple[float, int, int]]) 
 class FilledWriter(Writer):
     """Builds texts with fillers of a question's own kind."""
 
-    def __init__(self, pool: Pool, tokenizer: Tokenizer, seed: int, **settings: int) -> None:
+    def __init__(self, pool: Pool, tokenizer: Tokenizer, seed: int, **settings: Any) -> None:
         super().__init__(pool, tokenizer, seed, **settings)
         self.fillers: Callable[[random.Random], Iterator[Paragraph]] | None = None
 
@@ -321,8 +353,7 @@ def squad_examples(
     path: Path, tokens: int, num: int, tokenizer: Tokenizer, seed: int
 ) -> Iterator[Example]:
     """Questions over paragraphs of many articles as one text, the question's own article included."""
-    raw = path.read_bytes()
-    articles = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)["data"]
+    articles = load_json(path)["data"]
     contexts = [one["context"] for article in articles for one in article["paragraphs"]]
     questions = [
         (paragraph["context"], question)
@@ -363,7 +394,6 @@ def demo_examples() -> Iterator[Example]:
     from benchmarks.small_model import FACTS, text_with
 
     texts = {"demo": town_archive(), "facts": text_with(FACTS, 50)}
-    sums = ("Marta Lindqvist, 340 crowns", "Marta Lindqvist and 340 crowns")
     for name, facts in (("demo", FACTS[:2]), ("facts", FACTS)):
         for number, fact in enumerate(facts):
             place = fact.sentence.lower().index(fact.answer.lower())
@@ -371,7 +401,7 @@ def demo_examples() -> Iterator[Example]:
             start = texts[name].index(fact.sentence)
             yield Example(
                 id=f"{name}/{number}", task=f"archive_{name}", question=fact.question,
-                answers=(answer, *(sums if number == 1 else ())), grader="contains",
+                answers=(answer, "340 crowns") if number == 1 else (answer,), match="all", grader="contains",
                 documents=(Passage(text=texts[name]),),
                 evidence=(Evidence(document=0, start=start, end=start + len(fact.sentence), text=fact.sentence),),
             )  # fmt: skip
@@ -402,6 +432,21 @@ class Preparation:
         self.rng.shuffle(allowed)
         self.wiki, self.asked = allowed[:NUM_FILLERS], allowed[: NUM_FILLERS + 8000]
         self.natural_paragraphs = paragraphs_of(qa / "nq_open_gold.jsonl.gz")
+        self.squad_questions = list(squad_questions(arguments.squad_train))
+        casing = Casing(sentence for one in self.pool.all for sentence in one.sentences)
+        self.pairs = list(
+            paired_questions(
+                arguments.pairs / "src-test.txt",
+                arguments.pairs / "tgt-test.txt",
+                casing,
+                known={wording(one.text) for one in self.squad_questions},
+            )
+        )
+        paired = {one.gold[0].sentences: replace(one.gold[0], support=()) for one in self.pairs}
+        untitled = [replace(one, title="") for one in (*self.natural_paragraphs, *self.wiki[:2000])]
+        self.mixed_paragraphs = [
+            *squad_paragraphs(arguments.squad_train), *paired.values(), *untitled[:3000]
+        ]  # fmt: skip
         self.paper_paragraphs = paragraphs_of(qa / "qasper_evidence.jsonl.gz")
         books = [text_of(path)[20_000:320_000] for path in sorted(arguments.books.iterdir())]
         self.essays = arguments.out / "essays"
@@ -419,7 +464,7 @@ class Preparation:
         }
         self.kinds = prose
         self.writer = FilledWriter(
-            self.pool, self.tokenizer, arguments.seed, num_candidates=1, max_evidence_tokens=MAX_EVIDENCE_TOKENS
+            self.pool, self.tokenizer, arguments.seed, max_evidence_tokens=MAX_EVIDENCE_TOKENS, least_rank=LEAST_RANK
         )  # fmt: skip
 
     def questions(self) -> dict[str, list[Question]]:
@@ -444,27 +489,49 @@ class Preparation:
             other_questions(qa / "2wiki_train.jsonl.gz", self.pool, is_titled=True),
         )
         relation = [
-            one for paragraph in self.asked for one in islice(relation_questions(paragraph), 2)
+            one
+            for paragraph in self.asked[:NUM_ASKED]
+            for one in islice(relation_questions(paragraph), 2)
         ]
         rng.shuffle(relation)
+        both = [one for paragraph in self.asked for one in islice(two_part_questions(paragraph), 1)]
         place_rng = random.Random(f"{self.arguments.seed}/place")
         place = [
             one
-            for paragraph in self.asked
+            for paragraph in self.asked[:NUM_ASKED]
             for one in islice(place_questions(paragraph, place_rng), 1)
         ]
         chronicle = [self._chronicle(number) for number in range(MIXTURE["chronicle"])]
+        rng.shuffle(both)
         found = {
+            "squad": taken("squad", self.squad_questions),
+            "pairs": self.pairs[: min(MIXTURE["pairs"], self.arguments.limit or MIXTURE["pairs"])],
+            "both": both[: min(MIXTURE["both"], self.arguments.limit or MIXTURE["both"])],
             "natural": taken("natural", natural),
             "linked": taken("linked", fewer_yes_no(linked, rng)),
             "papers": taken("papers", fewer_yes_no(papers, rng)),
-            "yes or no": list(yes_no_questions(qa / "boolq_train.jsonl.gz")),
+            "yes or no": list(yes_no_questions(qa / "boolq_train.jsonl.gz"))[
+                : self.arguments.limit
+            ],
             "relation": taken("relation", relation),
             "place": taken("place", place),
             "chronicle": taken("chronicle", chronicle),
             "HotpotQA": taken("HotpotQA", fewer_yes_no(hotpot, rng)),
         }
-        found["natural again"] = found["natural"]
+        return found
+
+    def reserved(self, questions: dict[str, list[Question]]) -> list[tuple[str, Question]]:
+        """Take the questions for reinforcement learning out of the others."""
+        found: list[tuple[str, Question]] = []
+        for name, num in RL_NUM.items():
+            num = min(num, len(questions[name]) // 4)
+            found += [(name, one) for one in questions[name][:num]]
+            questions[name] = questions[name][num:]
+        kept = {wording(one.text) for _, one in found}
+        for name, some in questions.items():
+            questions[name] = [one for one in some if wording(one.text) not in kept]
+        for name in ("squad", "natural"):
+            questions[f"{name} again"] = questions[name]
         return found
 
     def _chronicle(self, number: int) -> Question:
@@ -487,64 +554,84 @@ class Preparation:
     def _example(self, name: str, question: Question) -> Iterator[tuple[Example, Shape]]:
         rng = random.Random(f"{self.arguments.seed}/{name}/{question.id}")
         tokens = drawn_length(rng, LENGTHS)
-        chunk_tokens = 512 if 600 < tokens < 3000 and rng.random() < 0.25 else READING.chunk_tokens
-        fillers = "wiki"
-        heading = ""
+        example = self.filled(name, question, tokens, rng)
+        if example is None and tokens < READING.chunk_tokens:
+            tokens = READING.chunk_tokens
+            example = self.filled(name, question, tokens, rng)
+        if example is not None:
+            shape = Shape(tokens=tokens, chunk_tokens=READING.chunk_tokens)
+            yield replace(example, id=f"{name}/{question.id}"), shape
+
+    def filled(
+        self, name: str, question: Question, tokens: int, rng: random.Random
+    ) -> Example | None:
+        """A text of so many tokens around a question, in the form of its kind."""
+        kind = name.removesuffix(" again")
+        question, heading = self._with_fillers(kind, question, rng)
+        is_prose = kind in ("squad", "pairs", "papers", "chronicle") or rng.random() < 0.4
+        if is_prose and kind in ("relation", "both", "place", "natural") and rng.random() < 0.5:
+            question = without_titles(question)
+            if not question.gold[0].title:
+                self.writer.fillers = untitled(self.writer.fillers or self.kinds["wiki"])
+        example = self.writer.example(question, tokens, name)
+        if example is None:
+            return None
+        candidates = example.metadata["candidates"] if kind in NOTED else []
+        noted = {"candidates": candidates, "num_candidates": NOTED.get(kind, 0)}
+        example = replace(example, metadata=noted)
+        can_miss = kind not in ("yes or no", "HotpotQA", "linked", "pairs")
+        if can_miss and rng.random() < UNANSWERABLE_SHARE and len(example.passages) > 1:
+            example = unanswered(example)
+        return as_prose(example, heading) if is_prose else example
+
+    def _with_fillers(
+        self, kind: str, question: Question, rng: random.Random
+    ) -> tuple[Question, str]:
+        """Sets what texts around a question of this kind are filled with; the question, and a heading."""
         self.writer.fillers = self.kinds["wiki"]
-        if name.startswith("natural"):
+        if kind in ("squad", "pairs"):
+            self.writer.fillers = sampled(self.mixed_paragraphs)
+        elif kind == "natural":
             mixed = [*self.natural_paragraphs, *self.wiki[: len(self.natural_paragraphs)]]
             self.writer.fillers = sampled(mixed)
-        elif name == "papers":
-            self.writer.fillers = sampled(self.paper_paragraphs)
-        elif name == "chronicle":
+        elif kind == "papers":
+            self.writer.fillers = untitled(sampled(self.paper_paragraphs))
+            return bare_titles(question), ""
+        elif kind == "chronicle":
             fillers = rng.choices(("chronicle", *self.kinds), (9, 2, 2, 2, 2, 1))[0]
             place = Chronicle(random.Random(f"{self.arguments.seed}/{question.id}/place"))
-            heading = place.heading if rng.random() < 0.5 else ""
             self.writer.fillers = self.kinds.get(fillers) or unique(
                 lambda _: clean(place.entries())
             )
-        elif name in ("relation", "place") and rng.random() < 0.6:
-            near = self.pool.near(question.text, rng.randint(2, 10))
-            answer = question.answers[0].lower()
-            title = question.gold[0].title
-            hard = tuple(
-                one
-                for one in near
-                if one.title != title and answer not in " ".join(one.sentences).lower()
-            )
-            question = replace(question, hard=hard)
-        is_prose = name in ("papers", "chronicle") or rng.random() < 0.4
-        if name == "papers" or (
-            is_prose and name in ("relation", "place", "natural") and rng.random() < 0.5
-        ):
-            question = without_titles(question)
-            if not question.gold[0].title and name != "papers":
-                source = self.writer.fillers
-                self.writer.fillers = lambda draw: (replace(one, title="") for one in source(draw))
-            if name == "papers":
-                question = bare_titles(question)
-                self.writer.fillers = lambda draw: (
-                    replace(one, title="") for one in sampled(self.paper_paragraphs)(draw)
-                )
-        example = self.writer.example(question, tokens, name)
-        if example is None and tokens < READING.chunk_tokens:
-            tokens = READING.chunk_tokens
-            example = self.writer.example(question, tokens, name)
-        if example is None:
-            return
-        if name != "HotpotQA" and name != "linked":
-            example = replace(example, metadata={"candidates": [], "num_candidates": 0})
-        if (
-            name not in ("yes or no", "HotpotQA", "linked")
-            and rng.random() < UNANSWERABLE_SHARE
-            and len(example.passages) > 1
-        ):
-            example = unanswered(example)
-        example = as_prose(example, heading) if is_prose else example
-        yield (
-            replace(example, id=f"{name}/{question.id}"),
-            Shape(tokens=tokens, chunk_tokens=chunk_tokens),
+            return question, place.heading if rng.random() < 0.5 else ""
+        elif kind in ("relation", "both", "place") and rng.random() < 0.6:
+            return self._with_near(question, rng.randint(2, 10)), ""
+        return question, ""
+
+    def _with_near(self, question: Question, num: int) -> Question:
+        """The question with paragraphs of similar words as misleading ones."""
+        answer, title = question.answers[0].lower(), question.gold[0].title
+        hard = tuple(
+            one
+            for one in self.pool.near(question.text, num)
+            if one.title != title and answer not in " ".join(one.sentences).lower()
         )
+        return replace(question, hard=hard)
+
+    def answered(self, questions: dict[str, list[Question]]) -> Iterator[tuple[Example, Shape]]:
+        """Examples for answers alone."""
+        shape = Shape(tokens=READING.chunk_tokens, chunk_tokens=READING.chunk_tokens)
+        for name, some in questions.items():
+            if name == "pairs" or name.endswith(" again"):
+                continue
+            for number, question in enumerate(some):
+                for place in range(MEMORIES.get(name, 1) if self._is_ours(number) else 0):
+                    purpose = f"answer-{place}/{name}"
+                    rng = random.Random(f"{self.arguments.seed}/{purpose}/{question.id}")
+                    asked, _ = self._with_fillers(name, question, rng)
+                    example = self.writer.example(asked, shape.tokens, purpose)
+                    if example is not None:
+                        yield replace(example, id=f"{purpose}/{question.id}"), shape
 
     def generated(self) -> Iterator[tuple[Example, Shape]]:
         """Examples of the generated tasks."""
@@ -554,6 +641,8 @@ class Preparation:
                 tokens = drawn_length(lengths, SYNTHETIC_LENGTHS)
                 if name == "ruler/cwe":
                     tokens = max(1000, min(tokens, 4000))
+                elif name.startswith("beyond/"):
+                    tokens = max(600, tokens)
                 if not self._is_ours(number):
                     continue
                 tokens = tokens // 50 * 50
@@ -581,24 +670,49 @@ class Preparation:
         self.shard = shard
         examples = chain(self.generated(), self.examples(questions))
         path = self.arguments.out / f"lessons-{shard}.jsonl"
-        num = write_lines(path, lessons(examples, READING, self.tokenizer))
-        print(f"{path.name}: {num} conversations", flush=True)
+        num = write_lines(path, with_answers(lessons(examples, READING, self.tokenizer)))
+        alone = answer_lessons(self.answered(questions), READING, self.arguments.seed)
+        num_alone = write_lines(self.arguments.out / f"answers-{shard}.jsonl", alone)
+        print(f"{path.name}: {num} conversations, {num_alone} answers alone", flush=True)
+
+    def write_training(self, questions: list[tuple[str, Question]]) -> None:
+        """Write the examples of reinforcement learning."""
+        made = (
+            self.filled(name, one, RL_TOKENS, random.Random(f"rl/{one.id}"))
+            for name, one in questions
+        )
+        natural = (replace(one, metadata={}) for one in made if one is not None and one.evidence)
+        out = self.arguments.out
+        write_examples(out / "train_natural.jsonl", natural)
+        num = min(RL_OTHERS, self.arguments.limit or RL_OTHERS)
+        needles = self._needles(RL_TOKENS, num, 3_000_000)
+        archives = islice(self._archives("rl"), num * len(NEEDLES))
+        write_examples(out / "train_other.jsonl", chain(needles, archives))
+
+    def _needles(self, tokens: int, num: int, seed: int) -> Iterator[Example]:
+        for name in NEEDLES:
+            values = {"tokens": tokens, "seed": seed, "tokenizer": self.arguments.tokenizer}
+            task = open_task(name, {**values, "essays": str(self.essays), "shift": True})
+            yield from (replace(task.example(number), origin=None) for number in range(num))
+
+    def _archives(self, purpose: str) -> Iterator[Example]:
+        """Questions about invented archives, in texts of the same style."""
+        for number in count():
+            place = Chronicle(random.Random(f"{self.arguments.seed}/{purpose}/{number}"))
+            question = place.question(3)
+            self.writer.fillers = unique(lambda _, place=place: clean(place.entries()))  # type: ignore[misc]
+            example = self.writer.example(question, 4000, purpose)
+            if example is not None:
+                example = replace(example, metadata={}, id=f"{purpose}/{number}", task="archive")
+                yield as_prose(example, place.heading)
 
     def _is_ours(self, number: int) -> bool:
         return number % self.arguments.workers == self.shard
 
     def validation(self) -> None:
         """Write the validation files."""
-        out, seed, tokenizer = self.arguments.out, self.arguments.seed, self.arguments.tokenizer
-        needles = [
-            open_task(
-                name,
-                {"tokens": 8192, "seed": 77, "tokenizer": tokenizer, "essays": str(self.essays), "shift": True},
-            ).example(number)
-            for name in NEEDLES
-            for number in range(5)
-        ]  # fmt: skip
-        write_examples(out / "dev_needles_8k.jsonl", (replace(one, origin=None) for one in needles))
+        out, seed = self.arguments.out, self.arguments.seed
+        write_examples(out / "dev_needles_8k.jsonl", self._needles(8192, 5, 77))
         squad = squad_examples(self.arguments.squad, 12_000, 100, self.tokenizer, seed)
         write_examples(out / "dev_squad_12k.jsonl", squad)
         dev = [one for one in self.dev if is_sound(one)]
@@ -608,17 +722,22 @@ class Preparation:
         write_examples(
             out / "dev_hotpotqa_7k.jsonl", islice((one for one in hotpot if one is not None), 50)
         )
-        archive = []
-        for number in range(40):
-            place = Chronicle(random.Random(f"{seed}/archive/{number}"))
-            question = place.question(3)
-            self.writer.fillers = unique(lambda _, place=place: place.entries())  # type: ignore[misc]
-            example = self.writer.example(question, 4000, "archive")
-            if example is not None:
-                example = replace(example, metadata={}, id=f"archive/{number}", task="archive")
-                archive.append(as_prose(example, place.heading))
-        write_examples(out / "dev_archive.jsonl", archive)
+        write_examples(out / "dev_archive.jsonl", islice(self._archives("archive"), 40))
         write_examples(out / "dev_demo.jsonl", demo_examples())
+
+
+def untitled(
+    source: Callable[[random.Random], Iterator[Paragraph]],
+) -> Callable[[random.Random], Iterator[Paragraph]]:
+    """The same paragraphs without their titles."""
+    return lambda draw: (replace(one, title="") for one in source(draw))
+
+
+def with_answers(lines: Iterable[str]) -> Iterator[str]:
+    """Lessons without the answers of questions whose answer is not known."""
+    for line in lines:
+        if '\\\\boxed{}"' not in line:
+            yield line
 
 
 def bare_titles(question: Question) -> Question:
@@ -648,6 +767,8 @@ def main() -> None:
     parser.add_argument("--qa", type=Path, required=True)
     parser.add_argument("--hotpotqa", type=Path, required=True)
     parser.add_argument("--squad", type=Path)
+    parser.add_argument("--squad-train", type=Path, required=True)
+    parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--books", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokenizer", default=MODEL)
@@ -659,7 +780,13 @@ def main() -> None:
     if arguments.squad is not None:
         preparation.validation()
     questions = preparation.questions()
-    check_apart(development=preparation.dev, lessons=chain(*questions.values()))
+    training = preparation.reserved(questions)
+    check_apart(
+        development=preparation.dev,
+        training=[one for _, one in training],
+        lessons=chain(*questions.values()),
+    )
+    preparation.write_training(training)
     for name, some in questions.items():
         print(f"{name}: {len(some)} questions", flush=True)
     context = get_context("fork")  # the questions and paragraphs are shared

@@ -2,6 +2,7 @@
 
     relation_questions(paragraph)      "Who directed The Big Bird Cage?"
     place_questions(paragraph, rng)    "The Latin Library started in which year?", from its own sentence
+    two_part_questions(paragraph)      "Who directed The Big Bird Cage, and when was it released?"
     Chronicle(rng).question()          a fact in the record of an invented place, with misleading entries
 
 The chronicles resemble the text of `make demo` in their form only: no place, person, object or question is
@@ -14,7 +15,8 @@ import calendar
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from questions import Paragraph, Question
 
@@ -95,6 +97,42 @@ def relation_questions(paragraph: Paragraph) -> Iterator[Question]:
                 hard=(),
                 is_titled=True,
             )
+
+
+OF_PEOPLE = re.compile(
+    r"\b(born|birth|birthplace|die|death|occupation|living|marry|spouse|play|graduate)\b"
+)
+JOINTS = (", and ", " and ", ", and also ")
+
+
+def both_asked(one: tuple[str, str], other: tuple[str, str], rng: random.Random) -> tuple[str, str]:
+    """Two questions as one, and both answers in their order."""
+    second = other[0][0].lower() + other[0][1:]
+    return f"{one[0].rstrip('?')}{rng.choice(JOINTS)}{second}", f"{one[1]}, {other[1]}"
+
+
+def two_part_questions(paragraph: Paragraph) -> Iterator[Question]:
+    """Two things that a paragraph says about its title, asked at once."""
+    found = list(relation_questions(paragraph))
+    subject = re.sub(r" \([^)]*\)$", "", paragraph.title)
+    for one, other in pairwise(found):
+        [first], [second] = one.answers, other.answers
+        is_same = one.id.rpartition("/")[2] == other.id.rpartition("/")[2]
+        if is_same or first in second or second in first or "," in first + second:
+            continue
+        rng = random.Random(f"{one.id}/{other.id}")
+        is_person = OF_PEOPLE.search(f"{one.text} {other.text}")
+        again = subject if is_person or rng.random() < 0.3 else "it"
+        pair = (one.text, first), (other.text.replace(subject, again), second)
+        text, answer = both_asked(*pair, rng)
+        support = tuple(sorted({*one.gold[0].support, *other.gold[0].support}))
+        yield replace(
+            one,
+            id=f"both/{one.id}/{other.id}",
+            text=text,
+            answers=(answer,),
+            gold=(replace(one.gold[0], support=support),),
+        )
 
 
 NO_ANSWERS = frozenset(
@@ -386,6 +424,10 @@ HINTS = (
 )  # fmt: skip
 
 
+TWO_PART_SHARE = 0.35
+"""Questions about a fact that ask for two things, where it has two."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
     """A fact of a chronicle: a sentence, and questions about it with their answers."""
@@ -419,7 +461,7 @@ class Chronicle:
         """A fact in an entry, and entries that only mention its subject, or state other facts."""
         rng = self._rng
         told = self._told()
-        text, answer = rng.choice(told.asked)
+        text, answer = self._asked(told)
         gold = self.entry(told.sentence)
         hard = [
             self.entry(self._filled(rng.choice(HINTS)).replace("{s}", told.subject))
@@ -438,6 +480,26 @@ class Chronicle:
             hard=tuple(Paragraph(title="", sentences=one) for one in hard),
             is_titled=True,
         )
+
+    def _asked(self, told: Told) -> tuple[str, str]:
+        """One thing, or two that differ."""
+        rng = self._rng
+        single = [one for one in told.asked if ", " not in one[1]]
+        pairs = [
+            (one, other)
+            for one in single
+            for other in single
+            if one[1] not in other[1] and other[1] not in one[1] and one[1] not in other[0]
+            and other[1] not in one[0]
+        ]  # fmt: skip
+        if pairs and rng.random() < TWO_PART_SHARE:
+            both = [one for one in told.asked if ", " in one[1]]
+            return (
+                rng.choice(both)
+                if both and rng.random() < 0.7
+                else both_asked(*rng.choice(pairs), rng)
+            )
+        return rng.choice(told.asked)
 
     def entries(self) -> Iterator[Paragraph]:
         """Entries without end."""

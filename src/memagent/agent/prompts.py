@@ -13,7 +13,7 @@ model copies it forever, even when it is wrong and the section corrects it. `kee
 a section adds nothing, in a few tokens: the memory then stays byte for byte, however long the text is.
 `add` goes further: a reply holds only what is new and is added to the memory, so that no fact has to survive
 being copied, and a reply is short however much is known. `compact` is `keep` for small models that were
-trained with it: few tokens beside the section. `shared` puts the section before the question too, so that
+trained with it: few tokens beside the section; `compact_add` is `add` for them. `shared` puts the section before the question too, so that
 all questions over a text share its prefill. How sections are read apart from each other, and merged, is
 worded in `parallel_prompts`.
 """
@@ -530,6 +530,21 @@ Question: {question}
 Write the new memory: whatever of the old memory and of the section helps to answer the question. If the \
 section adds nothing, write: No change."""
 
+_COMPACT_ADD_READ = """\
+Question: {question}
+
+<section>
+{section}
+</section>
+
+<memory>
+{memory}
+</memory>
+
+Question: {question}
+Copy the sentences of the section that may help to answer the question and are not in the memory. If there \
+are none, write: No change."""
+
 _COMPACT_ANSWER = """\
 <memory>
 {memory}
@@ -568,6 +583,15 @@ PROMPT_SETS: dict[str, PromptSet] = {
         read=_COMPACT_READ,
         answer=_COMPACT_ANSWER,
         no_change="No change.",
+        note=COMPACT_NOTE,
+        merge=COMPACT_MERGE,
+    ),
+    "compact_add": PromptSet(
+        name="compact_add",
+        read=_COMPACT_ADD_READ,
+        answer=_COMPACT_ANSWER,
+        no_change="No change.",
+        replace="New memory:",
         note=COMPACT_NOTE,
         merge=COMPACT_MERGE,
     ),
