@@ -87,7 +87,7 @@ class AgentConfig(Settings):
     reasoning_tokens: int = Field(default=0, ge=0)
     """Tokens added to the limit of every reply, for models that reason before they answer."""
     prompts: str = "default"
-    """Prompt set: default, boxed, paper, keep, add, shared, small, compact, or the path of a TOML file with your own templates."""
+    """Prompt set: default, boxed, paper, keep, add, shared, small, compact, compact_add, or the path of a TOML file with your own templates."""
     no_change: bool = False
     """Let the model reply that a section adds nothing, whatever the prompt set: the memory then stays byte
     for byte, for a few tokens."""

@@ -90,6 +90,7 @@ def test_the_fingerprints_that_runs_keep_do_not_change() -> None:
         "shared": "7b0aff5e5e92c3c8",
         "small": "2d57558a2d8a76a3",
         "compact": "a534a346eb394160",
+        "compact_add": "cf48aff4192397db",
     }
     assert {prompts.merging_sha256[:16] for prompts in PROMPT_SETS.values()} == {
         "c601c7474bed968b",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from memagent.data.example import Evidence, Example, Passage
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "train" / "reader_135m"
-MODULES = ("questions", "written", "prepare")
+MODULES = ("questions", "written", "squad", "prepare")
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,68 @@ def test_what_a_paragraph_says_about_its_title_is_asked(modules: dict[str, Modul
         ("4 March 1961", (1,)),
     }
     assert all("The Glass Pier" in text and "(film)" not in text for text, _, _ in found)
+
+
+def test_two_things_about_a_title_are_asked_at_once(modules: dict[str, ModuleType]) -> None:
+    paragraph = modules["questions"].Paragraph(
+        title="The Glass Pier (film)",
+        sentences=(
+            "The Glass Pier is a film directed by Ada Holm, her first.",
+            "It was released on 4 March 1961.",
+        ),
+    )
+    [question] = modules["written"].two_part_questions(paragraph)
+    assert question.answers == ("Ada Holm, 4 March 1961",)
+    assert question.gold[0].support == (0, 1)
+    assert " and " in question.text
+    assert question.text.count("?") == 1
+
+
+def test_squad_questions_have_the_sentence_of_their_answer(
+    modules: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    context = "The weir is old. It was built in 1702 by monks. Nobody knows why."
+    answers = [{"text": "1702", "answer_start": context.index("1702")}]
+    asked = [
+        {"id": "a", "question": "When was the weir built? ", "answers": answers},
+        {"id": "b", "question": "Why?", "answers": [], "is_impossible": True},
+    ]
+    paragraphs = [{"context": context, "qas": asked}, {"context": "The mill burnt.", "qas": []}]
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps({"data": [{"title": "Weir", "paragraphs": paragraphs}]}))
+    [question] = modules["squad"].squad_questions(path)
+    assert (question.text, question.answers) == ("When was the weir built?", ("1702",))
+    assert (
+        question.gold[0].sentences[question.gold[0].support[0]] == "It was built in 1702 by monks."
+    )
+    assert [one.sentences for one in question.hard] == [("The mill burnt.",)]
+    assert len(modules["squad"].squad_paragraphs(path)) == 2
+
+
+def test_paired_questions_are_written_as_text_is(
+    modules: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    sources, asked = tmp_path / "src-test.txt", tmp_path / "tgt-test.txt"
+    sources.write_text("the weir -lrb- in farnley -rrb- is old .\nmonks built it , they say .\n")
+    asked.write_text("where is the weir ?\nwho built farnley 's weir ?\n")
+    casing = modules["squad"].Casing(["Old Farnley is a town.", "They saw Farnley."])
+    found = list(
+        modules["squad"].paired_questions(sources, asked, casing, known={"whereistheweir"})
+    )
+    [question] = found
+    assert question.text == "Who built Farnley's weir?"
+    assert question.gold[0].sentences == (
+        "The weir (in Farnley) is old.",
+        "Monks built it, they say.",
+    )
+    assert (question.gold[0].support, question.answers) == ((1,), ("",))
+
+
+def test_lessons_without_a_known_answer_end_with_the_memory(
+    modules: dict[str, ModuleType],
+) -> None:
+    lines = [json.dumps({"content": said}) for said in ("It rained.", "\\boxed{}", "\\boxed{3}")]
+    assert list(modules["prepare"].with_answers(lines)) == [lines[0], lines[2]]
 
 
 def test_a_sentence_with_a_gap_is_a_question(modules: dict[str, ModuleType]) -> None:

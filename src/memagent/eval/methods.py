@@ -67,7 +67,7 @@ class MethodSettings(AgentConfig):
     """How a method reads: the reader's settings, and those that other methods add."""
 
     prompts: str = "boxed"
-    """Prompt set of the reader: default, boxed, paper, keep, add, shared, small, compact, or the path of a TOML file."""
+    """Prompt set of the reader: default, boxed, paper, keep, add, shared, small, compact, compact_add, or the path of a TOML file."""
     passage_tokens: int = Field(default=256, ge=16)
     """Tokens of each passage that bm25 and dense rank."""
     retrieved_tokens: int | None = Field(default=None, ge=16)

@@ -59,7 +59,7 @@ def test_an_empty_memory_is_marked() -> None:
 
 
 def test_prompts_that_ask_for_a_box_have_no_doubled_braces() -> None:
-    for name in ("boxed", "paper", "compact"):
+    for name in ("boxed", "paper", "compact", "compact_add"):
         (message,) = PROMPT_SETS[name].answer_messages(
             question="QQ", memory="MM", num_sections=3, answer_tokens=100
         )
@@ -68,9 +68,18 @@ def test_prompts_that_ask_for_a_box_have_no_doubled_braces() -> None:
 
 
 def test_compact_prompts_have_the_question_before_and_after_the_section() -> None:
-    before, section, after = read_prompt("compact").partition("SS")
-    assert (section, before.count("QQ"), after.count("QQ")) == ("SS", 1, 1)
-    assert after.index("MM") < after.index("QQ")
+    for name in ("compact", "compact_add"):
+        before, section, after = read_prompt(name).partition("SS")
+        assert (section, before.count("QQ"), after.count("QQ")) == ("SS", 1, 1)
+        assert after.index("MM") < after.index("QQ")
+
+
+def test_replies_to_compact_add_are_added_to_the_memory() -> None:
+    prompts = PROMPT_SETS["compact_add"]
+    assert prompts.change_of("It rained.") == ("add", "It rained.")
+    assert prompts.change_of("No change.") == ("keep", "")
+    assert prompts.reply_for("One.", "One.\nTwo.") == "Two."
+    assert prompts.sha256 != PROMPT_SETS["compact"].sha256
 
 
 def test_boxed_reads_with_the_default_words() -> None:
