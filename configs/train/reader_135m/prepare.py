@@ -46,6 +46,7 @@ from memagent.data.tasks.lengths import length_tokenizer
 from memagent.data.tasks.registry import open_task
 from memagent.documents.sample import town_archive
 from memagent.documents.tokenizers import Tokenizer
+from memagent.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from questions import (
@@ -126,6 +127,8 @@ SYNTHETIC: dict[str, tuple[int, dict[str, Any]]] = {
     "beyond/coreference": (40, {}),
 }
 """Examples and settings of each generated task."""
+LEAST_TOKENS = {"beyond": 600, "ruler/cwe": 1000, "ruler/fwe": 1000}
+"""Shorter texts are too short for these."""
 MIXTURE = {
     "squad": 4400,
     "squad again": 4400,
@@ -639,10 +642,9 @@ class Preparation:
             lengths = random.Random(f"{self.arguments.seed}/{name}")
             for number in range(min(num, self.arguments.limit or num)):
                 tokens = drawn_length(lengths, SYNTHETIC_LENGTHS)
-                if name == "ruler/cwe":
-                    tokens = max(1000, min(tokens, 4000))
-                elif name.startswith("beyond/"):
-                    tokens = max(600, tokens)
+                tokens = max(
+                    tokens, LEAST_TOKENS.get(name.partition("/")[0], 0), LEAST_TOKENS.get(name, 0)
+                )
                 if not self._is_ours(number):
                     continue
                 tokens = tokens // 50 * 50
@@ -659,7 +661,10 @@ class Preparation:
                     "tokenizer": self.arguments.tokenizer,
                 }
                 task = open_task(name, {**values, **essays, **settings})
-                example = task.example(number)
+                try:
+                    example = task.example(number)
+                except ConfigError:  # the task has no text of this length
+                    continue
                 yield (
                     replace(example, id=f"{name}/{number}"),
                     Shape(tokens=tokens, chunk_tokens=READING.chunk_tokens),
