@@ -19,20 +19,9 @@ from memagent.rl.trainer import Trainer
 from memagent.tracking import read_metrics
 from tests.support.cluster_runs import assert_same_training, train
 from tests.support.ray_nodes import running_nodes
-from tests.support.tiny_training import tiny_run
+from tests.support.tiny_training import OFFLOADED, tiny_run
 
 pytestmark = pytest.mark.cluster
-
-OFFLOADED = """
-from memagent.rl.agents.offload import offload
-
-def length(text):
-    return len(text)
-
-async def score(task, outcome):
-    return await offload(length, outcome.answer) % 3 / 2
-"""
-"""The reward of `tiny_run`, computed in the pool."""
 
 
 @pytest.fixture(scope="module")

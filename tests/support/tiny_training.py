@@ -18,6 +18,16 @@ async def score(task, outcome):
     return len(outcome.answer) % 3 / 2
 """
 """Meaningless, but different between rollouts."""
+OFFLOADED = """
+from memagent.rl.agents.offload import offload
+
+def length(text):
+    return len(text)
+
+async def score(task, outcome):
+    return await offload(length, outcome.answer) % 3 / 2
+"""
+"""The same, computed in the pool."""
 
 
 def tiny_run(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -60,7 +70,9 @@ def tiny_run(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def tiny_config(folder: Path, **changes: Any) -> Path:
     """The settings as a file."""
-    values = tiny_run(folder, **changes)
+    values = {
+        name: value for name, value in tiny_run(folder, **changes).items() if value is not None
+    }
     path = folder / "run.toml"
     path.write_text("\n".join(f"{name} = {_toml(value)}" for name, value in values.items()))
     return path
