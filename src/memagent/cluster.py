@@ -39,7 +39,7 @@ ADDRESS_VARIABLE = "RAY_ADDRESS"
 LOOPBACK = "127.0.0.1"
 Bundle = dict[str, float]
 """Resources that belong together on one node, such as {"GPU": 1, "CPU": 1}."""
-COMPARED = ("memagent", "torch", "transformers", "numpy")
+COMPARED = ("memagent", "ray", "torch", "transformers", "numpy")
 """Libraries whose versions must be the same on all nodes."""
 POLL_SECONDS = 0.2
 NOTE_SECONDS = 2.0
@@ -107,12 +107,17 @@ class Cluster:
         return len(node_ids())
 
     async def place(
-        self, bundles: Sequence[Bundle], *, what: str, strategy: str = "PACK"
+        self,
+        bundles: Sequence[Bundle],
+        *,
+        what: str,
+        set_by: str = "`replicas`",
+        strategy: str = "PACK",
     ) -> PlacementGroup:
         """Reserve bundles, waiting up to `wait_seconds` for nodes that have room.
 
-        `what` names them in messages, such as "8 trainer ranks". Raises ClusterError when the time is over;
-        nothing stays reserved then.
+        `what` names them in messages, such as "8 trainer ranks", and `set_by` the setting that says how many.
+        Raises ClusterError when the time is over; nothing stays reserved then.
         """
         from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -122,10 +127,11 @@ class Cluster:
             while not await asyncio.to_thread(group.wait, POLL_SECONDS):
                 waited = monotonic() - started
                 if waited > self.wait_seconds:
-                    raise ClusterError(f"{self._missing(bundles, what)}; waited {waited:.0f} s")
+                    missing = self._missing(bundles, what, set_by)
+                    raise ClusterError(f"{missing}; waited {waited:.0f} s")
                 if waited > NOTE_SECONDS and not is_noted:
-                    limit = f"waiting up to {self.wait_seconds:.0f} s"
-                    self._on_note(f"{self._missing(bundles, what)}; {limit}")
+                    missing = self._missing(bundles, what, set_by)
+                    self._on_note(f"{missing}; waiting up to {self.wait_seconds:.0f} s")
                     is_noted = True
         except BaseException:
             remove_placement_group(group)
@@ -139,7 +145,7 @@ class Cluster:
         with suppress(Exception):  # the cluster may be gone
             remove_placement_group(group)
 
-    def _missing(self, bundles: Sequence[Bundle], what: str) -> str:
+    def _missing(self, bundles: Sequence[Bundle], what: str, set_by: str) -> str:
         names = sorted({name for bundle in bundles for name in bundle})
         needed = " and ".join(f"{sum(b.get(name, 0) for b in bundles):g} {name}" for name in names)
         free = _ray().available_resources()
@@ -148,8 +154,28 @@ class Cluster:
         )
         return (
             f"{what} need {needed}; free in the cluster: {there} (nodes: {self.num_nodes}); add nodes, or "
-            "lower what [cluster] of the config asks for"
+            f"lower {set_by}"
         )
+
+
+@contextmanager
+def full_store_errors(what: str) -> Iterator[None]:
+    """Raise ClusterError where the objects of a block do not fit into the object store and its disk."""
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+
+    try:
+        yield
+    except (ObjectStoreFullError, OutOfDiskError):
+        raise ClusterError(full_store(what)) from None
+
+
+def full_store(what: str) -> str:
+    """One line for what did not fit into the object store."""
+    return (
+        f"the object store of the cluster and the disk behind it are full: no room for {what}; start its nodes "
+        "with more memory for objects (ray start --object-store-memory BYTES, or "
+        "`cluster.object_store_gb`), or free their disks"
+    )
 
 
 def in_bundle(group: PlacementGroup, index: int, resources: Mapping[str, float]) -> dict[str, Any]:
@@ -268,7 +294,7 @@ def _join(address: str, seconds: float) -> None:
     if connecting.is_alive():
         raise ClusterError(
             f"what listens at {address} did not answer as a Ray cluster within {seconds:.0f} s; correct "
-            "`cluster.address`, or raise `cluster.connect_seconds`"
+            "`cluster`"
         )
     if errors:
         text = " ".join(str(errors[0]).split())[:300]
@@ -286,7 +312,7 @@ def _check_listening(address: str, seconds: float) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(
-            f"`cluster.address={address}` is not HOST:PORT, such as 10.0.0.1:6379, and not auto"
+            f"`cluster={address}` is not HOST:PORT, such as 10.0.0.1:6379, and not auto"
         )
     end = monotonic() + seconds
     while True:
@@ -298,7 +324,7 @@ def _check_listening(address: str, seconds: float) -> None:
         if monotonic() > end:
             raise ClusterError(
                 f"no cluster answers at {address} within {seconds:.0f} s ({reason}); start it, or "
-                "correct `cluster.address`"
+                "correct `cluster`"
             )
         sleep(POLL_SECONDS)
 

@@ -16,7 +16,7 @@ MODULES = sorted(
 OF_OTHER_PROGRAMS: dict[str, tuple[str, ...]] = {
     "config.py": ("--max-model-len", "--dtype"),
     "documents/formats/pdf.py": ("--decrypt", "--password"),
-    "engines/vllm.py": (
+    "engines/vllm/servers.py": (
         *("--model", "--served-model-name", "--host", "--port", "--api-key", "--logprobs-mode"),
         *("--tensor-parallel-size", "--data-parallel-size", "--enable-prompt-tokens-details"),
         *("--hf-overrides", "--query-gpu", "--format"),

@@ -5,6 +5,9 @@
 It has vLLM's paths, key and reply fields, and its own worker process, as vLLM has. With
 `--fake-notes FOLDER` it writes down what it was started with. An adapter answers with the `note` that
 its adapter_config.json had when it was loaded.
+
+With `--fake-token-seconds` replies take their time, and weights can be changed meanwhile: a token is 1000 times
+the version of the weights plus its position, and the weights in a folder are a file `version`.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,6 +32,7 @@ CRASH_LOG = """\
 (APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.
 """
 WINDOW = 4096
+PROMPT = [3, 1, 4, 1]
 
 
 def install(folder: Path, monkeypatch: Any) -> None:
@@ -54,10 +59,50 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--fake-crash-on", metavar="GPUS", help="crash only there")
     parser.add_argument("--fake-stubborn", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--fake-notes", type=Path)
+    parser.add_argument("--fake-token-seconds", type=float)
     return parser.parse_args(argv)
 
 
+class Weights:
+    """Of the whole server."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.num_pauses = 0
+        self.is_paused = False
+        self.changed = threading.Condition()
+
+    def control(self, path: str, body: dict[str, Any]) -> None:
+        with self.changed:
+            if path.startswith("/pause"):
+                self.is_paused = True
+                self.num_pauses += 1
+            elif path == "/resume":
+                self.is_paused = False
+            elif path == "/collective_rpc":
+                assert self.is_paused
+                folder = Path(body["kwargs"]["weights_path"])
+                self.version = int((folder / "version").read_text())
+            self.changed.notify_all()
+
+    def sample(self, body: dict[str, Any], seconds: float) -> tuple[list[int], str]:
+        """Tokens until the limit or the next pause; during a pause nothing starts."""
+        first = len(body.get("prompt", PROMPT)) - len(PROMPT)
+        with self.changed:
+            self.changed.wait_for(lambda: not self.is_paused)
+            num_pauses = self.num_pauses
+        ids: list[int] = []
+        while len(ids) < body["max_tokens"]:
+            time.sleep(seconds)
+            with self.changed:
+                if self.num_pauses > num_pauses:
+                    return ids, "abort"
+                ids.append(1000 * self.version + first + len(ids))
+        return ids, "length"
+
+
 class Handler(BaseHTTPRequestHandler):
+    weights = Weights()
     arguments: argparse.Namespace
     adapters: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - of the whole server
 
@@ -74,7 +119,13 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not self.is_allowed():
             return
-        if self.path.endswith("_lora_adapter"):
+        if not self.path.startswith("/v1/"):
+            self.weights.control(self.path, body)
+            self.send(200, {})
+        elif self.arguments.fake_token_seconds is not None:
+            sampled = self.weights.sample(body, self.arguments.fake_token_seconds)
+            self.send(200, slow_reply(body, *sampled))
+        elif self.path.endswith("_lora_adapter"):
             self.send(*self.change_adapters(body))
         elif adapter := self.adapters.get(body["model"]):
             self.send(200, reply(body, f"{adapter['note']} at port {self.arguments.port}"))
@@ -138,11 +189,27 @@ def reply(body: dict[str, Any], text: str) -> dict[str, Any]:
     whole: dict[str, Any] = {"choices": [choice], "usage": usage}
     if body.get("return_token_ids"):
         choice["token_ids"] = [7, 1]
-        whole["prompt_token_ids"] = [3, 1, 4, 1]
+        whole["prompt_token_ids"] = PROMPT
     if body.get("logprobs"):
         entries = [{"token": "port", "logprob": -0.5}, {"token": "", "logprob": -0.25}]
         choice["logprobs"] = {"content": entries}
     return whole
+
+
+def slow_reply(body: dict[str, Any], ids: list[int], reason: str) -> dict[str, Any]:
+    """In the format of chat, or of prompts of tokens."""
+    text = "".join(f"{token} " for token in ids)
+    choice: dict[str, Any] = {"finish_reason": reason, "token_ids": ids}
+    usage = {"prompt_tokens": len(PROMPT), "completion_tokens": len(ids)}
+    logprobs = [-token / 1000 for token in ids]
+    if "prompt" in body:
+        assert body["logprobs"] == 0, "a number, where chat has a switch"
+        choice |= {"text": text, "logprobs": {"token_logprobs": logprobs}}
+        choice["prompt_token_ids"] = body["prompt"]
+        return {"choices": [choice], "usage": usage}
+    entries = [{"token": "", "logprob": one} for one in logprobs]
+    choice |= {"message": {"content": text}, "logprobs": {"content": entries}}
+    return {"choices": [choice], "usage": usage, "prompt_token_ids": PROMPT}
 
 
 def main(argv: list[str]) -> None:

@@ -30,8 +30,8 @@ def ray_nodes(num_nodes: int = 2, *, num_cpus: int = 4) -> Iterator[Any]:
 
 
 @contextmanager
-def running_nodes(num_nodes: int = 2, *, num_cpus: int = 2) -> Iterator[Any]:
-    """A `ray.cluster_utils.Cluster` that this process has not joined."""
+def running_nodes(num_nodes: int = 2, *, num_cpus: int = 2, **settings: Any) -> Iterator[Any]:
+    """A `ray.cluster_utils.Cluster` that this process has not joined; `settings` are those of `add_node`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     from ray.cluster_utils import Cluster
@@ -39,18 +39,19 @@ def running_nodes(num_nodes: int = 2, *, num_cpus: int = 2) -> Iterator[Any]:
     cluster: Any = Cluster()
     try:
         for _ in range(num_nodes):
-            add_node(cluster, num_cpus=num_cpus)
+            add_node(cluster, num_cpus=num_cpus, **settings)
         yield cluster
     finally:
         cluster.shutdown()
 
 
-def add_node(cluster: Any, *, num_cpus: int = 2) -> Any:
-    """A further node of a cluster."""
+def add_node(cluster: Any, *, num_cpus: int = 2, num_gpus: int = 0, **settings: Any) -> Any:
+    """A further node of a cluster, with settings of Ray's own."""
     return cluster.add_node(
         num_cpus=num_cpus,
-        num_gpus=0,
+        num_gpus=num_gpus,
         object_store_memory=STORE_BYTES,
         include_dashboard=False,
         node_ip_address=LOOPBACK,
+        **settings,
     )

@@ -12,7 +12,7 @@ from memagent.errors import ClusterError, ConfigError
 
 
 def test_an_address_without_a_port_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"`cluster.address=somewhere` is not HOST:PORT"):
+    with pytest.raises(ConfigError, match=r"`cluster=somewhere` is not HOST:PORT"):
         open_cluster("somewhere").__enter__()
 
 
@@ -27,7 +27,7 @@ def test_a_cluster_that_nothing_answers_for_is_reported_within_the_time() -> Non
 
 
 def test_versions_name_python_and_the_libraries_of_training() -> None:
-    assert list(versions()) == ["python", "memagent", "torch", "transformers", "numpy"]
+    assert list(versions()) == ["python", "memagent", "ray", "torch", "transformers", "numpy"]
     assert all(versions().values())
 
 

@@ -19,7 +19,7 @@ from memagent import blocking
 from memagent.agent.reader import Reader
 from memagent.config import AgentConfig
 from memagent.engines.base import open_engine
-from memagent.engines.vllm import VllmEngine
+from memagent.engines.vllm.engine import VllmEngine
 from memagent.types import Sampling
 from tests.conftest import prose
 from tests.support.tiny_models import make_tiny_model

@@ -19,7 +19,7 @@ from memagent.config import LocalConfig
 from memagent.engines.base import open_engine
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
-from memagent.engines.vllm import VllmEngine
+from memagent.engines.vllm.engine import VllmEngine
 from memagent.errors import ConfigError
 from memagent.rl.settings import RolloutSettings
 from memagent.rl.weights.models import Trained

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from weakref import WeakKeyDictionary
@@ -42,6 +42,8 @@ MAX_PREFIXES = 100_000
 """Beginnings of prompts that are remembered; the oldest are forgotten first."""
 AFFINITY_SLACK = 4
 """Calls that an endpoint may be ahead of the least busy one and still get a prompt it knows."""
+Request = Callable[[EndpointEngine], Awaitable[Completion | Failure]]
+"""Asks an endpoint."""
 
 
 @dataclass(slots=True)
@@ -178,13 +180,20 @@ class BalancedEngine(EndpointEngine):
     async def _attempt(
         self, messages: Sequence[Message], sampling: Sampling
     ) -> Completion | Failure:
-        """One request to one endpoint after the other, each at most once, until one replies."""
         prefixes = prefix_keys(messages) if self.config.prefix_affinity else []
+        return await self._over_endpoints(
+            prefixes, lambda endpoint: endpoint._attempt(messages, sampling)
+        )
+
+    async def _over_endpoints(
+        self, prefixes: Sequence[bytes], request: Request
+    ) -> Completion | Failure:
+        """One request to one endpoint after the other, each at most once, until one replies."""
         failures: dict[int, Failure] = {}
         async with slot(self._total_slots()):
             number = self._balancer.choose(prefixes)
             while number is not None:
-                result = await self._ask(number, prefixes, messages, sampling)
+                result = await self._ask(number, prefixes, request)
                 if isinstance(result, Completion):
                     return replace(result, num_attempts=len(failures) + 1)
                 failures[number] = result
@@ -196,16 +205,12 @@ class BalancedEngine(EndpointEngine):
         return replace(soonest, num_attempts=len(failures))
 
     async def _ask(
-        self,
-        number: int,
-        prefixes: Sequence[bytes],
-        messages: Sequence[Message],
-        sampling: Sampling,
+        self, number: int, prefixes: Sequence[bytes], request: Request
     ) -> Completion | Failure:
         endpoint = self.endpoints[number]
         self._balancer.begin(number, prefixes)
         try:
-            result = await endpoint._attempt(messages, sampling)
+            result = await request(endpoint)
         finally:
             self._balancer.end(number)
         if isinstance(result, Completion):

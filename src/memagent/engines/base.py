@@ -24,7 +24,7 @@ ENGINES: dict[str, str] = {
     "local": "memagent.engines.local.engine:open_local",
     "openai": "memagent.engines.openai:open_endpoint",
     "scripted": "memagent.engines.scripted:open_scripted",
-    "vllm": "memagent.engines.vllm:open_vllm",
+    "vllm": "memagent.engines.vllm.engine:open_vllm",
 }
 """Kind to `module:function`; imported when used, because engines bring heavy libraries."""
 SETTINGS: dict[str, tuple[type[Settings], ...]] = {

@@ -25,7 +25,7 @@ from memagent.engines import store
 from memagent.engines.base import choose_engine
 from memagent.engines.local.loading import load
 from memagent.engines.store import PullState, ReadingDefaults
-from memagent.engines.vllm import server_arguments
+from memagent.engines.vllm.servers import server_arguments
 from memagent.engines.wheels import WheelFolder
 from memagent.errors import ConfigError
 from tests.support.wheels import (

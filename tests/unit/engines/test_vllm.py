@@ -19,8 +19,8 @@ from memagent.cli.main import run
 from memagent.config import VllmConfig
 from memagent.engines.base import open_engine
 from memagent.engines.openai import parse_completion
-from memagent.engines.vllm import (
-    VllmEngine,
+from memagent.engines.vllm.engine import VllmEngine
+from memagent.engines.vllm.servers import (
     find_python,
     free_ports,
     gpu_groups,
@@ -28,7 +28,7 @@ from memagent.engines.vllm import (
     server_arguments,
     visible_gpus,
 )
-from memagent.engines.watchdog import end_group
+from memagent.engines.vllm.watchdog import end_group
 from memagent.errors import ConfigError, EngineError
 from memagent.types import Sampling
 from tests.support import fake_vllm

@@ -20,11 +20,17 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    ObjectStoreFullError,
+    OutOfDiskError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 from ray.util.placement_group import PlacementGroup
 
-from memagent.cluster import Bundle, Cluster, in_bundle
-from memagent.errors import MemagentError
+from memagent.cluster import Bundle, Cluster, full_store, full_store_errors, in_bundle
+from memagent.errors import ClusterError, MemagentError
 from memagent.rl.backend import Metrics, ModelFacts, RanksLost, to_its_end
 from memagent.rl.distributed.ranks import RankSpec, TrainerRank
 from memagent.rl.settings import OptimSettings, TrainConfig
@@ -80,7 +86,9 @@ class RankGroup:
         self.close()
         bundle = self._bundle()
         num = self._settings.trainer_ranks
-        self.placement = await self._cluster.place([bundle] * num, what=f"{num} trainer ranks")
+        self.placement = await self._cluster.place(
+            [bundle] * num, what=f"{num} trainer ranks", set_by="`cluster.trainer_ranks`"
+        )
         rank_class: Any = ray.remote(TrainerRank)
         needed = self._rank_resources()
         self.actors = [
@@ -129,20 +137,20 @@ class RankGroup:
     async def fit(self, rows: Sequence[TrainingRow], *, min_schedule_step: int = 0) -> Metrics:
         """See `TrainerBackend`."""
         metrics: Metrics = await self._call(
-            "fit", ray.put(rows), min_schedule_step=min_schedule_step
+            "fit", _stored(rows), min_schedule_step=min_schedule_step
         )
         return metrics
 
     async def update(self, groups: Sequence[Group], *, policy_version: int) -> Metrics:
         """See `TrainerBackend`."""
         metrics: Metrics = await self._call(
-            "update", ray.put(list(groups)), policy_version=policy_version
+            "update", _stored(list(groups)), policy_version=policy_version
         )
         return metrics
 
     async def score(self, packs: Sequence[Pack]) -> list[list[float]]:
         """See `TrainerBackend`."""
-        scores: list[list[float]] = await self._call("score", ray.put(list(packs)))
+        scores: list[list[float]] = await self._call("score", _stored(list(packs)))
         return scores
 
     async def weights(self) -> Mapping[str, torch.Tensor]:
@@ -204,6 +212,12 @@ class RankGroup:
         return bundle
 
 
+def _stored(values: Sequence[Any]) -> Any:
+    """A reference to what all ranks get."""
+    with full_store_errors("the samples of a step"):
+        return ray.put(values)
+
+
 def worst_of(errors: Sequence[BaseException | None], *, num_ranks: int) -> BaseException:
     """Which of the errors of ranks tells what happened."""
     causes = [one.cause if isinstance(one, RayTaskError) else one for one in errors]
@@ -213,6 +227,8 @@ def worst_of(errors: Sequence[BaseException | None], *, num_ranks: int) -> BaseE
         if isinstance(cause, MemagentError):
             return cause
     cause = next((one for one in causes if one is not None), None)
+    if isinstance(cause, ObjectStoreFullError | OutOfDiskError):
+        return ClusterError(full_store("what a rank returns"))
     if isinstance(cause, RayError) or _is_network(cause):
         return RanksLost(f"the {num_ranks} trainer ranks have lost each other")
     assert cause is not None

@@ -26,7 +26,8 @@ from memagent.config import LocalConfig
 from memagent.engines.base import BaseEngine
 from memagent.engines.local.adapters import ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from memagent.engines.local.engine import LocalEngine
-from memagent.engines.vllm import CONTROL_VARIABLES, VllmEngine, visible_gpus
+from memagent.engines.vllm.engine import CONTROL_VARIABLES, VllmEngine
+from memagent.engines.vllm.servers import visible_gpus
 from memagent.errors import ConfigError, EngineError
 from memagent.rl.distributed.shipping import shipped
 from memagent.rl.settings import ModelSettings

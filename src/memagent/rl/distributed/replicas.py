@@ -73,7 +73,12 @@ async def open_replicas(
     async with AsyncExitStack() as stack:
         if options is None:
             what = f"{num} engine replicas"
-            group = await cluster.place([resources] * num, what=what, strategy="SPREAD")
+            group = await cluster.place(
+                [resources] * num,
+                what=what,
+                set_by="`cluster.engine_replicas`",
+                strategy="SPREAD",
+            )
             stack.callback(cluster.release, group)
             options = partial(in_bundle, group, resources=resources)
         kind = ReplicaEngine if codec is None else TokenReplicaEngine

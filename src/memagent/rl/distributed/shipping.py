@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 import torch
-from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
-from memagent.errors import ClusterError
+from memagent.cluster import full_store_errors
 
 BUCKET_BYTES = 256 * 2**20
 
@@ -56,14 +55,9 @@ def shipped(buckets: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _put(bucket: list[_Packed]) -> Any:
-    try:
+    size = sum(packed.data.nbytes for packed in bucket)
+    with full_store_errors(f"{size / 1e9:.2g} GB of weights"):
         return ray.put(bucket)
-    except (ObjectStoreFullError, OutOfDiskError):
-        size = sum(packed.data.nbytes for packed in bucket) / 1e9
-        raise ClusterError(
-            f"the object store of the cluster is full: {size:.2g} GB of weights do not fit; raise "
-            "`cluster.object_store_gb`, or the memory that its nodes were started with"
-        ) from None
 
 
 def _packed(name: str, parameter: torch.Tensor) -> _Packed:

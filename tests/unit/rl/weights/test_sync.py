@@ -17,7 +17,7 @@ from memagent.engines.base import open_engine
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
 from memagent.engines.openai import EndpointEngine
-from memagent.engines.vllm import VllmEngine
+from memagent.engines.vllm.engine import VllmEngine
 from memagent.errors import ConfigError, EngineError
 from memagent.rl.agents.client import Client
 from memagent.rl.settings import RolloutSettings

@@ -1,14 +1,11 @@
-"""The vLLM engine: start vLLM on the GPUs of this machine, call it, and shut it down.
-
-    vllm:MODEL ──▶ GPU 0 1 ──▶ watchdog ──▶ vLLM on a free port ──┐
-                   GPU 2 3 ──▶ watchdog ──▶ vLLM on a free port ──┴──▶ balanced ──▶ complete
+"""vLLM servers on the GPUs of this machine: what is started, how, and how it ends.
 
 One server for each group of `tensor_parallel_size` GPUs, all of them on this machine's own address and
 behind a generated key. vLLM runs in its own process, which may use another Python, so neither
 its libraries nor its version meet ours. It ends with the engine, with Ctrl-C and with this process.
 
-    with open_engine("vllm:Qwen/Qwen2.5-7B-Instruct", tensor_parallel_size=2) as engine:
-        Reader(engine).ask(question, document)
+    servers = start_servers(plan_launches(model, config, environment=os.environ), seconds=600)
+    end_servers(servers)
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import asyncio
 import atexit
 import http.client
 import json
-import os
 import re
 import secrets
 import shlex
@@ -36,14 +32,10 @@ from typing import Any
 
 from platformdirs import user_state_path
 
-from memagent.config import EngineConfig, VllmConfig
+from memagent.config import VllmConfig
 from memagent.engines import store
-from memagent.engines.balance import BalancedEngine
-from memagent.engines.openai import EndpointEngine
-from memagent.engines.retry import Failure, RetryListener
 from memagent.engines.yarn import vllm_arguments, yarn_settings
 from memagent.errors import ConfigError, EngineError
-from memagent.types import Completion, Message, Sampling
 
 HOST = "127.0.0.1"
 WATCHDOG = Path(__file__).with_name("watchdog.py")
@@ -53,7 +45,6 @@ HEALTH_SECONDS = 5.0
 """For one question whether a server is up."""
 GRACE_SECONDS = 15.0
 """For a server to end by itself before it is killed."""
-CONCURRENCY_PER_SERVER = 64
 OWN_ARGUMENTS: dict[str, str] = {
     "--model": "the name after vllm:",
     "--served-model-name": "the name after vllm:",
@@ -66,132 +57,9 @@ OWN_ARGUMENTS: dict[str, str] = {
     "-dp": "set by `data_parallel_size`",
 }
 """Arguments of the server that are not for `vllm_args`, and what sets them."""
-NOT_OURS = ("model", "base_url", "api_key", "api_version")
-"""Settings of an endpoint that is started elsewhere."""
-EXACT_TOKENS = {"return_token_ids": True, "logprobs": True}
-CONTROL_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
-"""Variables of a server whose weights change: its routes for that are not there without them. They ask for no
-key, so every user of the machine can use them."""
 
 _error_line = re.compile(r"\b[A-Za-z_.]*(?:Error|Exception)\w*: |\berror: ")
 _line_head = re.compile(r"^(\(\w+ pid=\d+\) *)?((ERROR|WARNING|INFO) [\d-]+ [\d:]+ \[[^]]*\] *)?")
-
-
-def open_vllm(model: str, **settings: Any) -> VllmEngine:
-    """Start vLLM for a model and wait until it answers; the engine ends it when it is closed."""
-    if not model:
-        raise ConfigError("say which model: vllm:HUB_ID, or vllm:PATH of a Hugging Face folder")
-    for name in NOT_OURS:
-        if settings.get(name) is not None:
-            raise ConfigError(
-                f"`{name}` does not go with vllm:{model}, which starts its own server; for one "
-                f"that runs already use openai:{model}"
-            )
-    names = set(VllmConfig.model_fields)
-    config = VllmConfig.parse({n: value for n, value in settings.items() if n in names})
-    calls = EngineConfig.parse({n: value for n, value in settings.items() if n not in names})
-    launches = plan_launches(model, config, environment=os.environ)
-    servers = start_servers(launches, seconds=config.start_seconds)
-    try:
-        return VllmEngine(servers, _endpoint_config(model, config, calls, servers))
-    except BaseException:
-        end_servers(servers)
-        raise
-
-
-def _endpoint_config(
-    model: str, config: VllmConfig, calls: EngineConfig, servers: Sequence[VllmServer]
-) -> EngineConfig:
-    """How the servers are called: as the user says, with what only we know."""
-    given = calls.model_dump(exclude_unset=True)
-    extra_body = {**(EXACT_TOKENS if config.token_ids else {}), **(calls.extra_body or {})}
-    return EngineConfig.parse(
-        {
-            "concurrency": CONCURRENCY_PER_SERVER * len(servers),
-            **given,
-            "model": model,
-            "base_url": ",".join(server.base_url for server in servers),
-            "api_key": servers[0].launch.api_key,
-            "extra_body": extra_body or None,
-        }
-    )
-
-
-class VllmEngine(BalancedEngine):
-    """vLLM servers that this process started."""
-
-    def __init__(
-        self,
-        servers: Sequence[VllmServer],
-        config: EngineConfig,
-        on_retry: RetryListener | None = None,
-    ) -> None:
-        super().__init__(config, on_retry)
-        self._may_call = asyncio.Event()
-        """Not set while the weights change."""
-        self._may_call.set()
-        self.servers = tuple(servers)
-        for endpoint, server in zip(self.endpoints, self.servers, strict=True):
-            endpoint._learn(server.models())
-        self._check_alike(self.endpoints)
-        self.tokenizer = self.endpoints[0].tokenizer
-        self.served_window = self.endpoints[0].served_window
-
-    @property
-    def kept_address(self) -> None:
-        """None: the next time it is another port."""
-
-    async def load_weights(self, folder: Path, policy_version: int) -> None:
-        """Have every server load the safetensors files of a folder in place of its weights.
-
-        Replies in progress end first, on the weights that they started with; calls that arrive meanwhile wait.
-        The servers need `CONTROL_VARIABLES` in their environment.
-        """
-        self._may_call.clear()
-        try:
-            await self._control("/pause?mode=wait")
-            path = {"weights_path": str(folder)}
-            await self._control("/collective_rpc", {"method": "reload_weights", "kwargs": path})
-            await self._control("/reset_prefix_cache")
-            await self._control("/resume")
-            self.switch_model(self.model, policy_version)
-        finally:
-            self._may_call.set()
-
-    async def sleep(self) -> None:
-        """Have every server free its GPU memory; weights are kept in the CPU's. No call may be in progress."""
-        await self._control("/sleep?level=1&mode=wait")
-
-    async def wake(self) -> None:
-        """Have every server take its GPU memory again."""
-        await self._control("/wake_up")
-
-    async def _control(self, path: str, body: Mapping[str, Any] | None = None) -> None:
-        """Post to all servers, outside of the API that clients see."""
-
-        async def ask(endpoint: EndpointEngine) -> None:
-            root = (endpoint.config.base_url or "").removesuffix("/v1")
-            answer = await endpoint.post(f"{root}{path}", body or {})
-            if answer.status != 200:
-                raise EngineError(
-                    f"vLLM refuses {path.partition('?')[0]} (HTTP {answer.status}: {answer.text})"
-                )
-
-        await asyncio.gather(*map(ask, self.endpoints))
-
-    async def aclose(self) -> None:
-        """Close the connections and end the servers."""
-        await super().aclose()
-        await asyncio.to_thread(end_servers, self.servers)
-
-    async def _attempt(
-        self, messages: Sequence[Message], sampling: Sampling
-    ) -> Completion | Failure:
-        """As for any endpoints, but when no server is left there is nothing to wait for."""
-        await self._may_call.wait()
-        if not any(server.is_running for server in self.servers):
-            raise EngineError(self.servers[0].why_ended())
-        return await super()._attempt(messages, sampling)
 
 
 # --- what is started ------------------------------------------------------------------------------
