@@ -22,10 +22,11 @@ from typing import Any
 from memagent.cluster import open_cluster
 from memagent.data.example import Example, Passage
 from memagent.engines.base import BaseEngine
+from memagent.engines.replicas import ReplicaFacts, ReplicaReply
 from memagent.rl.agents.api import open_agent
 from memagent.rl.agents.offload import offload
 from memagent.rl.distributed.pool import ClusterPool
-from memagent.rl.distributed.replica import Replica, ReplicaFacts, ReplicaReply
+from memagent.rl.distributed.replica import Replica
 from memagent.rl.distributed.replicas import ReplicaEngine, open_replicas
 from memagent.rl.rollouts.collect import RolloutSpec, collect
 from memagent.rl.types import AgentTask, Outcome

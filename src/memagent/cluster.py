@@ -297,6 +297,7 @@ def _join(address: str, seconds: float) -> None:
             "`cluster`"
         )
     if errors:
+        _ray().shutdown()  # it may be half connected
         text = " ".join(str(errors[0]).split())[:300]
         if "version" in text.lower():
             raise ConfigError(f"the cluster at {address} has other versions: {text}")

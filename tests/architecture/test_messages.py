@@ -14,6 +14,7 @@ MODULES = sorted(
     path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "cli"
 )
 OF_OTHER_PROGRAMS: dict[str, tuple[str, ...]] = {
+    "cluster.py": ("--object-store-memory",),
     "config.py": ("--max-model-len", "--dtype"),
     "documents/formats/pdf.py": ("--decrypt", "--password"),
     "engines/vllm/servers.py": (

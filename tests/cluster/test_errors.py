@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -45,7 +46,8 @@ def test_a_node_with_another_library_is_named_with_both_versions(tmp_path: Path)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9.9\n")
     with running_nodes(1) as nodes:
         node = add_node(nodes, env_vars={"PYTHONPATH": str(tmp_path)})
-        message = rf"node {node.node_id[:8]} .* other versions: torch 9.9.9 there, {versions()['torch']} here"
+        here = re.escape(str(versions()["torch"]))
+        message = rf"node {node.node_id[:8]} .* other versions: torch 9.9.9 there, {here} here"
         with pytest.raises(ConfigError, match=message), open_cluster(nodes.address):
             raise AssertionError("it must not open")
         assert not ray.is_initialized()
@@ -85,7 +87,8 @@ def test_too_few_gpus_are_counted_and_nothing_stays_reserved(tmp_path: Path) -> 
 @pytest.fixture
 def full_store() -> Iterator[Any]:
     """A cluster whose object store is full, and has no disk to spill to; this process is in it."""
-    settings = {"_system_config": {"local_fs_capacity_threshold": 0.0001}}
+    full_disk = {"local_fs_capacity_threshold": 0.0001, "automatic_object_spilling_enabled": False}
+    settings = {"_system_config": full_disk}
     with running_nodes(1, num_cpus=4, **settings) as nodes, open_cluster(nodes.address):
         kept = []
         for size in (8_000_000, 500_000):
@@ -101,7 +104,7 @@ def test_a_full_object_store_ends_the_run_with_one_line(full_store: Any, tmp_pat
     config = tiny_run(tmp_path, cluster={"trainer_ranks": 2}, warm_start=None, validation=None)
     config["model"]["scratch"]["hidden_size"] = 256
     message = r"the object store of the cluster and the disk behind it are full: no room for .* GB"
-    with within(120), pytest.raises(ClusterError, match=message):
+    with within(300), pytest.raises(ClusterError, match=message):  # most of it starts processes
         train(config, tmp_path / "run")
     assert_nothing_runs()
 

@@ -69,6 +69,11 @@ class BaseEngine(ABC):
     """Called with each failed attempt that is repeated, by engines that repeat attempts."""
 
     @property
+    def is_alive(self) -> bool:
+        """False when what computes the replies has ended by itself, for good."""
+        return True
+
+    @property
     def kept_address(self) -> str | None:
         """The address that a run is resumed with, without credentials; None where there is none."""
         return None

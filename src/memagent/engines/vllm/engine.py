@@ -103,6 +103,11 @@ class VllmEngine(BalancedEngine):
     def kept_address(self) -> None:
         """None: the next time it is another port."""
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether a server is left."""
+        return any(server.is_running for server in self.servers)
+
     async def load_weights(self, folder: Path, policy_version: int) -> None:
         """Have every server load the safetensors files of a folder in place of its weights.
 
@@ -176,7 +181,7 @@ class VllmEngine(BalancedEngine):
         """Make a request while the weights do not change. One that was not begun when they did is made again."""
         while True:
             await self._may_call.wait()
-            if not any(server.is_running for server in self.servers):  # nothing to wait for
+            if not self.is_alive:  # there is nothing to wait for
                 raise EngineError(self.servers[0].why_ended())
             request = asyncio.ensure_future(call())
             self._sent.add(request)

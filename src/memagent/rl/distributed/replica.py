@@ -1,10 +1,10 @@
 """One engine replica: an engine in a process of its own on a node of the cluster.
 
-    ReplicaActor(EmbeddedReplica(...))     the model in the actor's process, on its GPU or CPU
-    ReplicaActor(VllmReplica(...))         a vLLM server that the actor starts on its GPUs, and ends
+    TrainedReplica(EmbeddedReplica(...))     the model in the actor's process, on its GPU or CPU
+    TrainedReplica(VllmReplica(...))         a vLLM server that the actor starts on its GPUs, and ends
 
 An opener is sent to the node and called there. What it returns has an engine, takes new weights, and frees its
-memory while it sleeps, for ranks that share the GPU. Errors travel as values: Ray would wrap them.
+memory while it sleeps, for ranks that share the GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +26,7 @@ from memagent.config import LocalConfig
 from memagent.engines.base import BaseEngine
 from memagent.engines.local.adapters import ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from memagent.engines.local.engine import LocalEngine
+from memagent.engines.replicas import EngineReplica, HostedEngine, ReplicaReply
 from memagent.engines.vllm.engine import CONTROL_VARIABLES, VllmEngine
 from memagent.engines.vllm.servers import visible_gpus
 from memagent.errors import ConfigError, EngineError
@@ -34,25 +35,15 @@ from memagent.rl.settings import ModelSettings
 from memagent.rl.weights.merging import MergedCopy
 from memagent.rl.weights.models import Trained, open_model, open_outside
 from memagent.rl.weights.sync import LoraEndpoint
-from memagent.types import Completion, Message, Sampling, TokenEngine
+from memagent.types import Completion, Sampling, TokenEngine
 
 ADAPTER_CONFIG = "adapter_config.json"
 ALIVE_SECONDS = 1.0
 """How often a server that loads weights is looked at."""
 
 
-class Replica(Protocol):
+class Replica(HostedEngine, Protocol):
     """An engine that takes weights."""
-
-    @property
-    def engine(self) -> BaseEngine:
-        """Samples replies."""
-        ...
-
-    @property
-    def is_alive(self) -> bool:
-        """False when the engine has ended by itself: the replica is of no use any more."""
-        ...
 
     async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
         """Sample from these weights from now on; calls in progress go on."""
@@ -66,10 +57,6 @@ class Replica(Protocol):
         """Take the memory again."""
         ...
 
-    async def aclose(self) -> None:
-        """End what was started."""
-        ...
-
 
 class OpenReplica(Protocol):
     """Opens a replica, on its node."""
@@ -77,57 +64,14 @@ class OpenReplica(Protocol):
     def __call__(self) -> Replica: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaFacts:
-    """What the driver needs to know of a replica."""
-
-    model: str
-    tokenizer: str
-    served_window: int | None
-    reading_defaults: Mapping[str, Any] = field(default_factory=dict)
-    pid: int = 0
-    """The process of the actor."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaReply:
-    """A completion, or why there is none."""
-
-    completion: Completion | None = None
-    error: Exception | None = None
-    is_dead: bool = False
-    """Whether the engine has ended: the call is for another replica."""
-
-
-class ReplicaActor:
+class TrainedReplica(EngineReplica):
     """Runs as a Ray actor."""
 
-    def __init__(self, open_replica: OpenReplica) -> None:
-        self._open = open_replica
-        self._replica: Replica | None = None
-
-    async def start(self) -> ReplicaFacts:
-        """Open the engine."""
-        self._replica = await asyncio.to_thread(self._open)
-        engine = self._replica.engine
-        return ReplicaFacts(
-            model=engine.model,
-            tokenizer=engine.tokenizer,
-            served_window=engine.served_window,
-            reading_defaults=dict(engine.reading_defaults),
-            pid=os.getpid(),
-        )
-
-    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> ReplicaReply:
-        """One reply to a conversation."""
-        return await self._reply(self._opened.engine.complete(messages, sampling))
+    _hosted: Replica | None
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> ReplicaReply:
         """One reply to a prompt of tokens."""
-        engine = self._opened.engine
-        if not isinstance(engine, TokenEngine):
-            return ReplicaReply(error=EngineError(f"{engine.model} takes no prompts of tokens"))
-        return await self._reply(engine.generate(prompt_ids, sampling))
+        return await self._reply(lambda engine: _generated(engine, prompt_ids, sampling))
 
     async def load(self, buckets: Sequence[Any], policy_version: int) -> bool:
         """Take new weights; whether the engine is still there."""
@@ -147,21 +91,18 @@ class ReplicaActor:
         """Take the device again."""
         await self._opened.wake()
 
-    async def aclose(self) -> None:
-        """End the engine."""
-        if self._replica is not None:
-            await self._replica.aclose()
-
     @property
     def _opened(self) -> Replica:
-        assert self._replica is not None, "the driver starts a replica first"
-        return self._replica
+        assert self._hosted is not None, "the driver starts a replica first"
+        return self._hosted
 
-    async def _reply(self, call: Awaitable[Completion]) -> ReplicaReply:
-        try:
-            return ReplicaReply(completion=await call)
-        except Exception as error:
-            return ReplicaReply(error=error, is_dead=not self._opened.is_alive)
+
+async def _generated(
+    engine: BaseEngine, prompt_ids: Sequence[int], sampling: Sampling
+) -> Completion:
+    if not isinstance(engine, TokenEngine):
+        raise EngineError(f"{engine.model} takes no prompts of tokens")
+    return await engine.generate(prompt_ids, sampling)
 
 
 # --- the model in the actor's process -------------------------------------------------------------
@@ -299,7 +240,7 @@ class _Vllm:
     @property
     def is_alive(self) -> bool:
         """Whether the server's process is there."""
-        return all(server.is_running for server in self.engine.servers)
+        return self.engine.is_alive
 
     async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
         """Calls in progress end on the weights that they started with."""
