@@ -102,3 +102,18 @@ def test_an_interrupted_run_saves_its_steps_and_leaves_nothing_running(tmp_path:
     assert f"resume with: memagent train --resume {run}" in stderr
     assert any((run / "checkpoints").glob("step-*"))
     assert_nothing_is_left(mark)
+
+
+def test_a_dry_run_reserves_all_places_and_starts_one_of_each(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    config = tiny_config(tmp_path / "files")
+    sizes = ("--set", "cluster.trainer_ranks=24", "--set", "cluster.engine_replicas=24")
+    done = subprocess.run(
+        command(config, "--dry-run", "--cluster", "auto", *sizes, *STORE),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "on 1 rank on CPUs" in done.stderr
+    assert "room for 24 trainer ranks and 24 engine replicas; one of each" in done.stderr

@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,18 @@ async def test_all_weights_are_published_to_a_running_server_which_is_replaced_w
         first = await engine.complete(MESSAGES, GREEDY)
         assert_equal(first, await expected(models[0]))
         weights = ship(load(str(models[1])).model.named_parameters(), bucket_bytes=200_000)
-        running = [asyncio.ensure_future(engine.complete(MESSAGES, LONG)) for _ in range(4)]
-        await asyncio.sleep(0.3)
+        await engine.publish(ship(load(str(models[0])).model.named_parameters()), 4)
+        running = [
+            asyncio.ensure_future(engine.complete(MESSAGES, replace(LONG, seed=seed)))
+            for seed in range(8)
+        ]
+        await asyncio.sleep(0.5)
         await engine.publish(weights, 5)
-        assert {(await one).policy_version for one in running} <= {None, 5}
+        replies = await asyncio.gather(*running)
+        spanning = [reply for reply in replies if reply.token_versions is not None]
+        assert spanning, "replies go on over new weights"
+        for reply in replies:
+            assert_sampled_by(reply, {4: models[0], 5: models[1]})
         second = await engine.complete(MESSAGES, GREEDY)
         assert_equal(second, await expected(models[1]))
         assert second.policy_version == 5
@@ -110,6 +119,24 @@ async def test_all_weights_are_published_to_a_running_server_which_is_replaced_w
         assert notes[-1] == "engine replica 0 is back"
         assert all(reply.policy_version == 5 for reply in replies)
         assert_equal(await engine.complete(MESSAGES, GREEDY), await expected(models[1]))
+
+
+def assert_sampled_by(reply: Completion, by_version: dict[int, Path]) -> None:
+    """Each token has the log-probability that the model of its version gives it, after all tokens before it."""
+    assert reply.prompt_ids is not None
+    assert reply.completion_ids is not None
+    assert reply.policy_version is not None
+    versions = reply.token_versions or (reply.policy_version,) * len(reply.completion_ids)
+    assert list(versions) == sorted(versions)
+    ids = torch.tensor([[*reply.prompt_ids, *reply.completion_ids]])
+    for version in set(versions):
+        with torch.no_grad():
+            logits = load(str(by_version[version])).model(ids).logits[0]
+        logprobs = logits[len(reply.prompt_ids) - 1 : -1].log_softmax(-1)
+        own = logprobs.gather(1, ids[0, len(reply.prompt_ids) :, None])[:, 0]
+        for found, expected, sampled_by in zip(reply.logprobs or (), own, versions, strict=True):
+            if sampled_by == version:
+                assert abs(found - float(expected)) < TOLERANCE
 
 
 def kill_servers(model: str) -> None:

@@ -548,6 +548,22 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _replicas_can_be_placed(self) -> Self:
+        if self.cluster is None or self.cluster.tensor_parallel_size == 1 or not self.has_replicas:
+            return self
+        if self.rollout.engine is None:
+            raise ValueError(
+                'embedded engine replicas have one GPU each; set `rollout.engine="vllm:MODEL"`, or '
+                "`cluster.tensor_parallel_size=1`"
+            )
+        if self.cluster.placement == "colocated":
+            raise ValueError(
+                "colocated engine replicas have one GPU each; set `cluster.tensor_parallel_size=1`, or "
+                "`cluster.placement=separate`"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _programs_run_freely(self) -> Self:
         if is_command(self.agent.name) and self.rollout.driver == "lockstep":
             raise ValueError('an agent that is a program needs `rollout.driver="free"`')

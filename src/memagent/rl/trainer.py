@@ -159,19 +159,24 @@ async def try_setup(
     """Everything a run needs, opened and checked, and how far `run_dir` is; nothing is written.
 
     The rows of the first step of the warm start are built. Of an existing run its newest checkpoint is
-    loaded.
+    loaded. On a cluster all places are reserved, and one rank and one engine replica are started.
     """
     checkpoint = None if run_dir is None else latest_checkpoint(run_dir)
-    with TemporaryDirectory() as folder:
-        async with open_setup(config, Path(folder)) as setup:
-            progress = TrainProgress()
-            if checkpoint is not None:
-                await setup.backend.load(checkpoint, with_optimizer=False)
-                progress = _progress_of(read_state(checkpoint), checkpoint)
-            settings = config.warm_start
-            if setup.lessons is not None and settings and progress.warm_step < settings.steps:
-                setup.lessons.batch(progress.warm_step)
-            yield setup, progress
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory())
+        if config.cluster is not None:
+            from memagent.rl.distributed.opening import try_cluster
+
+            config = await stack.enter_async_context(try_cluster(config))
+        setup = await stack.enter_async_context(open_setup(config, Path(folder)))
+        progress = TrainProgress()
+        if checkpoint is not None:
+            await setup.backend.load(checkpoint, with_optimizer=False)
+            progress = _progress_of(read_state(checkpoint), checkpoint)
+        settings = config.warm_start
+        if setup.lessons is not None and settings and progress.warm_step < settings.steps:
+            setup.lessons.batch(progress.warm_step)
+        yield setup, progress
 
 
 @asynccontextmanager

@@ -139,7 +139,7 @@ def _heading(plan: TrainingPlan) -> list[str]:
 def _layout(layout: Layout) -> str:
     replicas = f"{layout.num_replicas} engine replicas"
     if layout.tensor_parallel > 1:
-        replicas += f" of {layout.tensor_parallel} GPUs"
+        replicas += f" of {layout.tensor_parallel} GPUs, with vLLM"
     if layout.is_single:
         return "which trains and generates in turn"
     if layout.is_colocated:

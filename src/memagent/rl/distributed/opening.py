@@ -7,8 +7,8 @@ async with open_distributed(config, run_dir, source, on_note) as distributed:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ import torch
 
 from memagent.cluster import Bundle, Cluster, open_cluster
 from memagent.engines.base import split_spec
-from memagent.errors import ConfigError
 from memagent.rl.backend import TrainerBackend
 from memagent.rl.distributed.rank_group import COLOCATED_SHARE, RankGroup, open_ranks
 from memagent.rl.distributed.replica import (
@@ -27,7 +26,12 @@ from memagent.rl.distributed.replica import (
     OpenReplica,
     VllmReplica,
 )
-from memagent.rl.distributed.replicas import ReplicaEngine, ReplicaSync, open_replicas
+from memagent.rl.distributed.replicas import (
+    ReplicaEngine,
+    ReplicaSync,
+    open_replicas,
+    place_replicas,
+)
 from memagent.rl.settings import TrainConfig
 from memagent.rl.weights.checkpoint import save_adapter_config
 from memagent.rl.weights.models import Trained
@@ -47,9 +51,41 @@ async def open_distributed(
     config: TrainConfig, run_dir: Path, source: str, on_note: Callable[[str], None]
 ) -> AsyncIterator[Distributed]:
     """Join or start the cluster of a config, and start its trainer ranks. All of it ends with the block."""
+    with _joined(config, on_note) as cluster:
+        async with open_ranks(cluster, config, run_dir, source) as backend:
+            yield Distributed(cluster=cluster, backend=backend)
+
+
+@asynccontextmanager
+async def try_cluster(
+    config: TrainConfig, on_note: Callable[[str], None] = lambda text: None
+) -> AsyncIterator[TrainConfig]:
+    """Join the cluster of a config and reserve all places of the run for a moment.
+
+    Yields the config of a run with one rank and one replica there: enough to see that nodes can load the model.
+    """
     settings = config.cluster
     assert settings is not None
-    check_replicas(config)
+    with _joined(config, on_note) as cluster:
+        ranks = RankGroup(cluster, config, Path(), "")
+        try:
+            await ranks.reserve()
+            if config.has_replicas and settings.placement == "separate":
+                num = settings.engine_replicas
+                needed = [_replica_bundle(config, on_gpu=ranks.on_gpu)] * num
+                cluster.release(await place_replicas(cluster, needed))
+        finally:
+            ranks.close()
+        one = {"trainer_ranks": 1, "engine_replicas": 1}
+        if settings.placement == "colocated":
+            one["tensor_parallel_size"] = 1
+        yield config.model_copy(update={"cluster": settings.model_copy(update=one)})
+
+
+@contextmanager
+def _joined(config: TrainConfig, on_note: Callable[[str], None]) -> Iterator[Cluster]:
+    settings = config.cluster
+    assert settings is not None
     num_cpus = settings.trainer_ranks * settings.cpus_per_rank
     num_cpus += settings.engine_replicas * settings.cpus_per_replica
     with open_cluster(
@@ -60,8 +96,18 @@ async def open_distributed(
         object_store_gb=settings.object_store_gb,
         on_note=on_note,
     ) as cluster:
-        async with open_ranks(cluster, config, run_dir, source) as backend:
-            yield Distributed(cluster=cluster, backend=backend)
+        yield cluster
+
+
+def _replica_bundle(config: TrainConfig, *, on_gpu: bool) -> Bundle:
+    """What an engine replica reserves."""
+    settings = config.cluster
+    assert settings is not None
+    resources: Bundle = {"CPU": settings.cpus_per_replica}
+    if on_gpu:
+        is_colocated = settings.placement == "colocated"
+        resources["GPU"] = COLOCATED_SHARE if is_colocated else settings.tensor_parallel_size
+    return resources
 
 
 @asynccontextmanager
@@ -78,10 +124,8 @@ async def open_cluster_engine(
     """
     settings, cluster, ranks = config.cluster, distributed.cluster, distributed.backend
     assert settings is not None
-    resources: Bundle = {"CPU": settings.cpus_per_replica}
+    resources = _replica_bundle(config, on_gpu=ranks.on_gpu)
     is_colocated = settings.placement == "colocated"
-    if ranks.on_gpu:
-        resources["GPU"] = COLOCATED_SHARE if is_colocated else settings.tensor_parallel_size
     async with open_replicas(
         cluster,
         _opener(config, source, trained, on_gpu=ranks.on_gpu),
@@ -93,23 +137,6 @@ async def open_cluster_engine(
         on_note=on_note,
     ) as engine:
         yield engine, ReplicaSync(engine, ranks.ship, is_colocated=is_colocated)
-
-
-def check_replicas(config: TrainConfig) -> None:
-    """Raise ConfigError for engine replicas that cannot be started."""
-    settings, rollout = config.cluster, config.rollout
-    if settings is None or settings.tensor_parallel_size == 1 or not config.has_replicas:
-        return
-    if rollout.engine is None:
-        raise ConfigError(
-            'embedded engine replicas have one GPU each; set `rollout.engine="vllm:MODEL"`, or '
-            "`cluster.tensor_parallel_size=1`"
-        )
-    if settings.placement == "colocated":
-        raise ConfigError(
-            "colocated engine replicas have one GPU each; set `cluster.tensor_parallel_size=1`, or "
-            "`cluster.placement=separate`"
-        )
 
 
 def _opener(config: TrainConfig, source: str, trained: Trained, *, on_gpu: bool) -> OpenReplica:

@@ -81,18 +81,23 @@ class RankGroup:
         self.placement: PlacementGroup | None = None
         """Where the ranks are; with `colocated` each bundle has room for an engine replica."""
 
+    async def reserve(self) -> PlacementGroup:
+        """Reserve a place for each rank."""
+        num = self._settings.trainer_ranks
+        self.placement = await self._cluster.place(
+            [self._bundle()] * num, what=f"{num} trainer ranks", set_by="`cluster.trainer_ranks`"
+        )
+        return self.placement
+
     async def restart(self) -> None:
         """Start all ranks, in place of those there were. The weights are those of the start."""
         self.close()
-        bundle = self._bundle()
+        placement = await self.reserve()
         num = self._settings.trainer_ranks
-        self.placement = await self._cluster.place(
-            [bundle] * num, what=f"{num} trainer ranks", set_by="`cluster.trainer_ranks`"
-        )
         rank_class: Any = ray.remote(TrainerRank)
         needed = self._rank_resources()
         self.actors = [
-            rank_class.options(**in_bundle(self.placement, number, needed)).remote()
+            rank_class.options(**in_bundle(placement, number, needed)).remote()
             for number in range(num)
         ]
         (meeting,) = await self._gather([self.actors[0].meet.remote()])

@@ -78,7 +78,8 @@ class TrainerRank:
             trained = shard(policy, trained, mesh, offload=spec.on_gpu and _is_offloaded(config))
         self._learner = Learner(config, trained, policy=policy, ranks=spec.ranks)
         kind = "GPUs" if spec.on_gpu else "CPUs"
-        return ModelFacts.of(trained, device=f"{spec.ranks.num} ranks on {kind}")
+        num = "1 rank" if spec.ranks.num == 1 else f"{spec.ranks.num} ranks"
+        return ModelFacts.of(trained, device=f"{num} on {kind}")
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Make a call of the learner together with the other ranks."""

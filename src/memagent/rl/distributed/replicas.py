@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ray.exceptions import RayActorError, RayError
+from ray.util.placement_group import PlacementGroup
 
 from memagent.cluster import Bundle, Cluster, OnClusterNote, in_bundle
 from memagent.engines.replicas import Options, ReplicatedEngine, _Place
@@ -56,13 +57,7 @@ async def open_replicas(
     """
     async with AsyncExitStack() as stack:
         if options is None:
-            what = f"{num} engine replicas"
-            group = await cluster.place(
-                [resources] * num,
-                what=what,
-                set_by="`cluster.engine_replicas`",
-                strategy="SPREAD",
-            )
+            group = await place_replicas(cluster, [resources] * num)
             stack.callback(cluster.release, group)
             options = partial(in_bundle, group, resources=resources)
         kind = ReplicaEngine if codec is None else TokenReplicaEngine
@@ -79,6 +74,16 @@ async def open_replicas(
         stack.push_async_callback(engine.aclose)
         await engine.start()
         yield engine
+
+
+async def place_replicas(cluster: Cluster, bundles: Sequence[Bundle]) -> PlacementGroup:
+    """Reserve places for replicas, spread over the nodes."""
+    return await cluster.place(
+        bundles,
+        what=f"{len(bundles)} engine replicas",
+        set_by="`cluster.engine_replicas`",
+        strategy="SPREAD",
+    )
 
 
 class ReplicaEngine(ReplicatedEngine):

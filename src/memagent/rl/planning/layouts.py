@@ -1,12 +1,14 @@
 """How GPUs are used: some train, some generate, or all do both in turn.
 
-colocated   TTTTTTTT  then  EEEEEEEE     synchronous: engines sleep while the ranks train
+colocated   TTTTTTTT  then  EEEEEEEE     synchronous: engines sleep while the ranks train; a GPU each
 separate    TTTEEEEE                     asynchronous: both go on, within a bound on staleness
+
+What is proposed is what training takes: replicas of several GPUs have GPUs of their own, and run vLLM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memagent.errors import ConfigError
@@ -65,17 +67,24 @@ class Layout:
             yield ["cluster.offload_reference=true", "cluster.offload_optimizer=true"], offloaded
         yield from self._more_gpus(place)
 
-    def _wider_replicas(self, before: Sequence[str] = ()) -> Iterator[tuple[list[str], Layout]]:
-        """The same GPUs in larger replicas, after other changes."""
+    def _wider_replicas(self) -> Iterator[tuple[list[str], Layout]]:
+        """Larger replicas on the same GPUs; those of ranks on others, as many as the ranks have."""
+        total = self.num_trainers if self.is_colocated else self.num_engine_gpus
         for size in TENSOR_PARALLEL:
-            num_replicas = self.num_engine_gpus // size
+            num_replicas = total // size
             if size > self.tensor_parallel and num_replicas >= 1:
                 changes = [
-                    *before,
                     f"cluster.tensor_parallel_size={size}",
                     f"cluster.engine_replicas={num_replicas}",
                 ]
-                yield changes, replace(self, tensor_parallel=size, num_replicas=num_replicas)
+                if self.is_colocated:
+                    changes.append("cluster.placement=separate")
+                yield (
+                    changes,
+                    replace(
+                        self, tensor_parallel=size, num_replicas=num_replicas, is_colocated=False
+                    ),
+                )
 
     def _more_gpus(self, place: str) -> Iterator[tuple[list[str], Layout]]:
         """Twice, four times ... as many trainer ranks; engines that share their GPUs grow with them."""
@@ -89,20 +98,13 @@ class Layout:
                 changes.append("cluster.placement=colocated")
             elif place == "engine":
                 return
-            if place == "engine" and self.tensor_parallel < TENSOR_PARALLEL[-1]:
-                yield from grown._wider_replicas(changes[:1])
             yield changes, grown
             factor *= 2
 
 
-def colocated(num_gpus: int, tensor_parallel: int = 1) -> Layout:
+def colocated(num_gpus: int) -> Layout:
     """All GPUs train and generate in turn."""
-    return Layout(
-        num_trainers=num_gpus,
-        num_replicas=max(1, num_gpus // tensor_parallel),
-        tensor_parallel=tensor_parallel,
-        is_colocated=True,
-    )
+    return Layout(num_trainers=num_gpus, num_replicas=num_gpus, is_colocated=True)
 
 
 def layout_of(config: TrainConfig, num_gpus: int | None = None) -> Layout:
@@ -151,11 +153,11 @@ def _resized(layout: Layout, num_gpus: int) -> Layout:
 
 def candidate_layouts(layout: Layout) -> list[Layout]:
     """Other uses of as many GPUs."""
-    total, found = layout.num_gpus, []
+    total = layout.num_gpus
+    found = [replace(colocated(total), offload_optimizer=layout.offload_optimizer)]
     for size in TENSOR_PARALLEL:
         if size > total:
             continue
-        found.append(replace(colocated(total, size), offload_optimizer=layout.offload_optimizer))
         stride = max(1, total // SPLITS)
         for num_trainers in range(stride, total, stride):
             num_replicas = (total - num_trainers) // size

@@ -426,10 +426,17 @@ def smallest_change(planner: Planner, layout: Layout, place: ProblemPlace) -> li
                 return done
     for changes, other in layout.larger(place):
         if fits([], other):
-            return list(changes)
+            return [*_engine_changes(planner.config, other), *changes]
     if not planner.config.has_adapter and fits(["model.lora_rank=32"], layout):
         return ["model.lora_rank=32", "optim.lr=1e-5"]
     return []
+
+
+def _engine_changes(config: TrainConfig, layout: Layout) -> list[str]:
+    """What replicas of several GPUs need: vLLM."""
+    if layout.tensor_parallel == 1 or config.rollout.engine is not None:
+        return []
+    return [f"rollout.engine=vllm:{config.model.source or 'MODEL'}"]
 
 
 def _setting_changes(planner: Planner, layout: Layout, place: ProblemPlace) -> list[str]:

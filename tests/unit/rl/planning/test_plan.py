@@ -179,8 +179,9 @@ def test_what_does_not_fit_fits_after_the_change_that_is_proposed(
     for one in problems:
         assert one.needs > one.has
         assert one.changes
-        settings = [change for change in one.changes if not change.startswith("cluster.")]
-        others = [other for made, other in layout.larger(one.place) if made == list(one.changes)]
+        placed = [change for change in one.changes if change.startswith("cluster.")]
+        settings = [change for change in one.changes if change not in placed]
+        others = [other for made, other in layout.larger(one.place) if made == placed]
         left = misfits(planner.changed(settings), others[0] if others else layout)
         assert one.place not in [place for place, _, _ in left]
 
@@ -228,6 +229,7 @@ def test_the_layout_of_a_config_is_that_of_its_cluster() -> None:
         "cluster.trainer_ranks=24",
         "cluster.engine_replicas=4",
         "cluster.tensor_parallel_size=2",
+        "rollout.engine=vllm:Qwen2.5-7B-Instruct",
         "objective.max_staleness=3",
         "rollout.asynchronous=true",
         "model.lora_rank=16",
@@ -238,6 +240,39 @@ def test_the_layout_of_a_config_is_that_of_its_cluster() -> None:
     assert (fewer.num_trainers, fewer.num_replicas, fewer.num_gpus) == (6, 1, 8)
     with pytest.raises(ConfigError, match="too few for a trainer and an engine of 2"):
         layout_of(read_config("paper_7b", changes=changes), 2)
+
+
+@pytest.mark.parametrize("num_gpus", [2, 8, 32])
+def test_training_takes_every_layout_that_is_proposed(num_gpus: int) -> None:
+    """Also those that make what does not fit fit."""
+    layout = colocated(num_gpus)
+    proposed = [*candidate_layouts(layout), *(one for _, one in layout.larger("engine"))]
+    assert {one.tensor_parallel for one in proposed} > {1}
+    for one in proposed:
+        changes = [
+            f"cluster.trainer_ranks={one.num_trainers}",
+            f"cluster.engine_replicas={one.num_replicas}",
+            f"cluster.tensor_parallel_size={one.tensor_parallel}",
+            f"cluster.placement={'colocated' if one.is_colocated else 'separate'}",
+        ]
+        if one.tensor_parallel > 1:
+            changes.append("rollout.engine=vllm:Qwen2.5-7B-Instruct")
+        assert layout_of(read_config("paper_7b", changes=changes)).num_gpus <= one.num_gpus
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["cluster.tensor_parallel_size=2"], "embedded engine replicas have one GPU each"),
+        (
+            ["cluster.tensor_parallel_size=2", "rollout.engine=vllm:M"],
+            "colocated engine replicas have one GPU each",
+        ),
+    ],
+)
+def test_a_layout_that_training_refuses_is_not_planned(changes: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_config("paper_7b", changes=["cluster.engine_replicas=16", *changes])
 
 
 def test_candidates_use_no_more_gpus_than_there_are() -> None:
