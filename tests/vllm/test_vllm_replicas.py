@@ -84,7 +84,6 @@ async def test_all_weights_are_published_to_a_running_server_which_is_replaced_w
 ) -> None:
     from memagent.rl.distributed.replica import VllmReplica
     from memagent.rl.distributed.replicas import open_replicas
-    from memagent.rl.distributed.shipping import ship
 
     notes: list[str] = []
     opener = VllmReplica(model=str(models[0]), engine_settings=settings(tmp_path))
@@ -93,22 +92,10 @@ async def test_all_weights_are_published_to_a_running_server_which_is_replaced_w
     ) as engine:
         first = await engine.complete(MESSAGES, GREEDY)
         assert_equal(first, await expected(models[0]))
-        weights = ship(load(str(models[1])).model.named_parameters(), bucket_bytes=200_000)
-        await engine.publish(ship(load(str(models[0])).model.named_parameters()), 4)
-        running = [
-            asyncio.ensure_future(engine.complete(MESSAGES, replace(LONG, seed=seed)))
-            for seed in range(8)
-        ]
-        await asyncio.sleep(0.5)
-        await engine.publish(weights, 5)
-        replies = await asyncio.gather(*running)
-        spanning = [reply for reply in replies if reply.token_versions is not None]
-        assert spanning, "replies go on over new weights"
-        for reply in replies:
-            assert_sampled_by(reply, {4: models[0], 5: models[1]})
+        version = await publish_during_replies(engine, models)
         second = await engine.complete(MESSAGES, GREEDY)
         assert_equal(second, await expected(models[1]))
-        assert second.policy_version == 5
+        assert second.policy_version == version
         assert second.completion_ids != first.completion_ids
 
         running = [asyncio.ensure_future(engine.complete(MESSAGES, LONG)) for _ in range(4)]
@@ -117,8 +104,30 @@ async def test_all_weights_are_published_to_a_running_server_which_is_replaced_w
         replies = await asyncio.gather(*running)
         assert notes[0].startswith("engine replica 0 died (vLLM ended")
         assert notes[-1] == "engine replica 0 is back"
-        assert all(reply.policy_version == 5 for reply in replies)
+        assert all(reply.policy_version == version for reply in replies)
         assert_equal(await engine.complete(MESSAGES, GREEDY), await expected(models[1]))
+
+
+async def publish_during_replies(engine: Any, models: list[Path]) -> int:
+    """Publish weights until replies go on over them; even versions are the first model, odd ones the second."""
+    from memagent.rl.distributed.shipping import ship
+
+    for attempt, seconds in enumerate((0.5, 1.0, 2.0, 4.0, 8.0)):
+        version = 4 + 2 * attempt
+        await engine.publish(ship(load(str(models[0])).model.named_parameters()), version)
+        running = [
+            asyncio.ensure_future(engine.complete(MESSAGES, replace(LONG, seed=seed)))
+            for seed in range(8)
+        ]
+        await asyncio.sleep(seconds)  # long enough for some tokens, on a machine of any speed
+        weights = ship(load(str(models[1])).model.named_parameters(), bucket_bytes=200_000)
+        await engine.publish(weights, version + 1)
+        replies = await asyncio.gather(*running)
+        for reply in replies:
+            assert_sampled_by(reply, {version: models[0], version + 1: models[1]})
+        if any(reply.token_versions is not None for reply in replies):
+            return version + 1
+    raise AssertionError("no reply went on over new weights")
 
 
 def assert_sampled_by(reply: Completion, by_version: dict[int, Path]) -> None:
