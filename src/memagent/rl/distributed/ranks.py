@@ -2,7 +2,7 @@
 
     TrainerRank (a Ray actor)
       meet   the first rank opens the place where the ranks find each other
-      start  torch.distributed group (nccl on GPUs, gloo on CPUs) ──▶ the model ──▶ FSDP2 shards ──▶ Learner
+      start  join_group (nccl on GPUs, gloo on CPUs) ──▶ open_learner: the model ──▶ FSDP2 shards ──▶ Learner
       call   a method of the learner; only the first rank returns its result
 
 FSDP2 shards each layer by itself, and the rest (embeddings, norm, head) together. Weights are gathered layer by
@@ -17,7 +17,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -57,7 +56,9 @@ class TrainerRank:
 
     def meet(self) -> str:
         """Open the place where the ranks find each other; its HOST:PORT."""
-        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        from ray.util import get_node_ip_address
+
+        host = str(get_node_ip_address())  # type: ignore[no-untyped-call]
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return f"{host}:{self._store.port}"
 
@@ -67,19 +68,13 @@ class TrainerRank:
             raise RunError(
                 f"a node of the cluster has no {spec.run_dir}; put the run into a folder that all nodes share"
             )
-        config = spec.config
-        is_shared = spec.ranks.num > 1 or _is_offloaded(config)
-        if is_shared:
-            self._join(spec, config)
-        trained = _opened(config, spec, on_cpu=is_shared)
-        policy = open_policy(config, trained, device="cuda" if spec.on_gpu else "cpu")
-        if is_shared:
-            mesh = init_device_mesh("cuda" if spec.on_gpu else "cpu", (spec.ranks.num,))
-            trained = shard(policy, trained, mesh, offload=spec.on_gpu and _is_offloaded(config))
-        self._learner = Learner(config, trained, policy=policy, ranks=spec.ranks)
+        is_sharded = spec.ranks.num > 1 or _is_offloaded(spec.config)
+        if is_sharded:
+            join_group(spec, self._store)
+        self._learner = open_learner(spec, is_sharded=is_sharded)
         kind = "GPUs" if spec.on_gpu else "CPUs"
         num = "1 rank" if spec.ranks.num == 1 else f"{spec.ranks.num} ranks"
-        return ModelFacts.of(trained, device=f"{num} on {kind}")
+        return ModelFacts.of(self._learner.trained, device=f"{num} on {kind}")
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Make a call of the learner together with the other ranks."""
@@ -93,22 +88,34 @@ class TrainerRank:
         weights = self._learner.weights()
         return ship(weights.items()) if self._learner.ranks.is_first else None
 
-    def _join(self, spec: RankSpec, config: TrainConfig) -> None:
-        assert config.cluster is not None
-        host, _, port = spec.meeting.rpartition(":")
-        limit = timedelta(seconds=config.cluster.collective_seconds)
-        if host.startswith("127."):  # a cluster of one machine: its name may lead nowhere
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        if spec.on_gpu:
-            torch.cuda.set_device(0)  # Ray shows each rank its own
-        store = self._store or TCPStore(host, int(port), is_master=False, timeout=limit)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if spec.on_gpu else "gloo",
-            store=store,
-            rank=spec.ranks.rank,
-            world_size=spec.ranks.num,
-            timeout=limit,
-        )
+
+def join_group(spec: RankSpec, store: TCPStore | None = None) -> None:
+    """Join the torch.distributed group of the ranks; the first one has the store where they meet."""
+    assert spec.config.cluster is not None
+    host, _, port = spec.meeting.rpartition(":")
+    limit = timedelta(seconds=spec.config.cluster.collective_seconds)
+    if host.startswith("127."):  # a cluster of one machine: its name may lead nowhere
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if spec.on_gpu:
+        torch.cuda.set_device(0)  # Ray shows each rank its own
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if spec.on_gpu else "gloo",
+        store=store or TCPStore(host, int(port), is_master=False, timeout=limit),
+        rank=spec.ranks.rank,
+        world_size=spec.ranks.num,
+        timeout=limit,
+    )
+
+
+def open_learner(spec: RankSpec, *, is_sharded: bool) -> Learner:
+    """The learner of a rank. One with a shard of the model has joined the group before."""
+    config, device = spec.config, "cuda" if spec.on_gpu else "cpu"
+    trained = _opened(config, spec, on_cpu=is_sharded)
+    policy = open_policy(config, trained, device=device)
+    if is_sharded:
+        mesh = init_device_mesh(device, (spec.ranks.num,))
+        trained = shard(policy, trained, mesh, offload=spec.on_gpu and _is_offloaded(config))
+    return Learner(config, trained, policy=policy, ranks=spec.ranks)
 
 
 def shard(policy: Policy, trained: Trained, mesh: DeviceMesh, *, offload: bool) -> Trained:

@@ -13,7 +13,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -118,12 +118,12 @@ class EmbeddedReplica:
     seed: int
     engine_settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self) -> Replica:
+    def __call__(self) -> EmbeddedModel:
         trained = open_model(self.model, self.source, seed=self.seed)
-        return _Embedded(trained, LocalConfig.parse(dict(self.engine_settings)))
+        return EmbeddedModel(trained, LocalConfig.parse(dict(self.engine_settings)))
 
 
-class _Embedded:
+class EmbeddedModel:
     """A local engine on its own copy of the weights, with the adapter merged in if there is one."""
 
     def __init__(self, trained: Trained, config: LocalConfig) -> None:
@@ -146,12 +146,13 @@ class _Embedded:
 
     async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
         """Copy the weights between two steps of the engine; calls in progress go on with them."""
-        await asyncio.to_thread(self._load, buckets, policy_version)
+        await asyncio.to_thread(self.take, shipped(buckets), policy_version)
 
-    def _load(self, buckets: Sequence[Any], policy_version: int) -> None:
+    def take(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
+        """Copy weights by name."""
         parameters = dict(self._trained.parameters)
         with self.engine.changing_weights(policy_version), torch.no_grad():
-            for name, value in shipped(buckets):
+            for name, value in weights:
                 parameters[name].copy_(value)
             if self._merged is not None:
                 self._merged.refresh()

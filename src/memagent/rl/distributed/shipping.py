@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import ray
 import torch
 
 from memagent.cluster import full_store_errors
@@ -49,12 +48,16 @@ def ship(
 
 def shipped(buckets: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of buckets, on the CPU and read-only."""
+    import ray
+
     for reference in buckets:
         for packed in ray.get(reference):
             yield packed.name, _unpacked(packed)
 
 
 def _put(bucket: list[_Packed]) -> Any:
+    import ray
+
     size = sum(packed.data.nbytes for packed in bucket)
     with full_store_errors(f"{size / 1e9:.2g} GB of weights"):
         return ray.put(bucket)

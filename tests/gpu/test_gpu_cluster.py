@@ -1,0 +1,148 @@
+"""What runs on the nodes of a cluster, on one GPU and without Ray: a trainer rank with FSDP2 and nccl, an engine
+replica that sleeps.
+
+    python -m pytest tests/gpu/test_gpu_cluster.py -v
+
+On a CPU, with gloo, the same laws hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from memagent.errors import EngineError
+from memagent.rl.distributed.ranks import RankSpec, join_group, open_learner
+from memagent.rl.distributed.replica import EmbeddedModel, EmbeddedReplica
+from memagent.rl.settings import ModelSettings, TrainConfig, parse_config
+from memagent.rl.types import Group
+from memagent.rl.update.learner import Learner
+from memagent.rl.update.ranks import Ranks
+from tests.support.replica_models import expected, greedy, named
+from tests.support.rollouts import near_policy, random_groups
+from tests.support.tiny_models import make_tiny_model
+from tests.support.tiny_training import tiny_run
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+CACHE_GB = 0.25
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models of the same shapes."""
+    folder = tmp_path_factory.mktemp("models")
+    return [make_tiny_model(folder / str(seed), "qwen2", seed=seed) for seed in (0, 1)]
+
+
+@pytest.fixture
+def store() -> Iterator[Any]:
+    """Where the ranks of a group meet; the group ends with the test."""
+    yield TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def groups(models: list[Path]) -> list[Group]:
+    from memagent.engines.local.loading import load
+
+    model = load(str(models[0])).model
+    return near_policy(model, random_groups(model, num_groups=4, group_size=4), noise=0.01)
+
+
+def run_config(folder: Path, model: Path, *, offload: bool) -> TrainConfig:
+    cluster = {"offload_optimizer": offload}
+    values = tiny_run(folder, cluster=cluster, warm_start=None, validation=None, objective={})
+    values["model"] = {"source": str(model), "dtype": "float32"}
+    return parse_config(values)
+
+
+def trained(learner: Learner, groups: list[Group], folder: Path) -> list[dict[str, float]]:
+    """Metrics of two steps, after which it is saved."""
+    learner.begin(learner.config.optim, num_steps=2, num_done=0)
+    metrics = [learner.update(groups, policy_version=step) for step in range(2)]
+    folder.mkdir()
+    learner.save(folder)
+    return metrics
+
+
+@pytest.mark.parametrize("offload", [False, True], ids=["on-device", "offloaded"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_sharded_rank_trains_saves_and_publishes_what_a_whole_one_does(
+    device: str,
+    *,
+    offload: bool,
+    models: list[Path],
+    groups: list[Group],
+    store: Any,
+    tmp_path: Path,
+) -> None:
+    spec = RankSpec(
+        ranks=Ranks(rank=0, num=1),
+        config=run_config(tmp_path, models[0], offload=offload),
+        source=str(models[0]),
+        run_dir=str(tmp_path),
+        on_gpu=device == "cuda",
+        meeting=f"127.0.0.1:{store.port}",
+    )
+    join_group(spec, store)
+    assert f"{device}:{'nccl' if device == 'cuda' else 'gloo'}" in dist.get_backend_config()
+    whole, sharded = (open_learner(spec, is_sharded=is_sharded) for is_sharded in (False, True))
+    assert sharded.trained.is_sharded
+    alone = trained(whole, groups, tmp_path / "whole")
+    for found, one in zip(trained(sharded, groups, tmp_path / "sharded"), alone, strict=True):
+        assert found == pytest.approx(one, rel=1e-3, abs=1e-5)
+    published, kept = sharded.weights(), whole.weights()
+    assert {value.device.type for value in published.values()} == {"cpu"}
+    for name, value in published.items():
+        torch.testing.assert_close(value, kept[name].cpu(), rtol=1e-3, atol=1e-4)
+    assert (tmp_path / "sharded" / "model").is_dir()
+
+
+def opened(model: Path, device: str) -> EmbeddedModel:
+    return EmbeddedReplica(
+        model=ModelSettings(source=str(model), device=device, dtype="float32"),
+        source=str(model),
+        seed=0,
+        engine_settings={"cache_gb": CACHE_GB},
+    )()
+
+
+def allocated(device: str) -> int:
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+async def test_a_replica_that_sleeps_frees_the_device_and_wakes_with_its_weights(
+    device: str, models: list[Path]
+) -> None:
+    before = allocated(device)
+    replica = opened(models[0], device)
+    try:
+        first = await greedy(replica.engine)
+        assert first.completion_ids == (await expected(models[0])).completion_ids
+        if device == "cuda":
+            assert allocated(device) - before > CACHE_GB * 1e9 / 2
+        for version, model in ((3, models[1]), (4, models[0])):
+            await replica.sleep()
+            assert allocated(device) - before < 4 * MIB
+            with pytest.raises(EngineError, match="sleeps while the ranks train"):
+                await greedy(replica.engine)
+            await replica.wake()
+            replica.take(named(model), version)
+            reply = await greedy(replica.engine)
+            assert reply.completion_ids == (await expected(model)).completion_ids
+            assert reply.policy_version == version
+        await replica.sleep()
+        await replica.wake()
+        again = await greedy(replica.engine)
+        assert (again.completion_ids, again.policy_version) == (first.completion_ids, 4)
+    finally:
+        await replica.aclose()
