@@ -122,7 +122,7 @@ async def test_an_evaluation_replica_that_never_gets_ready_is_reported_in_time(
     }
     with running_nodes(1) as nodes, open_cluster(nodes.address) as cluster:
         assert isinstance(cluster, Cluster)
-        message = r"replica 1 of vllm:some/model was not ready within 5 s"
+        message = r"replica 0 of vllm:some/model was not ready within 5 s"
         with within(60), pytest.raises(ClusterError, match=message):
             await open_replicas(
                 cluster, choose_engine("vllm:some/model", settings), num=1, start_seconds=5

@@ -128,11 +128,12 @@ def test_more_replicas_than_there_is_room_for_are_refused(
 
 def test_vllm_gets_its_model_its_gpus_and_the_limits_of_the_server() -> None:
     config = ServeConfig(max_concurrency=64, drain_seconds=20)
-    assert llm_settings(VLLM, config, 4) == {
+    assert llm_settings(VLLM, config, 4, on_gpu=True) == {
         "model_loading_config": {
             "model_id": "Qwen/Qwen2.5-7B-Instruct",
             "model_source": "Qwen/Qwen2.5-7B-Instruct",
         },
+        "accelerator_config": {"kind": "gpu"},
         "deployment_config": {
             "num_replicas": 4,
             "max_ongoing_requests": 64,

@@ -111,15 +111,18 @@ def _application(
     if choice.kind == "vllm":
         from ray.serve.llm import LLMConfig, build_openai_app
 
-        settings = llm_settings(choice, config, num_replicas)
+        settings = llm_settings(choice, config, num_replicas, on_gpu="GPU" in resources)
         return build_openai_app({"llm_configs": [LLMConfig(**settings)]})
     return _local_application(choice, config, num_replicas, resources)
 
 
-def llm_settings(choice: EngineChoice, config: ServeConfig, num_replicas: int) -> dict[str, Any]:
+def llm_settings(
+    choice: EngineChoice, config: ServeConfig, num_replicas: int, *, on_gpu: bool
+) -> dict[str, Any]:
     """Settings of `ray.serve.llm.LLMConfig` for a model."""
     return {
         "model_loading_config": {"model_id": choice.model, "model_source": choice.model},
+        "accelerator_config": {"kind": "gpu" if on_gpu else "cpu"},
         "deployment_config": deployment_settings(config, num_replicas),
         "engine_kwargs": {
             "tensor_parallel_size": int(choice.settings.get("tensor_parallel_size") or 1)
