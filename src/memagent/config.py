@@ -231,6 +231,9 @@ class LocalConfig(Settings):
 
     adapter: str | None = None
     """Folder of a LoRA adapter (peft) to put on the local model."""
+    merged: bool | None = None
+    """Merge the adapter of a local model into its weights when it is loaded; when not given, on a GPU, where its
+    small products take longer than the rest of a step."""
     device: str | None = None
     """Where a local model runs, such as cpu or cuda:0; the first GPU, else the CPU, when not given."""
     cache_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)

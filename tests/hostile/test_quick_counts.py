@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memagent.documents import quick_counts
+from memagent import quick_counts
 from memagent.documents.tokenizers import HuggingFaceTokenizer
 from tests.conftest import prose
 from tests.hostile.texts import TEXTS, hostile_text

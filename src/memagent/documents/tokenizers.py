@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from memagent.chat_templates import ChatTemplate
 from memagent.control_tokens import ControlTokens
-from memagent.documents.quick_counts import quick_counter
 from memagent.errors import ConfigError
 from memagent.foreign import foreign_file
+from memagent.quick_counts import quick_counter
 from memagent.types import Message
 
 if TYPE_CHECKING:

@@ -73,6 +73,10 @@ LEAST_FAILURES = 16
 TAIL_FAILURES = 4
 """This many items that fail at the very end, with no answer after them, are an outage too."""
 TRACEBACK_LINES = 6
+MAX_TEXT_TOKENS = 256_000_000
+"""Tokens of all texts in flight, for the sake of memory: a token takes about ten bytes."""
+LEAST_IN_FLIGHT = 25
+"""Items that are in flight however long they are, if so many calls are allowed."""
 
 OnRecord = Callable[[ItemRecord], None]
 """Called with each finished item, trace included."""
@@ -147,7 +151,11 @@ class Evaluation:
         self._prices = prices
         self._graders = tuple(graders)
         self._samples = samples
-        self._max_in_flight = concurrency + concurrency // 2 + 1
+        longest = max((item.num_tokens for item in plan.items), default=0)
+        self._max_in_flight = min(
+            concurrency + concurrency // 2 + 1,
+            max(LEAST_IN_FLIGHT, MAX_TEXT_TOKENS // max(1, longest)),
+        )
         self._max_failures = max(LEAST_FAILURES, 2 * concurrency)
         self._on_record: OnRecord | None = None
         self._on_call: OnCall | None = None

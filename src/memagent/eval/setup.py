@@ -71,6 +71,8 @@ OnNote = Callable[[str], None]
 """Called with remarks for the user, one line each."""
 
 LIMITS = ("max_calls", "max_cost", "price_in", "price_out")
+LOCAL_SHARE = 4
+"""A model in this process is sent a quarter of the calls that it can work on: 16 on a CPU, 256 on a GPU."""
 STRETCHED = ("local", "vllm")
 """Kinds of engines that are opened with YaRN settings for the method yarn."""
 ONE_CALL = ("direct", "yarn", "bm25", "dense")
@@ -132,8 +134,12 @@ class EvalRequest:
         """Concurrent calls to an engine."""
         if isinstance(engine, EndpointEngine):
             return engine.config.concurrency
-        num_replicas = engine.num_replicas if isinstance(engine, BaseEngine) else 1
-        return num_replicas * (self.concurrency or EngineConfig().concurrency)
+        if not isinstance(engine, BaseEngine):
+            return self.concurrency or EngineConfig().concurrency
+        usual = EngineConfig().concurrency
+        if engine.runs_here and engine.calls_at_once:
+            usual = max(usual, engine.calls_at_once // LOCAL_SHARE)
+        return engine.num_replicas * (self.concurrency or usual)
 
     def to_dict(self, stored: EngineChoice) -> dict[str, Any]:
         """The request as a manifest stores it, with the engine as it may be stored."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from memagent.documents import quick_counts
+from memagent import quick_counts
 from memagent.documents.tokenizers import (
     ByteTokenizer,
     EstimatingTokenizer,

@@ -95,6 +95,14 @@ def new_run(folder: Path) -> Run:
     return Run.create(folder, {"kind": KIND, "identity": {}})
 
 
+@pytest.mark.parametrize(("num_tokens", "in_flight"), [(1500, 97), (3_670_016, 69), (10**8, 25)])
+def test_fewer_long_texts_are_in_flight(num_tokens: int, in_flight: int) -> None:
+    plan = make(1)
+    long = replace(plan, items=(replace(plan.items[0], num_tokens=num_tokens),))
+    with ExamplePool(plan, processes=0) as pool:
+        assert Evaluation(long, pool, [], seed=1, concurrency=64)._max_in_flight == in_flight
+
+
 # --- items ----------------------------------------------------------------------------------------
 
 

@@ -215,6 +215,24 @@ def test_methods_with_the_same_engine_share_one_limit_on_calls() -> None:
     assert asyncio.run(gates()) == (2, 1)
 
 
+class Local(ScriptedEngine):
+    """Runs here and works on many calls at once."""
+
+    runs_here = True
+
+    def __init__(self, calls_at_once: int) -> None:
+        super().__init__(["x"])
+        self.calls_at_once = calls_at_once
+
+
+def test_a_model_on_a_gpu_is_sent_more_calls_at_once() -> None:
+    request = make_request(suite_of("direct", num=1), ScriptedEngine(["x"]))
+    assert [request.concurrency_of(Local(num)) for num in (64, 1024)] == [16, 256]
+    assert request.concurrency_of(ScriptedEngine(["x"])) == 16
+    set_by_user = make_request(suite_of("direct", num=1), ScriptedEngine(["x"]), concurrency=7)
+    assert set_by_user.concurrency_of(Local(1024)) == 7
+
+
 # --- plans ----------------------------------------------------------------------------------------
 
 

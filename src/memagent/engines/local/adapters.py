@@ -1,6 +1,7 @@
 """LoRA adapters: checked against the model and their own weights, then put into the model.
 
     put_on(model, Path("./my-lora"))     # a folder as peft saves it; its weights may be split over files
+    merge(model)                         # W + scale B A in place of W, A and B: no further products
 
 Regular expressions in a configuration are replaced by the names that they match, found with a limit of
 time; peft would match them without one.
@@ -21,6 +22,7 @@ from memagent.errors import ConfigError
 from memagent.foreign import foreign_file, plain
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -55,6 +57,48 @@ def put_on(model: PreTrainedModel, adapter: Path) -> None:
         _check_sizes(adapter, config, files)
         _name_modules(adapter, config, [name for name, _ in model.named_modules() if name])
         _inject(model, adapter, files, config)
+
+
+def adapted_layers(model: Any, *, setting: str) -> list[tuple[str, Any]]:
+    """Layers with an adapter by name. Refuses those that cannot be merged; `setting` switches merging off."""
+    from peft.tuners.lora import Linear, LoraLayer
+
+    found = [(name, one) for name, one in model.named_modules() if isinstance(one, LoraLayer)]
+    for name, layer in found:
+        is_plain = isinstance(layer, Linear) and not any(layer.use_dora.values())
+        if not is_plain or getattr(layer, "fan_in_fan_out", False):
+            raise ConfigError(
+                f"the adapter of {name} cannot be merged into its weights; set `{setting}=false`"
+            )
+    return found
+
+
+def merged_weight(layer: Any) -> torch.Tensor:
+    """The weights of a layer with its adapter added, in float32."""
+    import torch
+
+    total: torch.Tensor = layer.get_base_layer().weight.float()
+    for name in layer.active_adapters:
+        down, up = layer.lora_A[name].weight.float(), layer.lora_B[name].weight.float()
+        total = torch.addmm(total, up, down, alpha=layer.scaling[name])
+    return total
+
+
+def merge(model: Any) -> None:
+    """Merge the adapter of a model into its weights, in place; layers without one take its place."""
+    import torch
+
+    for name, layer in adapted_layers(model, setting="merged"):
+        plain_layer = layer.get_base_layer()
+        with torch.no_grad():
+            plain_layer.weight.copy_(merged_weight(layer))
+        replace_layer(model, name, plain_layer)
+
+
+def replace_layer(model: Any, name: str, layer: Any) -> None:
+    """Put a layer in the place of another one."""
+    parent, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, layer)
 
 
 def _files(adapter: Path) -> list[Path]:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -45,7 +46,7 @@ from memagent.engines.local.generator import Generator
 from memagent.engines.local.kept.disk import KeptText, TextFiles
 from memagent.engines.local.kept.keys import weights_key
 from memagent.engines.local.kept.texts import KeptTexts
-from memagent.engines.local.loading import LoadedModel, is_out_of_memory, load
+from memagent.engines.local.loading import LoadedModel, is_out_of_memory, load, with_quick_encoder
 from memagent.engines.local.scheduler import GenerationRequest
 from memagent.engines.local.streaming import TextStream
 from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError, PromptTooLong
@@ -53,6 +54,9 @@ from memagent.names import nearest
 from memagent.types import Completion, KeptSizes, Message, Sampling, Usage
 
 SEED_BITS = 63
+SWITCH_SECONDS = 0.0001
+"""How long another thread may keep the interpreter from the one that launches kernels on a GPU: each launch gives
+it up, and Python's default is fifty times as long."""
 STOP_MARGIN_TOKENS = 8
 """Stop texts are searched in the last tokens: at most one per byte, plus this margin."""
 
@@ -86,14 +90,16 @@ def open_local(model: str, **settings: Any) -> LocalEngine:
         raise ConfigError("no model named; use local:NAME, or local:PATH of a folder or GGUF file")
     config = LocalConfig.parse(settings)
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    is_gpu = device.partition(":")[0] == "cuda"
     loaded = load(
         model,
         adapter=config.adapter,
         device=device,
+        merged=is_gpu if config.merged is None else config.merged,
         yarn_window=config.yarn_window,
         yarn_factor=config.yarn_factor,
     )
-    return LocalEngine(loaded, config)
+    return LocalEngine(with_quick_encoder(loaded) if is_gpu else loaded, config)
 
 
 class LocalEngine(BaseEngine):
@@ -108,7 +114,7 @@ class LocalEngine(BaseEngine):
         self.served_window: int = loaded.window
         self.reading_defaults = store.reading_defaults(loaded.name)
         self._loaded = loaded
-        is_gpu = loaded.model.device.type == "cuda"
+        self._is_gpu = is_gpu = loaded.model.device.type == "cuda"
         self.calls_at_once = config.max_running or (1024 if is_gpu else 64)
         self.keeps_text = config.keep_text
         self.on_drop: Callable[[str, int], None] | None = None
@@ -447,6 +453,8 @@ class LocalEngine(BaseEngine):
 
     def _work(self) -> None:
         """Step while there is work; wait while there is none; return when closed."""
+        if self._is_gpu:
+            sys.setswitchinterval(min(SWITCH_SECONDS, sys.getswitchinterval()))
         while self._take_requests():
             try:
                 finished = self._generator.step()

@@ -18,7 +18,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from memagent.engines.yarn import yarn_settings
 from memagent.errors import ConfigError, EngineRefused
 from memagent.extras import require
 from memagent.foreign import foreign_file, plain
+from memagent.quick_counts import SAMPLES, quick_encoder
 from memagent.types import Message
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class LoadedModel:
     """A model in memory, with its tokenizer."""
 
     model: PreTrainedModel
-    """In evaluation mode. With an adapter: the base model with unmerged LoRA layers."""
+    """In evaluation mode. With an adapter: the base model with LoRA layers, unless they were merged."""
     tokenizer: PreTrainedTokenizerFast
     """Has a chat template."""
     name: str
@@ -131,13 +132,15 @@ def load(
     adapter: str | None = None,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
+    merged: bool = False,
     yarn_window: int | None = None,
     yarn_factor: float | None = None,
 ) -> LoadedModel:
     """The model that `source` names: in the store, a folder, or a .gguf file.
 
-    `adapter` is a LoRA folder as peft saves it; its weights may be split over files, with an index. `dtype` defaults to float32 on the CPU, which is
-    faster there than bfloat16, and elsewhere to the stored one (bfloat16 for a GGUF file).
+    `adapter` is a LoRA folder as peft saves it; its weights may be split over files, with an index. With `merged` it
+    is merged into the weights. `dtype` defaults to float32 on the CPU, which is faster there than bfloat16, and
+    elsewhere to the stored one (bfloat16 for a GGUF file).
     `yarn_window` or `yarn_factor` extends the window; the model's files are not changed.
     """
     _require("torch", "transformers")
@@ -155,6 +158,10 @@ def load(
 
             put_on(model, Path(adapter).expanduser())
         model.to(target)  # type: ignore[arg-type]
+        if adapter is not None and merged:
+            from memagent.engines.local.adapters import merge
+
+            merge(model)
         model.eval()
     return LoadedModel(
         model=model,
@@ -163,8 +170,21 @@ def load(
         window=_window(path, model),
         eos_ids=_eos_ids(path, model, tokenizer),
         tokenizer_folder=folder,
-        gguf=path if path.is_file() else None,
+        # of a merged model the file has the weights without the adapter
+        gguf=path if path.is_file() and not (adapter and merged) else None,
     )
+
+
+def with_quick_encoder(loaded: LoadedModel) -> LoadedModel:
+    """The model with a faster encoder, for engines that are given thousands of long prompts."""
+    messages: list[Message] = [
+        {"role": role, "content": text}
+        for role, text in zip(("user", "assistant") * len(SAMPLES), SAMPLES, strict=False)
+    ]
+    conversation = loaded.rendered(messages[:-1], is_open=True)
+    file = loaded.tokenizer_folder / "tokenizer.json"
+    quick = quick_encoder(file, loaded.encode, samples=[conversation])
+    return replace(loaded, quick_encode=quick)
 
 
 def _locate(source: str) -> Path:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memagent.engines.local.adapters import adapted_layers, merged_weight, replace_layer
 from memagent.engines.local.loading import LoadedModel
-from memagent.errors import ConfigError
 
 
 class _Pair(NamedTuple):
@@ -34,7 +34,8 @@ class MergedCopy:
     def __init__(self, loaded: LoadedModel) -> None:
         model: Any = loaded.model
         twin = _twin(model)
-        self._pairs = [_merged_pair(twin, name, layer) for name, layer in _adapted(model)]
+        layers = adapted_layers(model, setting="rollout.merged")
+        self._pairs = [_merged_pair(twin, name, layer) for name, layer in layers]
         # the file has the weights without the adapter
         self.loaded = replace(loaded, model=twin, gguf=None)
         self.refresh()
@@ -43,11 +44,7 @@ class MergedCopy:
     def refresh(self) -> None:
         """Merge the current adapter. Nothing may be generated meanwhile."""
         for layer, merged in self._pairs:
-            total = layer.get_base_layer().weight.float()
-            for name in layer.active_adapters:
-                down, up = layer.lora_A[name].weight.float(), layer.lora_B[name].weight.float()
-                total = torch.addmm(total, up, down, alpha=layer.scaling[name])
-            merged.copy_(total)
+            merged.copy_(merged_weight(layer))
 
 
 def _twin(model: Any) -> Any:
@@ -56,24 +53,9 @@ def _twin(model: Any) -> Any:
     return copy.deepcopy(model, memo=shared)
 
 
-def _adapted(model: Any) -> list[tuple[str, Any]]:
-    """Layers with an adapter by name. Refuses those whose adapter is more than a product."""
-    from peft.tuners.lora import Linear, LoraLayer
-
-    found = [(name, one) for name, one in model.named_modules() if isinstance(one, LoraLayer)]
-    for name, layer in found:
-        is_plain = isinstance(layer, Linear) and not any(layer.use_dora.values())
-        if not is_plain or getattr(layer, "fan_in_fan_out", False):
-            raise ConfigError(
-                f"the adapter of {name} cannot be merged into its weights; set `rollout.merged=false`"
-            )
-    return found
-
-
 def _merged_pair(twin: Any, name: str, layer: Any) -> _Pair:
     """Replace a layer of the copy by one without an adapter that has its own weights."""
-    parent, _, leaf = name.rpartition(".")
-    plain = getattr(twin.get_submodule(parent), leaf).get_base_layer()
+    plain = twin.get_submodule(name).get_base_layer()
     plain.weight = torch.nn.Parameter(plain.weight.detach().clone(), requires_grad=False)
-    setattr(twin.get_submodule(parent), leaf, plain)
+    replace_layer(twin, name, plain)
     return _Pair(layer, plain.weight)

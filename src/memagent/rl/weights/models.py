@@ -19,16 +19,14 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from memagent.config import LocalConfig
-from memagent.documents.quick_counts import SAMPLES, Encode, quick_encoder
 from memagent.engines.base import BaseEngine, open_engine, split_spec
 from memagent.engines.local.engine import LocalEngine
-from memagent.engines.local.loading import LoadedModel, load
+from memagent.engines.local.loading import LoadedModel, load, with_quick_encoder
 from memagent.errors import ConfigError
 from memagent.files import replacing
 from memagent.rl.settings import ModelSettings, RolloutSettings
 from memagent.rl.weights.merging import MergedCopy
 from memagent.rl.weights.shards import gathered, like, local
-from memagent.types import Message
 
 PLAIN_ARGUMENTS = "--generation-config vllm"
 """Has vLLM ignore the sampling defaults of the model's generation_config.json."""
@@ -80,7 +78,7 @@ def open_model(settings: ModelSettings, source: str, *, seed: int) -> Trained:
         parameter.requires_grad_(not has_adapter or "lora_" in name)
     if not has_adapter:
         loaded = replace(loaded, gguf=None)  # the file has the weights before training
-    loaded = replace(loaded, quick_encode=_quick_encoder(loaded))
+    loaded = with_quick_encoder(loaded)
     parameters = tuple((n, p) for n, p in loaded.model.named_parameters() if p.requires_grad)
     if not parameters:
         raise ConfigError(
@@ -205,17 +203,6 @@ def save_values(trained: Trained, path: Path, *, is_writer: bool = True) -> None
 def _write(trained: Trained, values: Mapping[str, torch.Tensor]) -> None:
     for name, parameter in trained.parameters:
         local(parameter).copy_(values[name])
-
-
-def _quick_encoder(loaded: LoadedModel) -> Encode | None:
-    """A fast encoder: thousands of long prompts are encoded in each step."""
-    messages: list[Message] = [
-        {"role": role, "content": text}
-        for role, text in zip(("user", "assistant") * len(SAMPLES), SAMPLES, strict=False)
-    ]
-    conversation = loaded.rendered(messages[:-1], is_open=True)
-    file = loaded.tokenizer_folder / "tokenizer.json"
-    return quick_encoder(file, loaded.encode, samples=[conversation])
 
 
 def _add_adapter(model: Any, settings: ModelSettings, *, seed: int) -> None:

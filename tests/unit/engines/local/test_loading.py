@@ -237,6 +237,22 @@ def test_an_adapter_is_added_as_peft_does_and_stays_unmerged(
     assert all(value.requires_grad == ("lora_" in name) for name, value in parameters.items())
 
 
+def test_a_merged_adapter_gives_the_same_logits_without_layers_of_its_own(
+    tiny: dict[Kind, Path], tmp_path: Path
+) -> None:
+    adapter = str(make_tiny_adapter(tiny["qwen2"], tmp_path / "lora"))
+    apart = load(str(tiny["qwen2"]), adapter=adapter)
+    merged = load(str(tiny["qwen2"]), adapter=adapter, merged=True)
+    change = (logits(apart) - logits(load(str(tiny["qwen2"])))).abs().max()
+    assert (logits(merged) - logits(apart)).abs().max() < change / 100
+    names = [name for name, _ in merged.model.named_parameters()]
+    assert names == [name for name, _ in load(str(tiny["qwen2"])).model.named_parameters()]
+    path = str(write_gguf(tiny["llama"], tmp_path / "model.gguf"))
+    adapter = str(make_tiny_adapter(tiny["llama"], tmp_path / "other"))
+    assert load(path, adapter=adapter).gguf == Path(path)
+    assert load(path, adapter=adapter, merged=True).gguf is None
+
+
 def test_an_adapter_fits_a_gguf_file_too(tiny: dict[Kind, Path], tmp_path: Path) -> None:
     adapter = str(make_tiny_adapter(tiny["llama"], tmp_path / "lora"))
     path = str(write_gguf(tiny["llama"], tmp_path / "model.gguf"))

@@ -1,0 +1,145 @@
+"""docs/keep_results.py and docs/make_results.py: small records of evaluations, and the page made from them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from memagent.eval.records import ItemRecord
+from memagent.eval.report.tables import Entry
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, ModuleType]]:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    yield importlib.import_module("keep_results"), importlib.import_module("make_results")
+    for name in ("keep_results", "make_results"):
+        sys.modules.pop(name, None)
+
+
+def step(number: int, *, seconds: float, flags: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {
+        **{"kind": "read", "index": number, "seconds": seconds, "flags": list(flags)},
+        "usage": {"completion_tokens": 10 * number},
+    }
+
+
+def record(number: int, *, right: bool = True, tokens: int = 7168, **more: Any) -> ItemRecord:
+    return ItemRecord(
+        id=f"hotpotqa/dev/{tokens}-tokens/7/q{number}",
+        task="hotpotqa",
+        method="reader",
+        target_tokens=tokens,
+        num_tokens=tokens,
+        index=number,
+        seed=1,
+        status="ok",
+        answer="\\boxed{Rome}",
+        answers=("Rome",) if right else ("Paris",),
+        match="any",
+        grader="strict",
+        score=float(right),
+        scores={"original_sub_em_boxed": 1.0},
+        **more,
+    )
+
+
+def write(scripts: tuple[ModuleType, ModuleType], folder: Path, *records: ItemRecord) -> None:
+    manifest = {"format": 1, "kind": "eval", "model": "m", "methods": {"reader": {}}}
+    scripts[0].keep(folder, {**manifest, "num_items": len(records)}, records)
+
+
+def test_what_traces_say_about_reading_is_kept_as_numbers(
+    scripts: tuple[ModuleType, ModuleType],
+) -> None:
+    steps = [
+        step(0, seconds=1.0, flags=("memory_kept",)),
+        step(1, seconds=3.0, flags=("memory_cut", "reply_cut")),
+        {"kind": "answer", "index": 2, "seconds": 9.0},
+    ]
+    kept = scripts[0].small(record(0, trace={"steps": steps}, extracted="Rome", seconds=1.23456))
+    assert "trace" not in kept
+    assert kept["seconds"] == 1.23
+    assert kept["metadata"]["reading"] == {
+        **{"section_seconds": 2.0, "first_section_seconds": 2.0, "reply_tokens": 5.0},
+        **{"kept_memories": 1, "cut_memories": 1},
+    }
+    assert ItemRecord.from_dict(kept) == replace(record(0), seconds=1.23, metadata=kept["metadata"])
+
+
+def test_a_validation_is_kept_with_further_grades(
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
+) -> None:
+    notes = {"method": {"metrics": {"captured": 1.0, "retained": 0.5}}}
+    longer = replace(
+        record(3), grader="reward", scores={}, answers=("Rome, Italy",), score=0.0, metadata=notes
+    )
+    file = tmp_path / "step-000037.jsonl"
+    file.write_text(json.dumps(longer.to_dict()) + "\n")
+    scripts[0].main([str(tmp_path / "trained"), "--validation", str(file)])
+    (line,) = (tmp_path / "trained" / "hotpotqa-7k" / "steps.jsonl").read_text().splitlines()
+    kept = ItemRecord.from_dict(json.loads(line))
+    assert (kept.grader, kept.score, kept.captured, kept.retained) == ("strict", 0.0, 1.0, 0.5)
+    assert kept.scores == {"original_sub_em_boxed": 1.0, "lenient": 0.0, "f1": pytest.approx(2 / 3)}
+
+
+def test_the_page_compares_methods_and_lengths_on_the_same_questions(
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
+) -> None:
+    held = {"captured": 1.0, "retained": 1.0}
+    short = [record(n, **held) for n in range(4)]
+    long = [record(n, right=n < 2, tokens=3_670_016, **held) for n in range(3)]
+    write(scripts, tmp_path / "trained" / "short", *short)
+    write(scripts, tmp_path / "trained" / "long", *long)
+    write(scripts, tmp_path / "warm-start" / "short", *(record(n, right=n == 3) for n in range(4)))
+    text, plots = scripts[1].make_page(tmp_path)
+    assert (
+        "| 7K | trained | 4 | 100.0 % (51.0 to 100.0) | 100.0 % (51.0 to 100.0) | 100.0 %" in text
+    )
+    assert "| 7K | trained against warm start | 4 | +75.0 (" in text
+    assert "| 3 | 0 | 0.25 |" in text  # better, worse, and p of three questions
+    assert "| trained | 7K | 3.5M | 3 | -33.3 (" in text
+    assert "| published | RL-MemAgent-7B (v1) |" in text
+    assert "validations of a training run" not in text
+    assert {plot.name for plot in plots} == {"hotpotqa-paper", "hotpotqa-strict", "hotpotqa-memory"}
+
+
+def test_runs_that_are_not_comparable_are_refused(
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
+) -> None:
+    write(scripts, tmp_path / "trained" / "one", record(0))
+    write(scripts, tmp_path / "trained" / "two", record(0))
+    with pytest.raises(Exception, match="the same items of trained"):
+        scripts[1].make_page(tmp_path)
+    with pytest.raises(SystemExit, match="has no records"):
+        scripts[1].make_page(tmp_path / "nowhere")
+
+
+def test_time_of_a_section_is_that_of_long_readings(
+    scripts: tuple[ModuleType, ModuleType],
+) -> None:
+    measured = {"reading": {"first_section_seconds": 0.5, "section_seconds": 0.55}}
+    long = record(0, tokens=3_670_016, num_sections=1800, metadata=measured)
+    (found,) = scripts[1].section_times([Entry("trained", long), Entry("trained", record(1))])
+    assert (found.length, found.sections, found.first, found.all) == ("3.5M", 1800, 0.5, 0.55)
+    assert "| 3.5M | trained | 1 | 1,800 | 0.500 | 0.550 | 1.10 |" in scripts[1].time_table([found])
+
+
+def test_the_page_in_the_repository_is_made_from_its_records(
+    scripts: tuple[ModuleType, ModuleType],
+) -> None:
+    text, plots = scripts[1].make_page(ROOT / "results")
+    page = ROOT / "docs" / "results.md"
+    assert page.read_text(encoding="utf-8") == text, "run python docs/make_results.py results"
+    drawn = {f"{plot.name}.svg" for plot in plots}
+    assert {path.name for path in page.with_suffix("").glob("*.svg")} == drawn
