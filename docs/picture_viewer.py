@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from contextlib import chdir
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,6 +23,8 @@ from tests.support.viewer_runs import (  # noqa: E402
     make_evaluation,
     make_reading,
     make_training,
+    read_story,
+    wondering_reply,
 )
 
 IMAGES = ROOT / "docs" / "images"
@@ -36,10 +39,15 @@ def main() -> None:
         make_reading(base / "runs" / "bell")
         make_evaluation(base / "runs" / "hotpotqa-and-ruler", num=40, suite="HotpotQA and RULER")
         make_training(base / "runs" / "reader-135m", num_steps=60)
+        with chdir(base):  # the page names the file as it was given
+            read = read_story(Path(), mode="parallel", window=3600, script=wondering_reply)
+        (base / "run").rename(base / "runs" / "rounds")
+        last = max(step.index for step in read.trace.steps if step.kind == "merge")
         api = ViewerApi(Library([base / "runs"]))
         ids = {run["name"]: run["id"] for run in api.runs()["runs"]}
         pages = {
             "reading": (f"#/run/{ids['bell']}?step=9", 760, False),
+            "rounds": (f"#/run/{ids['rounds']}?step={last}", 640, False),
             "evaluation": (f"#/run/{ids['hotpotqa-and-ruler']}", 820, False),
             "training": (f"#/run/{ids['reader-135m']}", 1240, True),
         }

@@ -190,7 +190,8 @@ def totals(heads: Sequence[Json]) -> Json:
     """Tokens and time of all steps."""
     names = ("prompt_tokens", "completion_tokens", "cached_tokens", "seconds")
     sums: Json = {name: sum(head[name] for head in heads) for name in names}
-    return {**sums, "sections": sum(head["kind"] == "read" for head in heads)}
+    first = (head for head in heads if head["kind"] == "read" and head.get("round") in (None, 1))
+    return {**sums, "sections": sum(1 for _ in first)}
 
 
 def citations(trace: StoredTrace, cited: Sequence[int]) -> list[Json]:

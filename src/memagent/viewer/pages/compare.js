@@ -33,7 +33,7 @@ export async function comparePage(first, second) {
             h("thead", {}, h("tr", {}, ["Task", "Method", "Length", "A", "B", "B − A", "Better", "Worse", "p"].map((name, place) => h("th", { scope: "col", class: place > 1 ? "num" : "" }, name)))),
             h("tbody", {}, found.cells.map(cellRow)))),
           h("div", { class: "heading" }, h("h2", {}, "Items with different scores"), h("p", { class: "quiet" }, `${plural(found.num_differing, "item")}; those that B gets wrong come first`)),
-          h("div", { class: "scroll" }, h("table", { class: "items list" }, h("thead", {}, h("tr", {}, ["A", "B", "Answer of A", "Answer of B", "Accepted", "Task"].map((name) => h("th", { scope: "col" }, name)))), body)),
+          h("div", { class: "scroll" }, h("table", { class: "items pairs list" }, h("thead", {}, h("tr", {}, ["A", "B", "Answer of A", "Answer of B", "Accepted", "Task"].map((name) => h("th", { scope: "col" }, name)))), body)),
           more,
         ]
         : h("p", { class: "empty" }, "The two have no item in common: the same task, method, length and number."),
@@ -56,10 +56,10 @@ function cellRow(cell) {
 function pairRow(pair, one, other) {
   return h(
     "tr", { class: "row" },
-    h("td", {}, scoreBadge(pair.first)), h("td", {}, scoreBadge(pair.second)),
-    h("td", { class: "main" }, h("a", { class: "go", dir: "auto", href: link("run", one.id, "trace", traceKey(pair.first)) }, pair.first.answer.trim() || pair.first.error || "(empty)")),
-    h("td", { class: "main" }, h("a", { dir: "auto", href: link("run", other.id, "trace", traceKey(pair.second)) }, pair.second.answer.trim() || pair.second.error || "(empty)")),
-    h("td", { class: "accepted", dir: "auto" }, pair.first.answers.join(" · ")),
+    h("td", { "data-label": "A" }, scoreBadge(pair.first)), h("td", { "data-label": "B" }, scoreBadge(pair.second)),
+    h("td", { class: "main", "data-label": "A" }, h("a", { class: "go", dir: "auto", href: link("run", one.id, "trace", traceKey(pair.first)) }, pair.first.answer.trim() || pair.first.error || "(empty)")),
+    h("td", { class: "main", "data-label": "B" }, h("a", { dir: "auto", href: link("run", other.id, "trace", traceKey(pair.second)) }, pair.second.answer.trim() || pair.second.error || "(empty)")),
+    h("td", { class: "accepted", dir: "auto", "data-label": "accepted" }, pair.first.answers.join(" · ")),
     h("td", {}, h("span", { class: "task" }, pair.first.task), h("span", { class: "name" }, `${pair.first.method}, ${lengthName(pair.first.tokens)}, ${pair.first.index}`)),
   );
 }

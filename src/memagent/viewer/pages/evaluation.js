@@ -170,10 +170,10 @@ function itemRow(run, item, validation) {
     "tr", { class: "row" },
     h("td", {}, scoreBadge(item)),
     h("td", { class: "main" }, h("a", { class: "go", dir: "auto", href: link("run", run.id, "trace", traceKey(item, validation)) }, item.answer.trim() || item.error || "(empty)")),
-    h("td", { class: "accepted", dir: "auto" }, item.answers.join(" · ")),
+    h("td", { class: "accepted", dir: "auto", "data-label": "accepted" }, item.answers.join(" · ")),
     h("td", {}, h("span", { class: "task" }, item.task), h("span", { class: "name" }, `${item.method}, ${item.index}`)),
     h("td", { class: "num" }, lengthName(item.tokens)),
-    h("td", { class: "num" }, count(item.num_calls)),
+    h("td", { class: "num", "data-label": "calls" }, count(item.num_calls)),
     h("td", { class: "num" }, seconds(item.seconds)),
   );
 }

@@ -27,7 +27,7 @@ export async function tracePage(run, key, params) {
     const isTree = trace.steps.some((step) => step.round || (step.inputs ?? []).length);
     replaced(
       strip,
-      isTree ? [h("h2", {}, "Rounds"), stepTree(trace.steps, selected, select)] : null,
+      isTree ? [h("h2", {}, trace.steps.some((step) => step.segment) ? "Segments" : "Rounds"), stepTree(trace.steps, selected, select)] : null,
       trace.steps.length > 1 && !isTree ? changeStrip(trace.steps, selected, select) : null,
     );
   }
@@ -190,13 +190,25 @@ function rolloutVerdict(rollout) {
   );
 }
 
+// Places without the folders of their files, which hide the rest where there is little room.
+function fileNames(where) {
+  return where.replace(/(^|, )(?:[^/,]*\/)+/g, "$1");
+}
+
+// Sections that are read at the same time are finished in another order than that of the text.
+function sectionName(step, steps) {
+  const starts = [...new Set(steps.map((each) => each.start).filter((start) => start !== null))].sort((a, b) => a - b);
+  const number = starts.indexOf(step.start) + 1;
+  return number === step.index + 1 ? `Section ${number}` : `Section ${number}, step ${step.index + 1}`;
+}
+
 function stepRow(step, place, longest, onSelect) {
-  const name = step.kind === "answer" ? "Answer" : step.kind === "merge" ? `Merge ${(step.inputs ?? []).map((each) => each + 1).join(", ")}` : step.where || `Section ${step.index + 1}`;
+  const name = step.kind === "answer" ? "Answer" : step.kind === "merge" ? `Merge ${(step.inputs ?? []).map((each) => each + 1).join(", ")}` : fileNames(step.where) || `Section ${step.index + 1}`;
   const changes = step.kind === "answer" ? null : step.flags.includes("memory_kept") ? h("span", { class: "kept" }, "kept") : step.flags.includes("nothing") ? h("span", { class: "kept" }, "nothing") : !step.added && !step.removed ? h("span", { class: "kept" }, "same") : h("span", { class: "delta" }, h("b", { class: "plus" }, `+${step.added}`), h("b", { class: "minus" }, `−${step.removed}`));
   return h("li", {}, h(
     "button", { type: "button", class: `step ${step.kind}`, onclick: () => onSelect(place) },
     h("span", { class: "number" }, step.kind === "answer" ? "A" : step.index + 1),
-    h("span", { class: "where", title: name }, name),
+    h("span", { class: "where", title: step.where || name }, name),
     changes,
     h("span", { class: "bar", title: seconds(step.seconds) }, h("i", { style: { width: `${Math.max(1, (100 * step.seconds) / longest)}%` } })),
   ));
@@ -217,7 +229,7 @@ function stepView(step, path, trace, onSelect) {
     : hasDiff && showsChanges ? prose(step.diff.map(([kind, text]) => kind === "same" ? text : h(kind === "new" ? "ins" : "del", {}, text)), { class: "memory diff" }) : prose(step.memory, { class: "memory" });
   return [
     h("header", { class: "step-head" },
-      h("h2", {}, isAnswer ? "Answer" : step.kind === "merge" ? `Merge, step ${step.index + 1}` : `Section ${step.index + 1}`),
+      h("h2", {}, isAnswer ? "Answer" : step.kind === "merge" ? `Merge, step ${step.index + 1}` : sectionName(step, trace.steps)),
       step.where && h("p", { class: "where" }, step.where),
       h("p", { class: "facts" },
         step.tokens ? h("span", {}, `${count(step.tokens)} tokens of text`) : null,
@@ -283,7 +295,7 @@ function sectionView(section) {
 
 function promptView(prompt) {
   return [
-    prompt.note ? h("p", { class: "quiet" }, `${prompt.note}; start the viewer with --text FILE to see it`) : null,
+    prompt.note ? h("p", { class: "quiet" }, prompt.note) : null,
     prompt.messages.map((message) => [h("p", { class: "role" }, message.role), h("pre", { dir: "auto" }, message.content)]),
   ];
 }
