@@ -251,7 +251,7 @@ function stepView(step, path, trace, onSelect) {
     step.reply !== null && !isAnswer ? lazy("Reply as the model wrote it", "reply", async () => prose(step.reply)) : null,
     step.reasoning ? lazy("Reasoning", "reasoning", async () => prose(step.reasoning)) : null,
     step.has_text ? lazy("Text of the section", "section", async () => sectionView(await get(`${path}/steps/${step.number}/section`))) : null,
-    lazy("Full prompt", "prompt", async () => promptView(await get(`${path}/steps/${step.number}/prompt`))),
+    lazy("Full prompt", "prompt", async () => promptView(await get(`${path}/steps/${step.number}/prompt`), step)),
   ];
 }
 
@@ -293,9 +293,10 @@ function sectionView(section) {
   return prose(parts, { class: "source" });
 }
 
-function promptView(prompt) {
+function promptView(prompt, step) {
+  const advice = step.kind === "read" && !step.has_text ? "; start the viewer with --text FILE to see it" : "";
   return [
-    prompt.note ? h("p", { class: "quiet" }, prompt.note) : null,
+    prompt.note ? h("p", { class: "quiet" }, prompt.note + advice) : null,
     prompt.messages.map((message) => [h("p", { class: "role" }, message.role), h("pre", { dir: "auto" }, message.content)]),
   ];
 }
