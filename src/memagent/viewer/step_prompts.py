@@ -23,7 +23,7 @@ from memagent.types import Message
 from memagent.viewer.traces import Json, StoredStep, StoredTrace, memory_before, step_of
 
 NO_SECTION = "[the text of this section is not stored with the run]"
-NO_TEXT = "the text of the section is not stored with the run; start the viewer with --text FILE to see it"
+NO_TEXT = "the text of the section is not stored with the run"
 NO_QUOTES = "the list of quotes after the memory is left out here"
 MAX_DEPTH = 60
 """Merges of merges, at most; each level has at most half as many as the one before."""
