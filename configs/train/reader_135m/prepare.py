@@ -80,7 +80,7 @@ from written import (
 
 MODEL = "smollm2-135m"
 READING = AgentConfig(
-    window=2048, chunk_tokens=512, memory_tokens=320, answer_tokens=64, prompts="compact_add"
+    window=2048, chunk_tokens=512, memory_tokens=384, answer_tokens=64, prompts="compact_add"
 )
 """How the model reads, in training and afterwards."""
 NUM_FILLERS = 16_000
@@ -93,11 +93,11 @@ MAX_EVIDENCE_TOKENS = 150
 LEAST_RANK = 0.2
 """Share of a question's weight of words that a likely sentence has at least."""
 LENGTHS = (
-    (0.26, 200, 370),
-    (0.50, 380, 500),
-    (0.14, 550, 1000),
-    (0.07, 1100, 2000),
-    (0.03, 2000, 6000),
+    (0.24, 200, 370),
+    (0.45, 380, 500),
+    (0.18, 550, 1000),
+    (0.09, 1100, 2000),
+    (0.04, 2000, 6000),
 )
 """Share, least and most tokens of texts around questions."""
 SYNTHETIC_LENGTHS = (
