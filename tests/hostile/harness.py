@@ -3,31 +3,50 @@
 A corpus is a function `complaint(number, seed)` that tries one input and says what is wrong, if anything
 is. `python -m MODULE --count N --seed S` tries N of them, in processes of a hundred, and exits with 1 if
 anything is wrong: a traceback, a crash, more than 10 seconds, more than 1 GB, a connection to a host that
-was not named.
+was not named. It also prints how long the slowest took, and how much memory a process needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from memagent.errors import MemagentError
 
 SECONDS = 10.0
 WALL_SECONDS = 300.0
 """On a busy machine 10 seconds of the processor take longer."""
+HARD_SECONDS = 60
+"""Of the processor; code that no signal reaches is ended after this, with its process."""
 MEGABYTES = 1000
 PER_PROCESS = 100
 MAX_LINE_CHARS = 1000
 
 Complaint = Callable[[int, int], str | None]
+
+
+class Tried(NamedTuple):
+    """What came of some inputs."""
+
+    wrong: list[str]
+    seconds: float = 0.0
+    """How long the slowest took."""
+    slowest: int = 0
+    """Its number."""
+    megabytes: float = 0.0
+    """Memory beyond that at the start."""
+
+    def __str__(self) -> str:
+        return f"slowest {self.seconds:.1f} s (number {self.slowest}), {self.megabytes:.0f} MB"
 
 
 class TookTooLong(BaseException):
@@ -95,8 +114,13 @@ class Connections:
 
 def tried(complaint: Complaint, count: int, seed: int, *, first: int = 0) -> list[str]:
     """What is wrong with inputs from number `first` on."""
-    wrong = []
+    return _tried(complaint, count, seed, first).wrong
+
+
+def _tried(complaint: Complaint, count: int, seed: int, first: int) -> Tried:
+    wrong, durations = [], []
     for number in range(first, first + count):
+        started = time.monotonic()
         try:
             with time_limit():
                 reason = complaint(number, seed)
@@ -104,19 +128,26 @@ def tried(complaint: Complaint, count: int, seed: int, *, first: int = 0) -> lis
             raise
         except BaseException as error:
             reason = line_of(error)
+        durations.append((time.monotonic() - started, number))
         if reason is not None:
             wrong.append(f"seed {seed}, number {number}: {reason}")
-    return wrong
+    return Tried(wrong, *max(durations))
 
 
-def _tried_here(complaint: Complaint, count: int, seed: int, first: int) -> list[str]:
-    complaint(first, seed)  # imports
+def _tried_here(complaint: Complaint, count: int, seed: int, first: int) -> Tried:
+    def limited(number: int, seed: int) -> str | None:
+        print(f"number {number}", file=sys.stderr, flush=True)  # the last one if the process ends
+        limit = int(time.process_time()) + HARD_SECONDS
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+        return complaint(number, seed)
+
+    limited(first, seed)  # imports
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    wrong = tried(complaint, count, seed, first=first)
+    found = _tried(limited, count, seed, first)
     used = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1000
     if used > MEGABYTES:
-        wrong.append(f"numbers {first} to {first + count}: {used:.0f} MB")
-    return wrong
+        found.wrong.append(f"numbers {first} to {first + count}: {used:.0f} MB")
+    return found._replace(megabytes=used)
 
 
 def main(
@@ -129,24 +160,31 @@ def main(
     parser.add_argument("--first", type=int, help="try them here, from this number on")
     options = parser.parse_args()
     if options.first is not None:
-        wrong = _tried_here(complaint, options.count, options.seed, options.first)
-    else:
-        wrong = _in_processes(module, options.count, options.seed, per_process)
-        print(f"{options.count} {what}, {len(wrong)} complaints")
-    print(*wrong, sep="\n", end="\n" if wrong else "")
-    return 1 if wrong else 0
+        found = _tried_here(complaint, options.count, options.seed, options.first)
+        print(json.dumps(found))
+        return 1 if found.wrong else 0
+    found = _in_processes(module, options.count, options.seed, per_process)
+    print(f"{options.count} {what}, {len(found.wrong)} complaints; {found}", *found.wrong, sep="\n")
+    return 1 if found.wrong else 0
 
 
-def _in_processes(module: str, count: int, seed: int, per_process: int) -> list[str]:
-    wrong: list[str] = []
+def _in_processes(module: str, count: int, seed: int, per_process: int) -> Tried:
+    parts = []
     for first in range(0, count, per_process):
         some = min(per_process, count - first)
         command = [sys.executable, "-m", module, "--first", str(first), "--count", str(some)]
         done = subprocess.run(
             [*command, "--seed", str(seed)], capture_output=True, text=True, check=False
         )
-        wrong += done.stdout.splitlines()
+        *_, line = ["", *done.stdout.splitlines()]
+        part = Tried(*json.loads(line)) if line.startswith("[") else Tried([])
         if done.returncode not in (0, 1) or "Traceback" in done.stderr:
             last = done.stderr.strip().splitlines()[-1:]
-            wrong.append(f"numbers {first} to {first + some}: code {done.returncode} {last}")
-    return wrong
+            part.wrong.append(f"numbers {first} to {first + some}: code {done.returncode} {last}")
+        parts.append(part)
+        print(f"{first + some} of {count}: {parts[-1]}", file=sys.stderr, flush=True)
+    slowest = max(parts, key=lambda part: part.seconds)
+    return slowest._replace(
+        wrong=[line for part in parts for line in part.wrong],
+        megabytes=max(part.megabytes for part in parts),
+    )

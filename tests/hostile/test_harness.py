@@ -1,10 +1,14 @@
 """The harness of the hostile corpora reports what it is there to find."""
 
+import os
+import re
+import signal
 import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -54,11 +58,36 @@ def test_connections_to_addresses_that_were_not_named_are_seen() -> None:
     assert connections.strangers("127.0.0.1:10") == ["127.0.0.1:9"]
 
 
-def test_a_corpus_exits_with_1_and_prints_what_is_wrong() -> None:
-    code = (
-        "import sys; from tests.hostile.harness import main\n"
-        "sys.exit(main('x', lambda number, seed: 'wrong' if number else None, count=2, what='things'))"
+CORPUS = """
+import itertools
+import sys
+from tests.hostile import harness
+
+harness.HARD_SECONDS = 1
+
+def complaint(number, seed):
+    if number == 3:
+        sum(itertools.repeat(0))
+    return "wrong" if number == 1 else None
+
+sys.exit(harness.main("corpus", complaint, count=4, what="things", per_process=2))
+"""
+"""Its last input never ends, in code that no signal reaches."""
+
+
+def test_a_corpus_exits_with_1_and_prints_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "corpus.py").write_text(CORPUS)
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    done = subprocess.run(
+        [sys.executable, "-m", "corpus"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    command = [sys.executable, "-c", code, "--first", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "seed 0, number 1: wrong\n")
+    summary, first, last = done.stdout.splitlines()
+    assert done.returncode == 1
+    slowest = r"slowest \d+\.\d s \(number \d\), \d+ MB"
+    assert re.fullmatch(rf"4 things, 2 complaints; {slowest}", summary)
+    assert first == "seed 0, number 1: wrong"
+    assert last == f"numbers 2 to 4: code -{signal.SIGXCPU} ['number 3']"

@@ -32,10 +32,10 @@ from tests.hostile.model_files import (
     _Field,
     _joined,
     _split,
-    attack,
-    complaint,
+    complaint_of,
     make_originals,
     warm_up,
+    wrong_with,
 )
 
 COUNT = 24
@@ -51,7 +51,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Originals:
 
 @pytest.mark.timeout(120)
 def test_damaged_models_give_an_answer_or_a_line(originals: Originals) -> None:
-    assert attack(originals, COUNT, seed=1) == []
+    assert tried(complaint_of(originals), COUNT, seed=1) == []
 
 
 def test_damaged_tokenizers_count_or_give_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_a_pattern_in_an_adapter_takes_seconds_at_most(
         originals, tmp_path, {setting: {pattern: 4} if setting == "rank_pattern" else pattern}
     )
     started = time.monotonic()
-    assert complaint(Damaged(originals.folder, adapter), name="lora") is None
+    assert wrong_with(Damaged(originals.folder, adapter), name="lora") is None
     assert time.monotonic() - started < 8
 
 
