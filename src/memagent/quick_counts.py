@@ -5,7 +5,8 @@
 
 Converting a tokenizer takes a while, so the result is kept in the user's cache folder under the
 fingerprint of the `tokenizer.json` it was made from. Only what agrees with the tokenizer on `SAMPLES` is
-kept or used; without tokie, or where it does not agree, there is none.
+kept or used; without tokie, or where it does not agree, there is none. Nor is there one for a vocabulary whose
+ids are not those from 0 on, each once: with some of them tokie never returns.
 
 tokie is exact on short texts of known characters only: beyond about 10 kB it cuts inside words, and it
 can panic. So a text is taken in blocks that end where every tokenizer ends a token, and a block goes to
@@ -18,16 +19,20 @@ the exact tokenizer if it has no such end, has rare characters, or tokie fails o
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from platformdirs import user_cache_path
 
 from memagent.files import replacing
+
+if TYPE_CHECKING:
+    import tokie
 
 Count = Callable[[str], int]
 Encode = Callable[[str], list[int]]
@@ -74,15 +79,16 @@ def quick_counter(file: Path, open_exact: Callable[[], Count]) -> Count | None:
     exact = open_exact()
     with suppress(tokie.TokieError, OSError):
         return _in_blocks(tokie.Tokenizer.from_file(str(kept)).count_tokens, exact, _total)
-    try:
-        tokenizer = tokie.Tokenizer.from_json(str(file))
-    except tokie.TokieError:  # a kind of tokenizer that it does not know
+    tokenizer = _converted(file)
+    if tokenizer is None:
         return None
     quick: Count = tokenizer.count_tokens
     if not _agree(quick, exact, _total, SAMPLES):
         return None
     with suppress(tokie.TokieError, OSError):  # the cache is a convenience
-        _keep(tokenizer, kept)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(kept, sync=False) as part:
+            tokenizer.save(str(part))
     return _in_blocks(quick, exact, _total)
 
 
@@ -92,10 +98,16 @@ def quick_encoder(file: Path, exact: Encode, *, samples: Sequence[str] = ()) -> 
         import tokie
     except ImportError:
         return None
-    try:
-        quick = _opened(file)
-    except tokie.TokieError:  # a kind of tokenizer that it does not know
+    kept = None
+    with suppress(tokie.TokieError, OSError):
+        kept = tokie.Tokenizer.from_file(str(_cache_file(file)))
+    tokenizer = _converted(file) if kept is None else kept
+    if tokenizer is None:
         return None
+
+    def quick(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
     if not _agree(quick, exact, _joined, (*SAMPLES, *samples)):
         return None
     return _in_blocks(quick, exact, _joined)
@@ -191,24 +203,38 @@ def _raise_if_meant(error: BaseException) -> None:
         raise error
 
 
-def _opened(file: Path) -> Encode:
+def _converted(file: Path) -> tokie.Tokenizer | None:
+    """The tokenizer of a file in tokie; None where tokie does not know its kind or must not have it."""
     import tokie
 
+    if not _has_regular_ids(file):
+        return None
     try:
-        tokenizer = tokie.Tokenizer.from_file(str(_cache_file(file)))
-    except (tokie.TokieError, OSError):
-        tokenizer = tokie.Tokenizer.from_json(str(file))
-    return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+        return tokie.Tokenizer.from_json(str(file))
+    except BaseException as error:  # a panic of Rust code is no Exception
+        _raise_if_meant(error)
+        return None
+
+
+def _has_regular_ids(file: Path) -> bool:
+    """Whether the ids of a vocabulary are those from 0 on, each of one token."""
+    try:
+        description = json.loads(file.read_text(encoding="utf-8"))
+        vocabulary = description["model"]["vocab"]
+        if isinstance(vocabulary, list):  # the place of a token is its id
+            return True
+        added = {one["content"]: one["id"] for one in description.get("added_tokens") or ()}
+        is_same = all(
+            vocabulary.get(content, number) == number for content, number in added.items()
+        )
+        ids = sorted({**vocabulary, **added}.values())
+        return is_same and ids == [*range(len(ids))]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return False
 
 
 def _cache_file(file: Path) -> Path:
     with file.open("rb") as stream:
         fingerprint = hashlib.file_digest(stream, "sha256").hexdigest()[:32]
     folder = user_cache_path("memagent", appauthor=False) / "tokenizers"
-    return folder / f"{fingerprint}-tokie-{version('tokie')}-2.bin"
-
-
-def _keep(tokenizer: object, kept: Path) -> None:
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(kept, sync=False) as part:
-        tokenizer.save(str(part))  # type: ignore[attr-defined]  # tokie has no type hints
+    return folder / f"{fingerprint}-tokie-{version('tokie')}-3.bin"

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -163,18 +165,23 @@ def main(
         found = _tried_here(complaint, options.count, options.seed, options.first)
         print(json.dumps(found))
         return 1 if found.wrong else 0
-    found = _in_processes(module, options.count, options.seed, per_process)
+    with tempfile.TemporaryDirectory() as cache:
+        found = _in_processes(module, options.count, options.seed, per_process, cache)
     print(f"{options.count} {what}, {len(found.wrong)} complaints; {found}", *found.wrong, sep="\n")
     return 1 if found.wrong else 0
 
 
-def _in_processes(module: str, count: int, seed: int, per_process: int) -> Tried:
+def _in_processes(module: str, count: int, seed: int, per_process: int, cache: str) -> Tried:
     parts = []
     for first in range(0, count, per_process):
         some = min(per_process, count - first)
         command = [sys.executable, "-m", module, "--first", str(first), "--count", str(some)]
         done = subprocess.run(
-            [*command, "--seed", str(seed)], capture_output=True, text=True, check=False
+            [*command, "--seed", str(seed)],
+            env={**os.environ, "XDG_CACHE_HOME": cache},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         *_, line = ["", *done.stdout.splitlines()]
         part = Tried(*json.loads(line)) if line.startswith("[") else Tried([])

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from gguf import GGUFReader
 
 from memagent import chat_templates
 from memagent.chat_templates import ChatTemplate
+from memagent.documents.tokenizers import open_tokenizer
 from memagent.engines.local.gguf_format import read_contents
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError
 from memagent.foreign import foreign_file
+from tests.conftest import QWEN_PATTERN, make_tokenizer
 from tests.hostile import tokenizer_files
 from tests.hostile.harness import tried
 from tests.hostile.model_files import (
@@ -57,6 +60,38 @@ def test_damaged_models_give_an_answer_or_a_line(originals: Originals) -> None:
 def test_damaged_tokenizers_count_or_give_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_templates, "SECONDS", 1.0)
     assert tried(tokenizer_files.complaint, COUNT, seed=1) == []
+
+
+def never_ends(description: dict[str, Any]) -> None:
+    vocabulary = description["model"]["vocab"]
+    vocabulary["3"] = vocabulary.pop("z")  # the id of "3" is free
+
+
+def twice(description: dict[str, Any]) -> None:
+    vocabulary = description["model"]["vocab"]
+    vocabulary["3"] = vocabulary["z"]
+
+
+def far_away(description: dict[str, Any]) -> None:
+    description["model"]["vocab"]["3"] = 10**9
+
+
+def another_id(description: dict[str, Any]) -> None:
+    description["added_tokens"][0]["id"] = 3
+
+
+@pytest.mark.parametrize("change", [never_ends, twice, far_away, another_id])
+def test_a_vocabulary_with_irregular_ids_is_counted_by_its_own_tokenizer(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    file = make_tokenizer(tmp_path, pattern=QWEN_PATTERN) / "tokenizer.json"
+    description = json.loads(file.read_text())
+    assert open_tokenizer(str(tmp_path)).is_quick
+    change(description)
+    file.write_text(json.dumps(description))
+    tokenizer = open_tokenizer(str(tmp_path))
+    assert not tokenizer.is_quick
+    assert tokenizer.count("It was 3 in the zoo.") > 0
 
 
 def with_field(originals: Originals, name: str, kind: int, payload: bytes) -> bytes:

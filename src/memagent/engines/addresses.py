@@ -84,6 +84,12 @@ def public_url(url: str) -> str:
 
 def check_address(config: EngineConfig) -> None:
     """Raise ConfigError where no endpoint can be called with these settings."""
+    key = config.api_key.get_secret_value() if config.api_key else ""
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            "the key holds a line break or a character that no key has; check `api_key` or "
+            "MEMAGENT_API_KEY"
+        )
     if config.base_url is None:
         if config.api_key is None:
             raise ConfigError(

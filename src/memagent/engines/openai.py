@@ -8,6 +8,7 @@ message, trace or log. Several addresses, separated by commas, are one engine: s
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import re
@@ -64,6 +65,7 @@ MAX_COUNT = 1_000_000_000
 TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 MEMAGENT = "memagent"
 """The owner that `memagent serve` reports for its model."""
+OPENAI_HEADERS = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
 NO_KEY = "none"
 """Sent where no key is set: local servers take anything, and the header must not be empty."""
 
@@ -159,7 +161,7 @@ class EndpointEngine(BaseEngine):
         """One reply, retried until it comes or patience runs out."""
         if not self.model:
             raise ConfigError("no model is chosen; open the engine as openai:MODEL")
-        patience = Patience(self.config.patience, has_answered_before=self._has_answered)
+        patience = Patience(self.config.patience)
         num_empty = 0
         while True:
             result = await self._attempt(messages, sampling)
@@ -180,7 +182,7 @@ class EndpointEngine(BaseEngine):
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """A vector for each text, retried until they come or patience runs out."""
-        patience = Patience(self.config.patience, has_answered_before=self._has_answered)
+        patience = Patience(self.config.patience)
         body = {"model": self.model, "input": list(texts), "encoding_format": "float"}
         while True:
             result = await self._post(
@@ -218,16 +220,15 @@ class EndpointEngine(BaseEngine):
         client = self._client()
         timeout = min(MODELS_SECONDS, self.config.timeout)
         try:
-            call = client.api.get("/models", cast_to=object, options={"timeout": timeout})
-            page: Any = await _within(timeout, call)
+            page = json.loads(await client.request("GET", "/models", timeout))
             entries = list(page["data"])
-        except openai.APIStatusError as error:
-            self._why_unlisted = f"HTTP {error.status_code}: {_error_message(error)}"
-            self._refused_key = error.status_code in (401, 403)
+        except _BadStatus as error:
+            self._why_unlisted = f"HTTP {error.status}: {error}"
+            self._refused_key = error.status in (401, 403)
             return []
-        except (openai.OpenAIError, *UNREADABLE, KeyError, TypeError, TimeoutError) as error:
+        except (*UNREACHABLE, *UNREADABLE, KeyError, TypeError) as error:
             self._why_unlisted = _cause(error)
-            self._is_unreachable = isinstance(error, openai.APIConnectionError | TimeoutError)
+            self._is_unreachable = isinstance(error, UNREACHABLE)
             return []
         return [
             entry
@@ -252,15 +253,14 @@ class EndpointEngine(BaseEngine):
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Answer:
         """The response to a request that is not for a completion; retried while there is no connection."""
-        patience = Patience(self.config.patience, has_answered_before=self._has_answered)
+        patience = Patience(self.config.patience)
         while True:
             try:
-                call = self._client().api.post(path, cast_to=str, body=dict(body))
-                return Answer(200, await _within(self.config.timeout, call))
-            except openai.APIStatusError as error:
-                return Answer(error.status_code, self._clean(_error_message(error)))
-            except (openai.APIConnectionError, TimeoutError, *UNREADABLE) as error:
-                _raise_refusal(error)
+                reply = await self._client().request("POST", path, self.config.timeout, body)
+                return Answer(200, reply.decode("utf-8", "replace"))
+            except _BadStatus as error:
+                return Answer(error.status, self._clean(str(error)))
+            except (*UNREACHABLE, *UNREADABLE) as error:
                 failure = Failure(kind="unreachable", reason=self._clean(_cause(error)))
             await self._wait(failure, patience)
 
@@ -268,20 +268,20 @@ class EndpointEngine(BaseEngine):
         """Close the connections of this event loop."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client:
-            await client.api.close()
+            await client.aclose()
 
     def _client(self) -> _Client:
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
         if client is None:
             blocking.when_loop_ends(loop, self.aclose)
-            client = _Client(_open_client(self.config), asyncio.Semaphore(self.config.concurrency))
+            client = _Client(self.config)
             self._clients[loop] = client
         return client
 
     async def _wait(self, failure: Failure, patience: Patience) -> None:
         """Wait for the next attempt. Raises EngineError when patience has run out."""
-        delay = patience.delay(failure)
+        delay = patience.delay(failure, has_answered=self._has_answered)
         if delay is None:
             raise EngineError(self._gave_up(failure, patience))
         if self.on_retry:
@@ -321,23 +321,15 @@ class EndpointEngine(BaseEngine):
         client = self._client()
         try:
             async with slot(client.slots):
-                # `post` gives the plain JSON: servers differ, and typed objects cost more than the call
-                call = client.api.post(path, cast_to=object, body=body)
-                reply = await _within(self.config.timeout, call)
-            return parse(reply)
-        except openai.APIStatusError as error:
+                reply = await client.request("POST", path, self.config.timeout, body)
+            return parse(json.loads(reply))
+        except _BadStatus as error:
             return await self._classify(error)
-        except (openai.APITimeoutError, TimeoutError) as error:
-            if type(error.__cause__).__name__ == "ConnectTimeout":  # aiohttp: also when refused
-                return Failure(kind="unreachable", reason=self._clean(_cause(error)))
+        except (_http.ReadTimeout, _http.WriteTimeout, _http.PoolTimeout, TimeoutError):
             reason = f"no reply within {self.config.timeout:g} s"
             return Failure(kind="failed" if self._has_answered else "unreachable", reason=reason)
-        except openai.APIConnectionError as error:
-            _raise_refusal(error)
-            kind: FailureKind = (
-                "failed" if isinstance(error.__cause__, _BadReply) else "unreachable"
-            )
-            return Failure(kind=kind, reason=self._clean(_cause(error)))
+        except UNREACHABLE as error:
+            return Failure(kind="unreachable", reason=self._clean(_cause(error)))
         except UNREADABLE as error:
             reason = self._clean(f"a reply that is not valid ({error})")
             return Failure(kind="failed", reason=reason)
@@ -357,15 +349,15 @@ class EndpointEngine(BaseEngine):
         given = {name: value for name, value in fields.items() if value is not None}
         return {**(PLAIN if self._is_plain else {}), **given}
 
-    async def _classify(self, error: openai.APIStatusError) -> Failure:
+    async def _classify(self, error: _BadStatus) -> Failure:
         """A status that can be retried, as a Failure. Raises EngineRefused for the others."""
-        status, code = error.status_code, _error_code(error)
-        reason = self._clean(f"HTTP {status}: {_error_message(error)}")
+        status, code = error.status, error.code
+        reason = self._clean(f"HTTP {status}: {error}")
         if status == 429 and code == "insufficient_quota":
             raise EngineRefused(f"the endpoint says the quota of this key is spent ({reason})")
         if status in TRANSIENT_STATUSES or status >= 500:
             kind: FailureKind = "busy" if status in (429, 503) else "failed"
-            wait = retry_after(error.response.headers)
+            wait = retry_after(error.headers)
             return Failure(kind=kind, reason=reason, retry_after=wait)
         if "max_completion_tokens" in reason and self._limit_name == "max_tokens":
             self._limit_name = "max_completion_tokens"  # newer OpenAI models take only this name
@@ -418,11 +410,87 @@ class EndpointEngine(BaseEngine):
         return "".join(char if char.isprintable() else "?" for char in shown)
 
 
-class _Client(NamedTuple):
-    api: openai.AsyncOpenAI
-    slots: asyncio.Semaphore
+class _Client:
+    """The connections of an event loop, and what every request over them carries.
+
+    Requests are written here and not by the client library, which would take as long as all the rest.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.slots = asyncio.Semaphore(config.concurrency)
+        self._config = config
+        self._connections = _transport(config)
+        self._headers = _http.Headers(_headers(config))
+        self._urls: dict[str, Any] = {}
+
+    async def request(
+        self, method: str, path: str, seconds: float, body: Mapping[str, Any] | None = None
+    ) -> bytes:
+        """The body of a reply, headers included within so many seconds.
+
+        Raises _BadStatus, one of UNREACHABLE or one of UNREADABLE.
+        """
+        sent = _http.Request(
+            method,
+            self._url(path),
+            headers=self._headers,
+            content=None if body is None else _encoded(body),
+            extensions={"timeout": _timeouts(seconds)},
+        )
+        response = await _within(seconds, self._connections.send(sent))
+        if not response.is_success:
+            raise _BadStatus(response)
+        content: bytes = response.content
+        return content
+
+    async def aclose(self) -> None:
+        await self._connections.aclose()
+
+    def _url(self, path: str) -> Any:
+        if path not in self._urls:
+            base = (self._config.base_url or OPENAI_URL).rstrip("/")
+            version = self._config.api_version or AZURE_API_VERSION
+            query = {"api-version": version} if _azure_deployment(self._config) else {}
+            self._urls[path] = _http.URL(base + path, params=query)
+        return self._urls[path]
 
 
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _timeouts(seconds: float) -> dict[str, float]:
+    connect = min(CONNECT_SECONDS, seconds)
+    return {"connect": connect, "read": seconds, "write": seconds, "pool": seconds}
+
+
+class _BadStatus(Exception):
+    """A reply with a status that is not one of success; its text is what the endpoint says of it."""
+
+    def __init__(self, response: Any) -> None:
+        self.status: int = response.status_code
+        self.headers: Mapping[str, str] = response.headers
+        try:
+            body = json.loads(response.content)
+        except UNREADABLE:
+            body = response.text
+        error = body.get("error", body) if isinstance(body, dict) else body
+        code, message = (
+            (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, None)
+        )
+        self.code = code if isinstance(code, str) else None
+        super().__init__(message if isinstance(message, str) and message else _shown(error))
+
+
+def _shown(value: Any) -> str:
+    try:
+        return str(value or "no reason is given")[:200]
+    except RecursionError:
+        return "an error that cannot be shown"
+
+
+UNREACHABLE = (_http.RequestError, TimeoutError, ssl.SSLError)
+"""What a request raises that got no reply."""
 UNREADABLE = (ValueError, RecursionError, OverflowError)
 """What parsing a reply of nonsense raises; too deep JSON is a RecursionError."""
 
@@ -460,21 +528,15 @@ def _is_short(headers: Any) -> bool:
 async def _within(seconds: float, call: Awaitable[Any]) -> Any:
     """The result of a call, headers and body included, or TimeoutError.
 
-    Errors of the HTTP library that the client library does not know become _BadReply.
+    Errors that nobody knows become _BadReply.
     """
     try:
         async with asyncio.timeout(seconds):
             return await call
-    except (openai.OpenAIError, MemagentError, TimeoutError, *UNREADABLE):
+    except (MemagentError, *UNREACHABLE, *UNREADABLE):
         raise
     except Exception as error:
         raise _BadReply(str(error) or type(error).__name__) from None
-
-
-def _raise_refusal(error: BaseException) -> None:
-    """Raise the refusal that ended a request, if one did."""
-    if isinstance(error.__cause__, EngineRefused):
-        raise error.__cause__
 
 
 def parse_completion(data: Any) -> Completion:
@@ -543,7 +605,6 @@ def _transport(config: EngineConfig) -> Any:
         client: Any = openai.DefaultAioHttpClient(**settings)
     except RuntimeError:  # it is not
         client = openai.DefaultAsyncHttpxClient(**settings)
-    client.headers["Accept-Encoding"] = "identity"
     return client
 
 
@@ -587,33 +648,24 @@ def _hooks(hosts: frozenset[str]) -> dict[str, list[Callable[..., Any]]]:
     return {"request": [on_request], "response": [on_response]}
 
 
-def _open_client(config: EngineConfig) -> openai.AsyncOpenAI:
+def _headers(config: EngineConfig) -> dict[str, str]:
+    """What every request carries. OPENAI_ORG_ID and OPENAI_PROJECT_ID are for OpenAI only."""
     key = config.api_key.get_secret_value() if config.api_key else NO_KEY
-    timeout = openai.Timeout(config.timeout, connect=min(CONNECT_SECONDS, config.timeout))
-    transport = _transport(config)
-    if config.base_url and _azure_deployment(config):
-        return openai.AsyncAzureOpenAI(
-            base_url=config.base_url,
-            api_key=key,
-            api_version=config.api_version or AZURE_API_VERSION,
-            timeout=timeout,
-            max_retries=0,
-            http_client=transport,
-        )
-    client = openai.AsyncOpenAI(
-        base_url=config.base_url or OPENAI_URL,
-        api_key=key,
-        timeout=timeout,
-        max_retries=0,
-        http_client=transport,
-    )
-    if not origins(config.base_url or OPENAI_URL) <= origins(
-        os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
-    ):
-        client.organization = client.project = (
-            None  # OPENAI_ORG_ID and OPENAI_PROJECT_ID are for OpenAI
-        )
-    return client
+    headers = {
+        "Accept": "application/json",
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+        "User-Agent": "memagent",
+    }
+    if _azure_deployment(config):
+        return {**headers, "api-key": key}
+    headers["Authorization"] = f"Bearer {key}"
+    own = origins(os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
+    if origins(config.base_url or OPENAI_URL) <= own:
+        for name, variable in OPENAI_HEADERS.items():
+            if value := os.environ.get(variable):
+                headers[name] = value
+    return headers
 
 
 def _usage(reported: Any) -> Usage | None:
@@ -672,23 +724,6 @@ def _content_text(content: Any) -> str:
 def _valid_unicode(text: str) -> str:
     """Halves of characters, which JSON can carry, become replacement marks."""
     return text.encode("utf-8", "replace").decode()
-
-
-def _error_code(error: openai.APIStatusError) -> str | None:
-    return error.code if isinstance(error.code, str) else None
-
-
-def _error_message(error: openai.APIStatusError) -> str:
-    body = error.body
-    if isinstance(body, dict):
-        nested = body.get("error")
-        message = nested.get("message") if isinstance(nested, dict) else body.get("message")
-        if isinstance(message, str) and message:
-            return message
-    try:
-        return str(body or error.message)[:200]
-    except RecursionError:
-        return "an error that cannot be shown"
 
 
 def _cause(error: BaseException) -> str:

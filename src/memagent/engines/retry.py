@@ -44,32 +44,31 @@ RetryListener = Callable[[Failure, float], None]
 class Patience:
     """Decides, for one call, how long to wait before the next attempt and when to stop."""
 
-    def __init__(self, seconds: float, *, has_answered_before: bool) -> None:
+    def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._has_answered_before = has_answered_before
         self._started: float | None = None
         self.num_failures = 0
         self.num_attempts = 0
         """Requests so far; a failure may stand for several."""
 
-    def delay(self, failure: Failure) -> float | None:
-        """Seconds to wait before trying again, or None when patience has run out."""
+    def delay(self, failure: Failure, *, has_answered: bool) -> float | None:
+        """Seconds to wait before trying again, or None when patience has run out.
+
+        `has_answered`: the endpoint has answered some call by now.
+        """
         now = time.monotonic()
         self._started = now if self._started is None else self._started
         delay = _delay(failure, self.num_failures)
         self.num_failures += 1
         self.num_attempts += failure.num_attempts
-        return None if now - self._started + delay > self._limit(failure) else delay
+        is_first_contact = failure.kind == "unreachable" and not has_answered
+        limit = min(self._seconds, FIRST_CONTACT_PATIENCE) if is_first_contact else self._seconds
+        return None if now - self._started + delay > limit else delay
 
     @property
     def waited(self) -> float:
         """Seconds since the first failure."""
         return 0.0 if self._started is None else time.monotonic() - self._started
-
-    def _limit(self, failure: Failure) -> float:
-        if failure.kind == "unreachable" and not self._has_answered_before:
-            return min(self._seconds, FIRST_CONTACT_PATIENCE)
-        return self._seconds
 
 
 def _delay(failure: Failure, num_failures: int) -> float:

@@ -288,14 +288,23 @@ class TestFailures:
             assert len(silent.calls()) == 1
 
 
+@pytest.mark.parametrize("key", ["ключ", "key\n", "a\rb", "a\x00b"])
+def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match="check `api_key`") as refused:
+        engine_at("http://127.0.0.1:9/v1", api_key=key)
+    assert key not in str(refused.value)
+
+
 class NewerModel(BaseHTTPRequestHandler):
     """Takes `max_completion_tokens` only, as newer OpenAI models do."""
 
     asked: ClassVar[list[dict[str, Any]]] = []
+    carried: ClassVar[list[dict[str, str]]] = []
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.asked.append(body)
+        self.carried.append({name.lower(): value for name, value in self.headers.items()})
         if "max_tokens" in body:
             message = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
             self._reply(400, {"error": {"message": message, "code": "unsupported_parameter"}})
@@ -305,7 +314,8 @@ class NewerModel(BaseHTTPRequestHandler):
     def _reply(self, status: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "text/plain")
+        self.send_header("Set-Cookie", "visitor=7")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -314,21 +324,29 @@ class NewerModel(BaseHTTPRequestHandler):
         """Quiet."""
 
 
-async def test_a_model_that_wants_the_newer_limit_gets_it_and_what_else_is_set() -> None:
+@pytest.fixture
+def newer_model() -> Iterator[str]:
+    """The address of a NewerModel."""
+    NewerModel.asked.clear()
+    NewerModel.carried.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), NewerModel)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        url = f"http://127.0.0.1:{server.server_port}/v1"
-        engine = engine_at(url, extra_body={"top_k": 20})
-        async with engine:
-            for _ in range(2):
-                sampling = Sampling(max_tokens=50, temperature=0.0, top_p=0.9, seed=0)
-                assert (await engine.complete(MESSAGES, sampling)).text == "hi"
+        yield f"http://127.0.0.1:{server.server_port}/v1"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+async def test_a_model_that_wants_the_newer_limit_gets_it_and_what_else_is_set(
+    newer_model: str,
+) -> None:
+    async with engine_at(newer_model, extra_body={"top_k": 20}) as engine:
+        for _ in range(2):
+            sampling = Sampling(max_tokens=50, temperature=0.0, top_p=0.9, seed=0)
+            assert (await engine.complete(MESSAGES, sampling)).text == "hi"
     refused, *accepted = NewerModel.asked
     assert refused["max_tokens"] == 50
     expected = {
@@ -341,3 +359,27 @@ async def test_a_model_that_wants_the_newer_limit_gets_it_and_what_else_is_set()
         "top_k": 20,
     }
     assert accepted == [expected, expected]
+
+
+@pytest.mark.parametrize("is_openais", [False, True])
+async def test_requests_carry_the_key_no_cookie_and_openais_names_to_openai_only(
+    newer_model: str, monkeypatch: pytest.MonkeyPatch, is_openais: bool
+) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "project-1")
+    if is_openais:
+        monkeypatch.setenv("OPENAI_BASE_URL", newer_model)
+    async with engine_at(newer_model, api_key="key-1") as engine:
+        await engine.complete(MESSAGES, SAMPLING)
+        await engine.complete(MESSAGES, SAMPLING)
+    names = {"openai-organization": "org-1", "openai-project": "project-1"} if is_openais else {}
+    unimportant = {"host", "content-length", "connection"}
+    for carried in NewerModel.carried:
+        assert {name: value for name, value in carried.items() if name not in unimportant} == {
+            "accept": "application/json",
+            "accept-encoding": "identity",
+            "authorization": "Bearer key-1",
+            "content-type": "application/json",
+            "user-agent": "memagent",
+            **names,
+        }

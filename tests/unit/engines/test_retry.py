@@ -17,9 +17,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def delays(kind: str, seconds: float, clock: list[float], *, answered: bool = True) -> list[float]:
-    patience = Patience(seconds, has_answered_before=answered)
+    patience = Patience(seconds)
+    failure = Failure(kind=kind, reason="x")  # type: ignore[arg-type]
     found = []
-    while (delay := patience.delay(Failure(kind=kind, reason="x"))) is not None:  # type: ignore[arg-type]
+    while (delay := patience.delay(failure, has_answered=answered)) is not None:
         found.append(delay)
         clock[0] += delay
     return found
@@ -45,9 +46,18 @@ def test_an_address_that_never_answered_is_retried_for_a_shorter_time(clock: lis
     assert sum(delays("failed", 600, clock, answered=False)) > 500
 
 
+def test_an_answer_to_another_call_ends_the_shorter_time(clock: list[float]) -> None:
+    patience = Patience(600)
+    gone = Failure(kind="unreachable", reason="x")
+    patience.delay(gone, has_answered=False)
+    clock[0] += 30
+    assert patience.delay(gone, has_answered=True) is not None
+    assert patience.delay(gone, has_answered=False) is None
+
+
 def test_the_servers_word_comes_before_our_own(clock: list[float]) -> None:
-    patience = Patience(60, has_answered_before=True)
-    delay = patience.delay(Failure(kind="busy", reason="x", retry_after=7))
+    patience = Patience(60)
+    delay = patience.delay(Failure(kind="busy", reason="x", retry_after=7), has_answered=True)
     assert delay is not None
     assert 7 <= delay <= 7.7
 
