@@ -40,6 +40,8 @@ HEALTH_SECONDS = 10.0
 """Time between two checks of a replica."""
 CONSTRUCTOR_TRIES = 2
 """How often a replica that cannot be started is tried."""
+LLM_LIBRARIES = "pyarrow smart_open jsonref"
+"""What Ray's application for vLLM needs besides vLLM."""
 NOT_FOR_VLLM = ("vllm_python", "vllm_args", "vllm_log_dir", "data_parallel_size")
 """Settings of vLLM servers that memagent starts itself."""
 
@@ -96,6 +98,7 @@ def check_choice(choice: EngineChoice, config: ServeConfig) -> None:
             raise ConfigError(f"`{name}` is for a vLLM server of this machine; leave it out here")
     if find_spec("vllm") is None:
         raise ConfigError('serving vLLM on a cluster needs vllm; pip install "memagent[vllm]"')
+    _ray_llm()
 
 
 async def _check_room(cluster: Cluster, choice: EngineChoice, num_replicas: int) -> None:
@@ -109,10 +112,9 @@ def _application(
     choice: EngineChoice, config: ServeConfig, num_replicas: int, resources: Bundle
 ) -> Any:
     if choice.kind == "vllm":
-        from ray.serve.llm import LLMConfig, build_openai_app
-
+        llm = _ray_llm()
         settings = llm_settings(choice, config, num_replicas, on_gpu="GPU" in resources)
-        return build_openai_app({"llm_configs": [LLMConfig(**settings)]})
+        return llm.build_openai_app({"llm_configs": [llm.LLMConfig(**settings)]})
     return _local_application(choice, config, num_replicas, resources)
 
 
@@ -208,6 +210,17 @@ def _ray_serve() -> Any:
     from ray import serve
 
     return serve
+
+
+def _ray_llm() -> Any:
+    """Ray's application for vLLM, which needs libraries that neither Ray nor vLLM brings by itself."""
+    try:
+        from ray.serve import llm
+    except ImportError as error:
+        raise ConfigError(
+            f"Ray's application for vLLM cannot be loaded ({error}); pip install {LLM_LIBRARIES}"
+        ) from None
+    return llm
 
 
 def _shown(host: str) -> str:
