@@ -112,7 +112,7 @@ def test_a_dry_run_reserves_all_places_and_starts_one_of_each(tmp_path: Path) ->
         command(config, "--dry-run", "--cluster", "auto", *sizes, *STORE),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert "on 1 rank on CPUs" in done.stderr
