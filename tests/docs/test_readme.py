@@ -9,7 +9,7 @@ self-contained; what a bash block exports is visible to the bash blocks after it
     # name.toml              as the first line of a toml block: the block is also that file
 
 Training commands get the settings in SHORTER on top: one step with one task. `memagent demo` is answered by
-the scripted engine, since its text is long.
+the scripted engine, since its text is long. Servers are asked once and stopped.
 
 A loopback endpoint replaces `http://localhost:8000/v1` and its model. A random model of a few thousand
 parameters replaces the embedded one; nothing can be downloaded.
@@ -47,6 +47,7 @@ from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+SERVED = ROOT / "tests" / "support" / "served.py"
 DOCUMENTED_URL = "http://localhost:8000/v1"
 DOCUMENTED_MODEL = "Qwen/Qwen2.5-7B-Instruct"
 SHORTER = (
@@ -133,6 +134,8 @@ class Shell:
             return line.replace("memagent demo", "memagent demo --engine scripted")
         if words[:2] == ["memagent", "train"] and words[2] != "export":
             return shorter(line, self.folder)
+        if words[:1] == ["memagent"] and words[1] in ("serve", "view") and "--export" not in words:
+            return f"{sys.executable} {SERVED} {line}"
         return line
 
 
