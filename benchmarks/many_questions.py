@@ -68,7 +68,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
     document = Document.from_text(_text(options.tokens), source="text")
     settings = {"device": options.device, "cache_gb": options.cache_gb}
     kept = {**settings, "keep_text": True, "keep_disk_gb": options.keep_disk_gb}
-    together = _reading(options, mode="parallel", rounds=1)
+    together = _reading(options, mode="parallel", rounds=1, notes="asked")
     rows: list[Row] = []
     with _opened(model, settings) as engine:
         reader = Reader(engine, **_reading(options))

@@ -20,6 +20,7 @@ SectionEnds = Literal["natural", "exact"]
 EmptyReplies = Literal["keep", "overwrite"]
 ReadingOrder = Literal["text", "relevance"]
 QuoteSource = Literal["asked", "copied"]
+NoteSource = Literal["asked", "memories"]
 
 
 ReadingMode = Literal["in_order", "parallel"]
@@ -71,6 +72,10 @@ class AgentConfig(Settings):
     what is still missing."""
     segments: int = Field(default=1, ge=1)
     """Parts of the text that are read at the same time, each of them in order; their memories are merged."""
+    notes: NoteSource = "asked"
+    """Where sections are read apart from each other: prompts of their own ask for notes and merge them (asked); or
+    sections are read with the prompts of reading in order, and the lines of their memories are put together
+    without a call (memories), for models that were trained to read in order only."""
     window: int = Field(default=8192, ge=64)
     """Tokens the model can see at once: question, section, memory, reply and template together."""
     chunk_tokens: int = Field(default=5000, ge=16)
@@ -127,6 +132,16 @@ class AgentConfig(Settings):
         return self.mode == "parallel" or self.segments > 1
 
     @property
+    def asks_notes(self) -> bool:
+        """Whether prompts of their own ask for notes on sections."""
+        return self.mode == "parallel" and self.notes == "asked"
+
+    @property
+    def joins_memories(self) -> bool:
+        """Whether memories are put together line by line, without a call."""
+        return self.merges and self.notes == "memories"
+
+    @property
     def asks_quotes(self) -> bool:
         """Whether prompts ask for quotes or items."""
         return self.items or (self.evidence and self.quotes == "asked")
@@ -176,6 +191,7 @@ class ReadingSettings(TypedDict, total=False):
     mode: ReadingMode
     rounds: int
     segments: int
+    notes: NoteSource
     window: int
     chunk_tokens: int
     section_ends: SectionEnds

@@ -90,7 +90,7 @@ def measure_budget(
     """The tokens of each part, whether they fit or not."""
     # the template is what a prompt with the question in it needs beyond the question
     num_question = tokenizer.count(question)
-    is_parallel = config.mode == "parallel"
+    is_parallel = config.asks_notes
     read = prompts.section_messages(
         is_parallel=is_parallel,
         question=question,
@@ -111,6 +111,7 @@ def measure_budget(
     quotes = config.quote_tokens if config.asks_quotes else 0
     marks = MARK_TOKENS if config.stop_early else 0
     sources = SOURCES_TOKENS if config.asks_quotes else 0
+    merges = config.merges and not config.joins_memories
     budget = Budget(
         window=config.window,
         question=num_question,
@@ -120,7 +121,7 @@ def measure_budget(
         memory=config.memory_tokens + (MISSING_TOKENS if is_parallel else 0),
         read_reply=config.memory_tokens + config.reasoning_tokens + quotes + marks,
         answer_reply=config.answer_tokens + config.reasoning_tokens + sources,
-        merge_template=tokenizer.count_messages(merge) - num_question if config.merges else None,
+        merge_template=tokenizer.count_messages(merge) - num_question if merges else None,
         merge_reply=config.memory_tokens + config.reasoning_tokens + MISSING_TOKENS,
     )
     room = max(0, budget.window - budget.answer_total)

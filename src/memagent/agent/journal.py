@@ -50,6 +50,7 @@ LATER_SETTINGS: dict[str, Any] = {
     "mode": "in_order",
     "rounds": 3,
     "segments": 1,
+    "notes": "asked",
 }
 """What settings were before they existed."""
 
@@ -282,12 +283,17 @@ def _difference(stored: dict[str, Any], reading: dict[str, Any]) -> str | None:
         then, now = stored["prompts"]["name"], reading["prompts"]["name"]
         return f"the wording of the prompts has changed (then {then!r}, now {now!r})"
     then = {**LATER_SETTINGS, **stored["agent"]}
+    free = FREE_SETTINGS if _merges(then) else (*FREE_SETTINGS, "notes")
     for name, value in reading["agent"].items():
-        if name not in FREE_SETTINGS and then.get(name) != value:
+        if name not in free and then.get(name) != value:
             return f"{name} was {then.get(name)}, now {value}"
     if stored["prompts"].get("merging_sha256") != reading["prompts"].get("merging_sha256"):
         return "the wording of the prompts for notes and merges has changed"
     return None
+
+
+def _merges(agent: Mapping[str, Any]) -> bool:
+    return bool(agent["mode"] != "in_order" or agent["segments"] != 1)
 
 
 def _another_kind(stored: dict[str, Any]) -> str:

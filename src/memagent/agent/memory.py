@@ -156,16 +156,27 @@ def extend(
     new = [line for line in found if line not in known]
     if not new:
         return Rewritten(old, old_tokens, was_cut=False, was_kept=True)
-    kept = [*lines, *new]
     values = {**certainty, **dict.fromkeys(new, (logprob or 0.0) / len(new))}
+    fitted = fit_lines([*lines, *new], values, tokenizer, memory_tokens=memory_tokens)
+    return fitted._replace(was_kept=fitted.text == old)
+
+
+def fit_lines(
+    lines: Sequence[str],
+    certainty: Mapping[str, float],
+    tokenizer: Tokenizer,
+    *,
+    memory_tokens: int,
+) -> Rewritten:
+    """Lines as a memory; those that the model was least certain of are dropped until the rest fits."""
+    kept = list(lines)
     while (num_tokens := tokenizer.count("\n".join(kept))) > memory_tokens and len(kept) > 1:
-        kept.remove(min(kept, key=lambda line: values.get(line, 0.0)))
-    was_cut = len(kept) < len(lines) + len(new)
+        kept.remove(min(kept, key=lambda line: certainty.get(line, 0.0)))
     text = "\n".join(kept)
     if num_tokens > memory_tokens:
         text = shortened(text, tokenizer, max_tokens=memory_tokens)
         return Rewritten(text, tokenizer.count(text), was_cut=True, was_kept=False)
-    return Rewritten(text, num_tokens, was_cut=was_cut, was_kept=kept == lines)
+    return Rewritten(text, num_tokens, was_cut=len(kept) < len(lines), was_kept=False)
 
 
 def shortened(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> str:

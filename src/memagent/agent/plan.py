@@ -72,7 +72,7 @@ def plan_reading(
         num_chunks += 1
         for number, question in enumerate(questions):
             messages = reader.prompts.section_messages(
-                is_parallel=reader.config.mode == "parallel",
+                is_parallel=reader.config.asks_notes,
                 question=question,
                 section=chunk.text,
                 memory="",
@@ -127,7 +127,7 @@ def _calls_at_once(reader: Reader, num_chunks: int, num_questions: int) -> int:
 
 def max_merges(config: AgentConfig, num_chunks: int, budget: Budget) -> int:
     """Merges of one round, or of all segments, where every note is as long as it may be."""
-    if not config.merges:
+    if not config.merges or config.joins_memories:
         return 0
     at_once = max(2, budget.merge_room // (config.memory_tokens + NOTE_MARK_TOKENS))
     left = num_chunks if config.mode == "parallel" else min(num_chunks, config.segments)

@@ -245,7 +245,7 @@ def prompts_for(config: AgentConfig) -> PromptSet:
 
 def shares_sections(config: AgentConfig) -> bool:
     """Whether all questions over a text share the prefill of its sections, so that it can be kept."""
-    return prompts_for(config).shares_sections(config.mode == "parallel")
+    return prompts_for(config).shares_sections(config.asks_notes)
 
 
 def with_format(prompts: PromptSet, reply_format: ReplyFormat) -> PromptSet:

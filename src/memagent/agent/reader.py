@@ -92,10 +92,14 @@ class Reader:
         self._keeper = engine if isinstance(engine, TextKeeper) and engine.keeps_text else None
         self._kept: set[tuple[str, int]] = set()
         """Sections that the engine keeps: text and start."""
-        if self._keeper and not self.prompts.shares_sections(self.config.mode == "parallel"):
+        if self._keeper and not self.prompts.shares_sections(self.config.asks_notes):
             raise ConfigError(
-                "`keep_text` needs sections that stand before the question; give `mode=parallel`, or "
-                "`prompts=shared`"
+                "`keep_text` needs sections that stand before the question; give `mode=parallel` with "
+                "`notes=asked`, or `prompts=shared`"
+            )
+        if self.config.joins_memories and not self.prompts.no_change:
+            raise ConfigError(
+                "`notes=memories` needs prompts in which a section may add nothing; give `no_change`"
             )
 
     def ask(
@@ -360,7 +364,7 @@ class Reader:
         new = rewrite(
             state.memory,
             state.num_tokens,
-            self._change(parsed),
+            self.change_of(parsed),
             self.tokenizer,
             memory_tokens=self.config.memory_tokens,
             empty_replies=self.config.empty_replies,
@@ -397,7 +401,7 @@ class Reader:
         replies: Replies | None,
     ) -> ModelCall:
         """The reply to a section, shown as `section`; an earlier one where `replies` have it."""
-        is_parallel = self.config.mode == "parallel"
+        is_parallel = self.config.asks_notes
         if replies:
             number = chunk.index + 1 if self.prompts.numbers_sections(is_parallel) else None
             key = read_key(section_digest(chunk.text), state.memory, number)
@@ -427,7 +431,7 @@ class Reader:
         self._kept.add(place)
         one, other = (
             self.prompts.section_messages(
-                is_parallel=self.config.mode == "parallel",
+                is_parallel=self.config.asks_notes,
                 question=question,
                 section=section,
                 memory="",
@@ -449,7 +453,7 @@ class Reader:
             for quote in parsed.quotes
         )
 
-    def _change(self, parsed: ParsedReply) -> MemoryChange:
+    def change_of(self, parsed: ParsedReply) -> MemoryChange:
         """What a reply does to the memory; one with nothing but marks keeps it."""
         if not parsed.memory and (parsed.quotes or parsed.says_enough):
             return MemoryChange("keep", "")

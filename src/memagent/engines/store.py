@@ -79,6 +79,10 @@ class ReadingDefaults:
     """None: the default."""
     quotes: str | None = None
     """None: the default."""
+    notes: str | None = None
+    """None: the default."""
+    rounds: int | None = None
+    """None: the default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +195,8 @@ KNOWN["memagent-1.5b"] = with_adapter(
         answer_tokens=64,
         prompts="add",
         quotes="copied",
+        notes="memories",
+        rounds=2,
     ),
 )
 KNOWN["memagent-135m"] = with_adapter(
@@ -203,6 +209,8 @@ KNOWN["memagent-135m"] = with_adapter(
         answer_tokens=64,
         prompts="compact",
         quotes="copied",
+        notes="memories",
+        rounds=2,
     ),
 )
 EMBEDDED = "memagent-135m"

@@ -605,8 +605,8 @@ def _check_kept(methods: Sequence[OpenMethod]) -> None:
     readers = [method for method in methods if method.kind.partition(":")[0] == "reader"]
     if keeps_text and not any(shares_sections(method.settings) for method in readers):
         raise ConfigError(
-            "`keep_text` needs a reader whose sections stand before the question; give it `mode=parallel`, "
-            "or `prompts=shared`"
+            "`keep_text` needs a reader whose sections stand before the question; give it `mode=parallel` "
+            "with `notes=asked`, or `prompts=shared`"
         )
 
 

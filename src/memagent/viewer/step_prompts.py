@@ -50,7 +50,7 @@ def _section_prompt(
     section = _section_text(trace, step, document)
     starts = _section_starts(trace)
     messages = prompts.section_messages(
-        is_parallel=step.is_alone,
+        is_parallel=step.is_alone and _asks_notes(trace),
         question=trace.question,
         section=NO_SECTION if section is None else section,
         memory=_known_before(trace, step) if step.is_alone else memory_before(trace, number) or "",
@@ -62,6 +62,8 @@ def _section_prompt(
 
 def _merge_prompt(trace: StoredTrace, number: int, prompts: PromptSet) -> Json:
     step = trace.step_at(number)
+    if not _asks_notes(trace):
+        raise RunError("lines of memories were put together without a call")
     heads = [_head(head) for head in trace.heads]
     merged = _reads_under(number, heads)
     number_at = partial(_index_at, _section_starts(trace))
@@ -166,6 +168,11 @@ def _section_starts(trace: StoredTrace) -> list[int]:
 def _index_at(starts: Sequence[int], start: int) -> int:
     """The index of the section that begins at a character, as far as the sections are known."""
     return bisect_right(starts, start) - 1
+
+
+def _asks_notes(trace: StoredTrace) -> bool:
+    """Whether prompts of their own ask for notes and merge them."""
+    return bool(trace.settings.get("notes", "asked") == "asked")
 
 
 def _setting(trace: StoredTrace, name: str) -> int:

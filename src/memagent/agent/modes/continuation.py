@@ -67,7 +67,7 @@ async def carry_over(
     check_same(manifest, {**identity, "document": manifest["document"]}, path, what="continue")
     steps, digests = await asyncio.to_thread(_stored_steps, path, manifest)
     if reader.config.merges:
-        has_numbers = reader.prompts.numbers_sections(reader.config.mode == "parallel")
+        has_numbers = reader.prompts.numbers_sections(reader.config.asks_notes)
         stored = await asyncio.to_thread(read_replies, path)
         for number in range(len(questions)):
             earlier = EarlierReading(steps.get(number, []), digests.get(number, []))

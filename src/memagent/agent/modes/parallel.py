@@ -9,7 +9,9 @@
          └── next round ◀── is anything missing?
 
 A reply to a section is a note, or says that it holds nothing; only notes are merged. Notes that do not fit
-one prompt are merged in groups first, and the results again, as a tree. Each step is yielded as soon as its
+one prompt are merged in groups first, and the results again, as a tree. With `notes=memories` sections are read with
+the prompts of the plain loop, what they write is put together line by line, and rounds follow while lines are added.
+Each step is yielded as soon as its
 call is done, so steps come in the order in which calls end; `Step.round`, `Step.segment` and `Step.inputs`
 say what belongs together, and a resumed reading repeats none of them. Replies of an earlier reading are used
 again where the same is asked (`carried`).
@@ -26,6 +28,7 @@ from collections.abc import (
     Callable,
     Hashable,
     Iterable,
+    Mapping,
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager
@@ -35,8 +38,8 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from memagent.agent.budget import MISSING_TOKENS, Budget
-from memagent.agent.evidence.replies import parse_reply
-from memagent.agent.memory import ReadingState, shortened, split_reasoning
+from memagent.agent.evidence.replies import ParsedReply, parse_reply
+from memagent.agent.memory import ReadingState, fit_lines, shortened, split_reasoning
 from memagent.agent.modes.carried import Replies, carried_call, merge_key
 from memagent.agent.modes.extents import Extents
 from memagent.agent.modes.parallel_prompts import (
@@ -221,6 +224,11 @@ class _Apart(ABC):
 
     async def _merge(self, inputs: list[Step], number: int | None) -> AsyncGenerator[Step, None]:
         """Merge notes or memories into the memory, in groups first where they do not fit one prompt."""
+        if self._reader.config.joins_memories:
+            async with aclosing(self._put_together(inputs, number)) as steps:
+                async for step in steps:
+                    yield step
+            return
         while len(groups := self._groups(inputs)) > 1:
             parts = [group for group in groups if len(group) > 1]
             jobs = _each(
@@ -240,6 +248,40 @@ class _Apart(ABC):
             last = self._add(await self._merge_job(inputs, number, is_last=True)())
             yield last
         self.memory, self.missing = last.memory, last.missing
+
+    async def _put_together(
+        self, inputs: list[Step], number: int | None
+    ) -> AsyncGenerator[Step, None]:
+        """Add the lines of notes or memories to the memory, without a call."""
+        merge = self._done.get(_merge_key(inputs, number))
+        if merge is None:
+            parts = [self.memory, *(step.memory for step in inputs)]
+            lines = dict.fromkeys(
+                line for part in parts for line in part.splitlines() if line.strip()
+            )
+            new = fit_lines(
+                list(lines),
+                self._certainty(),
+                self._reader.tokenizer,
+                memory_tokens=self._reader.config.memory_tokens,
+            )
+            merge = self._add(
+                Step(
+                    kind="merge",
+                    index=0,
+                    reply="",
+                    memory=new.text,
+                    round=number,
+                    inputs=tuple(step.index for step in inputs),
+                    flags=("memory_cut", "joined") if new.was_cut else ("joined",),
+                )
+            )
+            yield merge
+        self.memory = merge.memory
+
+    @abstractmethod
+    def _certainty(self) -> Mapping[str, float]:
+        """How certain the model was of the lines that were noted so far."""
 
     def _groups(self, inputs: Sequence[Step]) -> list[list[Step]]:
         """Inputs in groups that fit one merge each, in the order of the text."""
@@ -323,8 +365,22 @@ class _Rounds(_Apart):
             async with aclosing(self._merge(notes, number)) as steps:
                 async for step in steps:
                     yield step
-            if self.missing is None or (self.memory, self.missing) == known:
+            if not self._goes_on(*known):
                 return
+
+    def _goes_on(self, memory: str, missing: str | None) -> bool:
+        """Whether another round is due, after one with this memory: something is missing, or was added."""
+        if self._reader.config.joins_memories:
+            return self.memory != memory
+        return self.missing is not None and (self.memory, self.missing) != (memory, missing)
+
+    def _certainty(self) -> Mapping[str, float]:
+        found: dict[str, float] = {}
+        for step in self._steps:
+            lines = step.memory.splitlines() if step.kind == "read" else []
+            for line in lines:
+                found.setdefault(line, (step.logprob or 0.0) / len(lines))
+        return found
 
     async def _notes_wanted(self, number: int) -> AsyncGenerator[Job, None]:
         """A call for each section that has not been read in this round."""
@@ -352,9 +408,9 @@ class _Rounds(_Apart):
         )
         reply, reasoning = split_reasoning(call.completion.text)
         parsed = parse_reply(reply, reader.reply_format)
-        quoted = "\n".join(quote.text for quote in parsed.quotes)
-        is_nothing = not quoted and reader.prompts.says_nothing(parsed.memory)
-        note = self._fitted("" if is_nothing else parsed.memory or quoted)
+        said = self._said(parsed, memory)
+        is_nothing = not said
+        note = self._fitted(said)
         flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
         flags += ["memory_cut"] if note.was_cut else []
         flags += ["nothing"] if is_nothing else []
@@ -372,6 +428,17 @@ class _Rounds(_Apart):
             quotes=reader.placed_quotes(parsed, chunk, section, document),
             **call.measures(),
         )
+
+    def _said(self, parsed: ParsedReply, memory: str) -> str:
+        """What a reply notes of a section; empty where it holds nothing, or nothing that the memory has not."""
+        reader = self._reader
+        quoted = "\n".join(quote.text for quote in parsed.quotes)
+        if not reader.config.joins_memories:
+            is_nothing = not quoted and reader.prompts.says_nothing(parsed.memory)
+            return "" if is_nothing else parsed.memory or quoted
+        known = set(memory.splitlines())
+        lines = reader.change_of(parsed).text.splitlines()
+        return "\n".join(line for line in lines if line.strip() and line not in known)
 
     def _notes(self, number: int) -> list[Step]:
         """The notes of a round, in the order of the text."""
@@ -412,6 +479,9 @@ class _Segments(_Apart):
             async with aclosing(self._merge(memories, None)) as steps:
                 async for step in steps:
                     yield step
+
+    def _certainty(self) -> Mapping[str, float]:
+        return {line: value for state in self._states for line, value in state.certainty.items()}
 
     def _resume(self, segment: int) -> None:
         """Go behind the sections of a segment that were read."""

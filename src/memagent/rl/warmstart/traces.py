@@ -209,11 +209,11 @@ class RightReplies:
         return find
 
     def _read(self, section: Chunk, prompt: str) -> str:
-        notes = self._notes_on(section, prompt) if self._config.mode == "parallel" else []
-        if self._config.mode == "parallel" and self._lines and not notes:
+        notes = self._notes_on(section, prompt) if self._config.asks_notes else []
+        if self._config.asks_notes and self._lines and not notes:
             return self._prompts.nothing
         self._quoted += self._marks.inside(section)
-        if self._config.mode == "parallel":
+        if self._config.asks_notes:
             return _joined(self._marks.quotes(section), *notes) or self._prompts.nothing
         old, new = self._memories(section, prompt)
         quotes = self._marks.quotes(section)
@@ -278,7 +278,7 @@ def _lines_of(example: Example, config: AgentConfig) -> list[Moment]:
 
 def _link_of(example: Example, config: AgentConfig, lines: list[Moment]) -> str | None:
     """The line that makes the others relevant: they are noted in the second round of parallel reading."""
-    is_linked = example.task in LINKED and config.mode == "parallel" and config.rounds > 1
+    is_linked = example.task in LINKED and config.asks_notes and config.rounds > 1
     return lines[-1].memory if is_linked and len(lines) > 1 else None
 
 

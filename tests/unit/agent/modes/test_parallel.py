@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 
 from memagent import Reader, Step, Trace
 from memagent.agent.limits import Limits
+from memagent.agent.memory import fit_lines
 from memagent.agent.modes.parallel import CallSlots
 from memagent.agent.modes.parallel_prompts import note_block, says_nothing, split_missing
 from memagent.agent.reader import read_questions
 from memagent.config import AgentConfig
+from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import BudgetError, ConfigError, EngineError, LimitReached, RunError
 from memagent.types import Completion, Message, Sampling
@@ -184,6 +187,70 @@ def test_a_text_of_fewer_sections_than_segments_has_as_many_segments() -> None:
     trace = reader_of(mode="in_order", segments=50).ask(QUESTION, TEXT)
     assert {step.segment for step in trace.steps if step.kind == "read"} == set(range(1, 10))
     assert trace.answer == "home"
+
+
+# --- memories that are put together without a call -----------------------------------------------------
+
+JOINED: dict[str, object] = {"notes": "memories", "prompts": "add"}
+
+
+def hops(messages: Sequence[Message], sampling: Sampling) -> str:
+    """A model that was trained on the plain loop: it adds where the last place that it knows leads to."""
+    prompt = messages[-1]["content"]
+    memory = prompt.partition("<memory>\n")[2].partition("\n</memory>")[0]
+    known = memory.rstrip(".").split()[-1] if "leads" in memory else "Ada"
+    if "<section>" not in prompt:
+        return known
+    fact = re.search(rf"{known} leads to \w+\.", prompt.partition("<section>")[2])
+    return fact[0] if fact else "No change."
+
+
+def test_memories_are_put_together_in_rounds_with_the_prompts_of_the_plain_loop() -> None:
+    reader = reader_of(hops, rounds=5, **JOINED)
+    trace = reader.ask(QUESTION, TEXT)
+    assert trace.answer == "home"
+    merges = [step for step in trace.steps if step.kind == "merge"]
+    assert [step.memory.count("\n") for step in merges] == [0, 1, 2]
+    assert {step.flags for step in merges} == {("joined",)}
+    assert trace.usage.calls == len(trace.steps) - len(merges)
+    assert max(step.round or 0 for step in trace.steps) == 4  # the last one adds nothing
+    prompts = prompts_of(reader)
+    assert all("What this section adds:" in prompt for prompt in prompts[:-1])
+
+
+def test_memories_of_segments_are_put_together_too() -> None:
+    def note(messages: Sequence[Message], sampling: Sampling) -> str:
+        prompt = messages[-1]["content"]
+        if "<section>" not in prompt:
+            return "answer"
+        return (
+            "\n".join(
+                re.findall(
+                    r"\w+ leads to \w+\.",
+                    prompt.partition("<section>")[2].partition("</section>")[0],
+                )
+            )
+            or "No change."
+        )
+
+    trace = reader_of(note, **JOINED, mode="in_order", segments=3).ask(QUESTION, TEXT)
+    assert trace.memory == "Cy leads to home.\nBo leads to Cy.\nAda leads to Bo."
+    (merge,) = (step for step in trace.steps if step.kind == "merge")
+    assert (merge.usage.calls, len(merge.inputs)) == (0, 3)
+
+
+def test_lines_that_the_model_was_least_certain_of_make_room() -> None:
+    lines = [f"line {number} of the memory" for number in range(9)]
+    certainty = {line: -float(number % 3) for number, line in enumerate(lines)}
+    kept = fit_lines(lines, certainty, ByteTokenizer(), memory_tokens=100)
+    assert kept.was_cut
+    assert kept.text.splitlines() == [lines[number] for number in (0, 3, 6, 7)]
+
+
+def test_memories_need_prompts_in_which_a_section_may_add_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"`notes=memories` needs prompts .* give `no_change`"):
+        reader_of(notes="memories")
+    reader_of(notes="memories", no_change=True)
 
 
 def test_segments_do_not_go_with_parallel_mode() -> None:
