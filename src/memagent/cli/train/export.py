@@ -1,13 +1,17 @@
-"""`memagent train export RUN OUT`: the trained model or adapter as a folder."""
+"""`memagent train export RUN OUT`: the trained model or adapter as a folder, or as a GGUF file."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from memagent.cli.train.run import check_libraries
 from memagent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from memagent.rl.weights.gguf_export import GgufKind
 
 
 @click.command("export")
@@ -22,21 +26,44 @@ from memagent.errors import ConfigError
 @click.option(
     "--merge", is_flag=True, help="Merge an adapter into its model, and write the whole model."
 )
-def command(run: Path, out: Path, step: int | None, best: bool, merge: bool) -> int:
-    """Write the model or adapter of a run as a folder that transformers, peft and vLLM load.
+@click.option(
+    "--gguf",
+    type=click.Choice(["f16", "q8_0"]),
+    help="Merge an adapter into its model, a GGUF file, and write the whole as one, for llama.cpp.",
+)
+@click.option(
+    "--model",
+    help="Model that the adapter is merged into: a pulled one or a path. [default: the one it names]",
+)
+def command(
+    run: Path,
+    out: Path,
+    step: int | None,
+    best: bool,
+    merge: bool,
+    gguf: GgufKind | None,
+    model: str | None,
+) -> int:
+    """Write the model or adapter of a run as a folder that transformers, peft and vLLM load, or as a GGUF file.
 
     \b
       memagent train export runs/tiny my-adapter
       memagent train export runs/tiny my-model --merge
       memagent train export runs/tiny my-best-model --best
+      memagent train export adapters/memagent-1.5b reader.gguf --gguf q8_0 --model qwen2.5-coder-1.5b
       memagent ask report.pdf -q "..." --engine local:smollm2-135m --adapter my-adapter
+
+    RUN may also be the folder of an adapter.
     """
     check_libraries()
     if best and step is not None:
         raise ConfigError("give either --step or --best")
-    from memagent.rl.weights.checkpoint import export, find_checkpoint
+    from memagent.rl.weights.checkpoint import export, export_gguf, find_checkpoint
 
     checkpoint = find_checkpoint(run, step, best=best)
-    export(checkpoint, out, merge=merge)
+    if gguf is not None:
+        export_gguf(checkpoint, out, kind=gguf, model=model)
+    else:
+        export(checkpoint, out, merge=merge, model=model)
     click.echo(f"{out}: from {checkpoint.name}")
     return 0

@@ -93,6 +93,8 @@ def merge(model: Any) -> None:
         with torch.no_grad():
             plain_layer.weight.copy_(merged_weight(layer))
         replace_layer(model, name, plain_layer)
+    del model.peft_config
+    model._hf_peft_config_loaded = False  # or transformers would save an adapter
 
 
 def replace_layer(model: Any, name: str, layer: Any) -> None:

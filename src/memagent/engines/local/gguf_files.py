@@ -113,12 +113,12 @@ def weights(path: Path, header: GgufHeader) -> Iterator[tuple[str, np.ndarray[An
         except NotImplementedError:
             kind = GGMLQuantizationType(tensor.kind).name
             raise ConfigError(f"{path} stores weights as {kind}, which cannot be read") from None
-        yield _known_name(tensor), _unpermuted(tensor.name, array, header)
+        yield known_name(tensor), _unpermuted(tensor.name, array, header)
 
 
 def shapes(header: GgufHeader) -> dict[str, tuple[int, ...]]:
     """The shapes of the weights, by transformers' names."""
-    return {_known_name(tensor): tensor.shape for tensor in header.tensors}
+    return {known_name(tensor): tensor.shape for tensor in header.tensors}
 
 
 def matrices(
@@ -128,7 +128,7 @@ def matrices(
     for tensor, packed in _stored(path, header):
         if packed.ndim == 2:
             kind = GGMLQuantizationType(tensor.kind)
-            yield _known_name(tensor), kind, _unpermuted(tensor.name, packed, header)
+            yield known_name(tensor), kind, _unpermuted(tensor.name, packed, header)
 
 
 def _stored(path: Path, header: GgufHeader) -> Iterator[tuple[GgufTensor, np.ndarray[Any, Any]]]:
@@ -138,7 +138,8 @@ def _stored(path: Path, header: GgufHeader) -> Iterator[tuple[GgufTensor, np.nda
         yield tensor, packed.reshape(*tensor.shape[:-1], -1)
 
 
-def _known_name(tensor: GgufTensor) -> str:
+def known_name(tensor: GgufTensor) -> str:
+    """The name of a weight in transformers."""
     name = _name(tensor.name)
     assert name is not None, "unknown names are refused when the header is converted"
     return name
@@ -462,9 +463,27 @@ def _unpermuted(
     gguf_name: str, array: np.ndarray[Any, Any], header: GgufHeader
 ) -> np.ndarray[Any, Any]:
     """Llama's queries and keys: GGUF interleaves the two halves of each rotated pair."""
-    part = gguf_name.split(".")[-2]
-    if header.architecture != "llama" or part not in ("attn_q", "attn_k"):
+    num_heads = _rotated_heads(gguf_name, header)
+    if num_heads is None:
         return array
-    num_heads = header.num_heads if part == "attn_q" else header.num_kv_heads
     pairs = array.reshape(num_heads, -1, 2, *array.shape[1:])
     return pairs.swapaxes(1, 2).reshape(array.shape)
+
+
+def permuted(
+    gguf_name: str, array: np.ndarray[Any, Any], header: GgufHeader
+) -> np.ndarray[Any, Any]:
+    """A weight as a GGUF file stores it: the inverse of what reading does to Llama's queries and keys."""
+    num_heads = _rotated_heads(gguf_name, header)
+    if num_heads is None:
+        return array
+    halves = array.reshape(num_heads, 2, -1, *array.shape[1:])
+    return halves.swapaxes(1, 2).reshape(array.shape)
+
+
+def _rotated_heads(gguf_name: str, header: GgufHeader) -> int | None:
+    """Heads of a weight whose rows are permuted; None for others."""
+    part = gguf_name.split(".")[-2]
+    if header.architecture != "llama" or part not in ("attn_q", "attn_k"):
+        return None
+    return header.num_heads if part == "attn_q" else header.num_kv_heads

@@ -34,7 +34,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +50,9 @@ from memagent.files import reason_of, replacing_folder
 from memagent.foreign import foreign_file, one_line
 from memagent.rl.weights.shards import gathered, like
 from memagent.tracking import METRICS, read_metrics
+
+if TYPE_CHECKING:
+    from memagent.rl.weights.gguf_export import GgufKind
 
 FORMAT = 1
 CHECKPOINTS = "checkpoints"
@@ -131,10 +134,12 @@ def find_checkpoint(run: Path, step: int | None = None, *, best: bool = False) -
     """The checkpoint of a step, by default the newest; refused in one line if there is none.
 
     A step of the warm start is found where reinforcement learning has no checkpoint of that number.
-    `best` finds the one with the highest validation reward.
+    `best` finds the one with the highest validation reward. The folder of an adapter is taken as it is.
     """
     if not run.is_dir():
         raise RunError(f"{run} is not a run folder")
+    if step is None and not best and _is_adapter(run):
+        return run
     found = list_checkpoints(run)
     if not found:
         raise RunError(f"{run} has no checkpoint yet")
@@ -288,11 +293,11 @@ def load_weights(model: Any, checkpoint: Path) -> None:
             tensor.copy_(like(tensor, stored[name]))
 
 
-def export(checkpoint: Path, out: Path, *, merge: bool = False) -> None:
+def export(checkpoint: Path, out: Path, *, merge: bool = False, model: str | None = None) -> None:
     """Write the model or adapter of a checkpoint to a new folder, with tokenizer and chat template.
 
     With `merge`, an adapter is merged into its model, which must be on this machine, and the whole model is
-    written in the precision that it is stored in.
+    written in the precision that it is stored in. `model` names it where the adapter's own name for it is not known here.
     """
     folder = _weights_folder(checkpoint)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -300,10 +305,34 @@ def export(checkpoint: Path, out: Path, *, merge: bool = False) -> None:
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing_folder(out) as part:
-            if merge and folder.name == ADAPTER:
-                _write_merged(folder, part)
+            if merge and _is_adapter(folder):
+                _write_merged(folder, _base_of(folder, model), part)
             else:
                 shutil.copytree(folder, part, dirs_exist_ok=True)
+
+
+def export_gguf(checkpoint: Path, out: Path, *, kind: GgufKind, model: str | None = None) -> None:
+    """Write the model of an adapter, merged, as one GGUF file. Its model must be a GGUF file on this machine."""
+    folder = _weights_folder(checkpoint)
+    if out.exists():
+        raise RunError(f"{out} already exists; name a new file")
+    if not _is_adapter(folder):
+        raise ConfigError(
+            f"{checkpoint} contains a whole model, not an adapter of a GGUF file; export it as a folder, which "
+            "llama.cpp's converter reads"
+        )
+    source = store.find(base := _base_of(folder, model))
+    if source is None or not source.is_file():
+        raise ConfigError(
+            f"the adapter's model {base} is no GGUF file here, so there is no header to copy; export it with "
+            "`merge`, and convert the folder with llama.cpp's converter"
+        )
+    from memagent.rl.weights.gguf_export import write_gguf
+
+    loaded = _load_merged(folder, base)
+    with disk_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_gguf(loaded, out, source=source, kind=kind)
 
 
 def random_state() -> dict[str, Any]:
@@ -386,27 +415,39 @@ def _adapter_weights(model: Any) -> dict[str, torch.Tensor]:
     return {f"{ADAPTER_PREFIX}{name}": tensor for name, tensor in weights.items()}
 
 
-def _write_merged(adapter: Path, folder: Path) -> None:
-    """The model of an adapter with the adapter merged into it, summed in float32."""
-    from peft import PeftConfig, PeftModel
+def _is_adapter(folder: Path) -> bool:
+    return (folder / "adapter_config.json").is_file()
 
-    base = str(PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path)
+
+def _base_of(adapter: Path, model: str | None) -> str:
+    """The model of an adapter, which must be on this machine."""
+    from peft import PeftConfig
+
+    base = model or str(PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path)
     if store.find(base) is None:
         raise ConfigError(
-            f"the adapter's model {base} is not on this machine; set base_model_name_or_path in "
-            f"{adapter / 'adapter_config.json'} to its path"
+            f"the adapter's model {base} is not on this machine; name it with `model`"
         )
-    loaded = load(base, dtype=torch.float32)
+    return base
+
+
+def _load_merged(adapter: Path, base: str) -> LoadedModel:
+    """The model of an adapter with the adapter merged into it, in float32."""
+    return load(base, adapter=str(adapter), merged=True, dtype=torch.float32)
+
+
+def _write_merged(adapter: Path, base: str, folder: Path) -> None:
+    loaded = _load_merged(adapter, base)
     with quietly():
-        adapted: Any = PeftModel.from_pretrained(loaded.model, str(adapter))
-        merged = adapted.merge_and_unload(safe_merge=True)
-        merged.to(_stored_dtype(loaded)).save_pretrained(folder)
+        model: Any = loaded.model
+        model.to(_stored_dtype(base, loaded)).save_pretrained(folder)
         _write_tokenizer(loaded.tokenizer, folder)
 
 
-def _stored_dtype(loaded: LoadedModel) -> torch.dtype:
+def _stored_dtype(base: str, loaded: LoadedModel) -> torch.dtype:
     """The precision of a model's files; bfloat16 for GGUF files, which are quantized."""
-    if loaded.gguf is not None:
+    path = store.find(base)
+    if path is not None and path.is_file():
         return torch.bfloat16
     config = json.loads((loaded.tokenizer_folder / "config.json").read_text(encoding="utf-8"))
     name = config.get("dtype") or config.get("torch_dtype") or "float32"
@@ -415,6 +456,8 @@ def _stored_dtype(loaded: LoadedModel) -> torch.dtype:
 
 
 def _weights_folder(checkpoint: Path) -> Path:
+    if _is_adapter(checkpoint):
+        return checkpoint
     for name in (MODEL, ADAPTER):
         if (checkpoint / name).is_dir():
             return checkpoint / name

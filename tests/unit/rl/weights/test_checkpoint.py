@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFReader
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,6 +28,7 @@ from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.policy import Policy
 from memagent.rl.weights.checkpoint import (
     export,
+    export_gguf,
     find_checkpoint,
     latest_checkpoint,
     list_checkpoints,
@@ -443,11 +444,63 @@ def test_a_merge_needs_the_model_of_the_adapter(folders: dict[str, Path], tmp_pa
     checkpoint = save(tmp_path, with_adapter(load(str(source))))
     source.rename(tmp_path / "moved")
     with pytest.raises(
-        ConfigError, match=r"model .*/source is not on this machine; set base_model_name_or_path"
+        ConfigError, match=r"model .*/source is not on this machine; name it with `model`"
     ):
         export(checkpoint, tmp_path / "out", merge=True)
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".*"))
+    export(checkpoint, tmp_path / "out", merge=True, model=str(tmp_path / "moved"))
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+# --- GGUF files -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "error"), [("f16", 1e-3), ("q8_0", 2e-2)])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_a_gguf_file_has_the_merged_weights_and_the_header_of_its_source(
+    architecture: str, kind: Any, error: float, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    source = write_gguf(folders[architecture], tmp_path / "model.gguf", general__author="someone")
+    loaded = with_adapter(load(str(source)))
+    export_gguf(save(tmp_path, loaded), tmp_path / "new.gguf", kind=kind)
+    merged = load(str(tmp_path / "new.gguf"))
+    change = (logits(loaded.model) - logits(load(str(source)).model)).abs().max()
+    assert (logits(merged.model) - logits(loaded.model)).abs().max() < error * max(1.0, change * 10)
+    fields, before = (GGUFReader(path).fields for path in (tmp_path / "new.gguf", source))
+    assert fields["general.author"].contents() == "someone"
+    own = {"general.file_type", "general.quantization_version"}
+    assert {name for name in fields if not name.startswith("GGUF.")} - own == {
+        name for name in before if not name.startswith("GGUF.")
+    }
+    tokens = "tokenizer.ggml.tokens"
+    assert fields[tokens].contents() == before[tokens].contents()
+    stored = {
+        tensor.name: tensor.tensor_type.name for tensor in GGUFReader(tmp_path / "new.gguf").tensors
+    }
+    assert stored["blk.0.attn_q.weight"] == kind.upper()
+    assert stored["blk.0.attn_norm.weight"] == "F32"
+
+
+def test_a_gguf_file_is_made_of_adapters_of_gguf_files_only(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    whole = save(tmp_path / "whole", load(str(folders["llama"])))
+    with pytest.raises(ConfigError, match="contains a whole model, not an adapter"):
+        export_gguf(whole, tmp_path / "new.gguf", kind="f16")
+    adapter = save(tmp_path / "adapter", with_adapter(load(str(folders["llama"]))))
+    with pytest.raises(ConfigError, match="is no GGUF file here"):
+        export_gguf(adapter, tmp_path / "new.gguf", kind="f16")
+    (tmp_path / "new.gguf").write_text("mine")
+    with pytest.raises(RunError, match=r"new\.gguf already exists; name a new file"):
+        export_gguf(adapter, tmp_path / "new.gguf", kind="f16")
+
+
+def test_the_folder_of_an_adapter_is_exported_too(folders: dict[str, Path], tmp_path: Path) -> None:
+    adapter = save(tmp_path, with_adapter(load(str(folders["llama"])))) / "adapter"
+    assert find_checkpoint(adapter) == adapter
+    export(adapter, tmp_path / "out", merge=True)
+    assert (tmp_path / "out" / "model.safetensors").exists()
 
 
 def test_an_existing_folder_is_not_overwritten(folders: dict[str, Path], tmp_path: Path) -> None:
