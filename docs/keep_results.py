@@ -103,7 +103,8 @@ def of_run(run: Path) -> tuple[dict[str, Any], Iterator[ItemRecord]]:
     kept = {
         "format": manifest.get("format", 1),
         "kind": "eval",
-        **{name: manifest.get(name) for name in KEPT},
+        **{name: manifest[name] for name in KEPT if manifest.get(name) is not None},
+        "model": Path(manifest.get("model", "")).name,
     }
     return kept, read_items(run)
 

@@ -36,7 +36,7 @@ from memagent.eval.report.tables import (
 )
 from memagent.eval.stats import Comparison, Interval, compare, wilson
 
-ORDER = ("trained", "warm start", "untrained", "base", "trained weights")
+ORDER = ("trained", "warm start", "base", "trained weights")
 """Methods in tables and figures; others follow."""
 HOTPOTQA = "hotpotqa"
 PAPER = {HOTPOTQA: "original_sub_em_boxed", "ruler": "original_ruler_boxed"}
@@ -60,14 +60,24 @@ What the readers that this project has trained can do, on questions that none of
 `python docs/make_results.py results` from the records in `results`, one line for each answer; [experiments.md](experiments.md)
 has the training runs, with what failed.
 
-- **trained** is `local:memagent-1.5b`: Qwen2.5-Coder-1.5B-Instruct with the adapter of this repository, sections of 2,048 tokens, a memory
-  of at most 512, a window of 4,096. **warm start** is the same before reinforcement learning.
+{methods}
 - All methods have the same questions and texts, and decode greedily. Failed items count as wrong.
 - **strict**: the boxed answer, word for word. **as the paper scores**: it contains the right answer or is contained in it
   (`original_sub_em_boxed`), for RULER the share of the answers that it contains (`original_ruler_boxed`); see [grading](grading.md).
 - Brackets are 95 % intervals. **captured** and **retained**: questions whose evidence was whole, word for word, in any memory, and in the last one.
 - The adapters were chosen by their scores on the same HotpotQA dev questions, so these may be too favourable.
 """
+ABOUT = {
+    "trained": """\
+- **trained** is `local:memagent-1.5b`: Qwen2.5-Coder-1.5B-Instruct with the adapter of this repository, sections of 2,048 tokens, a memory
+  of at most 512, a window of 4,096.""",
+    "warm start": "- **warm start** is the same before reinforcement learning.",
+    "base": """\
+- **base** is the model without an adapter: as reader with the same settings, with the whole text in one prompt (`direct`; at most 32,768
+  tokens, the middle is cut out of longer texts), and with the passages that BM25 finds in a window of 4,096 (`bm25`).""",
+    "trained weights": "- **trained weights** are those of the trained reader in the other methods.",
+}
+"""What methods are, in the order of ORDER."""
 VALIDATION_NOTE = """\
 Lengths marked * are validations of a training run (`memagent train`), with the same reader and the same grading. The others are runs of
 `memagent eval`:
@@ -526,7 +536,9 @@ def make_page(folder: Path) -> tuple[str, list[Plot]]:
     anchors = read_anchors("paper")
     hotpotqa, plots = hotpotqa_part(records, anchors)
     ruler, more = ruler_part(records, anchors)
-    parts = [HEAD, hotpotqa, ruler, beyond_part(records), time_part(records), "## Commands\n"]
+    names = {entry.series.partition(",")[0] for entry in records.entries}
+    head = HEAD.replace("{methods}", "\n".join(ABOUT[name] for name in ORDER if name in names))
+    parts = [head, hotpotqa, ruler, beyond_part(records), time_part(records), "## Commands\n"]
     parts.append(f"{VALIDATION_NOTE}\n{COMMANDS}" if records.validations else COMMANDS)
     return "\n".join(part for part in parts if part), [*plots, *more]
 

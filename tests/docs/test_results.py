@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from memagent.eval.records import ItemRecord
+from memagent.eval.records import ItemRecord, read_items
 from memagent.eval.report.tables import Entry
+from memagent.runs import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,6 +76,19 @@ def test_what_traces_say_about_reading_is_kept_as_numbers(
         **{"kept_memories": 1, "cut_memories": 1},
     }
     assert ItemRecord.from_dict(kept) == replace(record(0), seconds=1.23, metadata=kept["metadata"])
+
+
+def test_a_run_is_kept_without_paths(
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
+) -> None:
+    manifest = {"kind": "eval", "model": "/somewhere/model.gguf", "methods": {"reader": {}}}
+    with Run.create(tmp_path / "run", {**manifest, "num_items": 1, "command": None}) as run:
+        run.append(record(0).to_json())
+    scripts[0].main([str(tmp_path / "trained"), str(tmp_path / "run")])
+    kept = tmp_path / "trained" / "run"
+    assert json.loads((kept / "run.json").read_text())["model"] == "model.gguf"
+    assert "somewhere" not in (kept / "run.json").read_text()
+    assert list(read_items(kept)) == [record(0)]
 
 
 def test_a_validation_is_kept_with_further_grades(
