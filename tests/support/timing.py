@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 """Seconds to wait for something that takes milliseconds on an idle machine."""
 SHORTEST = 1e-3
 """Seconds that count for anything shorter, so that ratios are not those of the clock's resolution."""
