@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,9 @@ from transformers import PreTrainedTokenizerFast
 
 from memagent.control_tokens import ControlTokens
 from memagent.documents.tokenizers import open_tokenizer
-from memagent.engines.local.loading import LoadedModel, load
+from memagent.engines.local.loading import LoadedModel, load, with_quick_encoder
 from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.rows import tokenized
-from memagent.rl.weights.models import _quick_encoder
 from memagent.types import Message
 from tests.conftest import CHAT_TEMPLATE, QWEN_PATTERN, prose
 from tests.support.tiny_models import make_tiny_model
@@ -269,7 +267,7 @@ def test_the_reader_counts_what_the_engine_encodes(kind: str, tmp_path: Path) ->
 
 def test_training_encodes_as_reading_does(tmp_path: Path) -> None:
     loaded = load(str(make_tiny_model(tmp_path, "llama")))
-    quick = replace(loaded, quick_encode=_quick_encoder(loaded))
+    quick = with_quick_encoder(loaded)
     messages: tuple[Message, ...] = (
         {"role": "user", "content": f"Read this: {SYSTEM_TURN}"},
         {"role": "assistant", "content": "No."},

@@ -14,15 +14,17 @@ from memagent.data.formats.files import read_examples
 from memagent.data.tasks.registry import rebuild
 from tests.integration.conftest import Cli, Outcome, finish, num_lines, on_a_small_disk, wait_until
 from tests.support.hotpot import HotpotFiles, fillers, item, write_hotpot
-from tests.support.sizes import IS_LARGE
+from tests.support.sizes import sized
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE = ROOT / "configs" / "data" / "smoke.toml"
+NUM = sized(400, 2000)
+"""More than are built before all kills have arrived, on a busy machine too."""
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> HotpotFiles:
-    dev = [item(f"d{n}") for n in range(400)]
+    dev = [item(f"d{n}") for n in range(NUM)]
     return write_hotpot(tmp_path / "sources", dev=dev, paragraphs=fillers(400))
 
 
@@ -53,22 +55,23 @@ def test_a_killed_build_resumes_and_ends_with_the_same_bytes(
 ) -> None:
     out, straight = tmp_path / "killed.jsonl", tmp_path / "straight.jsonl"
     part = tmp_path / "killed.jsonl.part"
-    moments = [5 + 14 * number for number in range(20)] if IS_LARGE else [5, 60]
+    num_kills = sized(2, 20)
     workers: list[int] = []
-    for least in moments:
-        with cli.started(*arguments(files, out, 400)) as process:
+    for _ in range(num_kills):
+        least = num_lines(part) + 5
+        with cli.started(*arguments(files, out, NUM)) as process:
             wait_until(lambda least=least: num_lines(part) >= least)
             workers += children(process.pid)
             finish(process, number=signal.SIGKILL)
     assert not out.exists()
-    assert moments[-1] <= num_lines(part) < 400
+    assert 5 * num_kills <= num_lines(part) < NUM
     if Path("/proc/self/task").exists():
         assert len(workers) >= 4
         wait_until(lambda: not any(map(is_running, workers)))
-    done = cli(*arguments(files, out, 400))
+    done = cli(*arguments(files, out, NUM))
     assert done.code == 0, done.stderr
     assert "resuming after" in done.stderr
-    assert cli(*arguments(files, straight, 400, processes=1)).code == 0
+    assert cli(*arguments(files, straight, NUM, processes=1)).code == 0
     assert out.read_bytes() == straight.read_bytes()
     assert not part.exists()
 
