@@ -456,7 +456,7 @@ def test_a_merge_needs_the_model_of_the_adapter(folders: dict[str, Path], tmp_pa
 # --- GGUF files -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "error"), [("f16", 1e-3), ("q8_0", 2e-2)])
+@pytest.mark.parametrize(("kind", "error"), [("f16", 0.005), ("q8_0", 0.1)])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_a_gguf_file_has_the_merged_weights_and_the_header_of_its_source(
     architecture: str, kind: Any, error: float, folders: dict[str, Path], tmp_path: Path
@@ -467,7 +467,7 @@ def test_a_gguf_file_has_the_merged_weights_and_the_header_of_its_source(
     merged = load(str(tmp_path / "new.gguf"))
     expected = logits(loaded.model)
     assert (logits(merged.model) - expected).norm() < error * expected.norm()
-    assert (logits(load(str(source)).model) - expected).norm() > 0.1 * expected.norm()
+    assert (logits(load(str(source)).model) - expected).norm() > 0.2 * expected.norm()
     fields, before = (GGUFReader(path).fields for path in (tmp_path / "new.gguf", source))
     assert fields["general.author"].contents() == "someone"
     own = {"general.file_type", "general.quantization_version"}
