@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,3 +167,11 @@ def test_what_cannot_be_served_is_refused_before_the_cluster_is_asked(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         check_choice(choice, config)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray Serve, about its own code
+def test_what_rays_application_for_vllm_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memagent.serve.cluster.find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "ray.serve.llm", None)
+    with pytest.raises(ConfigError, match=r"cannot be loaded \(.*\); pip install .*\[ray,vllm\]"):
+        check_choice(VLLM, ServeConfig())

@@ -40,8 +40,6 @@ HEALTH_SECONDS = 10.0
 """Time between two checks of a replica."""
 CONSTRUCTOR_TRIES = 2
 """How often a replica that cannot be started is tried."""
-LLM_LIBRARIES = "pyarrow smart_open jsonref"
-"""What Ray's application for vLLM needs besides vLLM."""
 NOT_FOR_VLLM = ("vllm_python", "vllm_args", "vllm_log_dir", "data_parallel_size")
 """Settings of vLLM servers that memagent starts itself."""
 
@@ -213,12 +211,13 @@ def _ray_serve() -> Any:
 
 
 def _ray_llm() -> Any:
-    """Ray's application for vLLM, which needs libraries that neither Ray nor vLLM brings by itself."""
+    """Ray's application for vLLM, which needs a library that neither Ray nor vLLM brings by itself."""
     try:
         from ray.serve import llm
     except ImportError as error:
         raise ConfigError(
-            f"Ray's application for vLLM cannot be loaded ({error}); pip install {LLM_LIBRARIES}"
+            f"Ray's application for vLLM cannot be loaded ({error}); pip install "
+            '"memagent[ray,vllm]"'
         ) from None
     return llm
 
