@@ -40,6 +40,8 @@ HEALTH_SECONDS = 10.0
 """Time between two checks of a replica."""
 CONSTRUCTOR_TRIES = 2
 """How often a replica that cannot be started is tried."""
+VLLM_CPUS = 2.0
+"""CPUs of a replica in Ray's application for vLLM: one for it, one for a worker of vLLM."""
 NOT_FOR_VLLM = ("vllm_python", "vllm_args", "vllm_log_dir", "data_parallel_size")
 """Settings of vLLM servers that memagent starts itself."""
 
@@ -101,7 +103,10 @@ def check_choice(choice: EngineChoice, config: ServeConfig) -> None:
 
 async def _check_room(cluster: Cluster, choice: EngineChoice, num_replicas: int) -> None:
     """Wait for room within the cluster's time: Ray Serve would wait without end, and say nothing."""
-    bundles = [replica_resources(cluster, choice)] * num_replicas
+    needed = replica_resources(cluster, choice)
+    if choice.kind == "vllm":
+        needed = {**needed, "CPU": VLLM_CPUS}
+    bundles = [needed] * num_replicas
     group = await cluster.place(bundles, what=f"{num_replicas} replicas of {choice.spec}")
     cluster.release(group)
 
@@ -112,7 +117,12 @@ def _application(
     if choice.kind == "vllm":
         llm = _ray_llm()
         settings = llm_settings(choice, config, num_replicas, on_gpu="GPU" in resources)
-        return llm.build_openai_app({"llm_configs": [llm.LLMConfig(**settings)]})
+        return llm.build_openai_app(
+            {
+                "llm_configs": [llm.LLMConfig(**settings)],
+                "ingress_deployment_config": {"ray_actor_options": {"num_cpus": 0}},
+            }
+        )
     return _local_application(choice, config, num_replicas, resources)
 
 
