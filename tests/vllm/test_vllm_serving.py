@@ -51,16 +51,12 @@ def ask(url: str, model: str) -> Any:
     return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
 
 
-def until_ready(url: str, process: subprocess.Popen[str]) -> None:
+def until_ready(url: str, log: Path, process: subprocess.Popen[str]) -> None:
+    """The command names the address when all replicas are healthy; Ray answers there before."""
     end = time.monotonic() + START_SECONDS
-    while True:
-        assert process.poll() is None, process.communicate()
+    while url not in log.read_text():
+        assert process.poll() is None, log.read_text()[-2000:]
         assert time.monotonic() < end
-        try:
-            if httpx.get(f"{url}/v1/models", timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
         time.sleep(1.0)
 
 
@@ -76,16 +72,17 @@ def test_it_serves_what_the_local_engine_says_at_one_address_and_ends(
         "HF_HUB_OFFLINE": "1",
     }
     options = ["--cluster", "auto", "--replicas", "1", "--port", str(unused_tcp_port)]
-    log = (tmp_path / "log").open("w")
-    process = subprocess.Popen(
-        [PYTHON, "-c", START, "serve", "--engine", f"vllm:{model}", *options],
-        env=environment,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [PYTHON, "-c", START, "serve", "--engine", f"vllm:{model}", *options],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
     try:
-        until_ready(url, process)
+        until_ready(url, log, process)
         answer = ask(url, str(model))
         assert answer.status_code == 200, answer.text
         ids = answer.json()["choices"][0]["token_ids"]
@@ -100,6 +97,5 @@ def test_it_serves_what_the_local_engine_says_at_one_address_and_ends(
     finally:
         process.kill()
         process.wait()
-        log.close()
     with pytest.raises(httpx.TransportError):
         httpx.get(f"{url}/v1/models", timeout=5)
