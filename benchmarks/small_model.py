@@ -24,7 +24,7 @@ from memagent.engines.base import BaseEngine, open_engine
 ANSWER_TOKENS = 128
 NUM_ENTRIES = 50
 """A third of the archive of `make demo`, about 4,000 tokens: each question reads it from the start."""
-ROWS = ("compact:1024:192",)
+ROWS = ("compact_add:512:384",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

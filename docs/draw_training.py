@@ -1,11 +1,13 @@
 """Draw the curves of a training run: rewards of steps, and of validations with their intervals.
 
 python docs/draw_training.py RUN/metrics.jsonl curves.svg
+python docs/draw_training.py FIRST/metrics.jsonl SECOND/metrics.jsonl curves.svg     # the second continues from the first
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,17 @@ def draw(records: list[dict[str, Any]], out: Path) -> None:
     figure.savefig(out, metadata={"Date": None})
 
 
+def continued(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """The records of runs that continue one another, with steps counted from the first."""
+    found: list[dict[str, Any]] = []
+    for run in runs:
+        before = max((record["step"] for record in found), default=0)
+        found += [{**record, "step": record["step"] + before} for record in read_metrics(run)]
+    return found
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: python docs/draw_training.py RUN/metrics.jsonl curves.svg")
-    draw(read_metrics(Path(sys.argv[1]).parent), Path(sys.argv[2]))
+    if len(sys.argv) < 3:
+        sys.exit("usage: python docs/draw_training.py RUN/metrics.jsonl... curves.svg")
+    *files, figure = map(Path, sys.argv[1:])
+    draw(continued([file.parent for file in files]), figure)

@@ -204,10 +204,10 @@ KNOWN["memagent-135m"] = with_adapter(
     "memagent-135m",
     ReadingDefaults(
         window=2048,
-        chunk_tokens=1024,
-        memory_tokens=192,
+        chunk_tokens=512,
+        memory_tokens=384,
         answer_tokens=64,
-        prompts="compact",
+        prompts="compact_add",
         quotes="copied",
         notes="memories",
         rounds=2,
