@@ -447,11 +447,14 @@ class _Client:
         await self._connections.aclose()
 
     def _url(self, path: str) -> Any:
+        """The address of a path below the endpoint's; one that is an address already stays as it is."""
         if path not in self._urls:
             base = (self._config.base_url or OPENAI_URL).rstrip("/")
-            version = self._config.api_version or AZURE_API_VERSION
-            query = {"api-version": version} if _azure_deployment(self._config) else {}
-            self._urls[path] = _http.URL(base + path, params=query)
+            url = _http.URL(path if "://" in path else base + path)
+            if _azure_deployment(self._config):
+                version = self._config.api_version or AZURE_API_VERSION
+                url = url.copy_merge_params({"api-version": version})
+            self._urls[path] = url
         return self._urls[path]
 
 
