@@ -489,7 +489,7 @@ class Reader:
         if call is None:
             messages = self.prompts.answer_messages(
                 question=question,
-                memory=with_ledger(state.memory, shown),
+                memory=with_ledger(state.memory, shown.text),
                 num_sections=len({span.start for span in spans}),
                 answer_tokens=self.config.answer_tokens,
             )
@@ -514,6 +514,7 @@ class Reader:
             reasoning=call.completion.reasoning or reasoning,
             flags=tuple(flags),
             cited=None if cited is None else cited.numbers,
+            shown=shown.text,
             unread=unread,
             **call.measures(),
         )

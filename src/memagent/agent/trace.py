@@ -93,6 +93,8 @@ class Step:
     """What the model quoted from the section, found in it or not."""
     cited: tuple[int, ...] | None = None
     """Numbers in `Trace.ledger` that the answer rests on; None where quotes are not kept."""
+    shown: str = ""
+    """For the answer: the list of quotes that stood after the memory in its prompt."""
     unread: tuple[tuple[int, int], ...] = ()
     """For the answer: parts of the text that were not read, as character offsets."""
     round: int | None = None
@@ -355,7 +357,17 @@ def _are_inputs(inputs: tuple[int, ...], num_steps: int) -> bool:
     return 0 <= min(inputs) <= max(inputs) < num_steps
 
 
-_OPTIONAL = ("logprob", "quotes", "cited", "unread", "round", "segment", "inputs", "missing")
+_OPTIONAL = (
+    "logprob",
+    "quotes",
+    "cited",
+    "shown",
+    "unread",
+    "round",
+    "segment",
+    "inputs",
+    "missing",
+)
 _optional_fields = tuple(each for each in fields(Step) if each.name in _OPTIONAL)
 _steps = TypeAdapter(Step)
 _traces = TypeAdapter(Trace)

@@ -3,7 +3,7 @@
 a section read in order        with the memory of the step before it in its thread
 a section of a later round     with the memory of the round before, and what that said is missing
 a merge                        with the notes or memories that it combines, and the sections they are on
-the answer                     with the last memory
+the answer                     with the last memory, and the quotes that were shown after it
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from memagent.agent.evidence.answers import with_ledger
 from memagent.agent.evidence.replies import shielded
 from memagent.agent.modes.extents import Extents
 from memagent.agent.modes.parallel_prompts import with_missing
@@ -24,7 +25,6 @@ from memagent.viewer.traces import Json, StoredStep, StoredTrace, memory_before,
 
 NO_SECTION = "[the text of this section is not stored with the run]"
 NO_TEXT = "the text of the section is not stored with the run"
-NO_QUOTES = "the list of quotes after the memory is left out here"
 MAX_DEPTH = 60
 """Merges of merges, at most; each level has at most half as many as the one before."""
 
@@ -85,11 +85,11 @@ def _merge_prompt(trace: StoredTrace, number: int, prompts: PromptSet) -> Json:
 def _answer_prompt(trace: StoredTrace, step: StoredStep, prompts: PromptSet) -> Json:
     messages = prompts.answer_messages(
         question=trace.question,
-        memory=step.memory,
+        memory=with_ledger(step.memory, step.shown),
         num_sections=len(_section_starts(trace)),
         answer_tokens=_setting(trace, "answer_tokens"),
     )
-    return _shown(messages, None if step.cited is None else NO_QUOTES)
+    return _shown(messages, None)
 
 
 # --- rounds and merges ------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ class StoredStep(_Shape):
     missing: str | None = None
     quotes: tuple[Quote, ...] = ()
     cited: tuple[int, ...] | None = None
+    shown: str = ""
     unread: tuple[tuple[int, int], ...] = ()
 
     @property

@@ -75,9 +75,9 @@ def _counts(ledger: Sequence[Quote], question: str, tokenizer: Tokenizer, max_to
         max_names //= 2
 
 
-def with_ledger(memory: str, shown: ShownLedger) -> str:
-    """What stands in the memory's place when the model answers."""
-    return "\n\n".join(part for part in (memory, shown.text) if part)
+def with_ledger(memory: str, shown: str) -> str:
+    """What stands in the memory's place when the model answers; `shown` is the text of the shown ledger."""
+    return "\n\n".join(part for part in (memory, shown) if part)
 
 
 def cite(reply: str, ledger: Sequence[Quote], shown: ShownLedger, *, memory: str = "") -> Cited:
