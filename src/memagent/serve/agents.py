@@ -25,7 +25,7 @@ from starlette.datastructures import Headers
 
 from memagent.config import ServeConfig
 from memagent.serve.errors import ApiError
-from memagent.serve.guard import CLIENT_GONE, JSON_TYPE, AdmissionGate, GuardedPaths
+from memagent.serve.guard import CLIENT_GONE, JSON_TYPE, AdmissionGate, GuardedPaths, GuardRules
 from memagent.serve.http import (
     END_OF_EVENTS,
     EventStream,
@@ -97,12 +97,14 @@ class AgentServer:
         """The ASGI application."""
         return guarded_app(
             [(CHAT, "POST", self._chat), (MODELS, "GET", self._models)],
-            gate=gate,
-            metrics=Metrics(tuple),
-            hosts=HostCheck(config.host, config.allowed_hosts),
-            keys=OneKey(None),
-            paths=PATHS,
-            max_request_bytes=config.max_request_bytes,
+            GuardRules(
+                gate=gate,
+                metrics=Metrics(tuple),
+                hosts=HostCheck(config.host, config.allowed_hosts),
+                keys=OneKey(None),
+                paths=PATHS,
+                max_request_bytes=config.max_request_bytes,
+            ),
         )
 
     async def _models(self, request: Request) -> Response:

@@ -17,7 +17,7 @@ from memagent.config import ServeConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.serve.errors import ApiError
 from memagent.serve.generate import ReplyJob, jobs_of, parts, replies, streams
-from memagent.serve.guard import CLIENT_GONE, JSON_TYPE, AdmissionGate, GuardedPaths
+from memagent.serve.guard import CLIENT_GONE, JSON_TYPE, AdmissionGate, GuardedPaths, GuardRules
 from memagent.serve.http import (
     END_OF_EVENTS,
     EventStream,
@@ -64,13 +64,15 @@ def make_app(
             (f"{MODELS}/{{name:path}}", "GET", service.model),
             *Probes(gate, metrics).endpoints,
         ],
-        gate=gate,
-        metrics=metrics,
-        hosts=hosts,
-        keys=OneKey(config.api_key.get_secret_value() if config.api_key else None),
-        paths=PATHS,
-        max_request_bytes=config.max_request_bytes,
-        on_request=on_request,
+        GuardRules(
+            gate=gate,
+            metrics=metrics,
+            hosts=hosts,
+            keys=OneKey(config.api_key.get_secret_value() if config.api_key else None),
+            paths=PATHS,
+            max_request_bytes=config.max_request_bytes,
+            on_request=on_request,
+        ),
     )
 
 

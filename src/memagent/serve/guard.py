@@ -88,29 +88,31 @@ class AdmissionGate:
             self.num_active -= 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardRules:
+    """Who may send what to a server, and where it is counted."""
+
+    gate: AdmissionGate
+    metrics: Metrics
+    hosts: HostCheck
+    keys: KeyCheck
+    paths: GuardedPaths
+    max_request_bytes: int
+    on_request: OnRequest | None = None
+
+
 class Guard:
     """The outermost middleware. It holds a request's place until the last byte is sent."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        gate: AdmissionGate,
-        metrics: Metrics,
-        hosts: HostCheck,
-        keys: KeyCheck,
-        paths: GuardedPaths,
-        max_request_bytes: int,
-        on_request: OnRequest | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, rules: GuardRules) -> None:
         self._app = app
-        self._paths = paths
-        self._on_request = on_request
-        self._hosts = hosts
-        self._bodies = _Bodies(max_request_bytes)
-        self._gate = gate
-        self._metrics = metrics
-        self._keys = keys
+        self._paths = rules.paths
+        self._on_request = rules.on_request
+        self._hosts = rules.hosts
+        self._bodies = _Bodies(rules.max_request_bytes)
+        self._gate = rules.gate
+        self._metrics = rules.metrics
+        self._keys = rules.keys
         self._key_gates: dict[tuple[str, int], AdmissionGate] = {}
         """Of holders with a limit of their own, by id and limit, which may change."""
 

@@ -17,11 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from memagent.errors import MemagentError
 from memagent.serve.errors import INTERNAL, ApiError, from_memagent
-from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Guard, GuardedPaths, shutting_down
-from memagent.serve.keys import KeyCheck
+from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Guard, GuardRules, shutting_down
 from memagent.serve.metrics import Metrics
-from memagent.serve.request_log import OnRequest
-from memagent.web.hosts import HostCheck
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -31,17 +28,7 @@ END_OF_EVENTS = "data: [DONE]\n\n"
 log = logging.getLogger(__name__)
 
 
-def guarded_app(
-    endpoints: Sequence[Endpoint],
-    *,
-    gate: AdmissionGate,
-    metrics: Metrics,
-    hosts: HostCheck,
-    keys: KeyCheck,
-    paths: GuardedPaths,
-    max_request_bytes: int,
-    on_request: OnRequest | None = None,
-) -> FastAPI:
+def guarded_app(endpoints: Sequence[Endpoint], rules: GuardRules) -> FastAPI:
     """The ASGI application of some endpoints, with errors in OpenAI's format."""
     app = FastAPI(title="memagent", docs_url=None, redoc_url=None, openapi_url=None)
     for path, method, handler in endpoints:
@@ -50,16 +37,7 @@ def guarded_app(
         app.add_exception_handler(kind, _error_response)
     app.add_exception_handler(ClientDisconnect, _no_response)
     app.add_exception_handler(Exception, _internal_error_response)
-    app.add_middleware(
-        Guard,
-        gate=gate,
-        metrics=metrics,
-        hosts=hosts,
-        keys=keys,
-        paths=paths,
-        max_request_bytes=max_request_bytes,
-        on_request=on_request,
-    )
+    app.add_middleware(Guard, rules=rules)
     return app
 
 

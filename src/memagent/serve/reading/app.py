@@ -17,7 +17,14 @@ from memagent.agent.reader import Reader
 from memagent.config import GatewayConfig, ServeConfig
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError
-from memagent.serve.guard import CLIENT_GONE, FORM_TYPE, JSON_TYPE, AdmissionGate, GuardedPaths
+from memagent.serve.guard import (
+    CLIENT_GONE,
+    FORM_TYPE,
+    JSON_TYPE,
+    AdmissionGate,
+    GuardedPaths,
+    GuardRules,
+)
 from memagent.serve.http import (
     Endpoint,
     EventStream,
@@ -83,17 +90,19 @@ def gateway_app(
     open_paths = ("/health",) if needs_key else ("/health", "/metrics")
     return guarded_app(
         [*service.endpoints, *Probes(gate, metrics).endpoints],
-        gate=gate,
-        metrics=metrics,
-        hosts=HostCheck(server.host, server.allowed_hosts),
-        keys=keys,
-        paths=GuardedPaths(
-            bodies={CHAT: JSON_TYPE, RESPONSES: JSON_TYPE, FILES: FORM_TYPE},
-            others=(MODELS, "/health", "/metrics", DESCRIPTION),
-            without_key=open_paths,
+        GuardRules(
+            gate=gate,
+            metrics=metrics,
+            hosts=HostCheck(server.host, server.allowed_hosts),
+            keys=keys,
+            paths=GuardedPaths(
+                bodies={CHAT: JSON_TYPE, RESPONSES: JSON_TYPE, FILES: FORM_TYPE},
+                others=(MODELS, "/health", "/metrics", DESCRIPTION),
+                without_key=open_paths,
+            ),
+            max_request_bytes=server.max_request_bytes,
+            on_request=on_request,
         ),
-        max_request_bytes=server.max_request_bytes,
-        on_request=on_request,
     )
 
 
