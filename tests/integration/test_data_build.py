@@ -80,6 +80,7 @@ def test_a_full_disk_is_reported_and_the_build_resumes_later(
     cli: Cli, files: HotpotFiles, tmp_path: Path
 ) -> None:
     out = tmp_path / "full.jsonl"
+    assert cli(*arguments(files, tmp_path / "first.jsonl", 1)).code == 0  # fills the cache
     with cli.started(*arguments(files, out, 20, processes=1), via=on_a_small_disk(400)) as process:
         code, _, stderr = finish(process)
     assert code == 2

@@ -200,7 +200,7 @@ def conversations(folder: Path) -> str:
 def test_a_dry_run_opens_everything_and_leaves_nothing(config: Path, tmp_path: Path) -> None:
     done = memagent("train", config, "--dry-run", "--run-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr
-    assert "3 steps of 3 x 4 rollouts" in done.stderr
+    assert f"{NUM_STEPS} steps of 3 x 4 rollouts" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -210,9 +210,9 @@ def test_a_dry_run_of_a_resumed_run_changes_nothing(whole: Path) -> None:
         return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
     before = files()
-    done = memagent("train", "--resume", whole, "--set", "steps=5", "--dry-run")
+    done = memagent("train", "--resume", whole, "--set", f"steps={NUM_STEPS + 2}", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "resumes after step 3 of 5" in done.stderr
+    assert f"resumes after step {NUM_STEPS} of {NUM_STEPS + 2}" in done.stderr
     assert "nothing was trained" in done.stderr
     assert files() == before
 

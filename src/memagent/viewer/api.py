@@ -10,9 +10,11 @@ a rollout of a training step, `v30.17` an item of a validation.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -214,3 +216,20 @@ def _settings_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         settings = method.get("settings") if isinstance(method, dict) else None
         found[str(name)] = settings if isinstance(settings, dict) else {}
     return found
+
+
+def json_text(values: Json, *, is_ascii: bool = False) -> str:
+    """Values as JSON. Numbers of a damaged file that JSON does not have, such as infinity, are null."""
+    options: dict[str, Any] = {"ensure_ascii": is_ascii, "separators": (",", ":")}
+    try:
+        return json.dumps(values, allow_nan=False, **options)
+    except ValueError:
+        return json.dumps(_finite(values), allow_nan=False, **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

@@ -10,7 +10,6 @@ page, no other host, no frame, no form. Texts are never put into a page as HTML.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Annotated, Any
@@ -22,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memagent.errors import MemagentError
-from memagent.viewer.api import ViewerApi
+from memagent.viewer.api import ViewerApi, json_text
 from memagent.viewer.evaluations import MAX_ITEMS, PAGE_ITEMS
 from memagent.web.hosts import ForeignRequest, HostCheck
 
@@ -192,7 +191,7 @@ def _assets() -> list[tuple[str, bytes]]:
 
 def as_json(values: dict[str, Any]) -> Response:
     """Values as JSON. Half of a surrogate pair, which a file may hold, is escaped."""
-    text = json.dumps(values, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json_text(values)
     return Response(text.encode("utf-8", "backslashreplace"), media_type="application/json")
 
 

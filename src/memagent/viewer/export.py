@@ -19,7 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from memagent.errors import RunError
-from memagent.viewer.api import ViewerApi
+from memagent.viewer.api import ViewerApi, json_text
 from memagent.viewer.app import PAGE, assets
 from memagent.viewer.traces import Json
 
@@ -170,7 +170,7 @@ def _page(answers: dict[str, Json]) -> str:
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
-    data = json.dumps(answers, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    data = json_text(answers, is_ascii=True)
     data = data.replace("<", "\\u003c")
     parts = [
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',

@@ -16,7 +16,7 @@ from memagent.errors import RunError
 from memagent.eval.regrading import regrade
 from memagent.eval.report.report import load_report
 from memagent.jsonl import LineFile
-from memagent.viewer.api import ViewerApi
+from memagent.viewer.api import ViewerApi, json_text
 from memagent.viewer.library import Library, open_library
 from memagent.viewer.texts import Texts
 from tests.support.eval_runs import item, make_run
@@ -350,6 +350,12 @@ def test_prompts_are_those_that_were_sent(tmp_path: Path, settings: dict[str, An
     if "evidence" in settings:
         assert (quotes := read.trace.steps[-1].shown)
         assert quotes in worded[-1]
+
+
+def test_numbers_that_json_does_not_have_are_null() -> None:
+    values = {"a": [1.5, float("inf")], "b": {"c": float("nan")}, "d": "é"}
+    assert json_text(values) == '{"a":[1.5,null],"b":{"c":null},"d":"é"}'
+    assert json_text({"d": "é"}, is_ascii=True) == '{"d":"\\u00e9"}'
 
 
 def test_readings_of_several_rounds_have_merges_of_merges(tmp_path: Path) -> None:
