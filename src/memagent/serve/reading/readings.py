@@ -288,11 +288,11 @@ def _id_of(owner: str, identity: dict[str, Any]) -> str:
 
 
 def _series_of(owner: str, identity: dict[str, Any]) -> str:
-    """The same for readings of one question and holder whose memories are alike, whatever the text."""
+    """The same for readings of one question and holder whose memories can be exchanged, whatever the text."""
     agent = {name: value for name, value in identity["agent"].items() if name not in FREE_SETTINGS}
     wording = {name: value for name, value in identity["prompts"].items() if name != "name"}
-    alike = {**identity, "document": None, "agent": agent, "prompts": wording}
-    return hashlib.sha256(json.dumps([owner, alike], sort_keys=True).encode()).hexdigest()
+    series = {**identity, "document": None, "agent": agent, "prompts": wording}
+    return hashlib.sha256(json.dumps([owner, series], sort_keys=True).encode()).hexdigest()
 
 
 def _open_journal(path: Path, identity: dict[str, Any], carried: Carried, text: str) -> Journal:
