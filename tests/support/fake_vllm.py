@@ -56,7 +56,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-lora-rank", type=int, default=16)
     parser.add_argument("--fake-delay", type=float, default=0.0)
     parser.add_argument("--fake-crash", action="store_true")
-    parser.add_argument("--fake-crash-on", metavar="GPUS", help="crash only there")
+    parser.add_argument("--fake-crash-on", metavar="GPUS", help="crash only there, beside another")
     parser.add_argument("--fake-stubborn", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--fake-notes", type=Path)
     parser.add_argument("--fake-token-seconds", type=float)
@@ -212,9 +212,17 @@ def slow_reply(body: dict[str, Any], ids: list[int], reason: str) -> dict[str, A
     return {"choices": [choice], "usage": usage, "prompt_token_ids": PROMPT}
 
 
+def await_another(notes: Path) -> None:
+    """Wait until another server runs, so that there is one to end when this one crashes."""
+    while not any(notes.glob("*.json")):
+        time.sleep(0.01)
+
+
 def main(argv: list[str]) -> None:
     arguments = parse(argv)
     is_there = os.environ.get("CUDA_VISIBLE_DEVICES", "") == arguments.fake_crash_on
+    if is_there:
+        await_another(arguments.fake_notes)
     if arguments.fake_crash or is_there:
         sys.stderr.write(CRASH_LOG)
         sys.exit(1)

@@ -109,7 +109,7 @@ class Items:
         self._index.refresh()
         later = self._grades.scores()
         found = (
-            (number, head.graded(later.get(head.key, {}), grader))
+            (number, head.graded(later.get(head.key, {}) if later else {}, grader))
             for number, head in enumerate(self._index.heads)
             if head is not None
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,7 @@ from memagent.data.tasks.registry import MAX_ANSWER_TOKENS, TASKS, open_task
 from memagent.rewards.answer_limits import count_tokens, limit_answer
 from memagent.rewards.text import without_reasoning
 from memagent.rewards.verifiers import GRADERS, grade
+from tests.support.timing import growth
 
 LONG = "First I look at every part of the text and count what is in it. " * 20
 pieces = st.sampled_from(
@@ -98,11 +99,13 @@ def test_a_limited_text_has_no_more_tokens_and_scores_no_higher(
     assert 0.0 <= grade(name, reply, ["Paris"], max_tokens=limit).value <= whole
 
 
-def test_a_reply_of_a_million_marks_takes_no_time() -> None:
-    clock = time.perf_counter()
-    for reply in ("\\boxed{" * 100_000, "\\boxed{a}" * 100_000, "the answer is " * 100_000):
-        grade("ruler_all", reply, ["b"], max_tokens=30)
-    assert time.perf_counter() - clock < 2.0
+def grade_marks(mark: str, repeats: int) -> object:
+    return grade("ruler_all", mark * repeats, ["b"], max_tokens=30)
+
+
+def test_a_reply_of_many_marks_takes_time_of_its_length() -> None:
+    for mark in ("\\boxed{", "\\boxed{a}", "the answer is "):
+        assert growth(partial(grade_marks, mark), 10_000, 100_000) < 40
 
 
 def test_all_ruler_tasks_and_no_others_have_rulers_limits() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from memagent.viewer.api import ViewerApi, json_text
 from memagent.viewer.library import Library, open_library
 from memagent.viewer.texts import Texts
 from tests.support.eval_runs import item, make_run
+from tests.support.timing import cpu_seconds
 from tests.support.viewer_runs import (
     ANSWER,
     FACTS,
@@ -258,7 +258,9 @@ def test_a_text_that_looks_like_a_trace_does_not_end_a_head(tmp_path: Path) -> N
     assert shown["answer"] == answer
 
 
-def test_a_run_of_ten_thousand_items_is_shown_within_a_second(tmp_path: Path) -> None:
+def test_a_run_of_ten_thousand_items_is_shown_in_the_time_of_parsing_its_file(
+    tmp_path: Path,
+) -> None:
     trace = trace_of(6)
     items = [
         item("hotpotqa", method, 8192, n, score=float(n % 3 > 0), trace=trace)
@@ -267,15 +269,24 @@ def test_a_run_of_ten_thousand_items_is_shown_within_a_second(tmp_path: Path) ->
     ]
     path = make_run(tmp_path / "run", items[:1], num_planned=len(items))
     append(path, *(each.to_json() for each in items[1:]))
+
+    def parse() -> None:
+        for line in (path / "steps.jsonl").read_bytes().splitlines():
+            json.loads(line)
+
+    def first_view() -> None:
+        api = api_of(path)
+        run = only(api)
+        api.run(run)
+        api.cells(run)
+
     api = api_of(path)
-    started = time.process_time()
     run = only(api)
     api.run(run)
-    api.cells(run)
-    assert time.process_time() - started < 1.0
-    started = time.process_time()
+    parsing = cpu_seconds(parse)
+    assert cpu_seconds(first_view) < 2 * parsing  # `benchmarks.viewer` measures it in seconds
+    assert cpu_seconds(lambda: api.items(run, {}, offset=9000)) < parsing
     assert api.items(run, {}, offset=9000)["num_items"] == 10_000
-    assert time.process_time() - started < 0.5
 
 
 # --- training -------------------------------------------------------------------------------------
