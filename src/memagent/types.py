@@ -7,7 +7,7 @@ and Trace.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypedDict, runtime_checkable
 
 AttemptStatus = Literal["ok", "failed"]
@@ -33,6 +33,9 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     """Texts that end the reply; they are not part of it."""
+    cache_salt: str | None = field(default=None, repr=False)
+    """What the engine computed of a prompt is used again for calls with the same salt only. It is not part of what
+    identifies a call, hence not of its `repr`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,14 +162,17 @@ class TextKeeper(Protocol):
     ) -> None:
         """Keep what two prompts begin with: the section of a text.
 
-        `text` is the SHA-256 of the text, `source` its name. Prompts of the same owner use it, and no others.
+        `text` is the SHA-256 of the text, `source` its name. Calls whose `cache_salt` is the owner use it, and no
+        others.
         """
         ...
 
-    async def complete_for(
-        self, owner: str, messages: Sequence[Message], sampling: Sampling
-    ) -> Completion:
-        """One reply for an owner."""
+    async def drop_text(self, text: str, owner: str = "") -> None:
+        """Drop what is kept of a text for an owner, in memory and on disk."""
+        ...
+
+    async def drop_prompts(self, cache_salt: str | None) -> None:
+        """Drop what is cached of prompts with this salt and not in use. Kept texts stay kept."""
         ...
 
     def kept_texts(self) -> list[KeptSizes]:

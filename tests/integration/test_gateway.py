@@ -21,10 +21,12 @@ import pytest
 
 from memagent.config import KeyLimits, LocalConfig
 from memagent.engines.local.engine import LocalEngine
+from memagent.engines.local.kept.disk import TextFiles
 from memagent.engines.local.loading import load
 from memagent.errors import RunError
 from memagent.serve.keys import KeyStore
 from memagent.serve.reading.state import GatewayState
+from tests.conftest import prose
 from tests.hostile import requests as hostile
 from tests.hostile.harness import tried
 from tests.support.gateways import (
@@ -59,6 +61,11 @@ def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
 
 def num_calls(gateway: Gateway) -> int:
     return len(gateway.engine.prompts)  # type: ignore[attr-defined]
+
+
+def asking_about(*file_ids: str, question: str = QUESTION) -> Any:
+    content = [{"type": "file", "file": {"file_id": file_id}} for file_id in file_ids]
+    return [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
 
 
 def chat(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
@@ -304,6 +311,100 @@ def test_a_file_is_sent_once_and_asked_many_times(gateway: Gateway, client: open
         asked(QUESTION)
 
 
+def test_deleting_a_file_deletes_the_readings_of_it(tmp_path: Path) -> None:
+    with serving_gateway(tmp_path) as gateway, gateway.client() as client:
+        files = [
+            client.files.create(file=(name, novel(size).encode()), purpose="user_data").id
+            for name, size in (("a.txt", 300), ("b.txt", 310))
+        ]
+        for file in files:
+            chat(client, asking_about(file))
+        chat(client, asking_about(*files))
+        first, second, both = (reading.id for reading in gateway.state.readings_of("anyone")[::-1])
+        damaged = gateway.state.readings / f"{first}-damaged"
+        damaged.mkdir()
+        client.files.delete(files[0])
+        assert [reading.id for reading in gateway.state.readings_of("anyone")] == [second]
+        assert [path.name for path in gateway.state.readings.iterdir()] == [second]
+        with pytest.raises(openai.NotFoundError):
+            chat(client, asking_about(files[0]))
+    del both
+    words = b"Line 7 of the 300 lines"
+    assert [
+        path for path in tmp_path.rglob("*") if path.is_file() and words in path.read_bytes()
+    ] == []
+
+
+def test_a_file_that_is_deleted_while_it_is_read_leaves_nothing(tmp_path: Path) -> None:
+    engine = PatientEngine(0.03)
+    with serving_gateway(tmp_path, engine) as gateway, gateway.client() as client:
+        file = client.files.create(file=("a.txt", novel(300).encode()), purpose="user_data").id
+        with chat(client, asking_about(file), stream=True) as stream:
+            next(iter(stream))
+            client.files.delete(file)
+            words = [chunk.choices[0].delta.content or "" for chunk in stream]
+        assert "".join(words) == FACT
+        wait_until(lambda: not any(gateway.state.readings.iterdir()))
+        assert gateway.state.readings_of("anyone") == []
+        assert gateway.state.texts_of_deleted() == []
+
+
+def test_deleting_a_file_drops_its_kept_text_in_memory_and_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    reading = {"window": 1024, "chunk_tokens": 200, "memory_tokens": 16, "answer_tokens": 8}
+    apart = {"mode": "parallel", "rounds": 1, "prompts": "compact", "temperature": 0.0}
+    folder = make_tiny_model(tmp_path / "tiny", "llama", max_position_embeddings=1024)
+    config = LocalConfig(cache_gb=0.01, keep_text=True, keep_memory_gb=0.001)
+    texts = TextFiles(max_bytes=1)
+    with (
+        LocalEngine(load(str(folder)), config) as engine,
+        serving_gateway(tmp_path / "state", engine, reading={**reading, **apart}) as gateway,
+        gateway.client() as client,
+    ):
+        files = [
+            client.files.create(file=(name, prose(150, seed).encode()), purpose="user_data").id
+            for name, seed in (("a.txt", 1), ("b.txt", 2))
+        ]
+        for file in files:
+            chat(client, asking_about(file))
+        assert {kept.source for kept in engine.kept_texts()} == {"a.txt", "b.txt"}
+        client.files.delete(files[0])
+        (kept,) = engine.kept_texts()
+        assert (kept.source, kept.cache_bytes) == ("b.txt", 0)
+        assert kept.memory_bytes + kept.disk_bytes > 0
+        assert engine.load.num_used_slots == 0
+    assert {kept.source for kept in texts.texts()} == {"b.txt"}
+    with (
+        LocalEngine(load(str(folder)), config) as engine,
+        serving_gateway(tmp_path / "state", engine, reading={**reading, **apart}) as gateway,
+        gateway.client() as client,
+    ):
+        client.files.delete(files[1])
+    assert texts.texts() == []
+
+
+def test_concurrent_files_keep_to_the_limit_too(tmp_path: Path) -> None:
+    with GatewayState(tmp_path) as state, ThreadPoolExecutor(8) as pool:
+        added = pool.map(
+            lambda n: state.add_file("anna", f"{n}.txt", "user_data", b"x" * 100, max_bytes=250),
+            range(40),
+        )
+        assert sum(one is not None for one in added) == len(state.files_of("anna")) == 2
+        assert len(list((tmp_path / "files").iterdir())) == 2
+
+
+def test_what_a_killed_server_left_of_files_is_deleted(tmp_path: Path) -> None:
+    with GatewayState(tmp_path) as state:
+        kept = state.add_file("anna", "a.txt", "user_data", b"x", max_bytes=10)
+        assert kept is not None
+        for name in ("file-half", ".file-half.1.part"):
+            (tmp_path / "files" / name).write_bytes(b"secret")
+    with GatewayState(tmp_path) as state:
+        assert [path.name for path in (tmp_path / "files").iterdir()] == [kept.id]
+
+
 def test_pages_of_listed_files_join(gateway: Gateway, client: openai.OpenAI) -> None:
     sent = [client.files.create(file=(f"{n}.txt", b"Rain."), purpose="user_data") for n in range(3)]
     listed = [file.id for file in client.files.list(limit=2)]
@@ -423,15 +524,22 @@ def test_a_damaged_reading_is_set_aside_and_read_again(tmp_path: Path) -> None:
         folder.name,
         f"{folder.name}-damaged",
     ]
+    with serving_gateway(tmp_path, keep_days=1e-9) as gateway, gateway.client() as client:
+        chat(client, asking(novel(201)))  # both are old now
+    assert len(list((tmp_path / "readings").iterdir())) == 1
 
 
 def test_old_readings_are_dropped(tmp_path: Path) -> None:
     with serving_gateway(tmp_path) as gateway, gateway.client() as client:
         chat(client, asking())
-        assert gateway.state.drop_old_readings(keep_days=1) == 0
-        assert gateway.state.drop_old_readings(keep_days=1e-9) == 1
-        assert list((tmp_path / "readings").iterdir()) == []
-        assert gateway.state.readings_of("anyone") == []
+        assert gateway.state.old_readings(keep_days=1) == []
+    with (
+        serving_gateway(tmp_path, keep_days=1e-9) as gateway,
+        gateway.client() as client,
+    ):
+        chat(client, asking(novel(201)))
+        (kept,) = (tmp_path / "readings").iterdir()
+        assert [reading.id for reading in gateway.state.readings_of("anyone")] == [kept.name]
 
 
 def test_one_gateway_at_a_time_holds_a_state_folder(tmp_path: Path) -> None:
@@ -487,6 +595,46 @@ def test_holders_do_not_see_each_others_files_and_readings(tmp_path: Path) -> No
                 refused(file.id)
         first, second = chat(anna, asking()), chat(bert, asking())
         assert first.reading["calls"] == second.reading["calls"] > 0
+
+
+class CountingEngine(LocalEngine):
+    """A local engine that notes how many tokens of each prompt it did not compute again."""
+
+    num_cached: list[int]
+
+    def _completion(self, request: Any) -> Any:
+        completion = super()._completion(request)
+        assert completion.usage is not None
+        self.num_cached.append(completion.usage.cached_tokens)
+        return completion
+
+
+def test_nobody_can_tell_from_the_cache_what_holders_of_other_keys_sent(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny", "llama")
+    reading = {"window": WINDOW, "chunk_tokens": 64, "memory_tokens": 16, "answer_tokens": 16}
+    store = KeyStore(tmp_path / "state" / "keys.json")
+    keys = [store.add("anna"), store.add("bert")]
+    short: Any = [{"role": "user", "content": prose(2)}, {"role": "user", "content": "Why?"}]
+    long = asking(prose(20))
+    for messages in (short, long):
+        engine = CountingEngine(load(str(folder)), LocalConfig(cache_gb=0.01))
+        engine.num_cached = cached = []
+        with (
+            engine,
+            serving_gateway(
+                tmp_path / "state", engine, reading={**reading, "prompts": "compact"}
+            ) as gateway,
+        ):
+            anna, bert = (gateway.client(key) for key in keys)
+            chat(anna, messages, max_tokens=4)
+            alone = list(cached)
+            chat(bert, messages, max_tokens=4)
+            assert cached[len(alone) :] == alone
+            assert cached[len(alone)] == 0
+            for stream in (False, True):
+                reply = chat(bert, short, max_tokens=4, stream=stream, seed=1)
+                assert not stream or list(reply)
+            assert cached[-1] > 10
 
 
 def test_a_key_has_limits_of_its_own(tmp_path: Path) -> None:

@@ -143,12 +143,15 @@ class PassesOnTexts(BaseEngine):
             whose = owner or self.owner
             self._keeper.keep_section(one, other, text=text, source=source, owner=whose)
 
-    async def complete_for(
-        self, owner: str, messages: Sequence[Message], sampling: Sampling
-    ) -> Completion:
-        """One reply for an owner."""
-        assert self._keeper is not None, "only engines that keep texts are asked for an owner"
-        return await self._keeper.complete_for(owner, messages, sampling)
+    async def drop_text(self, text: str, owner: str = "") -> None:
+        """Drop what the other engine keeps of a text."""
+        if self._keeper is not None:
+            await self._keeper.drop_text(text, owner or self.owner)
+
+    async def drop_prompts(self, cache_salt: str | None) -> None:
+        """Drop what the other engine has cached of prompts."""
+        if self._keeper is not None:
+            await self._keeper.drop_prompts(cache_salt)
 
     def kept_texts(self) -> list[KeptSizes]:
         """What the other engine keeps."""

@@ -65,6 +65,8 @@ MAX_COUNT = 1_000_000_000
 TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 MEMAGENT = "memagent"
 """The owner that `memagent serve` reports for its model."""
+SALTED_OWNERS = frozenset({MEMAGENT, "vllm"})
+"""What servers that know `cache_salt` report as the owner of their models."""
 OPENAI_HEADERS = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
 NO_KEY = "none"
 """Sent where no key is set: local servers take anything, and the header must not be empty."""
@@ -142,6 +144,8 @@ class EndpointEngine(BaseEngine):
         self._limit_name = "max_tokens"
         self._encodes_as_text = False
         """True of `memagent serve`: control strings in messages are text there."""
+        self._knows_salt = False
+        """True of servers that keep the cached prompts of different salts apart."""
         self._shield: tuple[tuple[str, str], Shield] | None = None
         """The control strings of a model with its tokenizer."""
         # connections belong to the event loop they were opened in
@@ -212,6 +216,7 @@ class EndpointEngine(BaseEngine):
         if card.get("owned_by") == MEMAGENT:  # a model of `memagent serve` by a name that we know
             self.reading_defaults = store.reading_defaults(self.model)
             self._encodes_as_text = True
+        self._knows_salt = card.get("owned_by") in SALTED_OWNERS
         if (window := _count(card.get("max_model_len"))) is not None and window > 0:
             self.served_window = window
 
@@ -344,6 +349,7 @@ class EndpointEngine(BaseEngine):
             "top_k": sampling.top_k,
             "seed": sampling.seed,
             "stop": list(sampling.stop) or None,
+            "cache_salt": sampling.cache_salt if self._knows_salt else None,
             **(self.config.extra_body or {}),
         }
         given = {name: value for name, value in fields.items() if value is not None}

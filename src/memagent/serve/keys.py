@@ -49,6 +49,11 @@ class KeyHolder:
     name: str = ANYONE
     limits: KeyLimits = field(default_factory=KeyLimits)
 
+    @property
+    def cache_salt(self) -> str | None:
+        """Keeps what engines cache of the holder's prompts apart from that of others; None where no key is needed."""
+        return None if self.id == ANYONE else self.id
+
 
 class StoredKey(Settings):
     """A key as the file has it."""

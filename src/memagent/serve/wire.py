@@ -24,6 +24,8 @@ from memagent.types import Message, Sampling
 MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_PROMPTS = 256
+MAX_SALT = 1000
+"""Characters of a salt."""
 DEFAULT_COMPLETION_TOKENS = 16
 """Default `max_tokens` of `/v1/completions`, as at OpenAI."""
 
@@ -105,6 +107,8 @@ class ApiRequest(WireModel):
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT)
+    """As in vLLM: what is cached of prompts is used for requests with the same salt only."""
     return_token_ids: bool | None = None
     """As in vLLM: include the token ids of prompt and completion."""
 
@@ -157,6 +161,7 @@ class ApiRequest(WireModel):
             top_k=self.top_k if self.top_k is not None and self.top_k > 0 else None,
             seed=None if self.seed is None else self.seed + choice,
             stop=self.stop,
+            cache_salt=self.cache_salt,
         )
 
 

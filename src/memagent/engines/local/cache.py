@@ -98,7 +98,9 @@ class PrefixTree:
     def match(self, tokens: Sequence[int], owner: str = "") -> list[PrefixNode]:
         """The nodes of the longest prefix of `tokens` cached for an owner; a node is split to fit."""
         nodes: list[PrefixNode] = []
-        node, position = self._root(owner), 0
+        if (root := self._roots.get(owner)) is None:
+            return nodes
+        node, position = root, 0
         while position < len(tokens) and (child := node.children.get(tokens[position])):
             length = _common_length(child.tokens, tokens, position)
             if length < len(child.tokens):
@@ -154,6 +156,15 @@ class PrefixTree:
                 self._offer(parent)
         return True
 
+    def drop_unused(self, owner: str) -> None:
+        """Evict all that is cached for an owner and not in use."""
+        root = self._roots.get(owner)
+        nodes = list(_below(root)) if root is not None else []
+        for node in reversed(nodes):  # children before their parents
+            if self._is_evictable(node):
+                self.on_evict(node)
+                self._drop(node)
+
     def clear(self) -> None:
         """Free everything; no node may be in use."""
         for node in list(self.nodes()):
@@ -164,14 +175,14 @@ class PrefixTree:
 
     def nodes(self) -> Iterator[PrefixNode]:
         """All nodes."""
-        stack = [node for root in self._roots.values() for node in root.children.values()]
-        while stack:
-            node = stack.pop()
-            stack.extend(node.children.values())
-            yield node
+        for root in self._roots.values():
+            yield from _below(root)
 
     def _root(self, owner: str) -> PrefixNode:
-        return self._roots.setdefault(owner, PrefixNode(tokens=(), start=0, parent=None))
+        if owner not in self._roots:  # clients may name any number of owners
+            self._roots = {name: root for name, root in self._roots.items() if root.children}
+            self._roots[owner] = PrefixNode(tokens=(), start=0, parent=None)
+        return self._roots[owner]
 
     def _offer(self, node: PrefixNode) -> None:
         """Make a node a candidate for eviction, if it is evictable."""
@@ -210,6 +221,15 @@ class PrefixTree:
             del node.parent.children[node.tokens[0]]
         self._pool.give_back(node.start, len(node.tokens))
         node.parent = None
+
+
+def _below(root: PrefixNode) -> Iterator[PrefixNode]:
+    """The nodes below a root, parents before their children."""
+    stack = list(root.children.values())
+    while stack:
+        node = stack.pop()
+        stack.extend(node.children.values())
+        yield node
 
 
 def path_to(node: PrefixNode) -> list[PrefixNode]:

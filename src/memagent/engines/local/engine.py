@@ -178,14 +178,9 @@ class LocalEngine(BaseEngine):
         """One reply to a conversation, in the model's own chat template."""
         return await self.generate(self.prompt_ids(messages), sampling)
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, owner: str = ""
-    ) -> Completion:
-        """One reply to a prompt of tokens. Cancelling the call frees its slots.
-
-        What is computed of the prompt is used for prompts of the same owner only.
-        """
-        request = self._request(prompt_ids, sampling, owner)
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
+        """One reply to a prompt of tokens. Cancelling the call frees its slots."""
+        request = self._request(prompt_ids, sampling)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[GenerationRequest] = loop.create_future()
         self._submit(request, _ReplyListener(loop, done))
@@ -291,11 +286,23 @@ class LocalEngine(BaseEngine):
         ids = [first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
         self._generator.keeper.texts.name(ids, text=text, source=source, owner=owner)
 
-    async def complete_for(
-        self, owner: str, messages: Sequence[Message], sampling: Sampling
-    ) -> Completion:
-        """As `complete`, for an owner who shares nothing that was computed with others."""
-        return await self.generate(self.prompt_ids(messages), sampling, owner=owner)
+    async def drop_text(self, text: str, owner: str = "") -> None:
+        """Drop what is kept of a text for an owner, in memory and on disk."""
+        if (keeper := self._generator.keeper) is not None:
+            await asyncio.to_thread(self._between_steps, lambda: keeper.texts.drop(text, owner))
+
+    async def drop_prompts(self, cache_salt: str | None) -> None:
+        """Drop what is cached of prompts with this salt and not in use. Kept texts stay kept."""
+        tree = self._generator.scheduler.tree
+        await asyncio.to_thread(self._between_steps, lambda: tree.drop_unused(cache_salt or ""))
+
+    def _between_steps(self, act: Callable[[], None]) -> None:
+        """Do something while nothing is computed; waits for the end of a step."""
+        with self.hold():
+            with self._changed:
+                while self._is_stepping:
+                    self._changed.wait()
+            act()
 
     def kept_texts(self) -> list[KeptSizes]:
         """What is kept of each text that was read, and where. Only while no request runs."""
@@ -330,13 +337,11 @@ class LocalEngine(BaseEngine):
 
     # --- requests ------------------------------------------------------------------------------
 
-    def _request(
-        self, prompt_ids: Sequence[int], sampling: Sampling, owner: str = ""
-    ) -> GenerationRequest:
+    def _request(self, prompt_ids: Sequence[int], sampling: Sampling) -> GenerationRequest:
         """A checked request."""
         self._check(prompt_ids, sampling)
         seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
-        return self._generator.request(prompt_ids, sampling, seed=seed, owner=owner)
+        return self._generator.request(prompt_ids, sampling, seed=seed)
 
     def _check(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
         _check_sampling(sampling)

@@ -103,14 +103,17 @@ class Generator:
         return request
 
     def request(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int, owner: str = ""
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, seed: int
     ) -> GenerationRequest:
         """A request, checked but not queued; safe to call while a step is running."""
         if not prompt_ids:
             raise ConfigError("the prompt is empty")
         self.scheduler.check(len(prompt_ids) + sampling.max_tokens)
         return GenerationRequest(
-            prompt_ids=tuple(prompt_ids), sampling=sampling, seed=seed, owner=owner
+            prompt_ids=tuple(prompt_ids),
+            sampling=sampling,
+            seed=seed,
+            owner=sampling.cache_salt or "",
         )
 
     def step(self) -> list[GenerationRequest]:

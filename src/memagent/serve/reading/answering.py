@@ -159,7 +159,7 @@ class Answering:
             conversation = await in_thread(self._state.writing, request.conversation, open_file)
         else:
             conversation = request.conversation(open_file)
-        short = await self._short(request, conversation, limits, account)
+        short = await self._short(request, conversation, limits, account, holder.cache_salt)
         if short is not None:
             self.num_short += 1
             return short
@@ -180,6 +180,7 @@ class Answering:
         conversation: list[Utterance],
         limits: Limits,
         account: _Account,
+        cache_salt: str | None,
     ) -> ShortAnswer | None:
         """The answer if the conversation fits the window."""
         window = self.reading_config.window
@@ -201,6 +202,7 @@ class Answering:
             top_p=request.top_p,
             seed=request.seed,
             stop=request.stop,
+            cache_salt=cache_salt,
         )
         return ShortAnswer(
             self._engine, self._tokenizer, limits, account, messages, sampling, prompt_tokens
@@ -216,7 +218,7 @@ class Answering:
         holder: KeyHolder,
     ) -> LongAnswer:
         """The reading of a long conversation."""
-        reader = self.readings.reader(config, limits, holder.id)
+        reader = self.readings.reader(config, limits, holder)
         text = split_long(conversation, self._is_below(self._question_limit(reader)))
         question = checked_question(text.question)
         if request.max_tokens is not None:
@@ -225,7 +227,7 @@ class Answering:
             config = config.model_copy(
                 update={"answer_tokens": max(1, min(request.max_tokens, spare))}
             )
-            reader = self.readings.reader(config, limits, holder.id)
+            reader = self.readings.reader(config, limits, holder)
         reader.check(question)
         return LongAnswer(self.readings, reader, account, holder.id, text, stop=request.stop)
 
@@ -410,7 +412,12 @@ class LongAnswer:
         done: list[ReadStep] = []
         text = self._text
         steps = self._readings.read(
-            self._reader, self._owner, text.question, text.document, on_usage=self._account.add
+            self._reader,
+            self._owner,
+            text.question,
+            text.document,
+            on_usage=self._account.add,
+            file_ids=text.all_file_ids,
         )
         async with aclosing(steps):
             async for read in steps:

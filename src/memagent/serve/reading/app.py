@@ -83,7 +83,11 @@ def gateway_app(
     gate = gate or AdmissionGate(server.max_concurrency)
     answering = Answering(engine, reader, state, config)
     metrics = Metrics(answering.gauges, answering.counters)
-    files = FileStore(state, max_stored_bytes=config.max_stored_bytes)
+    files = FileStore(
+        state,
+        max_stored_bytes=config.max_stored_bytes,
+        on_delete=answering.readings.forget_deleted,
+    )
     service = GatewayService(answering, files, metrics)
     keys = keys_of(config, server)
     needs_key = not (isinstance(keys, OneKey) and server.api_key is None)

@@ -11,6 +11,7 @@ paragraph if only that asks something.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -64,7 +65,9 @@ class LongText:
     question: str
     document: Document
     file_ids: Mapping[str, str] = field(default_factory=dict)
-    """Ids of stored files, by the name under which the document has them."""
+    """Ids of stored files, by the name under which the document has them; not those of several with one name."""
+    all_file_ids: frozenset[str] = frozenset()
+    """All stored files in the conversation."""
 
 
 IsShort = Callable[[str], bool]
@@ -99,16 +102,22 @@ def split_long(conversation: Sequence[Utterance], is_short: IsShort) -> LongText
             code="question_not_found",
         )
     asked = f"{instructions}\n\n{question}" if is_part else question
-    file_ids = {
-        piece.file.source: piece.file_id
+    ids = {
+        (piece.file.source, piece.file_id)
         for one in conversation
         for piece in one.pieces
         if piece.file and piece.file_id
     }
+    num_with = Counter(name for name, _ in ids)
     # a message is always headed, so that sections stay the same when others follow it
     is_file = any(piece.file is texts[0] for one in conversation for piece in one.pieces)
     document = Document.join(texts, heads_one=not is_file)
-    return LongText(question=asked, document=document, file_ids=file_ids)
+    return LongText(
+        question=asked,
+        document=document,
+        file_ids={name: file_id for name, file_id in ids if num_with[name] == 1},
+        all_file_ids=frozenset(file_id for _, file_id in ids),
+    )
 
 
 def _last_user(conversation: Sequence[Utterance]) -> int:

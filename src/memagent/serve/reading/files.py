@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -23,9 +24,17 @@ MAX_PURPOSE = 40
 class FileStore:
     """The handlers of /v1/files."""
 
-    def __init__(self, state: GatewayState, *, max_stored_bytes: int) -> None:
+    def __init__(
+        self,
+        state: GatewayState,
+        *,
+        max_stored_bytes: int,
+        on_delete: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`on_delete` is called with the owner of a file that was deleted."""
         self._state = state
         self._max_stored_bytes = max_stored_bytes
+        self._on_delete = on_delete
 
     async def create(self, request: Request) -> Response:
         """Keep a file, if its text can be read."""
@@ -45,13 +54,15 @@ class FileStore:
 
     def _stored(self, owner: str, name: str, purpose: str, data: bytes) -> StoredFile:
         load_bytes(data, name)  # raises what is wrong with it
-        if self._state.num_bytes(owner) + len(data) > self._max_stored_bytes:
+        limit = self._max_stored_bytes
+        stored = self._state.add_file(owner, name, purpose[:MAX_PURPOSE], data, max_bytes=limit)
+        if stored is None:
             raise ApiError(
                 413,
-                f"the files of this key would have more than {self._max_stored_bytes:,} bytes; delete some",
+                f"the files of this key would have more than {limit:,} bytes; delete some",
                 code="too_many_bytes",
             )
-        return self._state.add_file(owner, name, purpose[:MAX_PURPOSE], data)
+        return stored
 
     async def list(self, request: Request) -> Response:
         """The files of this key, the newest first."""
@@ -82,10 +93,11 @@ class FileStore:
         return Response(data, media_type="application/octet-stream", headers=headers)
 
     async def remove(self, request: Request, file_id: str) -> Response:
-        """Delete a file."""
+        """Delete a file, and what is kept of it elsewhere."""
         owner = request.state.holder.id
         if not await in_thread(self._state.writing, self._state.remove_file, owner, file_id):
             raise _no_file(file_id)
+        await self._on_delete(owner)
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
     def opener(self, owner: str) -> OpenFile:

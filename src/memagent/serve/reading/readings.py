@@ -17,9 +17,10 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,10 @@ from memagent.engines.base import BaseEngine, PassesOnTexts
 from memagent.errors import RunError, RunNotWritable
 from memagent.runs import MANIFEST
 from memagent.serve.errors import ApiError
-from memagent.serve.reading.state import GatewayState, in_thread
+from memagent.serve.keys import KeyHolder
+from memagent.serve.reading.state import DAMAGED, GatewayState, in_thread
 from memagent.types import Completion, Engine, Message, Sampling, TextKeeper, Usage
 
-DAMAGED = "-damaged"
-"""Ending of the folder of a reading that cannot be continued."""
 MAX_EARLIER = 8
 """Earlier readings of a question that are compared with a new text, the newest ones."""
 DROP_SECONDS = 3600.0
@@ -59,23 +59,19 @@ class ReadingCalls(BaseEngine):
         self._engine = engine
         self._slots = asyncio.Semaphore(max_calls)
 
-    def of_owner(self, owner: str) -> OwnersCalls:
-        """The engine for the holder of a key: texts are kept for this one alone."""
-        return OwnersCalls(self, self._engine, owner)
+    def of_owner(self, owner: str, *, keeps_text: bool = True) -> OwnersCalls:
+        """The engine for the holder of a key: what is computed and kept is used for this one alone."""
+        return OwnersCalls(self, self._engine if keeps_text else self, owner)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """One reply, when it is this call's turn."""
-        return await self.in_turn(lambda: self._engine.complete(messages, sampling))
-
-    async def in_turn(self, call: Callable[[], Awaitable[Completion]]) -> Completion:
-        """What a call gives, when it is its turn."""
         self.num_waiting += 1
         try:
             await self._slots.acquire()
         finally:
             self.num_waiting -= 1
         try:
-            return await call()
+            return await self._engine.complete(messages, sampling)
         finally:
             self._slots.release()
 
@@ -84,7 +80,7 @@ class ReadingCalls(BaseEngine):
 
 
 class OwnersCalls(PassesOnTexts):
-    """The engine as readings for one holder use it, where texts are kept."""
+    """The engine as readings for one holder use it."""
 
     def __init__(self, calls: ReadingCalls, engine: Engine, owner: str) -> None:
         self.stand_for(calls)
@@ -92,8 +88,8 @@ class OwnersCalls(PassesOnTexts):
         self._calls = calls
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """One reply, computed with nothing that was kept for others."""
-        return await self._calls.in_turn(lambda: self.complete_for(self.owner, messages, sampling))
+        """One reply, computed with nothing that was computed for others."""
+        return await self._calls.complete(messages, replace(sampling, cache_salt=self.owner))
 
     async def aclose(self) -> None:
         """Nothing to free: the engine belongs to the server."""
@@ -128,7 +124,7 @@ class Readings:
         """Sections read since the server started."""
         self.num_finished = 0
         self._calls = ReadingCalls(engine, reading_calls)
-        self._keeps_text = isinstance(engine, TextKeeper) and engine.keeps_text
+        self._keeper = engine if isinstance(engine, TextKeeper) else None
         self._tokenizer = tokenizer
         self._state = state
         self._max_readings = max_readings
@@ -144,10 +140,12 @@ class Readings:
         """Calls that wait for their turn."""
         return self._calls.num_waiting
 
-    def reader(self, config: AgentConfig, limits: Limits, owner: str) -> Reader:
-        """The reader of a request of an owner. Raises ConfigError where the settings do not suit the engine."""
-        keeps = self._keeps_text and shares_sections(config)
-        calls = self._calls.of_owner(owner) if keeps else self._calls
+    def reader(self, config: AgentConfig, limits: Limits, holder: KeyHolder) -> Reader:
+        """The reader of a request of a holder. Raises ConfigError where the settings do not suit the engine."""
+        keeps = self._keeper is not None and self._keeper.keeps_text and shares_sections(config)
+        calls: BaseEngine = self._calls
+        if keeps or holder.cache_salt is not None:
+            calls = self._calls.of_owner(holder.id, keeps_text=keeps)
         return Reader(calls, tokenizer=self._tokenizer, config=config, limits=limits)
 
     async def read(
@@ -158,10 +156,11 @@ class Readings:
         document: Document,
         *,
         on_usage: Callable[[Usage], None],
+        file_ids: Collection[str] = (),
     ) -> AsyncGenerator[ReadStep, None]:
         """The steps of a reading: those on disk, then new ones. `on_usage` is called in a thread.
 
-        Closing the iterator stops the work; what was read is kept.
+        Closing the iterator stops the work; what was read is kept until one of the stored files in it is deleted.
         """
         self._check_room()
         self.num_running += 1
@@ -169,12 +168,38 @@ class Readings:
             identity = await asyncio.to_thread(reader.identity, [question], document)
             reading_id = _id_of(owner, identity)
             async with self._turn(reading_id):
-                steps = self._steps(reader, owner, reading_id, identity, document, on_usage)
+                steps = self._steps(
+                    reader, owner, reading_id, identity, document, on_usage, file_ids
+                )
                 async with aclosing(steps):
                     async for step in steps:
                         yield step
         finally:
             self.num_running -= 1
+            if file_ids:
+                await self.forget_deleted()
+
+    async def forget_deleted(self, owner: str | None = None) -> None:
+        """Drop what is kept of deleted files: readings, texts that the engine keeps, and cached prompts of their
+        owners and of `owner`. What is being read is dropped at its end."""
+        state = self._state
+        texts = await in_thread(state.writing, state.texts_of_deleted)
+        if self._keeper is not None:
+            for whose, text in texts:
+                await self._keeper.drop_text(text, whose)
+            for whose in {whose for whose, _ in texts} | ({owner} if owner else set()):
+                for salt in {whose, KeyHolder(id=whose).cache_salt}:
+                    await self._keeper.drop_prompts(salt)
+        if texts:
+            await self._drop(await in_thread(state.writing, state.readings_of_deleted))
+            await in_thread(state.writing, state.forget_texts_of_deleted)
+
+    async def _drop(self, reading_ids: Sequence[str]) -> None:
+        """Delete readings, but those that are under way."""
+        for reading_id in reading_ids:
+            if reading_id not in self._turns:
+                async with self._turn(reading_id):  # a request for it waits
+                    await in_thread(self._state.writing, self._state.drop_reading, reading_id)
 
     async def _steps(
         self,
@@ -184,19 +209,15 @@ class Readings:
         identity: dict[str, Any],
         document: Document,
         on_usage: Callable[[Usage], None],
+        file_ids: Collection[str],
     ) -> AsyncGenerator[ReadStep, None]:
         question = identity["questions"][0]
         num_chars = len(document.text)
         writing = self._state.writing
         series = _series_of(owner, identity)
+        begin = partial(self._state.begin_reading, text=document.sha256, file_ids=file_ids)
         path = await in_thread(
-            writing,
-            self._state.begin_reading,
-            owner,
-            reading_id,
-            document.source,
-            num_chars,
-            series,
+            writing, begin, owner, reading_id, document.source, num_chars, series
         )
         await self._drop_old()
         chunks = await asyncio.to_thread(reader.chunks, document)
@@ -274,10 +295,8 @@ class Readings:
     async def _drop_old(self) -> None:
         if time.monotonic() - self._dropped >= DROP_SECONDS or not self._dropped:
             self._dropped = time.monotonic()
-            await in_thread(
-                self._state.writing,
-                lambda: self._state.drop_old_readings(keep_days=self._keep_days),
-            )
+            find = partial(self._state.old_readings, keep_days=self._keep_days)
+            await self._drop(await in_thread(self._state.writing, find))
 
 
 def _id_of(owner: str, identity: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +36,8 @@ from memagent.types import Usage
 T = TypeVar("T")
 DATABASE = "gateway.sqlite3"
 KEYS = "keys.json"
+DAMAGED = "-damaged"
+"""Ending of the folder of a reading that cannot be continued."""
 SECONDS_PER_DAY = 86400.0
 WRITERS = 16
 """Threads that put steps on disk."""
@@ -50,11 +52,18 @@ CREATE TABLE IF NOT EXISTS readings (
     is_finished INTEGER NOT NULL, created REAL NOT NULL, updated REAL NOT NULL,
     series TEXT NOT NULL DEFAULT ''
 );
+CREATE TABLE IF NOT EXISTS file_readings (
+    file_id TEXT NOT NULL, reading_id TEXT NOT NULL, PRIMARY KEY (file_id, reading_id)
+);
+CREATE TABLE IF NOT EXISTS file_texts (
+    file_id TEXT NOT NULL, owner TEXT NOT NULL, text TEXT NOT NULL, PRIMARY KEY (file_id, text)
+);
 CREATE TABLE IF NOT EXISTS used (
     owner TEXT PRIMARY KEY, calls INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL,
     completion_tokens INTEGER NOT NULL, cost REAL NOT NULL
 );
 """
+DELETED = "file_id NOT IN (SELECT id FROM files)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +129,7 @@ class GatewayState:
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.executescript(TABLES)
             self._add_series()
+            self._remove_unlisted()
 
     def _add_series(self) -> None:
         """Give the readings of an earlier version the column that they lack."""
@@ -132,10 +142,19 @@ class GatewayState:
             "CREATE INDEX IF NOT EXISTS readings_of_series ON readings (series, updated)"
         )
 
+    def _remove_unlisted(self) -> None:
+        """Delete what was left of files by a process that was killed while it added or deleted them."""
+        listed = {row[0] for row in self._database.execute("SELECT id FROM files")}
+        for path in self._files.iterdir():
+            if path.name not in listed and not path.is_dir():
+                path.unlink(missing_ok=True)
+
     # --- files ---------------------------------------------------------------------------------
 
-    def add_file(self, owner: str, name: str, purpose: str, data: bytes) -> StoredFile:
-        """Keep a file."""
+    def add_file(
+        self, owner: str, name: str, purpose: str, data: bytes, *, max_bytes: int
+    ) -> StoredFile | None:
+        """Keep a file; None where all files of the owner would have more bytes than that."""
         stored = StoredFile(
             id=f"file-{secrets.token_hex(12)}",
             name=name,
@@ -145,11 +164,15 @@ class GatewayState:
         )
         with _database_errors(self.folder):
             write_atomically(self._files / stored.id, data)
-            self._execute(
-                "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)",
-                (stored.id, owner, name, purpose, len(data), stored.created),
+            row = (stored.id, owner, name, purpose, len(data), stored.created)
+            num_added = self._execute(
+                "INSERT INTO files SELECT ?, ?, ?, ?, ?, ? WHERE "
+                "(SELECT COALESCE(SUM(num_bytes), 0) FROM files WHERE owner = ?) <= ?",
+                (*row, owner, max_bytes - len(data)),
             )
-        return stored
+            if not num_added:
+                (self._files / stored.id).unlink()
+        return stored if num_added else None
 
     def file(self, owner: str, file_id: str) -> StoredFile | None:
         """A file of an owner by its id."""
@@ -166,11 +189,6 @@ class GatewayState:
             "owner = ? AND (created, id) < (?, ?) ORDER BY created DESC, id DESC LIMIT ?",
             (owner, *until, limit),
         )
-
-    def num_bytes(self, owner: str) -> int:
-        """Size of all files of an owner."""
-        rows = self._rows("SELECT COALESCE(SUM(num_bytes), 0) FROM files WHERE owner = ?", (owner,))
-        return int(rows[0][0])
 
     def file_bytes(self, stored: StoredFile) -> bytes:
         """The contents of a file."""
@@ -197,10 +215,28 @@ class GatewayState:
     # --- readings ------------------------------------------------------------------------------
 
     def begin_reading(
-        self, owner: str, reading_id: str, source: str, num_chars: int, series: str
+        self,
+        owner: str,
+        reading_id: str,
+        source: str,
+        num_chars: int,
+        series: str,
+        *,
+        text: str = "",
+        file_ids: Iterable[str] = (),
     ) -> Path:
-        """Where a reading is kept; it counts as unfinished from now on. Those of one series differ in their text."""
+        """Where a reading is kept; it counts as unfinished from now on. Those of one series differ in their text.
+
+        `text` is the SHA-256 of the text, `file_ids` are the stored files in it or in the question.
+        """
         now = time.time()
+        for file_id in file_ids:
+            self._execute(
+                "INSERT OR IGNORE INTO file_readings VALUES (?, ?)", (file_id, reading_id)
+            )
+            self._execute(
+                "INSERT OR IGNORE INTO file_texts VALUES (?, ?, ?)", (file_id, owner, text)
+            )
         self._execute(
             "INSERT INTO readings VALUES (?, ?, ?, ?, 0, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
             "is_finished = 0, updated = excluded.updated, series = excluded.series",
@@ -241,14 +277,36 @@ class GatewayState:
             for row in rows
         ]
 
-    def drop_old_readings(self, *, keep_days: float) -> int:
-        """Delete readings without a step for so many days; their number."""
+    def old_readings(self, *, keep_days: float) -> list[str]:
+        """Readings without a step for so many days, by id."""
         before = time.time() - keep_days * SECONDS_PER_DAY
-        old = [row[0] for row in self._rows("SELECT id FROM readings WHERE updated < ?", (before,))]
-        for reading_id in old:
-            shutil.rmtree(self.readings / reading_id, ignore_errors=True)
-            self._execute("DELETE FROM readings WHERE id = ?", (reading_id,))
-        return len(old)
+        return [
+            row[0] for row in self._rows("SELECT id FROM readings WHERE updated < ?", (before,))
+        ]
+
+    def readings_of_deleted(self) -> list[str]:
+        """Readings with a file that has been deleted, by id."""
+        rows = self._rows(f"SELECT DISTINCT reading_id FROM file_readings WHERE {DELETED}", ())
+        return [row[0] for row in rows]
+
+    def texts_of_deleted(self) -> list[tuple[str, str]]:
+        """Owner and SHA-256 of the texts that deleted files were in."""
+        return self._rows(f"SELECT DISTINCT owner, text FROM file_texts WHERE {DELETED}", ())
+
+    def drop_reading(self, reading_id: str) -> None:
+        """Delete a reading; one whose folder cannot be deleted stays listed."""
+        path = self.readings / reading_id
+        for folder in (path, path.with_name(path.name + DAMAGED)):
+            shutil.rmtree(folder, ignore_errors=True)
+            if folder.exists():
+                return
+        self._execute("DELETE FROM file_readings WHERE reading_id = ?", (reading_id,))
+        self._execute("DELETE FROM readings WHERE id = ?", (reading_id,))
+
+    def forget_texts_of_deleted(self) -> None:
+        """Forget in which texts deleted files were, but for files of which there still is a reading."""
+        is_read = "file_id IN (SELECT file_id FROM file_readings)"
+        self._execute(f"DELETE FROM file_texts WHERE {DELETED} AND NOT {is_read}", ())
 
     # --- what keys have used -------------------------------------------------------------------
 
@@ -274,9 +332,10 @@ class GatewayState:
 
     # --- the database --------------------------------------------------------------------------
 
-    def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
+    def _execute(self, statement: str, values: tuple[Any, ...]) -> int:
+        """The number of rows that were changed."""
         with _database_errors(self.folder), self._guard:
-            self._database.execute(statement, values)
+            return self._database.execute(statement, values).rowcount
 
     def _rows(self, statement: str, values: tuple[Any, ...]) -> list[Any]:
         with _database_errors(self.folder), self._guard:

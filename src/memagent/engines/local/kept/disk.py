@@ -84,7 +84,6 @@ class TextFiles:
     def drop(self, text: KeptText) -> None:
         """Remove a text."""
         shutil.rmtree(self.root / text.folder, ignore_errors=True)
-        self.on_drop(text)
 
     def load(self, text: KeptText, ids: Sequence[int]) -> torch.Tensor | None:
         """The keys and values of a prefix; None where they are not here. A damaged file is removed."""
@@ -135,6 +134,7 @@ class TextFiles:
             least_used = others.pop(0)
             del used[least_used.folder]
             self.drop(least_used)
+            self.on_drop(least_used)
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_free = shutil.disk_usage(self.root).free > num_bytes + SPARE_BYTES
         return is_free and sum(used.values()) + num_bytes <= self._max_bytes

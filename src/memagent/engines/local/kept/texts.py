@@ -86,13 +86,27 @@ class KeptTexts:
     def _forget_oldest(self) -> None:
         limit = self._max_named_tokens
         while limit is not None and self._num_named_tokens > limit and len(self._of_text) > 1:
-            _, forgotten = self._of_text.popitem(last=False)
-            for prefix in forgotten:
-                self._named[prefix.ids[:INDEX_TOKENS]].remove(prefix)
-                if not self._named[prefix.ids[:INDEX_TOKENS]]:
-                    del self._named[prefix.ids[:INDEX_TOKENS]]
-                self._num_named_tokens -= len(prefix.ids)
-            self._short = [prefix for prefix in self._short if prefix not in forgotten]
+            self._forget(next(iter(self._of_text)))
+
+    def _forget(self, owner_and_text: tuple[str, str]) -> None:
+        forgotten = self._of_text.pop(owner_and_text, [])
+        for prefix in forgotten:
+            self._named[prefix.ids[:INDEX_TOKENS]].remove(prefix)
+            if not self._named[prefix.ids[:INDEX_TOKENS]]:
+                del self._named[prefix.ids[:INDEX_TOKENS]]
+            self._num_named_tokens -= len(prefix.ids)
+        self._short = [prefix for prefix in self._short if prefix not in forgotten]
+
+    def drop(self, text: str, owner: str) -> None:
+        """Forget a text of an owner, and drop it from memory and from disk, there for all models."""
+        with self._lock:
+            self._forget((owner, text))
+        for prefix in [one for one in self._in_memory if (one.text, one.owner) == (text, owner)]:
+            del self._in_memory[prefix]
+        if self.files:
+            for kept in self.files.texts():
+                if (kept.text, kept.owner) == (text, owner):
+                    self.files.drop(kept)
 
     def find(self, tokens: Sequence[int], owner: str = "") -> KeptPrefix | None:
         """The longest prefix named for an owner that a prompt begins with."""
@@ -134,7 +148,7 @@ class KeptTexts:
     def save(self, in_cache: Sequence[tuple[KeptPrefix, Callable[[], torch.Tensor]]]) -> None:
         """Put everything on disk that is not there yet, as before the process ends."""
         for prefix, values in in_cache:
-            if prefix not in self._in_memory and self.files:
+            if prefix not in self._in_memory and self.files and self._is_named(prefix):
                 self._save(prefix, values())
         for prefix, kept in self._in_memory.items():
             self._save(prefix, kept)
