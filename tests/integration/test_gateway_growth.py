@@ -48,8 +48,6 @@ def as_message(client: openai.OpenAI, text: str) -> Messages:
 
 def as_file(client: openai.OpenAI, text: str) -> Messages:
     """The text as a file that is sent again under its name."""
-    for file in client.files.list():
-        client.files.delete(file.id)
     file = client.files.create(file=("diary.txt", text.encode()), purpose="user_data")
     parts = [
         {"type": "file", "file": {"file_id": file.id}},

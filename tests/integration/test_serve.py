@@ -112,6 +112,27 @@ def test_a_chat_is_answered_as_the_engine_does(server: TinyServer, client: opena
     assert reply.usage.prompt_tokens_details.cached_tokens == len(expected.prompt_ids) - 1
 
 
+def test_prompts_of_different_salts_share_nothing(
+    server: TinyServer, client: openai.OpenAI
+) -> None:
+    def cached(salt: str | None) -> int:
+        reply = client.chat.completions.create(
+            model=server.engine.model,
+            messages=[{"role": "user", "content": "Salted and peppered."}],
+            max_tokens=2,
+            extra_body={"cache_salt": salt},
+        )
+        assert reply.usage is not None
+        assert reply.usage.prompt_tokens_details is not None
+        return reply.usage.prompt_tokens_details.cached_tokens or 0
+
+    first, second, third = cached("one"), cached("two"), cached("two")
+    assert (first, second) == (0, 0)
+    assert third > 10
+    with pytest.raises(openai.BadRequestError, match="cache_salt"):
+        cached("")
+
+
 def test_a_stream_joins_to_the_whole_reply(server: TinyServer, client: openai.OpenAI) -> None:
     expected = direct(server, 30)
     chunks = list(

@@ -340,6 +340,18 @@ def newer_model() -> Iterator[str]:
         server.server_close()
 
 
+@pytest.mark.parametrize("owner", ["vllm", "memagent", "openai", None])
+def test_the_salt_of_a_call_goes_to_servers_that_know_it(owner: str | None) -> None:
+    engine = EndpointEngine(EngineConfig(model="m", base_url="http://127.0.0.1:1/v1"))
+    sampling = Sampling(max_tokens=1, cache_salt="key-1")
+    assert "cache_salt" not in engine._body(MESSAGES, sampling)
+    engine._learn([{"id": "m", "owned_by": owner}])
+    body = engine._body(MESSAGES, sampling)
+    assert body.get("cache_salt") == ("key-1" if owner in ("vllm", "memagent") else None)
+    assert "cache_salt" not in engine._body(MESSAGES, Sampling(max_tokens=1))
+    assert repr(sampling) == repr(Sampling(max_tokens=1))  # evaluations resume by it
+
+
 async def test_a_model_that_wants_the_newer_limit_gets_it_and_what_else_is_set(
     newer_model: str,
 ) -> None:

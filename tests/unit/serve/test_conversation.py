@@ -31,6 +31,17 @@ def said(role: str, *texts: str | Document) -> Utterance:
     return Utterance(role=role, pieces=tuple(pieces))
 
 
+def test_files_of_one_name_are_cited_without_an_id() -> None:
+    def stored(name: str, file_id: str) -> MessagePart:
+        return MessagePart(text="", file=Document.from_text(LONG, name), file_id=file_id)
+
+    parts = (stored("a.txt", "1"), stored("a.txt", "2"), stored("b.txt", "3"))
+    asked = [Utterance(role="user", pieces=parts), said("user", "Who?")]
+    long = split_long(asked, is_short)
+    assert long.file_ids == {"b.txt": "3"}
+    assert long.all_file_ids == {"1", "2", "3"}
+
+
 def test_earlier_messages_are_the_text_and_the_last_one_is_the_question() -> None:
     conversation = [said("user", LONG), said("assistant", "Yes."), said("user", "Who?")]
     long = split_long(conversation, is_short)

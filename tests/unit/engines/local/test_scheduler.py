@@ -43,13 +43,13 @@ class TestSlotPool:
 
 
 class TestPrefixTree:
-    def add(self, tree: PrefixTree, pool: SlotPool, tokens: list[int]) -> None:
-        shared = tree.match(tokens)
+    def add(self, tree: PrefixTree, pool: SlotPool, tokens: list[int], owner: str = "") -> None:
+        shared = tree.match(tokens, owner)
         length = sum(len(node.tokens) for node in shared)
         if length < len(tokens):
             start = pool.take(len(tokens) - length)
             assert start is not None
-            node = tree.add(shared[-1] if shared else None, tokens[length:], start)
+            node = tree.add(shared[-1] if shared else None, tokens[length:], start, owner)
             node.num_computed = len(node.tokens)
 
     def test_a_common_beginning_is_found_and_split_off(self) -> None:
@@ -80,6 +80,35 @@ class TestPrefixTree:
         assert tree.match([1, 1]) == []
         assert not tree.evict(2)
         assert tree.match([2, 2]) == [kept]
+
+    def test_owners_without_prompts_are_forgotten(self) -> None:
+        pool = SlotPool(4)
+        tree = PrefixTree(pool)
+        for number in range(100):
+            tree.match([1, 2], f"asks {number}")
+            self.add(tree, pool, [1, 2], f"owner {number}")
+            assert len(tree._roots) <= 3
+            tree.evict(2)
+
+    def test_all_prompts_of_an_owner_are_dropped_but_those_in_use(self) -> None:
+        pool = SlotPool(100)
+        tree = PrefixTree(pool)
+        for tokens in ([1, 2, 3], [1, 2, 4], [5, 6]):
+            for owner in ("anna", "bert"):
+                self.add(tree, pool, tokens, owner)
+        used = tree.match([1, 2, 4], "anna")
+        for node in used:
+            tree.use(node, "request")
+        tree.drop_unused("anna")
+        assert pool.num_free == 100 - 6 - 3
+        assert tree.match([1, 2, 4], "anna") == used
+        assert tree.match([5, 6], "anna") == []
+        assert len(tree.match([1, 2, 3], "bert")) == 2
+        for node in used:
+            tree.release(node, "request")
+        tree.drop_unused("anna")
+        tree.drop_unused("nobody")
+        assert pool.num_free == 100 - 6
 
 
 prompts = st.lists(st.integers(0, 3), min_size=1, max_size=30)
