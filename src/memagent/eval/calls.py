@@ -7,7 +7,8 @@
                                    └──▶ EngineGate ──▶ engine ──▶ append to calls.jsonl ──▶ method
 
 Methods know nothing of this. A call is identified by its messages, its sampling, and how often the item
-has made the same call before. Lines survive the process, however it ends; a power cut may lose the last
+has made the same call before. Of the tokens of a reply only their log-probability together is stored: memories
+that drop their least certain line depend on it. Lines survive the process, however it ends; a power cut may lose the last
 ones, and those calls are repeated.
 """
 
@@ -355,6 +356,7 @@ def _record(item: str, call: str, reply: LoggedReply) -> dict[str, Any]:
         "reasoning": completion.reasoning,
         "num_attempts": completion.num_attempts,
         "usage": None if completion.usage is None else asdict(completion.usage),
+        "logprob": None if completion.logprobs is None else sum(completion.logprobs),
     }
 
 
@@ -371,6 +373,7 @@ def _parsed(record: dict[str, Any], where: str) -> tuple[str, str, LoggedReply]:
             reasoning=record["reasoning"],
             num_attempts=int(record["num_attempts"]),
             usage=None if record["usage"] is None else stored_usage(record["usage"]),
+            logprobs=_logprobs(record.get("logprob")),
         )
         texts = (record["item"], record["call"], completion.text)
         others = (completion.finish_reason, completion.reasoning)
@@ -382,3 +385,12 @@ def _parsed(record: dict[str, Any], where: str) -> tuple[str, str, LoggedReply]:
         return record["item"], record["call"], LoggedReply(completion, seconds)
     except (KeyError, TypeError, ValueError):
         raise RunError(f"{where} is damaged; the run cannot be resumed") from None
+
+
+def _logprobs(logprob: object) -> tuple[float, ...] | None:
+    """The log-probability of a reply as a completion has it; None where the engine reported none."""
+    if logprob is None:
+        return None
+    if not isinstance(logprob, int | float):
+        raise TypeError("no number")
+    return (float(logprob),)

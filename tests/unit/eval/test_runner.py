@@ -68,6 +68,7 @@ def evaluate(
     methods: Sequence[str] = ("direct",),
     run: Run | None = None,
     concurrency: int = 2,
+    settings: MethodSettings | None = None,
     **more: Any,
 ) -> list[ItemRecord]:
     async def records() -> list[ItemRecord]:
@@ -76,7 +77,7 @@ def evaluate(
             OpenMethod(
                 title=name,
                 function=open_method(name),
-                settings=MethodSettings.parse(SIZES),
+                settings=settings or MethodSettings.parse(SIZES),
                 gate=gate,
                 tokenizer=ByteTokenizer(),
             )
@@ -227,6 +228,37 @@ def test_a_logged_reply_is_reused_after_a_restart_and_identical_calls_have_one_e
     second.forget("item")
     second.close()
     assert not path.exists()
+
+
+class Certain(Counting):
+    """Replies with a line of its own to each prompt, and reports how certain it is: least of the second."""
+
+    def __init__(self, prompts: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.prompts = list(prompts)
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        self.prompts.append(messages[-1]["content"])
+        number = len(self.prompts)
+        reply = await super().complete(messages, sampling)
+        logprobs = (-9.0 if number == 2 else -1.0, -0.1)
+        return replace(reply, text=f"{number} {'x' * 70}", logprobs=logprobs)
+
+
+def test_a_resumed_reading_drops_the_line_that_it_would_have_dropped(tmp_path: Path) -> None:
+    settings = MethodSettings.parse(
+        {**SIZES, "chunk_tokens": 250, "memory_tokens": 160, "prompts": "add"}
+    )
+    reading: dict[str, Any] = {"methods": ["reader"], "settings": settings}
+    whole, stopped = Certain(), Certain()
+    evaluate(whole, make(1), **reading)
+    with new_run(tmp_path / "run") as run, pytest.raises(LimitReached):
+        evaluate(stopped, make(1), run=run, limits=Limits(max_calls=3), **reading)
+    resumed = Certain(stopped.prompts)
+    with open_run(tmp_path / "run", {}) as run:
+        evaluate(resumed, make(1), run=run, **reading)
+    assert resumed.prompts == whole.prompts
+    assert resumed.num_calls == whole.num_calls - 3
 
 
 def test_replies_of_finished_items_are_not_loaded(tmp_path: Path) -> None:

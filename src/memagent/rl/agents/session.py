@@ -113,7 +113,7 @@ class Session(BaseEngine):
         self.seconds += seconds
         self._count(number, completion, sampling, started, seconds)
         if self._needs_tokens or (
-            isinstance(self.engine, TokenEngine) and completion.logprobs is not None
+            isinstance(self.engine, TokenEngine) and completion.completion_ids is not None
         ):
             call = call_of(completion, model=self.model, policy_version=self._policy_version)
             if self._needs_tokens:
