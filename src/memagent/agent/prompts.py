@@ -258,13 +258,15 @@ def with_format(prompts: PromptSet, reply_format: ReplyFormat) -> PromptSet:
         (reply_format.stop, _OFFER_STOP),
     ]
     read = [wording for is_asked, wording in asked if is_asked]
+    # notes have a word of their own for a section that adds nothing
+    noted = [line.replace("the memory", "the note") for line in read if line != _OFFER_NO_CHANGE]
     cites = [_ASK_SOURCES] if reply_format.quotes or reply_format.items else []
     if not read and not cites:
         return prompts
     return replace(
         prompts,
         read=_with_lines(prompts.read, read),
-        note=_with_lines(prompts.note, [line.replace("the memory", "the note") for line in read]),
+        note=_with_lines(prompts.note, noted),
         answer=_with_lines(prompts.answer, cites),
         no_change=NO_CHANGE if offers_no_change else prompts.no_change,
     )

@@ -432,10 +432,9 @@ class _Rounds(_Apart):
     def _said(self, parsed: ParsedReply, memory: str) -> str:
         """What a reply notes of a section; empty where it holds nothing, or nothing that the memory has not."""
         reader = self._reader
-        quoted = "\n".join(quote.text for quote in parsed.quotes)
         if not reader.config.joins_memories:
-            is_nothing = not quoted and reader.prompts.says_nothing(parsed.memory)
-            return "" if is_nothing else parsed.memory or quoted
+            quoted = "\n".join(quote.text for quote in parsed.quotes)
+            return quoted if reader.prompts.says_nothing(parsed.memory) else parsed.memory
         known = set(memory.splitlines())
         lines = reader.change_of(parsed).text.splitlines()
         return "\n".join(line for line in lines if line.strip() and line not in known)

@@ -253,6 +253,27 @@ def test_memories_need_prompts_in_which_a_section_may_add_nothing() -> None:
     reader_of(notes="memories", no_change=True)
 
 
+def test_notes_have_one_way_to_say_that_a_section_adds_nothing() -> None:
+    plain, offered = reader_of(), reader_of(no_change=True)
+    assert plain.prompts.note == offered.prompts.note
+    assert "No change." in offered.prompts.read
+
+
+def test_a_note_that_says_nothing_beside_its_quotes_is_the_quotes() -> None:
+    def script(messages: Sequence[Message], sampling: Sampling) -> str:
+        prompt = messages[-1]["content"]
+        if "<note " in prompt:
+            return "Missing: nothing"
+        found = re.findall(r"\w+ leads to \w+\.", prompt) if "<section" in prompt else []
+        quotes = [f"<quote>{sentence}</quote>" for sentence in found]
+        return "\n".join([*quotes, "Nothing."]) if "<section" in prompt else "home"
+
+    trace = reader_of(script, evidence=True).ask(QUESTION, TEXT)
+    notes = [step.memory for step in trace.steps if step.kind == "read" and step.memory]
+    assert sorted(notes) == ["Ada leads to Bo.", "Bo leads to Cy.", "Cy leads to home."]
+    assert trace.memory == "Cy leads to home.\nBo leads to Cy.\nAda leads to Bo."
+
+
 def test_segments_do_not_go_with_parallel_mode() -> None:
     with pytest.raises(ConfigError, match="`segments` is for sections that are read in order"):
         AgentConfig.parse({"mode": "parallel", "segments": 4})
