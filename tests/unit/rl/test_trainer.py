@@ -403,6 +403,19 @@ def test_no_more_groups_are_replaced_than_allowed(files: Path, tmp_path: Path) -
         assert "no update in this step" in callbacks.notes[0]
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 6), (4, 2)])
+def test_saved_waves_are_reused_with_another_concurrency(
+    files: Path, tmp_path: Path, before: int, after: int
+) -> None:
+    config = tiny_run(files, steps=1, objective={}, warm_start=None, validation=None)
+    config["rollout"] = {"prompts": 3, "group_size": 2, "driver": "lockstep", "concurrency": before}
+    folder = tmp_path / "run"
+    assert not run(config, folder, Stop(rollouts=before + 1))  # in the second wave
+    assert run(config, folder, changes=[f"rollout.concurrency={after}"])
+    (step,) = read_metrics(folder)
+    assert (step["num_groups"], step["num_failed"]) == (3, 0)
+
+
 def test_an_update_that_does_not_fit_names_its_remedies(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

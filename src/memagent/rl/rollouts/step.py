@@ -131,10 +131,13 @@ class Gatherer:
             settings.prompts - len(found.groups),
             settings.prompts + self._max_unwanted - len(found.all_groups),
         ):
-            some = list(islice(found.noted(tasks), min(missing, largest)))
-            groups = _grouped(some, next(saved, None))
-            if groups is None:
-                groups = await self._wave(some, log, found)
+            wave = next(saved, None)
+            # `rollout.concurrency` may have changed since a wave was saved
+            num = min(missing, largest) if wave is None else len({one.task_id for one in wave})
+            some = list(islice(found.noted(tasks), num))
+            groups = (
+                await self._wave(some, log, found) if wave is None else _grouped(some, wave)
+            )
             found.all_groups += groups
             found.groups += filter(self._is_wanted, groups)
 
@@ -191,10 +194,8 @@ class Gatherer:
         return 3 * settings.prompts if settings.max_unwanted is None else settings.max_unwanted
 
 
-def _grouped(tasks: Sequence[Example], rollouts: Sequence[Rollout] | None) -> list[Group] | None:
-    """The groups of a saved wave; None if there is none."""
-    if rollouts is None:
-        return None
+def _grouped(tasks: Sequence[Example], rollouts: Sequence[Rollout]) -> list[Group]:
+    """The groups of a saved wave."""
     by_task: dict[str, list[Rollout]] = {task.id: [] for task in tasks}
     for rollout in rollouts:
         if rollout.task_id not in by_task:
