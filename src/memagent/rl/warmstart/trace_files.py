@@ -28,6 +28,8 @@ from memagent.jsonl import LineFile, read_lines, truncate
 from memagent.rl.warmstart.traces import TraceRefused, conversations
 
 FORMAT = 1
+SAMPLING = {"temperature", "top_p", "seed"}
+"""Settings without effect on demonstrations."""
 MODE = 0o666
 """Datasets are shared, unlike runs; the umask applies."""
 
@@ -58,15 +60,15 @@ def write_traces(
     """
     if out.exists() and not force:
         raise DataError(f"{out} exists; name another file, or overwrite it with `force`")
+    prompts = prompts_for(config)
     identity = {
         "format": FORMAT,
         "kind": "traces",
         "source_sha256": sha256_of(source),
         "tokenizer": tokenizer.name,
-        "prompts_sha256": prompts_for(config).sha256,
-        "agent": config.model_dump(
-            include={"chunk_tokens", "memory_tokens", "answer_tokens", "prompts"}
-        ),
+        "prompts_sha256": prompts.sha256,
+        **({"merging_sha256": prompts.merging_sha256} if config.merges else {}),
+        "agent": config.model_dump(mode="json", exclude=SAMPLING),
     }
     part = out.with_name(out.name + ".part")
     state = out.with_name(out.name + ".part.json")

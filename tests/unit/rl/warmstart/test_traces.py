@@ -388,7 +388,13 @@ def test_a_file_truncated_anywhere_is_completed_with_the_same_bytes(
     assert len(redone) == {0.0: 4, 1.0: 0}.get(share, len(redone))
 
 
-def test_a_file_is_not_resumed_with_other_settings(dataset: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [{"chunk_tokens": 1000}, {"section_ends": "exact"}, {"mode": "parallel"}, {"segments": 2}],
+)
+def test_a_file_is_not_resumed_with_other_settings(
+    dataset: Path, tmp_path: Path, other: dict[str, object]
+) -> None:
     out = tmp_path / "out.jsonl"
 
     def die(example: Example) -> None:
@@ -396,9 +402,9 @@ def test_a_file_is_not_resumed_with_other_settings(dataset: Path, tmp_path: Path
 
     with pytest.raises(KeyboardInterrupt):
         write(dataset, out, on_example=die)
-    other = CONFIG.model_copy(update={"chunk_tokens": 1000})
+    config = CONFIG.model_copy(update=other)
     with pytest.raises(DataError, match=r"out\.jsonl\.part was started .* with other settings"):
-        write_traces(dataset, out, config=other, tokenizer=BYTES)
+        write_traces(dataset, out, config=config, tokenizer=BYTES)
 
 
 def test_refused_examples_are_counted_or_an_error(dataset: Path, tmp_path: Path) -> None:
