@@ -28,6 +28,8 @@ from memagent.jsonl import LineFile, read_lines, truncate
 from memagent.rl.warmstart.traces import TraceRefused, conversations
 
 FORMAT = 1
+ALWAYS_STORED = {"chunk_tokens", "memory_tokens", "answer_tokens", "prompts"}
+"""Settings that a manifest has whatever they are; others only where they are not the defaults."""
 SAMPLING = {"temperature", "top_p", "seed"}
 """Settings without effect on demonstrations."""
 MODE = 0o666
@@ -68,7 +70,10 @@ def write_traces(
         "tokenizer": tokenizer.name,
         "prompts_sha256": prompts.sha256,
         **({"merging_sha256": prompts.merging_sha256} if config.merges else {}),
-        "agent": config.model_dump(mode="json", exclude=SAMPLING),
+        "agent": {
+            **config.model_dump(include=ALWAYS_STORED),
+            **config.model_dump(mode="json", exclude=SAMPLING, exclude_defaults=True),
+        },
     }
     part = out.with_name(out.name + ".part")
     state = out.with_name(out.name + ".part.json")
