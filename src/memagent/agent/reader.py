@@ -30,7 +30,7 @@ from memagent import blocking
 from memagent.agent.budget import Budget, check_budget
 from memagent.agent.evidence.answers import cite, show_ledger, with_ledger
 from memagent.agent.evidence.ledger import ledger_of
-from memagent.agent.evidence.quotes import Quote, place_copies, place_quote
+from memagent.agent.evidence.quotes import Quote, place_copies, place_quotes
 from memagent.agent.evidence.replies import ParsedReply, ReplyFormat, parse_reply, shielded
 from memagent.agent.journal import Journal, identity, section_digest
 from memagent.agent.limits import Limits
@@ -448,10 +448,7 @@ class Reader:
         """The quotes of a reply to a section, searched in it; without any, what its memory has of the section."""
         if self.config.evidence and not self.config.items and not parsed.quotes:
             return place_copies(parsed.memory, document, start=chunk.start, section=section)
-        return tuple(
-            place_quote(quote, document, start=chunk.start, section=section)
-            for quote in parsed.quotes
-        )
+        return place_quotes(parsed.quotes, document, start=chunk.start, section=section)
 
     def change_of(self, parsed: ParsedReply) -> MemoryChange:
         """What a reply does to the memory; one with nothing but marks keeps it."""

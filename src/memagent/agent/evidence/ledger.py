@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from memagent.agent.evidence.quotes import Quote
+from memagent.agent.evidence.quotes import Quote, item_key
 from memagent.agent.evidence.replies import shielded
 from memagent.documents.tokenizers import Tokenizer
 from memagent.rewards.text import last_boxed
@@ -80,12 +80,6 @@ def ledger_of(quotes: Iterable[Quote]) -> tuple[Quote, ...]:
         for quote in reversed(marked or known)
     }
     return tuple(found[place] for place in sorted(found))
-
-
-def item_key(text: str | None) -> str:
-    """A name or value for comparison: case, punctuation and a leading article do not count."""
-    words = _word.findall((text or "").casefold())
-    return " ".join(words[1:] if len(words) > 1 and words[0] in ("the", "a", "an") else words)
 
 
 def one_line(text: str) -> str:

@@ -12,6 +12,7 @@ text has, never what the model wrote; what was not found has no place, and is ne
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memagent.documents.document import Document, Place
@@ -20,6 +21,9 @@ MARKS = " \t\r\n\"'\u201c\u201d\u2018\u2019\u00ab\u00bb"
 """Blanks and quotation marks that models put around a quote."""
 MIN_WORDS = 4
 """Fewer words of a memory that a section has too are no quote."""
+
+Span = tuple[int, int]
+"""Where a quote begins and ends, in characters."""
 
 _word = re.compile(r"\w+")
 _sentence_end = re.compile(r"(?<=[.!?])\s+")
@@ -59,12 +63,34 @@ class Quote:
         return self.start, self.end
 
 
-def place_quote(said: Quote, document: Document, *, start: int, section: str) -> Quote:
-    """A quote with its place in the document; without one where the section does not have it.
+def item_key(text: str | None) -> str:
+    """A name or value for comparison: case, punctuation and a leading article do not count."""
+    words = _word.findall((text or "").casefold())
+    return " ".join(words[1:] if len(words) > 1 and words[0] in ("the", "a", "an") else words)
 
+
+def place_quotes(
+    said: Sequence[Quote], document: Document, *, start: int, section: str
+) -> tuple[Quote, ...]:
+    """Quotes of one reply with their places in the document; without one where the section does not have it.
+
+    What is said again, and stands in the section again, is at its next place: two equal lines of a log are two items.
     `section` may differ from the document in single characters, as prompts show it; `start` is its offset.
     """
-    span = locate(said.text, section)
+    taken: dict[tuple[str, str], set[Span]] = {}
+    found: list[Quote] = []
+    for quote in said:
+        span = locate(quote.text, section)
+        used = taken.setdefault((item_key(quote.item), item_key(quote.value)), set())
+        if span in used:
+            span = next((one for one in _all_places(quote.text, section) if one not in used), span)
+        if span is not None:
+            used.add(span)
+        found.append(_placed(quote, span, document, start))
+    return tuple(found)
+
+
+def _placed(said: Quote, span: Span | None, document: Document, start: int) -> Quote:
     if span is None:
         return said
     low, high = start + span[0], start + span[1]
@@ -86,8 +112,8 @@ def place_copies(memory: str, document: Document, *, start: int, section: str) -
     for line in memory.splitlines():
         for parts in (line,), (line.partition(": ")[2],), _sentence_end.split(line):
             quotes = [
-                place_quote(
-                    Quote(text=part, is_inferred=True), document, start=start, section=section
+                _placed(
+                    Quote(text=part, is_inferred=True), locate(part, section), document, start
                 )
                 for part in parts
                 if len(_word.findall(part)) >= MIN_WORDS
@@ -98,26 +124,28 @@ def place_copies(memory: str, document: Document, *, start: int, section: str) -
     return tuple(dict.fromkeys(found))
 
 
-def locate(said: str, section: str) -> tuple[int, int] | None:
+def locate(said: str, section: str) -> Span | None:
     """Where a section has what was said: word for word, else without regard to case and white space.
 
     Of several places the first counts. What holds no word is nowhere.
     """
-    wanted = said.strip(MARKS)
+    wanted = said.strip(MARKS).strip()
     if not any(character.isalnum() for character in wanted):
         return None
     if (start := section.find(wanted)) >= 0:
         return start, start + len(wanted)
-    return _locate_tolerantly(wanted, section)
+    return next(_all_places(said, section), None)
 
 
-def _locate_tolerantly(wanted: str, section: str) -> tuple[int, int] | None:
-    key, _ = _folded(wanted)
+def _all_places(said: str, section: str) -> Iterator[Span]:
+    """Where a section has what was said, without regard to case and white space."""
+    key, _ = _folded(said.strip(MARKS).strip())
     text, origins = _folded(section)
     start = text.find(key)
-    if start < 0:
-        return None
-    return origins[start], origins[start + len(key) - 1] + 1
+    while start >= 0:
+        end = start + len(key)
+        yield origins[start], origins[end - 1] + 1
+        start = text.find(key, end)
 
 
 def _folded(text: str) -> tuple[str, list[int]]:

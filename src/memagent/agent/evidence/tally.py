@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from memagent.agent.evidence.ledger import AskedEntry, item_key, name_fit, one_line
-from memagent.agent.evidence.quotes import Quote
+from memagent.agent.evidence.ledger import AskedEntry, name_fit, one_line
+from memagent.agent.evidence.quotes import Quote, item_key
 from memagent.agent.evidence.replies import shielded
 
 MAX_NAMES = 64

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memagent.agent.evidence.quotes import Quote, locate, place_copies, place_quote
+from memagent.agent.evidence.quotes import Quote, locate, place_copies, place_quotes
 from memagent.documents.document import Document
 
 SECTION = "Once upon a time.\nThe House  is\nred, and Anna   owns it. The end."
@@ -16,6 +16,7 @@ SECTION = "Once upon a time.\nThe House  is\nred, and Anna   owns it. The end."
         ("the house is red", "The House  is\nred"),
         ("\u201cANNA OWNS IT\u201d", "Anna   owns it"),
         ("owns\n\nit. the end", "owns it. The end"),
+        ("the end.\u00a0", "The end."),
     ],
 )
 def test_a_quote_is_found_as_the_text_has_it(said: str, found: str) -> None:
@@ -37,16 +38,35 @@ def test_letters_that_grow_in_lower_case_keep_their_place() -> None:
 
 def test_a_found_quote_has_the_words_lines_and_offsets_of_the_document() -> None:
     document = Document.from_text("Head.\n" + SECTION, source="a.txt", has_lines=True)
-    quote = place_quote(Quote(text="the HOUSE"), document, start=6, section=SECTION)
+    (quote,) = place_quotes([Quote(text="the HOUSE")], document, start=6, section=SECTION)
     assert (quote.text, quote.span) == ("The House", (24, 33))
     assert [str(place) for place in quote.places] == ["a.txt line 3 [24:33]"]
 
 
 def test_a_quote_that_is_not_found_keeps_the_models_words_and_no_place() -> None:
     document = Document.from_text(SECTION)
-    quote = place_quote(Quote(text="never said"), document, start=0, section=SECTION)
+    (quote,) = place_quotes([Quote(text="never said")], document, start=0, section=SECTION)
     assert quote == Quote(text="never said")
     assert not quote.is_found
+
+
+LOG = "disk full\nall well\nDisk  full\ndisk full, again\n"
+
+
+def spans(*said: Quote) -> list[tuple[int, int]]:
+    document = Document.from_text("Head.\n" + LOG)
+    placed = place_quotes(said, document, start=6, section=LOG)
+    return [(quote.span[0] - 6, quote.span[1] - 6) for quote in placed]
+
+
+def test_what_is_said_again_is_at_its_next_place_as_long_as_there_is_one() -> None:
+    fault = Quote(text="disk full", item="fault")
+    assert spans(fault, fault, fault, fault) == [(0, 9), (19, 29), (30, 39), (0, 9)]
+
+
+def test_several_items_of_one_sentence_are_at_one_place() -> None:
+    said = [Quote(text="disk full", item=name) for name in ("fault", "disk", "The fault")]
+    assert spans(*said) == [(0, 9), (0, 9), (19, 29)]
 
 
 def test_what_a_memory_copied_from_its_section_are_quotes() -> None:
