@@ -655,9 +655,13 @@ def _settings_in_identity(settings: MethodSettings) -> dict[str, Any]:
 
 
 def _wording(settings: MethodSettings, method: str) -> dict[str, str]:
-    """The fingerprint of the reader's prompts, where they come from a file."""
+    """The fingerprints of the reader's prompts, where they come from a file."""
     file = _template_file(settings.model_dump(), method)
-    return {"prompts": open_prompts(file).sha256} if file else {}
+    if file is None:
+        return {}
+    prompts = open_prompts(file)
+    merging = {"merging": prompts.merging_sha256} if settings.merges else {}
+    return {"prompts": prompts.sha256, **merging}
 
 
 def _template_file(settings: Mapping[str, Any], method: str) -> str | None:

@@ -138,6 +138,28 @@ def test_the_same_call_resumes_the_run_and_another_evaluation_is_refused(tmp_pat
         asyncio.run(evaluate(suite_of("direct", num=3), "scripted", run_dir=run))
 
 
+@pytest.mark.parametrize("changed", ["read", "answer", "note", "merge"])
+def test_a_run_is_not_resumed_with_other_templates(changed: str, tmp_path: Path) -> None:
+    templates = tmp_path / "prompts.toml"
+    wording = {
+        "read": "{question}\\n{section}\\n{memory}",
+        "answer": "{question}\\n{memory}",
+        "note": "{section}\\n{question}\\n{memory}",
+        "merge": "{notes}\\n{question}\\n{memory}",
+    }
+
+    def asked() -> list[ItemRecord]:
+        templates.write_text("".join(f'{name} = "{text}"\n' for name, text in wording.items()))
+        agent = {**SIZES, "mode": "parallel", "prompts": str(templates)}
+        suite = suite_of("reader", num=1, agent=agent)
+        return asyncio.run(evaluate(suite, "scripted", run_dir=tmp_path / "run"))
+
+    assert asked() == asked()
+    wording[changed] += " now"
+    with pytest.raises(RunError, match=r"cannot resume .*(prompts|merging) was"):
+        asked()
+
+
 def test_a_stored_request_keeps_suite_engine_and_limits(tmp_path: Path) -> None:
     request = make_request(suite_of("direct", num=1), "scripted", concurrency=3, max_calls=9)
 
