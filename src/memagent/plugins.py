@@ -8,6 +8,7 @@ to be sent to another process, which runs the file itself.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import sys
@@ -123,6 +124,12 @@ def error_line(error: BaseException) -> str:
     theirs = [frame for frame in frames if not _is_foreign(frame[0])]
     where = f" ({Path(theirs[-1][0]).name}, line {theirs[-1][1]})" if theirs else ""
     return f"{type(error).__name__}: {message}{where}"
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether code that the current task runs has failed; False where the task itself is being cancelled."""
+    task = asyncio.current_task()
+    return not isinstance(error, asyncio.CancelledError) or task is None or not task.cancelling()
 
 
 def is_own_function(value: object, module: ModuleType) -> bool:

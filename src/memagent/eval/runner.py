@@ -60,6 +60,7 @@ from memagent.eval.methods import Method, MethodSettings
 from memagent.eval.records import ItemKey, parse_item
 from memagent.eval.records import ItemRecord as ItemRecord
 from memagent.eval.stats import Interval, mean_interval
+from memagent.plugins import is_failure
 from memagent.rewards.answer_limits import limit_answer
 from memagent.rewards.verifiers import further_scores, grade
 from memagent.runs import Run
@@ -346,8 +347,10 @@ class Evaluation:
             )
         except (LimitReached, RunNotWritable):
             raise
-        except Exception as error:  # whatever a method raises, other items continue
-            failure = error
+        except (Exception, asyncio.CancelledError) as error:
+            if not is_failure(error):
+                raise
+            failure = error  # whatever a method raises, other items continue
             trace = context.trace()
             values |= {"status": "failed", "error": _one_line(error), "answer": trace.answer or ""}
         if failure is not None and not isinstance(failure, MemagentError):

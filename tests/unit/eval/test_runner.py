@@ -376,6 +376,23 @@ async def test_a_method_may_grade_itself() -> None:
     assert (record.score, record.grader, record.extracted) == (-0.5, "by the method", None)
 
 
+async def test_a_method_that_awaits_what_it_has_cancelled_fails_its_item_only() -> None:
+    async def method(example: Example, context: Context) -> Trace:
+        if example.id == "bad":
+            own = asyncio.ensure_future(asyncio.sleep(60))
+            own.cancel()
+            await own
+        await context.call(MESSAGES)
+        return context.trace()
+
+    examples = [Example(id=name, question="Who?", answers=("a",)) for name in ("bad", "good")]
+    bad, good = await evaluate_examples(examples, method, Counting(), title="own", seed=1)
+    assert (bad.status, bad.score) == ("failed", 0.0)
+    assert bad.error is not None
+    assert bad.error.startswith("CancelledError")
+    assert good.status == "ok"
+
+
 async def test_a_record_has_the_trace_that_the_method_returns() -> None:
     step = Step(kind="answer", index=0, reply="a reply", memory="kept", usage=Usage(calls=3))
     seen: list[ItemRecord] = []

@@ -112,9 +112,7 @@ def place_copies(memory: str, document: Document, *, start: int, section: str) -
     for line in memory.splitlines():
         for parts in (line,), (line.partition(": ")[2],), _sentence_end.split(line):
             quotes = [
-                _placed(
-                    Quote(text=part, is_inferred=True), locate(part, section), document, start
-                )
+                _placed(Quote(text=part, is_inferred=True), locate(part, section), document, start)
                 for part in parts
                 if len(_word.findall(part)) >= MIN_WORDS
             ]

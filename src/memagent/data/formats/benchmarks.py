@@ -150,7 +150,7 @@ class _LongBenchV2(_Record):
 def _from_longbench_v2(record: Any, path: Path, number: int) -> Example:
     checked = checked_record(_LongBenchV2, record, path, number)
     choices = [checked.choice_A, checked.choice_B, checked.choice_C, checked.choice_D]
-    if checked.answer not in LETTERS[: len(choices)] or not checked.answer:
+    if checked.answer not in list(LETTERS[: len(choices)]):
         raise DataError(f"{place(path, number)}: answer is {checked.answer!r}, not one of A to D")
     return Example(
         id=str(record.get("_id") or f"{_stem(path)}/{number - 1}"),

@@ -36,7 +36,7 @@ from memagent.errors import (
     MemagentError,
     PromptTooLong,
 )
-from memagent.plugins import error_line
+from memagent.plugins import error_line, is_failure
 from memagent.rl.agents.api import Agent, check_outcome
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.offload import WorkerPool
@@ -410,7 +410,9 @@ class _Attempts:
             }
             rollout = self._rollout(task, key[1], outcome, reward, session, times)
             error = None
-        except (Exception, SystemExit) as raised:
+        except (Exception, SystemExit, asyncio.CancelledError) as raised:
+            if not is_failure(raised):
+                raise
             error = raised
             failed_by = "machine" if outcome is not None else who_failed(error, session)
             value = self._spec.failure_reward if failed_by == "policy" else None

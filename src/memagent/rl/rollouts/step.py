@@ -135,9 +135,7 @@ class Gatherer:
             # `rollout.concurrency` may have changed since a wave was saved
             num = min(missing, largest) if wave is None else len({one.task_id for one in wave})
             some = list(islice(found.noted(tasks), num))
-            groups = (
-                await self._wave(some, log, found) if wave is None else _grouped(some, wave)
-            )
+            groups = await self._wave(some, log, found) if wave is None else _grouped(some, wave)
             found.all_groups += groups
             found.groups += filter(self._is_wanted, groups)
 

@@ -156,7 +156,7 @@ class RightReplies:
 
     def check_fit(self, sections: Chunks) -> None:
         """Raise TraceRefused where a memory, an answer or the quotes of a section exceed the settings."""
-        memories = [moment.memory for moment in self._moments]
+        memories = [self._nothing, *(moment.memory for moment in self._moments)]
         _check_fit(self._example, memories, self._answer, self._config, self._tokenizer)
         if self._config.keeps_quotes:
             longest = max(self._tokenizer.count(self._marks.quotes(each)) for each in sections)
@@ -322,7 +322,7 @@ def _check_fit(
     config: AgentConfig,
     tokenizer: Tokenizer,
 ) -> None:
-    longest = max(tokenizer.count(memory) for memory in (NOTHING_YET, *memories))
+    longest = max(map(tokenizer.count, memories))
     if longest > config.memory_tokens:
         raise TraceRefused(
             f"{example.id}: its memory has {longest} tokens, more than "

@@ -339,9 +339,12 @@ def random_state() -> dict[str, Any]:
     """State of the global random generators, as JSON. Only agents and rewards of users draw from these."""
     version, values, gauss = random.getstate()
     torch_state = torch.get_rng_state().numpy().tobytes()
+    numpy_state: Any = np.random.get_state(legacy=True)
+    kind, keys, *rest = numpy_state
     return {
         "python": [version, list(values), gauss],
         "torch": base64.b64encode(torch_state).decode("ascii"),
+        "numpy": [kind, keys.tolist(), *rest],
     }
 
 
@@ -351,6 +354,9 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(values), gauss))
     stored = np.frombuffer(base64.b64decode(state["torch"]), dtype=np.uint8)
     torch.set_rng_state(torch.from_numpy(stored.copy()))
+    if "numpy" in state:  # checkpoints of earlier versions have none
+        kind, keys, *rest = state["numpy"]
+        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
 
 
 # --- weights --------------------------------------------------------------------------------------

@@ -100,9 +100,10 @@ def test_longbench_v2_asks_for_the_letter_and_takes_the_choice_too(tmp_path: Pat
         assert grade(first.grader, reply, first.answers).value == 1.0, reply
     assert grade(first.grader, "A", first.answers).value == 0.0
     assert second.answers[0] == "D"
-    wrong = written(tmp_path / "wrong.jsonl", {**V2, "answer": "E"})
-    with pytest.raises(DataError, match=r"wrong\.jsonl, line 1: answer is 'E'"):
-        only(wrong)
+    for answer in ("E", "AB", ""):
+        wrong = written(tmp_path / "wrong.jsonl", {**V2, "answer": answer})
+        with pytest.raises(DataError, match=rf"wrong\.jsonl, line 1: answer is '{answer}'"):
+            only(wrong)
 
 
 # --- HELMET ---------------------------------------------------------------------------------------

@@ -287,6 +287,41 @@ async def test_an_agent_without_a_call_and_one_that_exits_are_failed_rollouts() 
     assert (second.rollouts[0].error or "").startswith("SystemExit: 3")
 
 
+async def cancelled() -> None:
+    """Awaits a task of its own that was cancelled."""
+    own = asyncio.ensure_future(asyncio.sleep(60))
+    own.cancel()
+    await own
+
+
+async def test_an_agent_that_awaits_what_it_has_cancelled_is_a_failed_rollout() -> None:
+    async def agent(task: Job, client: Client) -> Outcome:
+        found = await ask(task, client)
+        if task.id == "job0":
+            await cancelled()
+        return found
+
+    first, second = await collecting(jobs(2), agent, engine(), group_size=1).all()
+    assert (first.rollouts[0].status, first.rollouts[0].failed_by) == ("failed", "policy")
+    assert (first.rollouts[0].error or "").startswith("CancelledError")
+    assert second.rollouts[0].is_ok
+
+
+async def test_a_collection_that_is_cancelled_ends() -> None:
+    held = asyncio.Event()
+
+    async def agent(task: Job, client: Client) -> Outcome:
+        held.set()
+        await asyncio.sleep(60)
+        return await ask(task, client)
+
+    running = asyncio.ensure_future(collecting(jobs(2), agent, engine(), group_size=1).all())
+    await held.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
 async def test_an_agent_that_takes_too_long_is_a_failed_rollout() -> None:
     async def slow(task: Job, client: Client) -> Outcome:
         if task.id == "job0":

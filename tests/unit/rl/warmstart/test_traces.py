@@ -325,6 +325,13 @@ def test_examples_without_a_demonstration_are_refused(
         conversations(example, config=config, tokenizer=BYTES)
 
 
+def test_a_memory_need_not_hold_what_no_reply_says() -> None:
+    config = AgentConfig(window=4000, chunk_tokens=20, memory_tokens=40, prompts="keep")
+    assert len(NOTHING_YET) > config.memory_tokens
+    said = replies(trace(facts("One.", "Two.", evidence=(1,)), config))
+    assert said[:2] == ["No change.", "Two.".ljust(19, "x")]
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader
@@ -33,8 +35,10 @@ from memagent.rl.weights.checkpoint import (
     latest_checkpoint,
     list_checkpoints,
     load_weights,
+    random_state,
     read_optimizer,
     read_state,
+    restore_random_state,
     save_checkpoint,
 )
 from memagent.tracking import Tracker
@@ -50,6 +54,18 @@ NUM_KILLS = 24
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     return {kind: make_tiny_model(root / kind, kind) for kind in KINDS}
+
+
+def test_every_global_generator_continues_where_a_checkpoint_was_saved() -> None:
+    def drawn() -> list[float]:
+        return [random.random(), random.gauss(), np.random.normal(), np.random.random(), torch.rand(1).item()]  # fmt: skip
+
+    drawn()
+    state = json.loads(json.dumps(random_state()))
+    before = drawn()
+    restore_random_state(state)
+    assert drawn() == before
+    restore_random_state({name: state[name] for name in ("python", "torch")})  # of earlier versions
 
 
 def with_adapter(loaded: LoadedModel, *, seed: int = 0) -> LoadedModel:
