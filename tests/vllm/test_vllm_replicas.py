@@ -82,8 +82,8 @@ def assert_equal(reply: Completion, other: Completion) -> None:
 async def test_all_weights_are_published_to_a_running_server_which_is_replaced_when_it_is_killed(
     cluster: Cluster, models: list[Path], tmp_path: Path
 ) -> None:
-    from memagent.rl.distributed.replica import VllmReplica
     from memagent.rl.distributed.replicas import open_replicas
+    from memagent.rl.distributed.vllm_replica import VllmReplica
 
     notes: list[str] = []
     opener = VllmReplica(model=str(models[0]), engine_settings=settings(tmp_path))
@@ -162,9 +162,9 @@ def kill_servers(model: str) -> None:
 async def test_adapters_are_published_to_a_running_server(
     cluster: Cluster, models: list[Path], tmp_path: Path
 ) -> None:
-    from memagent.rl.distributed.replica import VllmReplica
     from memagent.rl.distributed.replicas import open_replicas
     from memagent.rl.distributed.shipping import ship
+    from memagent.rl.distributed.vllm_replica import VllmReplica
 
     adapters = [
         make_tiny_adapter(models[0], tmp_path / str(seed), rank=RANK, seed=seed) for seed in (0, 1)

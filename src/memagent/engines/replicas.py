@@ -391,12 +391,12 @@ class ReplicatedEngine(BaseEngine):
             max_concurrency=MAX_CALLS_AT_ONCE, max_restarts=0, **self._options(place.number)
         ).remote(self._opener)
         try:
-            async with asyncio.timeout(self._start_seconds):
+            async with asyncio.timeout(self._start_seconds) as limit:
                 facts = await place.actor.start.remote()
                 if isinstance(facts, MemagentError):
                     raise type(facts)(f"{self._name(place)}: {facts}")
                 place.facts = facts
-                await self._prepare(place)
+                await self._prepare(place, limit)
         except TimeoutError:
             self._kill(place)
             more = f", or raise {self.to_raise}" if self.to_raise else ""
@@ -414,8 +414,8 @@ class ReplicatedEngine(BaseEngine):
         async with self._changed:
             self._changed.notify_all()
 
-    async def _prepare(self, place: _Place) -> None:
-        """What a new replica gets before its first call."""
+    async def _prepare(self, place: _Place, limit: asyncio.Timeout) -> None:
+        """What a new replica gets before its first call. `limit` is that of its start."""
 
     def _told(self, place: _Place, what: str, error: Exception) -> MemagentError:
         """What Ray reports of a replica, as an error of one line."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ EXACT_TOKENS = {"return_token_ids": True, "logprobs": True}
 CONTROL_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
 """Variables of a server whose weights change: its routes for that are not there without them. They ask for no
 key, so every user of the machine can use them."""
+HANDLE_VARIABLES = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+"""Variables of a server that gets handles of GPU memory: they are pickled. Who reaches its routes for weights can
+then run code in it."""
 SETTLE_SECONDS = 1.0
 """After vLLM has ended the replies in progress, how long they may take to arrive."""
 
@@ -92,6 +96,8 @@ class VllmEngine(BalancedEngine):
         self._may_call.set()
         self._sent: set[asyncio.Future[Completion | Failure]] = set()
         """Requests that are at a server."""
+        self._has_transfer = False
+        """Whether the servers were told how weights come."""
         self.servers = tuple(servers)
         for endpoint, server in zip(self.endpoints, self.servers, strict=True):
             endpoint._learn(server.models())
@@ -114,12 +120,34 @@ class VllmEngine(BalancedEngine):
         Replies in progress go on with the new weights; calls that arrive meanwhile wait.
         The servers need `CONTROL_VARIABLES` in their environment.
         """
+        async with self._changing_weights(policy_version):
+            path = {"weights_path": str(folder)}
+            await self._control("/collective_rpc", {"method": "reload_weights", "kwargs": path})
+
+    async def update_weights(
+        self, updates: AsyncIterator[Mapping[str, Any]], policy_version: int
+    ) -> None:
+        """Have every server take weights through vLLM's transfer engine "ipc", one request after the other.
+
+        Otherwise as `load_weights`. The servers need `HANDLE_VARIABLES`, too. After an error they are of no use.
+        """
+        async with self._changing_weights(policy_version):
+            if not self._has_transfer:
+                await self._control("/init_weight_transfer_engine", {"init_info": {"packed": True}})
+                self._has_transfer = True
+            await self._control("/start_weight_update")
+            async for update in updates:
+                await self._control("/update_weights", {"update_info": dict(update)})
+            await self._control("/finish_weight_update")
+
+    @asynccontextmanager
+    async def _changing_weights(self, policy_version: int) -> AsyncIterator[None]:
+        """Pause the servers for new weights, and have them resume."""
         self._may_call.clear()
         try:
             await self._control("/pause?mode=abort")
             await self._settle()
-            path = {"weights_path": str(folder)}
-            await self._control("/collective_rpc", {"method": "reload_weights", "kwargs": path})
+            yield
             await self._control("/reset_prefix_cache")
             await self._control("/resume")
             self.switch_model(self.model, policy_version)

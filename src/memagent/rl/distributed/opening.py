@@ -19,19 +19,16 @@ import torch
 from memagent.cluster import Bundle, Cluster, open_cluster
 from memagent.engines.base import split_spec
 from memagent.rl.backend import TrainerBackend
+from memagent.rl.distributed.direct import DirectTransfer, DirectWay, transfer_of
 from memagent.rl.distributed.rank_group import COLOCATED_SHARE, RankGroup, open_ranks
-from memagent.rl.distributed.replica import (
-    ADAPTER_CONFIG,
-    EmbeddedReplica,
-    OpenReplica,
-    VllmReplica,
-)
+from memagent.rl.distributed.replica import EmbeddedReplica, OpenReplica
 from memagent.rl.distributed.replicas import (
     ReplicaEngine,
     ReplicaSync,
     open_replicas,
     place_replicas,
 )
+from memagent.rl.distributed.vllm_replica import ADAPTER_CONFIG, VllmReplica
 from memagent.rl.settings import TrainConfig
 from memagent.rl.weights.checkpoint import save_adapter_config
 from memagent.rl.weights.models import Trained
@@ -44,6 +41,8 @@ class Distributed:
 
     cluster: Cluster
     backend: RankGroup
+    way: DirectWay | None
+    """How replicas get weights; None: through the object store."""
 
 
 @asynccontextmanager
@@ -52,8 +51,10 @@ async def open_distributed(
 ) -> AsyncIterator[Distributed]:
     """Join or start the cluster of a config, and start its trainer ranks. All of it ends with the block."""
     with _joined(config, on_note) as cluster:
-        async with open_ranks(cluster, config, run_dir, source) as backend:
-            yield Distributed(cluster=cluster, backend=backend)
+        ranks = RankGroup(cluster, config, run_dir, source)
+        way = transfer_of(config, on_gpu=ranks.on_gpu)
+        async with open_ranks(ranks) as backend:
+            yield Distributed(cluster=cluster, backend=backend, way=way)
 
 
 @asynccontextmanager
@@ -68,6 +69,7 @@ async def try_cluster(
     assert settings is not None
     with _joined(config, on_note) as cluster:
         ranks = RankGroup(cluster, config, Path(), "")
+        transfer_of(config, on_gpu=ranks.on_gpu)
         try:
             await ranks.reserve()
             if config.has_replicas and settings.placement == "separate":
@@ -125,10 +127,13 @@ async def open_cluster_engine(
     settings, cluster, ranks = config.cluster, distributed.cluster, distributed.backend
     assert settings is not None
     resources = _replica_bundle(config, on_gpu=ranks.on_gpu)
+    way, seconds = distributed.way, settings.transfer_seconds
     is_colocated = settings.placement == "colocated"
     async with open_replicas(
         cluster,
-        _opener(config, source, trained, on_gpu=ranks.on_gpu),
+        _opener(
+            config, source, trained, on_gpu=ranks.on_gpu, takes_buckets=distributed.way is not None
+        ),
         num=settings.engine_replicas,
         resources=resources,
         options=partial(ranks.beside, resources=resources) if is_colocated else None,
@@ -136,10 +141,16 @@ async def open_cluster_engine(
         start_seconds=settings.start_seconds,
         on_note=on_note,
     ) as engine:
-        yield engine, ReplicaSync(engine, ranks.ship, is_colocated=is_colocated)
+        transfer = None if way is None else DirectTransfer(ranks, way, seconds=seconds)
+        yield (
+            engine,
+            ReplicaSync(engine, ranks.ship, transfer=transfer, is_colocated=is_colocated),
+        )
 
 
-def _opener(config: TrainConfig, source: str, trained: Trained, *, on_gpu: bool) -> OpenReplica:
+def _opener(
+    config: TrainConfig, source: str, trained: Trained, *, on_gpu: bool, takes_buckets: bool
+) -> OpenReplica:
     """What starts the engine of a replica on its node."""
     rollout, settings = config.rollout, config.cluster
     assert settings is not None
@@ -163,6 +174,7 @@ def _opener(config: TrainConfig, source: str, trained: Trained, *, on_gpu: bool)
         model=split_spec(rollout.engine)[1],
         adapter_config=_adapter_config(trained),
         num_versions=config.num_versions,
+        takes_buckets=takes_buckets,
         engine_settings=values,
     )
 

@@ -1,6 +1,6 @@
 """The trainer ranks of a run, as the loop sees them: a backend whose calls are made on all ranks at once.
 
-    async with open_ranks(cluster, config, run_dir, source) as backend:
+    async with open_ranks(RankGroup(cluster, config, run_dir, source)) as backend:
         await backend.update(groups, policy_version=12)
 
     driver ── groups, once, into the object store ──▶ rank 0, rank 1, ...   each packs all, and runs its share
@@ -32,7 +32,9 @@ from ray.util.placement_group import PlacementGroup
 from memagent.cluster import Bundle, Cluster, full_store, full_store_errors, in_bundle
 from memagent.errors import ClusterError, MemagentError
 from memagent.rl.backend import Metrics, ModelFacts, RanksLost, to_its_end
+from memagent.rl.distributed.buckets import Bucket, TensorSpec
 from memagent.rl.distributed.ranks import RankSpec, TrainerRank
+from memagent.rl.distributed.transfer import Route
 from memagent.rl.settings import OptimSettings, TrainConfig
 from memagent.rl.types import Group
 from memagent.rl.update.packing import Pack
@@ -48,11 +50,8 @@ NETWORK = ("gloo", "nccl", "connection", "broken pipe", "socket", "store")
 
 
 @asynccontextmanager
-async def open_ranks(
-    cluster: Cluster, config: TrainConfig, run_dir: Path, source: str
-) -> AsyncIterator[RankGroup]:
+async def open_ranks(group: RankGroup) -> AsyncIterator[RankGroup]:
     """The ranks of a run on a cluster, started. They end with the block."""
-    group = RankGroup(cluster, config, run_dir, source)
     try:
         await group.restart()
         yield group
@@ -78,6 +77,8 @@ class RankGroup:
         }
         self.actors: list[Any] = []
         """Handles of the ranks, in order."""
+        self.num_changes = 0
+        """How often the weights have changed, or are about to."""
         self.placement: PlacementGroup | None = None
         """Where the ranks are; with `colocated` each bundle has room for an engine replica."""
 
@@ -92,6 +93,7 @@ class RankGroup:
     async def restart(self) -> None:
         """Start all ranks, in place of those there were. The weights are those of the start."""
         self.close()
+        self.num_changes += 1
         placement = await self.reserve()
         num = self._settings.trainer_ranks
         rank_class: Any = ray.remote(TrainerRank)
@@ -124,6 +126,7 @@ class RankGroup:
 
     async def load(self, checkpoint: Path, *, with_optimizer: bool) -> None:
         """See `TrainerBackend`."""
+        self.num_changes += 1
         await self._call("load", checkpoint.resolve(), with_optimizer=with_optimizer)
 
     async def begin(self, settings: OptimSettings, *, num_steps: int, num_done: int) -> int:
@@ -141,6 +144,7 @@ class RankGroup:
 
     async def fit(self, rows: Sequence[TrainingRow], *, min_schedule_step: int = 0) -> Metrics:
         """See `TrainerBackend`."""
+        self.num_changes += 1
         metrics: Metrics = await self._call(
             "fit", _stored(rows), min_schedule_step=min_schedule_step
         )
@@ -148,6 +152,7 @@ class RankGroup:
 
     async def update(self, groups: Sequence[Group], *, policy_version: int) -> Metrics:
         """See `TrainerBackend`."""
+        self.num_changes += 1
         metrics: Metrics = await self._call(
             "update", _stored(list(groups)), policy_version=policy_version
         )
@@ -162,6 +167,19 @@ class RankGroup:
         """See `TrainerBackend`."""
         found: Mapping[str, torch.Tensor] = await self._call("weights")
         return found
+
+    async def announce(self) -> tuple[str, list[TensorSpec]]:
+        """Where replicas find the first rank, and what weights it has."""
+        (announced,) = await self._gather([self.actors[0].announce.remote()])
+        found: tuple[str, list[TensorSpec]] = announced
+        return found
+
+    async def send(self, routes: Sequence[Route | None], buckets: Sequence[Bucket]) -> str | None:
+        """Have the ranks send the weights, each on its route; None, or why not all were sent."""
+        pairs = zip(self.actors, routes, strict=True)
+        calls = [actor.send.remote(route, buckets) for actor, route in pairs]
+        reasons: list[str | None] = await to_its_end(self._gather(calls))
+        return next((reason for reason in reasons if reason is not None), None)
 
     async def ship(self) -> list[Any]:
         """Have the first rank put the weights into the object store; references to them."""

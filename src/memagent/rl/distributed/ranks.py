@@ -11,7 +11,7 @@ layer for a forward or backward pass, and dropped after it.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +25,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 
 from memagent.errors import RunError
 from memagent.rl.backend import ModelFacts
+from memagent.rl.distributed.buckets import Bucket, TensorSpec, specs_of
 from memagent.rl.distributed.shipping import ship
+from memagent.rl.distributed.transfer import Route, WeightSender
+from memagent.rl.distributed.weight_group import use_loopback
 from memagent.rl.settings import TrainConfig
 from memagent.rl.update.learner import Learner, open_policy
 from memagent.rl.update.policy import Policy, decoder_of
@@ -53,6 +56,8 @@ class TrainerRank:
     def __init__(self) -> None:
         self._store: TCPStore | None = None
         self._learner: Learner | None = None
+        self._sender = WeightSender()
+        self._on_gpu = False
 
     def meet(self) -> str:
         """Open the place where the ranks find each other; its HOST:PORT."""
@@ -68,6 +73,7 @@ class TrainerRank:
             raise RunError(
                 f"a node of the cluster has no {spec.run_dir}; put the run into a folder that all nodes share"
             )
+        self._on_gpu = spec.on_gpu
         is_sharded = spec.ranks.num > 1 or _is_offloaded(spec.config)
         if is_sharded:
             join_group(spec, self._store)
@@ -82,6 +88,20 @@ class TrainerRank:
         result = getattr(self._learner, method)(*arguments, **options)
         return result if self._learner.ranks.is_first else None
 
+    def announce(self) -> tuple[str, list[TensorSpec]]:
+        """Where replicas find this rank to get weights directly, and what weights there are."""
+        from ray.util import get_node_ip_address
+
+        assert self._learner is not None, "start comes first"
+        meeting = self._sender.meet(str(get_node_ip_address()))  # type: ignore[no-untyped-call]
+        return meeting, specs_of(self._learner.trained.parameters)
+
+    def send(self, route: Route | None, buckets: Sequence[Bucket]) -> str | None:
+        """Send the weights to replicas, together with the other ranks; None, or why not all were sent."""
+        assert self._learner is not None, "start comes first"
+        device = "cuda" if self._on_gpu else "cpu"
+        return self._sender.send(self._learner.each_weight(), buckets, route, device)
+
     def ship(self) -> list[Any] | None:
         """Put the weights into the object store, together with the other ranks; references of the first."""
         assert self._learner is not None, "start comes first"
@@ -94,8 +114,7 @@ def join_group(spec: RankSpec, store: TCPStore | None = None) -> None:
     assert spec.config.cluster is not None
     host, _, port = spec.meeting.rpartition(":")
     limit = timedelta(seconds=spec.config.cluster.collective_seconds)
-    if host.startswith("127."):  # a cluster of one machine: its name may lead nowhere
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    use_loopback(host)
     if spec.on_gpu:
         torch.cuda.set_device(0)  # Ray shows each rank its own
     dist.init_process_group(

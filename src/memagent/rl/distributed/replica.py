@@ -1,7 +1,7 @@
 """One engine replica: an engine in a process of its own on a node of the cluster.
 
     TrainedReplica(EmbeddedReplica(...))     the model in the actor's process, on its GPU or CPU
-    TrainedReplica(VllmReplica(...))         a vLLM server that the actor starts on its GPUs, and ends
+    TrainedReplica(VllmReplica(...))         a vLLM server that the actor starts on its GPUs (`vllm_replica.py`)
 
 An opener is sent to the node and called there. What it returns has an engine, takes new weights, and frees its
 memory while it sleeps, for ranks that share the GPU.
@@ -10,43 +10,49 @@ memory while it sleeps, for ranks that share the GPU.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save_file
 
 from memagent.config import LocalConfig
 from memagent.engines.base import BaseEngine
-from memagent.engines.local.adapters import ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from memagent.engines.local.engine import LocalEngine
-from memagent.engines.replicas import EngineReplica, HostedEngine, ReplicaReply
-from memagent.engines.vllm.engine import CONTROL_VARIABLES, VllmEngine
-from memagent.engines.vllm.servers import visible_gpus
-from memagent.errors import ConfigError, EngineError
-from memagent.rl.distributed.shipping import shipped
+from memagent.engines.replicas import EngineReplica, HostedEngine, ReplicaReply, first_line
+from memagent.errors import EngineError
+from memagent.rl.distributed.buckets import Bucket, Filled, tensors
+from memagent.rl.distributed.shared_buffers import BufferHandle
+from memagent.rl.distributed.shipping import ship, shipped
+from memagent.rl.distributed.transfer import Received, Route, WeightReceiver
 from memagent.rl.settings import ModelSettings
 from memagent.rl.weights.merging import MergedCopy
-from memagent.rl.weights.models import Trained, open_model, open_outside
-from memagent.rl.weights.sync import LoraEndpoint
+from memagent.rl.weights.models import Trained, open_model
 from memagent.types import Completion, Sampling, TokenEngine
-
-ADAPTER_CONFIG = "adapter_config.json"
-ALIVE_SECONDS = 1.0
-"""How often a server that loads weights is looked at."""
 
 
 class Replica(HostedEngine, Protocol):
     """An engine that takes weights."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where it wants weights that are sent to it."""
+        ...
+
     async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
         """Sample from these weights from now on; calls in progress go on."""
+        ...
+
+    async def receive(self, buckets: Iterator[Filled], policy_version: int) -> None:
+        """As `load`, with weights that arrive bucket by bucket on `device`.
+
+        If they do not arrive to the end, nothing is sampled before the next `load` or `receive`.
+        """
+        ...
+
+    def share(self) -> list[Any] | None:
+        """Put the weights into the object store, for another replica; None if they cannot be read."""
         ...
 
     async def sleep(self) -> None:
@@ -69,6 +75,11 @@ class TrainedReplica(EngineReplica):
 
     _hosted: Replica | None
 
+    def __init__(self, opener: OpenReplica) -> None:
+        super().__init__(opener)
+        self._receiver = WeightReceiver()
+        self._receiving = asyncio.Lock()
+
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> ReplicaReply:
         """One reply to a prompt of tokens."""
         return await self._reply(lambda engine: _generated(engine, prompt_ids, sampling))
@@ -82,6 +93,29 @@ class TrainedReplica(EngineReplica):
                 raise
             return False
         return True
+
+    async def receive(
+        self, route: Route, buckets: Sequence[Bucket], policy_version: int
+    ) -> Received:
+        """Take new weights that ranks send."""
+        hosted = self._opened
+        async with self._receiving:
+            arriving = self._receiver.received(route, buckets, hosted.device)
+            try:
+                await hosted.receive(arriving, policy_version)
+            except Exception as error:
+                return Received(error=first_line(error), is_alive=hosted.is_alive)
+            finally:
+                arriving.close()
+        return Received()
+
+    async def deliver(self, push: str, handle: BufferHandle, seconds: float) -> str | None:
+        """The rank beside this replica has filled a buffer of a push; None, or why it was not copied."""
+        return await self._receiver.deliver(push, handle, seconds)
+
+    async def share(self) -> list[Any] | None:
+        """References to the weights of this replica, for another one; None if it cannot read them."""
+        return await asyncio.to_thread(self._opened.share)
 
     async def sleep(self) -> None:
         """Free the device."""
@@ -129,12 +163,15 @@ class EmbeddedModel:
     def __init__(self, trained: Trained, config: LocalConfig) -> None:
         self._trained = trained
         self._config = config
-        self._device = trained.model.device
+        self.device = trained.model.device
         self._merged = MergedCopy(trained.loaded) if trained.has_adapter else None
         loaded = trained.loaded if self._merged is None else self._merged.loaded
         self._loaded = loaded
         self._engine: LocalEngine | None = LocalEngine(loaded, config)
         self._version = 0
+        self._is_partial = False
+        """Whether some weights are new and some are not: nothing is sampled then."""
+        self._holding = ExitStack()
         self.is_alive = True
 
     @property
@@ -148,154 +185,54 @@ class EmbeddedModel:
         """Copy the weights between two steps of the engine; calls in progress go on with them."""
         await asyncio.to_thread(self.take, shipped(buckets), policy_version)
 
+    async def receive(self, buckets: Iterator[Filled], policy_version: int) -> None:
+        """The same with weights that arrive; see `Replica`."""
+        await asyncio.to_thread(self.take, tensors(buckets), policy_version)
+
+    def share(self) -> list[Any]:
+        """Put a copy of the weights into the object store."""
+        return ship(self._trained.parameters)
+
     def take(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
-        """Copy weights by name."""
+        """Copy weights by name. After an error nothing is sampled until all weights were taken."""
         parameters = dict(self._trained.parameters)
+        if not self._is_partial:
+            self._holding.enter_context(self.engine.hold())
+        self._is_partial = True
         with self.engine.changing_weights(policy_version), torch.no_grad():
             for name, value in weights:
                 parameters[name].copy_(value)
             if self._merged is not None:
                 self._merged.refresh()
-        self._version = policy_version
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()  # the engine computes in a stream of its own
+        self._version, self._is_partial = policy_version, False
+        self._holding.close()
 
     async def sleep(self) -> None:
         """Drop the KV cache and move the weights to the CPU."""
         await self.aclose()
         self._move(torch.device("cpu"))
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     async def wake(self) -> None:
         """The weights are those from before; the cache is empty."""
         if self._engine is not None:
             return
-        self._move(self._device)
+        self._move(self.device)
         self._engine = LocalEngine(self._loaded, self._config)
         self._engine.weights_changed(self._version)
+        if self._is_partial:
+            self._holding.enter_context(self._engine.hold())
 
     async def aclose(self) -> None:
         """Stop the engine's thread."""
         engine, self._engine = self._engine, None
+        self._holding.close()
         if engine is not None:
             await engine.aclose()
 
     def _move(self, device: torch.device) -> None:
         for model in (self._trained.model, self._loaded.model):
             model.to(device)  # type: ignore[arg-type]
-
-
-# --- a vLLM server --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmReplica:
-    """Starts vLLM on the GPUs of the actor."""
-
-    model: str
-    """As vLLM knows it; a path must be the same on all nodes."""
-    adapter_config: str | None = None
-    """The adapter_config.json of the adapter in training; None where all weights are trained."""
-    num_versions: int = 1
-    """Adapters that calls in progress may use."""
-    engine_settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def __call__(self) -> Replica:
-        if self.adapter_config is None and not visible_gpus(os.environ):
-            _check_cpu_reload(self.model)
-        os.environ.update(CONTROL_VARIABLES)
-        values = dict(self.engine_settings)
-        if self.adapter_config is not None:
-            rank = int(json.loads(self.adapter_config)["r"])
-            arguments = f"--enable-lora --max-lora-rank {rank} --max-loras {self.num_versions}"
-            values["vllm_args"] = f"{arguments} {values.get('vllm_args') or ''}".strip()
-        engine = open_outside(f"vllm:{self.model}", values)
-        assert isinstance(engine, VllmEngine)
-        return _Vllm(engine, self)
-
-
-def _check_cpu_reload(model: str) -> None:
-    """vLLM on a CPU packs the head when it starts, and keeps that of tied embeddings when weights change."""
-    path = Path(model) / "config.json"
-    if path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("tie_word_embeddings"):
-        raise ConfigError(
-            f"vLLM on a CPU does not take new weights of {model}, whose embeddings are tied; train an adapter "
-            "(`model.lora_rank`), or remove `rollout.engine`"
-        )
-
-
-class _Vllm:
-    """A vLLM server that gets its weights as files in a folder of its node."""
-
-    def __init__(self, engine: VllmEngine, opened: VllmReplica) -> None:
-        self.engine = engine
-        self._config = opened.adapter_config
-        self._folder = TemporaryDirectory(prefix="memagent-weights-")
-        self._buckets: Sequence[Any] = ()
-        self._lora = LoraEndpoint(
-            engine,
-            Path(self._folder.name) / "adapters",
-            self._write_adapter,
-            num_versions=opened.num_versions,
-        )
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the server's process is there."""
-        return self.engine.is_alive
-
-    async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
-        """Calls in progress end on the weights that they started with."""
-        work = asyncio.ensure_future(self._load(buckets, policy_version))
-        while not work.done():
-            await asyncio.wait([work], timeout=ALIVE_SECONDS)
-            if not self.is_alive:  # it would be asked again and again
-                work.cancel()
-                raise EngineError(self.engine.servers[0].why_ended())
-        work.result()
-
-    async def _load(self, buckets: Sequence[Any], policy_version: int) -> None:
-        if self._config is not None:
-            self._buckets = buckets
-            await self._lora.push(policy_version)
-            self._buckets = ()
-            return
-        folder = Path(self._folder.name) / "weights"
-        folder.mkdir()
-        try:
-            await asyncio.to_thread(_write_buckets, buckets, folder)
-            await self.engine.load_weights(folder, policy_version)
-        finally:
-            shutil.rmtree(folder)
-
-    def _write_adapter(self, folder: Path) -> None:
-        assert self._config is not None
-        folder.mkdir(parents=True)
-        (folder / ADAPTER_CONFIG).write_text(self._config, encoding="utf-8")
-        weights = {
-            f"{ADAPTER_PREFIX}{peft_name(name)}": value for name, value in shipped(self._buckets)
-        }
-        save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-
-    async def sleep(self) -> None:
-        """vLLM keeps the weights in CPU memory."""
-        await self.engine.sleep()
-
-    async def wake(self) -> None:
-        """The weights are those from before."""
-        await self.engine.wake()
-
-    async def aclose(self) -> None:
-        """End the server."""
-        await self.engine.aclose()
-        self._folder.cleanup()
-
-
-def peft_name(parameter: str) -> str:
-    """The name under which peft stores a parameter of an adapter: without the adapter's own name."""
-    return parameter.replace(".default.", ".")
-
-
-def _write_buckets(buckets: Sequence[Any], folder: Path) -> None:
-    for number, bucket in enumerate(buckets):
-        weights = {name: value.clone() for name, value in shipped([bucket])}
-        save_file(weights, folder / f"model-{number:05}.safetensors", metadata={"format": "pt"})

@@ -12,7 +12,7 @@ learners through a backend (`rl/backend.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -37,7 +37,7 @@ from memagent.rl.weights.checkpoint import (
     write_weights,
 )
 from memagent.rl.weights.models import Snapshot, Trained, save_values
-from memagent.rl.weights.shards import gathered
+from memagent.rl.weights.shards import gathered, whole
 
 
 class Learner:
@@ -139,6 +139,11 @@ class Learner:
     def weights(self) -> dict[str, torch.Tensor]:
         """The whole trainable parameters by name; empty on all ranks but the first."""
         return gathered(self.trained.parameters, is_kept=self.ranks.is_first)
+
+    def each_weight(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The whole trainable parameters one after the other, on their device; all ranks must take all of them."""
+        for name, parameter in self.trained.parameters:
+            yield name, whole(parameter.detach())
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer into the folder of a new checkpoint."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memagent.errors import ConfigError
-from memagent.rl.distributed.replica import VllmReplica, peft_name
+from memagent.rl.distributed.vllm_replica import VllmReplica, peft_name
 
 
 def test_tied_embeddings_cannot_change_in_vllm_on_a_cpu(
