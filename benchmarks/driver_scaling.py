@@ -15,9 +15,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from memagent.cluster import open_cluster
 from memagent.data.example import Example, Passage
@@ -25,6 +27,7 @@ from memagent.engines.base import BaseEngine
 from memagent.engines.replicas import ReplicaFacts, ReplicaReply
 from memagent.rl.agents.api import open_agent
 from memagent.rl.agents.offload import offload
+from memagent.rl.distributed.buckets import Filled
 from memagent.rl.distributed.pool import ClusterPool
 from memagent.rl.distributed.replica import Replica
 from memagent.rl.distributed.replicas import ReplicaEngine, open_replicas
@@ -65,6 +68,7 @@ class NullReplica:
     """A replica without a model; also what opens it."""
 
     is_alive = True
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.engine = NullEngine()
@@ -73,6 +77,12 @@ class NullReplica:
         return self
 
     async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
+        """It has no weights."""
+
+    async def receive(self, buckets: Iterator[Filled], policy_version: int) -> None:
+        """It has no weights."""
+
+    def share(self) -> None:
         """It has no weights."""
 
     async def sleep(self) -> None:

@@ -7,14 +7,17 @@ It has vLLM's paths, key and reply fields, and its own worker process, as vLLM h
 its adapter_config.json had when it was loaded.
 
 With `--fake-token-seconds` replies take their time, and weights can be changed meanwhile: a token is 1000 times
-the version of the weights plus its position, and the weights in a folder are a file `version`.
+the version of the weights plus its position, and the weights in a folder are a file `version`. Weights that are
+transferred have as handle of a GPU their version; the order of requests and their fields are checked as vLLM 0.32 does.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -53,6 +56,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.add_argument(name, type=int)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
     parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--weight-transfer-config.backend", dest="transfer")
     parser.add_argument("--max-lora-rank", type=int, default=16)
     parser.add_argument("--fake-delay", type=float, default=0.0)
     parser.add_argument("--fake-crash", action="store_true")
@@ -70,7 +74,46 @@ class Weights:
         self.version = 0
         self.num_pauses = 0
         self.is_paused = False
+        self.is_packed = False
+        self.coming: list[int] | None = None
+        """Versions of the buckets of an update that has started."""
         self.changed = threading.Condition()
+
+    def transfer(self, path: str, body: dict[str, Any]) -> str | None:
+        """A request of the transfer engine; why it is refused."""
+        if not self.is_paused:
+            return "the fake wants a pause first"
+        if path == "/init_weight_transfer_engine":
+            self.is_packed = bool(body["init_info"]["packed"])
+        elif path == "/start_weight_update":
+            if not self.is_packed or self.coming is not None:
+                return "start_weight_update called while a weight update is already active"
+            self.coming = []
+        elif self.coming is None:
+            return f"start_weight_update must be called before {path}"
+        elif path == "/update_weights":
+            return self.take_bucket(**body["update_info"])
+        else:
+            (self.version,) = set(self.coming)
+            self.coming = None
+        return None
+
+    def take_bucket(
+        self,
+        names: list[str],
+        dtype_names: list[str],
+        shapes: list[list[int]],
+        tensor_sizes: list[int],
+        ipc_handles_pickled: str,
+    ) -> str | None:
+        if os.environ.get("VLLM_ALLOW_INSECURE_SERIALIZATION") != "1":
+            return "Refusing to deserialize `ipc_handles_pickled`"
+        if not len(names) == len(dtype_names) == len(shapes) == len(tensor_sizes):
+            return "`shapes` should be of the same size as `names`"
+        handles = pickle.loads(base64.b64decode(ipc_handles_pickled))
+        assert self.coming is not None
+        self.coming.append(*handles["GPU-0"])
+        return None
 
     def control(self, path: str, body: dict[str, Any]) -> None:
         with self.changed:
@@ -119,7 +162,12 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not self.is_allowed():
             return
-        if not self.path.startswith("/v1/"):
+        if "weight" in self.path:
+            refusal = self.weights.transfer(self.path, body)
+            if self.arguments.transfer != "ipc":
+                refusal = "Weight transfer not configured."
+            self.send(500 if refusal else 200, failure(500, refusal) if refusal else {})
+        elif not self.path.startswith("/v1/"):
             self.weights.control(self.path, body)
             self.send(200, {})
         elif self.arguments.fake_token_seconds is not None:

@@ -7,13 +7,17 @@ import sys
 from collections.abc import AsyncIterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from memagent.engines.base import open_engine
 from memagent.engines.vllm import engine as vllm_engine
 from memagent.engines.vllm.continuing import can_continue, joined, parse_continuation
-from memagent.engines.vllm.engine import VllmEngine
+from memagent.engines.vllm.engine import HANDLE_VARIABLES, VllmEngine
+from memagent.errors import EngineError
+from memagent.rl.distributed.buckets import Bucket, TensorSpec
+from memagent.rl.distributed.vllm_replica import TRANSFER_ARGUMENTS, update_request
 from memagent.types import Completion, Sampling, Usage
 from tests.support import fake_vllm
 
@@ -27,10 +31,12 @@ async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     """Its replies take about a second."""
     fake_vllm.install(tmp_path / "site", monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name, value in HANDLE_VARIABLES.items():
+        monkeypatch.setenv(name, value)
     opened = open_engine(
         "vllm:some/model",
         vllm_python=sys.executable,
-        vllm_args="--fake-token-seconds 0.02",
+        vllm_args=f"--fake-token-seconds 0.02 {TRANSFER_ARGUMENTS}",
         vllm_log_dir=str(tmp_path / "logs"),
         start_seconds=30,
     )
@@ -73,6 +79,35 @@ async def test_replies_in_progress_go_on_with_new_weights_and_mark_every_token(
     assert [versions(await one) for one in running] == [[0, 5, 6]] * 3
     assert versions(await later) == [5, 6]
     assert versions(await engine.complete(MESSAGES, SAMPLING)) == [6]
+
+
+async def transferred(*buckets: int) -> AsyncIterator[dict[str, Any]]:
+    """Requests for buckets of weights, whose versions are given."""
+    bucket = Bucket((TensorSpec("norm", "float32", (4,)), TensorSpec("bias", "float32", ())))
+    for version in buckets:
+        yield update_request(bucket, {"GPU-0": (version,)})
+
+
+async def test_weights_that_are_transferred_are_taken_between_a_pause_and_a_resume(
+    engine: VllmEngine, tmp_path: Path
+) -> None:
+    running = asyncio.ensure_future(engine.complete(MESSAGES, SAMPLING))
+    await asyncio.sleep(0.2)
+    await engine.update_weights(transferred(5, 5, 5), 5)
+    await asyncio.sleep(0.2)
+    await engine.update_weights(transferred(6), 6)
+    assert versions(await running) == [0, 5, 6]
+    await engine.load_weights(weights(tmp_path, 7), 7)
+    assert versions(await engine.complete(MESSAGES, SAMPLING)) == [7]
+
+
+async def test_a_transfer_that_vllm_refuses_is_an_error_of_one_line(engine: VllmEngine) -> None:
+    async def wrong() -> AsyncIterator[dict[str, Any]]:
+        async for update in transferred(5):
+            yield {**update, "shapes": []}
+
+    with pytest.raises(EngineError, match=r"^vLLM refuses /update_weights \(HTTP 500: .*shapes"):
+        await engine.update_weights(wrong(), 5)
 
 
 async def test_a_request_that_the_pause_kept_from_starting_belongs_to_the_new_weights(

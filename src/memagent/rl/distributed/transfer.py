@@ -66,6 +66,26 @@ class Received:
     """False when the engine has ended: the replica is of no use any more."""
 
 
+class _Membership:
+    """The group that a process is in, if it is in one."""
+
+    def __init__(self) -> None:
+        self._group: WeightGroup | None = None
+
+    def join(self, route: BroadcastRoute, store: TCPStore | None = None) -> WeightGroup:
+        """The group of a route: that of the last push, or a new one in its place."""
+        if self._group is None or self._group.spec != route.group:
+            self.leave()
+            self._group = WeightGroup(route.group, route.member, store)
+        return self._group
+
+    def leave(self) -> None:
+        """Leave the group; the others notice."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+
 # --- in a rank ------------------------------------------------------------------------------------
 
 
@@ -74,7 +94,7 @@ class WeightSender:
 
     def __init__(self) -> None:
         self._store: TCPStore | None = None
-        self._group: WeightGroup | None = None
+        self._membership = _Membership()
 
     def meet(self, host: str) -> str:
         """Open the place where replicas find the first rank; its HOST:PORT."""
@@ -103,7 +123,10 @@ class WeightSender:
             except Exception as error:
                 _drain(weights)
                 return first_line(error)
-            return _sent(fill(weights, buckets, buffer), send)
+            reason = _sent(fill(weights, buckets, buffer), send)
+        if reason is not None:
+            self._membership.leave()
+        return reason
 
     @contextmanager
     def _link(
@@ -111,7 +134,7 @@ class WeightSender:
     ) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tensor], None]]]:
         """A buffer, and what sends a part of it."""
         if isinstance(route, BroadcastRoute):
-            group = self._group = joined(self._group, route, self._store)
+            group = self._membership.join(route, self._store)
             yield torch.empty(num_bytes, dtype=torch.uint8, device=device), group.broadcast
             return
         shared = SharedBuffer(num_bytes, device)
@@ -149,17 +172,6 @@ def _deliver(route: IpcRoute, handle: BufferHandle, flat: torch.Tensor) -> None:
         raise RuntimeError(error)
 
 
-def joined(
-    group: WeightGroup | None, route: BroadcastRoute, store: TCPStore | None = None
-) -> WeightGroup:
-    """The group of a route: the one that was joined before, or in its place a new one."""
-    if group is not None and group.spec == route.group:
-        return group
-    if group is not None:
-        group.close()
-    return WeightGroup(route.group, route.member, store)
-
-
 # --- in a replica ---------------------------------------------------------------------------------
 
 
@@ -167,7 +179,7 @@ class WeightReceiver:
     """Takes buckets that ranks send."""
 
     def __init__(self) -> None:
-        self._group: WeightGroup | None = None
+        self._membership = _Membership()
         self._mailboxes: dict[str, _Mailbox] = {}
 
     def received(
@@ -181,7 +193,7 @@ class WeightReceiver:
             finally:
                 self._mailboxes.pop(route.push, None)
             return
-        group = self._group = joined(self._group, route)
+        group = self._membership.join(route)
         buffer = torch.empty(buffer_bytes(buckets), dtype=torch.uint8, device=device)
         try:
             for bucket in buckets:
@@ -189,7 +201,7 @@ class WeightReceiver:
                 group.broadcast(flat)
                 yield Filled(bucket, flat)
         except BaseException:
-            self.leave()
+            self._membership.leave()
             raise
 
     async def deliver(self, push: str, handle: BufferHandle, seconds: float) -> str | None:
@@ -203,12 +215,6 @@ class WeightReceiver:
         except RuntimeError as error:
             return str(error)
         return None
-
-    def leave(self) -> None:
-        """Leave the group: the others notice."""
-        group, self._group = self._group, None
-        if group is not None:
-            group.close()
 
 
 class _Mailbox:

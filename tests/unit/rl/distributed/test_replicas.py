@@ -14,9 +14,11 @@ import pytest
 from memagent.cluster import Cluster
 from memagent.engines.local.loading import load
 from memagent.errors import PromptTooLong
-from memagent.rl.distributed.replicas import ReplicaSync, open_replicas
+from memagent.rl.distributed.direct import DirectTransfer, DirectWay
+from memagent.rl.distributed.replicas import ReplicaEngine, ReplicaSync, open_replicas
 from memagent.rl.distributed.shipping import ship
-from memagent.types import Sampling
+from memagent.types import Completion, Sampling
+from tests.support.driver_ranks import DriverRanks
 from tests.support.ray_nodes import ray_nodes
 from tests.support.replica_models import LONG, MESSAGES, embedded, expected, greedy, named, until
 from tests.support.tiny_models import make_tiny_model
@@ -87,3 +89,22 @@ async def test_replicas_sample_from_what_was_published_also_after_one_was_killed
         assert notes[1:] == ["engine replica 0 is back"]
         for one in await asyncio.gather(*(greedy(engine) for _ in range(4))):
             assert (one.policy_version, one.completion_ids) == (7, second.completion_ids)
+
+        await send_directly(engine, models, first, second)
+        assert len(notes) == 2
+
+
+async def send_directly(
+    engine: ReplicaEngine, models: tuple[Path, Path], first: Completion, second: Completion
+) -> None:
+    """Both ways, from ranks in this process, with several buckets."""
+    ways: tuple[DirectWay, ...] = ("broadcast", "ipc")
+    for version, way in enumerate(ways, start=8):
+        ranks: Any = DriverRanks(named(models[version % 2]), num=2)
+        transfer = DirectTransfer(ranks, way, seconds=30, bucket_bytes=20_000)
+        sync = ReplicaSync(engine, ranks.ship, transfer=transfer)
+        await sync.push(version)
+        expected_ids = (first, second)[version % 2].completion_ids
+        for one in await asyncio.gather(*(greedy(engine) for _ in range(4))):
+            assert (one.policy_version, one.completion_ids) == (version, expected_ids)
+        assert ranks.num_shipped == 0
