@@ -1,5 +1,5 @@
 """What runs on the nodes of a cluster, on one GPU and without Ray: a trainer rank with FSDP2 and nccl, an engine
-replica that sleeps.
+replica that sleeps, weights that another process on the same GPU copies.
 
     python -m pytest tests/gpu/test_gpu_cluster.py -v
 
@@ -9,6 +9,8 @@ On a CPU, with gloo, the same laws hold.
 from __future__ import annotations
 
 import asyncio
+import base64
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from memagent.errors import EngineError
+from memagent.rl.distributed.buckets import Bucket, buffer_bytes, fill, specs_of, split
 from memagent.rl.distributed.ranks import RankSpec, join_group, open_learner
 from memagent.rl.distributed.replica import EmbeddedModel, EmbeddedReplica
+from memagent.rl.distributed.shared_buffers import SharedBuffer
+from memagent.rl.distributed.shared_buffers import opened as opened_buffer
+from memagent.rl.distributed.transfer import IpcRoute, WeightReceiver
+from memagent.rl.distributed.vllm_replica import gpu_id, updates_of
+from memagent.rl.distributed.weight_group import GroupSpec, WeightGroup
 from memagent.rl.settings import ModelSettings, TrainConfig, parse_config
 from memagent.rl.types import Group
 from memagent.rl.update.learner import Learner
@@ -153,3 +162,120 @@ async def sleep_and_wake(device: str, models: list[Path]) -> None:
         assert (again.completion_ids, again.policy_version) == (first.completion_ids, 4)
     finally:
         await replica.aclose()
+
+
+# --- weights that are sent directly ---------------------------------------------------------------
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def open_and_sum(requests: Any, answers: Any) -> None:
+    """Another process: open a buffer, and say what is in a copy of it, as often as it is asked."""
+    while (handle := requests.get()) is not None:
+        flat = opened_buffer(handle)
+        while requests.get() == "copy":
+            answers.put((flat.device.type, int(flat.clone().sum())))
+        del flat
+
+
+@needs_gpu
+def test_another_process_opens_memory_of_the_gpu_and_sees_what_is_written_to_it() -> None:
+    context = multiprocessing.get_context("spawn")
+    requests, answers = context.Queue(), context.Queue()
+    other = context.Process(target=open_and_sum, args=(requests, answers))
+    other.start()
+    before = allocated("cuda")
+    for _ in range(3):  # pushes, each with a buffer of its own
+        shared: Any = SharedBuffer(4 * MIB, "cuda")
+        requests.put(shared.handle)
+        for value in (1, 2):  # buckets, in the same buffer
+            shared.flat.fill_(value)
+            torch.cuda.synchronize()
+            requests.put("copy")
+            assert answers.get(timeout=120) == ("cuda", value * 4 * MIB)
+        requests.put("done")
+        shared.close()
+    requests.put(None)
+    other.join(60)
+    assert other.exitcode == 0
+    torch.cuda.ipc_collect()
+    assert allocated("cuda") == before, "what was handed out is freed"
+
+
+def take_all(model: Path, device: str, buckets: list[Bucket], handles: Any, answers: Any) -> None:
+    """A replica in another process: weights arrive in a buffer, bucket by bucket."""
+    asyncio.run(take_and_reply(model, device, buckets, handles, answers))
+
+
+async def take_and_reply(
+    model: Path, device: str, buckets: list[Bucket], handles: Any, answers: Any
+) -> None:
+    replica = opened(model, device)
+    receiver = WeightReceiver()
+    route = IpcRoute(push="push", seconds=120)
+
+    async def deliver() -> None:
+        for _ in buckets:
+            handle = await asyncio.to_thread(handles.get)
+            answers.put(await receiver.deliver("push", handle, 120))
+
+    delivering = asyncio.ensure_future(deliver())
+    await replica.receive(receiver.received(route, buckets, device), 5)
+    await delivering
+    reply = await greedy(replica.engine)
+    answers.put((reply.policy_version, reply.completion_ids))
+    await replica.aclose()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_replica_takes_weights_from_the_buffer_of_a_rank_on_its_device(
+    device: str, models: list[Path]
+) -> None:
+    weights = [(name, one.detach().to(device)) for name, one in named(models[1])]
+    buckets = split(specs_of(weights), bucket_bytes=100_000)
+    assert len(buckets) > 2
+    context = multiprocessing.get_context("spawn")
+    handles, answers = context.Queue(), context.Queue()
+    arguments = (models[0], device, buckets, handles, answers)
+    replica = context.Process(target=take_all, args=arguments)
+    replica.start()
+    shared: Any = SharedBuffer(buffer_bytes(buckets), device)
+    for _ in fill(weights, buckets, shared.flat):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        handles.put(shared.handle)
+        assert answers.get(timeout=240) is None
+    assert answers.get(timeout=120) == (5, asyncio.run(expected(models[1])).completion_ids)
+    replica.join(60)
+    shared.close()
+
+
+@needs_gpu
+def test_a_weight_group_broadcasts_with_nccl_and_lives_beside_the_group_of_the_ranks(
+    store: Any,
+) -> None:
+    meeting = f"127.0.0.1:{store.port}"
+    spec = GroupSpec(name="weights", meeting=meeting, size=1, on_gpu=True, seconds=60)
+    group = WeightGroup(spec, 0, store)
+    flat = torch.arange(256, dtype=torch.uint8, device="cuda").repeat(MIB)
+    group.broadcast(flat)
+    torch.cuda.synchronize()
+    assert int(flat[-1]) == 255
+    group.close()
+
+
+@needs_gpu
+def test_requests_for_vllm_name_the_gpu_and_the_bytes_of_a_bucket() -> None:
+    weights = [(f"layer.{number}", torch.full((64, 64), 2.0, device="cuda")) for number in range(3)]
+    buckets = split(specs_of(weights), bucket_bytes=2 * 64 * 64 * 4)
+    buffer = torch.empty(buffer_bytes(buckets), dtype=torch.uint8, device="cuda")
+
+    async def requests() -> list[dict[str, Any]]:
+        return [one async for one in updates_of(fill(weights, buckets, buffer))]
+
+    found = asyncio.run(requests())
+    assert [one["names"] for one in found] == [["layer.0", "layer.1"], ["layer.2"]]
+    assert [one["tensor_sizes"] for one in found] == [[16384, 16384], [16384]]
+    for one in found:
+        handles = pickle.loads(base64.b64decode(one["ipc_handles_pickled"]))
+        assert list(handles) == [gpu_id(weights[0][1])]
