@@ -28,7 +28,10 @@ OF_OTHER_PROGRAMS: dict[str, tuple[str, ...]] = {
     ),
     "engines/yarn.py": ("--hf-overrides", "--max-model-len"),
     "rl/distributed/opening.py": ("--enable-sleep-mode",),
-    "rl/distributed/replica.py": ("--enable-lora", "--max-lora-rank", "--max-loras"),
+    "rl/distributed/vllm_replica.py": (
+        *("--enable-lora", "--max-lora-rank", "--max-loras"),
+        *("--weight-transfer-config",),
+    ),
     "rl/update/agreement.py": ("--generation-config", "--logprobs-mode"),
     "rl/weights/models.py": ("--generation-config",),
     "rl/weights/sync.py": ("--enable-lora", "--max-lora-rank"),
