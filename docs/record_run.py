@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from html import escape
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ COMMANDS = (
 COLUMNS = 100
 CHAR, LINE, MARGIN, TOP = 8.4, 20, 20, 48  # pixels
 TYPING, PAUSE = 0.02, 0.6  # seconds for a character of a command, and before each line it prints
+READ_FIRST = 1.0  # seconds to read the first command, which is there from the beginning
 COLOURS = {
     1: "#f08080",
     2: "#8fd28a",
@@ -96,15 +98,20 @@ def _run(command: str, folder: Path) -> str:
 
 
 def svg(lines: list[Line]) -> str:
-    """The lines as an animated picture. Without animation, or when it has ended, all of them are shown."""
+    """The lines as an animated picture, which begins with the first command.
+
+    Without animation, or when it has ended, all lines are shown.
+    """
     width = round(COLUMNS * CHAR + 2 * MARGIN)
     height = TOP + LINE * len(lines) + MARGIN
-    body, rules, clock = [], [], 0.5
+    num_first = sum(1 for _ in takewhile(lambda line: line.is_typed, lines))
+    body, rules, clock = [], [], READ_FIRST
     for number, line in enumerate(lines):
-        seconds = len(line.text) * TYPING if line.is_typed else 0.0
-        clock += 0 if line.is_typed and number and lines[number - 1].is_typed else PAUSE
-        rules.append(_rule(number, line, clock, seconds))
-        clock += seconds
+        if number >= num_first:
+            seconds = len(line.text) * TYPING if line.is_typed else 0.0
+            clock += 0 if line.is_typed and lines[number - 1].is_typed else PAUSE
+            rules.append(_rule(number, line, clock, seconds))
+            clock += seconds
         runs = "".join(_runs(line, y=TOP + LINE * number))
         body.append(f'<g class="line l{number}">{runs}</g>')
     lights = "".join(

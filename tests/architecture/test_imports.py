@@ -23,9 +23,11 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+import click
 import pytest
 
 import memagent
+from memagent.cli.main import app
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "memagent"
 FRONT_DOOR = "memagent"
@@ -282,6 +284,40 @@ def test_starting_is_quick_and_loads_nothing_heavy(code: str) -> None:
     assert "memagent" in modules
     assert [name for name in HEAVY if name in modules] == []
     assert seconds < LIGHT_FACTOR * bare_seconds()
+
+
+def leaf_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of all commands, groups included."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield (*path, name)
+        if isinstance(command, click.Group):
+            yield from leaf_commands(command, (*path, name))
+
+
+HELP_OF_EACH = """
+import json, sys
+from memagent.cli.main import run
+first = {{}}
+for command in json.loads(sys.argv[1]):
+    assert run([*command, "--help"]) == 0
+    for name in {heavy}:
+        if name in sys.modules:
+            first.setdefault(name, command)
+print(json.dumps(first))
+"""
+
+
+def test_the_help_of_no_command_loads_anything_heavy() -> None:
+    commands = list(leaf_commands(app))
+    assert ("eval", "regrade") in commands
+    code = HELP_OF_EACH.format(heavy=(*HEAVY, "numpy", "aiohttp", "httpx", "uvicorn", "pyarrow"))
+    arguments = [sys.executable, "-c", code, json.dumps(commands)]
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True)
+    assert (
+        json.loads(done.stdout.splitlines()[-1]) == {}
+    )  # library: the first command that loads it
 
 
 def test_public_names_are_there_and_listed() -> None:

@@ -41,6 +41,12 @@ def test_the_recording_shows_commands_memories_and_the_answer() -> None:
     )
 
 
+def test_the_recording_begins_with_its_first_command() -> None:
+    picture = (ROOT / "docs" / "images" / "ask.svg").read_text("utf-8")
+    animated = {int(number) for number in re.findall(r"\.l(\d+) \{ animation:", picture)}
+    assert animated == set(range(1, len(shown(picture))))
+
+
 def test_progress_bars_and_erased_lines_are_left_out(tmp_path: Path) -> None:
     command = r"printf 'bar \r\033[2Kfirst\n━━━ 50 %%\n\033[1mlast\033[0m\n'"
     lines = list(SCRIPT["_command_lines"](command, tmp_path))

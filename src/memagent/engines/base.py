@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from memagent import blocking, trust
 from memagent.config import EngineConfig, LocalConfig, Settings, VllmConfig
@@ -19,6 +19,9 @@ from memagent.engines.retry import RetryListener
 from memagent.errors import ConfigError
 from memagent.names import hint, nearest
 from memagent.types import Completion, Engine, KeptSizes, Message, Sampling, TextKeeper
+
+if TYPE_CHECKING:
+    from memagent.engines.openai import EndpointEngine
 
 ENGINES: dict[str, str] = {
     "local": "memagent.engines.local.engine:open_local",
@@ -156,6 +159,15 @@ class PassesOnTexts(BaseEngine):
     def kept_texts(self) -> list[KeptSizes]:
         """What the other engine keeps."""
         return self._keeper.kept_texts() if self._keeper is not None else []
+
+
+def as_endpoint(engine: Engine) -> EndpointEngine | None:
+    """An engine as the endpoint that it is; None for one that calls no endpoint."""
+    if not isinstance(engine, BaseEngine) or engine.runs_here:
+        return None
+    from memagent.engines.openai import EndpointEngine  # brings the client library
+
+    return engine if isinstance(engine, EndpointEngine) else None
 
 
 def open_engine(

@@ -45,9 +45,8 @@ from memagent.data.example import Example
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Tokenizer
-from memagent.engines.base import BaseEngine
+from memagent.engines.base import BaseEngine, as_endpoint
 from memagent.engines.embedding import DEFAULT_EMBEDDER, Embedder, open_embedder
-from memagent.engines.openai import EndpointEngine
 from memagent.engines.store import OnPull
 from memagent.errors import BudgetError, ConfigError, EngineError
 from memagent.eval import prompts
@@ -345,10 +344,11 @@ def embedder_for(
     """The embedding model of a method, opened; None where it needs none."""
     if name != "dense":
         return None
+    endpoint = as_endpoint(engine)
     return open_embedder(
         settings.embedder or DEFAULT_EMBEDDER,
         base_url=settings.embedder_url,
-        settings=engine.config if isinstance(engine, EndpointEngine) else None,
+        settings=endpoint.config if endpoint else None,
         on_pull=on_pull,
     )
 

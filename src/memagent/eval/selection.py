@@ -27,8 +27,7 @@ from memagent.data.example import Example
 from memagent.data.filtering.run import DEFAULT_CONCURRENCY, filter_dataset
 from memagent.data.formats.files import read_examples, write_examples
 from memagent.data.tasks.registry import Task, open_task
-from memagent.engines.base import BaseEngine, choose_engine
-from memagent.engines.openai import EndpointEngine
+from memagent.engines.base import BaseEngine, as_endpoint, choose_engine
 from memagent.errors import ConfigError
 from memagent.eval.suites import HOTPOTQA, QuestionSelection, Suite, SuiteTasks
 from memagent.runs import MANIFEST
@@ -95,6 +94,7 @@ async def _ask(
         choice = replace(choice, settings={"token_ids": False, **choice.settings})
     is_there = (run_dir / MANIFEST).exists()
     async with choice.open() as engine:
+        endpoint = as_endpoint(engine)
         await filter_dataset(
             file,
             out,
@@ -102,15 +102,13 @@ async def _ask(
             selection.screening,
             run_dir=None if is_there else run_dir,
             resume=run_dir if is_there else None,
-            concurrency=engine.config.concurrency
-            if isinstance(engine, EndpointEngine)
-            else DEFAULT_CONCURRENCY,
+            concurrency=endpoint.config.concurrency if endpoint else DEFAULT_CONCURRENCY,
         )
 
 
 async def _inspected(engine: BaseEngine) -> BaseEngine:
-    if isinstance(engine, EndpointEngine):
-        await engine.inspect()
+    if endpoint := as_endpoint(engine):
+        await endpoint.inspect()
     return engine
 
 

@@ -41,11 +41,11 @@ from memagent.engines.base import (
     SETTINGS,
     BaseEngine,
     EngineChoice,
+    as_endpoint,
     check_stored,
     choose_engine,
     split_spec,
 )
-from memagent.engines.openai import EndpointEngine
 from memagent.errors import ConfigError, EngineError, MemagentError, RunError, UserError
 from memagent.eval.calls import EngineGate, GatedEmbedder
 from memagent.eval.forecast import EvalForecast, make_forecast
@@ -132,8 +132,8 @@ class EvalRequest:
 
     def concurrency_of(self, engine: Engine) -> int:
         """Concurrent calls to an engine."""
-        if isinstance(engine, EndpointEngine):
-            return engine.config.concurrency
+        if endpoint := as_endpoint(engine):
+            return endpoint.config.concurrency
         if not isinstance(engine, BaseEngine):
             return self.concurrency or EngineConfig().concurrency
         usual = EngineConfig().concurrency
@@ -498,8 +498,8 @@ class _Gates:
                 else:
                     engine = engine.open(on_pull=self._on_pull)
                 self._opened.append(engine)
-            if isinstance(engine, EndpointEngine):
-                await engine.inspect()
+            if endpoint := as_endpoint(engine):
+                await endpoint.inspect()
             concurrency = self._request.concurrency_of(engine)
             self._gates[key] = EngineGate(engine, concurrency=concurrency)
         return self._gates[key]
@@ -543,7 +543,7 @@ def _open_tokenizer(suite: Suite, engine: Engine, on_note: OnNote | None) -> Tok
 
 def length_name(suite: Suite, engine: Engine, tokenizer: Tokenizer) -> str | None:
     """The tokenizer of lengths where the suite names none: the model's own, if it is known."""
-    if engine.model in store.KNOWN and not isinstance(engine, EndpointEngine):
+    if engine.model in store.KNOWN and as_endpoint(engine) is None:
         return engine.model  # the same on every machine, unlike the path of its tokenizer
     if not tokenizer.is_exact:
         return None

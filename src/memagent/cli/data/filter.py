@@ -47,7 +47,6 @@ from memagent.engines.base import (
     check_stored,
     split_spec,
 )
-from memagent.engines.openai import EndpointEngine
 from memagent.errors import ConfigError
 from memagent.runs import check_manifest, read_manifest
 
@@ -186,8 +185,7 @@ async def _filter(
             ProgressFrame(console) as frame,
         ):
             for engine in engines:
-                if isinstance(engine, EndpointEngine):
-                    engine.on_retry = frame.retry
+                engine.on_retry = frame.retry
             report = await run.screen(
                 num=request.num,
                 concurrency=request.concurrency * max(one.num_replicas for one in engines),
