@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,28 @@ CHAT_TEMPLATE = (
 )
 
 
+def set_own_folders(monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
+    """Put the user's folders under `base`, and the home folder itself, which nothing of memagent may write."""
+    for name in ("state", "cache", "data", "config"):
+        monkeypatch.setenv(f"XDG_{name.upper()}_HOME", str(base / name))
+    monkeypatch.setenv("HOME", str(base / "home"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def folders_of_the_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fixtures that outlive a test use no folder of the user either; at the end, nobody has used the home folder."""
+    base = tmp_path_factory.getbasetemp()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        set_own_folders(monkeypatch, base)
+        yield
+    written = list((base / "home").rglob("memagent"))
+    assert written == [], "a test or a command in it writes to the user's home folder"
+
+
 @pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's own folders, endpoint settings or the hub."""
-    base = tmp_path_factory.getbasetemp()
-    monkeypatch.setenv("XDG_STATE_HOME", str(base / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(base / "cache"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(base / "data"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(base / "config"))
+    set_own_folders(monkeypatch, tmp_path_factory.getbasetemp())
     monkeypatch.delenv("MEMAGENT_PROFILE", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for prefix in ("MEMAGENT_", "OPENAI_", ""):

@@ -5,6 +5,8 @@ with replacing(path) as part:           # for writers that need a path of their 
     tensors.save(part)
 with replacing_folder(path) as part:    # a folder with everything in it
     (part / "weights").write_bytes(data)
+
+`evict_oldest` keeps a cache folder within a size.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PART = ".part"
@@ -71,6 +73,41 @@ def replacing_folder(path: Path, *, is_shared: bool = False) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
         raise
     sync_folder(path.parent)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder, which may change meanwhile."""
+    files = [os.path.join(parent, name) for parent, _, names in os.walk(path) for name in names]
+    total = 0
+    for file in files if path.is_dir() else [str(path)]:
+        with suppress(OSError):  # a download renames its files
+            total += os.lstat(file).st_size
+    return total
+
+
+def mark_used(path: Path) -> None:
+    """Note that an entry of a cache is in use, for `evict_oldest`."""
+    with suppress(OSError):
+        os.utime(path)
+
+
+def evict_oldest(folder: Path, *, max_bytes: int, keep: Path) -> None:
+    """Remove the entries of a cache that were not used for longest until the others have at most so many bytes.
+
+    `keep` and entries that are being written stay.
+    """
+    with suppress(OSError):
+        entries = [path for path in folder.iterdir() if path != keep and path.name[0] != "."]
+        used = {path: (path.stat().st_mtime, size_of(path)) for path in entries}
+        total = size_of(keep) + sum(size for _, size in used.values())
+        for path in sorted(used, key=lambda path: used[path][0]):
+            if total <= max_bytes:
+                return
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+            total -= used[path][1]
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from platformdirs import user_cache_path
 
-from memagent.files import replacing
+from memagent.files import evict_oldest, mark_used, replacing
 
 if TYPE_CHECKING:
     import tokie
@@ -43,6 +43,8 @@ BLOCK_BYTES = 8000
 MAX_CHAR_BYTES = 4
 SEAM_CHARS = 24
 """Block size in which the samples are compared once more, so that they are cut at many seams."""
+MAX_CACHE_BYTES = 500_000_000
+"""Of all converted tokenizers on disk; those that were not used for longest are dropped."""
 _LETTER = r"[^\W\d_]"
 _SEAM = re.compile(
     rf"(?<={_LETTER})(?= {_LETTER})"  # a blank begins a token with the word behind it
@@ -76,6 +78,7 @@ def quick_counter(file: Path, open_exact: Callable[[], Count]) -> Count | None:
     except ImportError:
         return None
     kept = _cache_file(file)
+    mark_used(kept)
     exact = open_exact()
     with suppress(tokie.TokieError, OSError):
         return _in_blocks(tokie.Tokenizer.from_file(str(kept)).count_tokens, exact, _total)
@@ -89,6 +92,7 @@ def quick_counter(file: Path, open_exact: Callable[[], Count]) -> Count | None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with replacing(kept, sync=False) as part:
             tokenizer.save(str(part))
+        evict_oldest(kept.parent, max_bytes=MAX_CACHE_BYTES, keep=kept)
     return _in_blocks(quick, exact, _total)
 
 

@@ -10,7 +10,6 @@ A run directory is data, and may be damaged: what cannot be read is said in `sta
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from memagent.errors import RunError
-from memagent.files import reason_of
+from memagent.files import reason_of, size_of
 from memagent.jsonl import read_lines
 from memagent.names import hint
 from memagent.runs import JOURNAL, LOCK, MANIFEST, read_manifest, runs_folder
@@ -139,7 +138,7 @@ def describe_run(path: Path, *, looks_only: bool = False) -> StoredRun:
         path=path,
         kind=kind,
         created=created,
-        num_bytes=0 if looks_only else sum(_sizes(path)),
+        num_bytes=0 if looks_only else size_of(path),
         state=f"in use, {state}" if is_in_use and not looks_only else state,
         is_complete=num_all is not None and num_done >= num_all,
         is_in_use=is_in_use,
@@ -232,15 +231,6 @@ def _read(path: Path, count: Callable[[], int]) -> int:
         return 0
     except OSError as error:
         raise RunError(f"cannot read {path}: {reason_of(error)}") from None
-
-
-def _sizes(path: Path) -> Iterator[int]:
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                yield os.lstat(os.path.join(folder, name)).st_size
-            except OSError:
-                continue
 
 
 def _has_grown_lately(path: Path) -> bool:

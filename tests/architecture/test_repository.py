@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from platformdirs import user_cache_path, user_config_path, user_data_path, user_state_path
 
 from memagent import __version__
 
@@ -83,3 +84,17 @@ def test_continuous_integration_runs_the_tests() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert "make test" in script.read_text()
+
+
+@pytest.fixture(scope="session")
+def folders_of_the_session() -> list[Path]:
+    """Where a fixture that outlives a test would write."""
+    found = (user_cache_path, user_state_path, user_data_path, user_config_path)
+    return [Path.home(), *(path("memagent", appauthor=False) for path in found)]
+
+
+def test_no_fixture_and_no_test_uses_folders_of_the_user(
+    folders_of_the_session: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    base = tmp_path_factory.getbasetemp()
+    assert [path for path in folders_of_the_session if not path.is_relative_to(base)] == []

@@ -18,13 +18,14 @@ from typing import Any
 
 import openai
 import pytest
+from platformdirs import user_data_path
 
 from memagent.documents.tokenizers import Tokenizer, tokenizer_for_model
 from memagent.engines import store
 from memagent.engines.base import EMBEDDED, open_engine
 from tests.support.gateways import MODEL, serving_gateway
 
-DATA_HOME = os.environ.get("XDG_DATA_HOME")
+DATA_HOME = user_data_path("memagent", appauthor=False).parent
 """Of the user, where the model is; tests have folders of their own."""
 NUM_TOKENS = int(os.environ.get("MEMAGENT_TEST_TOKENS", "300000"))
 pytestmark = [
@@ -37,10 +38,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def users_models(own_home: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if DATA_HOME is None:
-        monkeypatch.delenv("XDG_DATA_HOME")
-    else:
-        monkeypatch.setenv("XDG_DATA_HOME", DATA_HOME)
+    monkeypatch.setenv("XDG_DATA_HOME", str(DATA_HOME))
 
 
 NEEDLE = "The school bell of Hollowbrook was cast by Amara Delacroix in 1874."

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memagent.cli.main import run
-from tests.hostile.harness import time_limit
+from tests.hostile.harness import own_folders, time_limit
 from tests.hostile.json_damage import damaged_bytes, damaged_json
 
 QUESTION = 'What is the code of "amber-17"?'
@@ -174,7 +174,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_STATE_HOME"] = f"{folder}/state"
+        own_folders(folder)
         wrong = attack(make_runs(Path(folder) / "runs"), options.count, options.seed)
     print(f"{options.count} damaged runs, {len(wrong)} complaints", *wrong, sep="\n")
     return 1 if wrong else 0

@@ -32,6 +32,8 @@ HARD_SECONDS = 60
 MEGABYTES = 1000
 PER_PROCESS = 100
 MAX_LINE_CHARS = 1000
+OWN = "MEMAGENT_HOSTILE_FOLDER"
+"""Variable with the folder that stands for the user's."""
 
 Complaint = Callable[[int, int], str | None]
 
@@ -161,24 +163,30 @@ def main(
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, help="try them here, from this number on")
     options = parser.parse_args()
-    if options.first is not None:
-        found = _tried_here(complaint, options.count, options.seed, options.first)
-        print(json.dumps(found))
-        return 1 if found.wrong else 0
-    with tempfile.TemporaryDirectory() as cache:
-        found = _in_processes(module, options.count, options.seed, per_process, cache)
+    with tempfile.TemporaryDirectory() as folder:
+        own_folders(os.environ.setdefault(OWN, folder))  # processes that are started share it
+        if options.first is not None:
+            found = _tried_here(complaint, options.count, options.seed, options.first)
+            print(json.dumps(found))
+            return 1 if found.wrong else 0
+        found = _in_processes(module, options.count, options.seed, per_process)
     print(f"{options.count} {what}, {len(found.wrong)} complaints; {found}", *found.wrong, sep="\n")
     return 1 if found.wrong else 0
 
 
-def _in_processes(module: str, count: int, seed: int, per_process: int, cache: str) -> Tried:
+def own_folders(folder: str) -> None:
+    """Put all that this process would write into the user's folders into another one: inputs leave traces there."""
+    for name in ("STATE", "CACHE", "DATA", "CONFIG"):
+        os.environ[f"XDG_{name}_HOME"] = f"{folder}/{name.lower()}"
+
+
+def _in_processes(module: str, count: int, seed: int, per_process: int) -> Tried:
     parts = []
     for first in range(0, count, per_process):
         some = min(per_process, count - first)
         command = [sys.executable, "-m", module, "--first", str(first), "--count", str(some)]
         done = subprocess.run(
             [*command, "--seed", str(seed)],
-            env={**os.environ, "XDG_CACHE_HOME": cache},
             capture_output=True,
             text=True,
             check=False,

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from memagent import files
-from memagent.files import reason_of, replacing, replacing_folder, write_all, write_atomically
+from memagent.files import (
+    evict_oldest,
+    mark_used,
+    reason_of,
+    replacing,
+    replacing_folder,
+    size_of,
+    write_all,
+    write_atomically,
+)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -132,3 +141,22 @@ def test_too_many_open_files_come_with_a_remedy() -> None:
     assert reason_of(error).endswith("raise the limit with `ulimit -n`")
     assert reason_of(OSError(errno.EACCES, "Permission denied")) == "Permission denied"
     assert reason_of(OSError("just words")) == "just words"
+
+
+def test_what_was_not_used_for_longest_leaves_a_cache_that_is_too_large(tmp_path: Path) -> None:
+    for number in range(4):
+        folder = tmp_path / f"folder {number}"
+        folder.mkdir()
+        (folder / "file").write_bytes(b"x" * 100)
+        os.utime(folder, (number, number))
+    (tmp_path / ".file.part").write_bytes(b"x" * 100)
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    os.utime(tmp_path / "file", (2.5, 2.5))
+    mark_used(tmp_path / "folder 1")
+    keep = tmp_path / "folder 0"
+    evict_oldest(tmp_path, max_bytes=500, keep=keep)
+    assert len(names_in(tmp_path)) == 6
+    evict_oldest(tmp_path, max_bytes=250, keep=keep)
+    assert names_in(tmp_path) == [".file.part", "folder 0", "folder 1"]
+    assert [size_of(tmp_path), size_of(tmp_path / ".file.part"), size_of(keep)] == [300, 100, 100]
+    evict_oldest(tmp_path / "nothing", max_bytes=0, keep=keep)

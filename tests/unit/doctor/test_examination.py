@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -21,7 +22,9 @@ def test_engines_devices_and_folders_are_looked_at() -> None:
     assert engines["scripted"].state == "ok"
     assert engines["local"].detail.startswith("runs on ")
     assert "cpu" in engines["local"].detail
-    assert {finding.state for finding in found("folders").values()} == {"ok"}
+    folders = found("folders")
+    assert {finding.state for finding in folders.values()} == {"ok"}
+    assert re.search(r", [\d,]+ MB used, \d+ GB free$", folders["cache"].detail)
 
 
 def test_a_missing_library_is_named_with_the_command_that_adds_it(

@@ -42,11 +42,13 @@ from memagent.engines.local.gguf_format import (
     read_contents,
 )
 from memagent.errors import ConfigError
-from memagent.files import reason_of, replacing_folder
+from memagent.files import evict_oldest, mark_used, reason_of, replacing_folder
 from memagent.foreign import foreign_file, plain
 
 FORMAT = 2
 """Version of the cached header; incremented when its contents change."""
+MAX_CACHE_BYTES = 500_000_000
+"""Of all cached headers; those that were not used for longest are dropped. One takes 3 to 12 MB."""
 CONVERSION_SECONDS = 60.0
 MAX_COUNT = 1 << 31
 """Of layers, heads, tokens and sizes."""
@@ -101,6 +103,7 @@ def open_header(path: Path, *, architectures: tuple[str, ...]) -> GgufHeader:
     except (OSError, ValueError, TypeError, KeyError):  # damaged
         shutil.rmtree(folder, ignore_errors=True)
         header = _convert(path, folder, architectures)
+    mark_used(folder)
     _check_length(path, header)
     return header
 
@@ -193,6 +196,7 @@ def _convert(path: Path, folder: Path, architectures: tuple[str, ...]) -> GgufHe
             f"cannot write to {folder.parent} ({error.strerror}); make it writable, or set "
             "XDG_CACHE_HOME to another folder"
         ) from None
+    evict_oldest(folder.parent, max_bytes=MAX_CACHE_BYTES, keep=folder)
     return _load(folder)
 
 

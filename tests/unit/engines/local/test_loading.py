@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from memagent.documents.tokenizers import open_tokenizer
 from memagent.engines import store
+from memagent.engines.local import gguf_files
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
+from memagent.files import size_of
 from tests.conftest import prose
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import KINDS, WINDOW, Kind, make_tiny_adapter, make_tiny_model
@@ -171,6 +174,24 @@ def test_the_header_is_cached_and_a_damaged_copy_is_rebuilt(
     assert (kept / "header.json").stat().st_mtime_ns == made
     (kept / "header.json").write_text('{"tensors": [[]]}')
     assert torch.equal(logits(load(str(path))), logits(first))
+
+
+def test_headers_of_models_that_were_not_used_for_longest_leave_the_cache(
+    tiny: dict[Kind, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache" / "memagent" / "gguf"
+    kinds: tuple[Kind, ...] = ("llama", "qwen2", "qwen3")
+    first, second, third = (write_gguf(tiny[kind], tmp_path / f"{kind}.gguf") for kind in kinds)
+    load(str(first))
+    (kept,) = cache.iterdir()
+    load(str(second))
+    for number, path in enumerate(cache.iterdir()):
+        os.utime(path, (number, number))
+    load(str(first))
+    monkeypatch.setattr(gguf_files, "MAX_CACHE_BYTES", int(2.5 * size_of(kept)))
+    load(str(third))
+    assert kept in cache.iterdir()
+    assert len(list(cache.iterdir())) == 2
 
 
 @pytest.mark.parametrize("keep", [0, 100, 0.5, 0.99])
