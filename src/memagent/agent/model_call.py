@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from memagent.agent.limits import Limits
 from memagent.documents.tokenizers import Tokenizer
+from memagent.errors import LimitReached
 from memagent.types import Completion, Engine, Message, Sampling, Usage
 
 T = TypeVar("T")
@@ -93,10 +94,16 @@ async def call_model(
 
 
 async def all_or_none(calls: Sequence[Awaitable[T]]) -> list[T]:
-    """All results. When one call fails or the caller is cancelled, the others are cancelled too."""
+    """All results. When one call fails or the caller is cancelled, the others are cancelled too.
+
+    At a limit, calls that are in flight end first: they are paid for, and a log may keep their replies.
+    """
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))
+    except LimitReached:
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
     finally:
         for task in tasks:
             task.cancel()

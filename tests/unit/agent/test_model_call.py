@@ -51,3 +51,19 @@ async def test_when_one_call_fails_the_others_are_cancelled() -> None:
         await all_or_none([wait(number) for number in range(3)])
     await asyncio.sleep(0)
     assert cancelled == [1, 2]
+
+
+async def test_at_a_limit_calls_in_flight_end_before_it_is_raised() -> None:
+    ended: list[int] = []
+
+    async def call(number: int) -> int:
+        if number == 1:
+            raise LimitReached("stopped")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        ended.append(number)
+        return number
+
+    with pytest.raises(LimitReached):
+        await all_or_none([call(number) for number in range(3)])
+    assert ended == [0, 2]

@@ -375,9 +375,11 @@ class _Rounds(_Apart):
         return self.missing is not None and (self.memory, self.missing) != (memory, missing)
 
     def _certainty(self) -> Mapping[str, float]:
+        """Of a line that several sections noted, that of the first: not of the call that ended first."""
         found: dict[str, float] = {}
-        for step in self._steps:
-            lines = step.memory.splitlines() if step.kind == "read" else []
+        reads = (step for step in self._steps if step.kind == "read")
+        for step in sorted(reads, key=lambda step: (step.round or 0, _start(step))):
+            lines = step.memory.splitlines()
             for line in lines:
                 found.setdefault(line, (step.logprob or 0.0) / len(lines))
         return found

@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,33 @@ def test_lines_that_the_model_was_least_certain_of_make_room() -> None:
     kept = fit_lines(lines, certainty, ByteTokenizer(), memory_tokens=100)
     assert kept.was_cut
     assert kept.text.splitlines() == [lines[number] for number in (0, 3, 6, 7)]
+
+
+class CertainEngine(LateEngine):
+    """Reports how certain it is: least of the first section, most of the second."""
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        completion = await super().complete(messages, sampling)
+        number = re.search(r"line (\d)", completion.text)
+        logprob = {"0": -9.0, "1": -0.2}.get(number[1], -2.0) if number else 0.0
+        return replace(completion, logprobs=(logprob,))
+
+
+def test_which_line_makes_room_does_not_depend_on_which_call_ends_first() -> None:
+    text = "\n\n".join(f"line {number} of the text. {'x' * 165}" for number in range(9))
+
+    def note(messages: Sequence[Message], sampling: Sampling) -> str:
+        section = messages[-1]["content"].partition("<section>")[2].partition("</section>")[0]
+        found = re.findall(r"line \d of the text\.", section)
+        return "\n".join([*found, "the same everywhere"]) if found else "answer"
+
+    memories = set()
+    for seed in range(8):
+        engine = CertainEngine(note, seed=seed)
+        values = {**SETTINGS, **JOINED, "mode": "parallel", "memory_tokens": 80, "rounds": 1}
+        reader = Reader(engine, tokenizer="bytes", **values)  # type: ignore[arg-type]
+        memories.add(reader.ask(QUESTION, text).memory)
+    assert memories == {"\n".join(f"line {number} of the text." for number in (1, 6, 7, 8))}
 
 
 def test_memories_need_prompts_in_which_a_section_may_add_nothing() -> None:
