@@ -129,7 +129,8 @@ class Colocated:
         if self._while_running:
             await asyncio.to_thread(self._change, policy_version)  # waits for the end of a step
             return
-        while self._engine.load.num_running:  # cancelled calls end with their step
+        # cancelled calls end with their step, those that wait for a place with the next one
+        while (load := self._engine.load).num_running or load.num_waiting:
             await asyncio.sleep(IDLE_SECONDS)
         self._change(policy_version)
 

@@ -227,6 +227,19 @@ async def test_an_engine_on_the_same_weights_gets_the_new_version_without_a_copy
         assert (await engine.complete(MESSAGES, SAMPLING)).policy_version == 13
 
 
+async def test_new_weights_wait_for_cancelled_calls_that_were_not_started(folder: Path) -> None:
+    async with LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01)) as engine:
+        with engine.hold():
+            call = asyncio.ensure_future(engine.generate([5, 6], Sampling(max_tokens=2)))
+            await asyncio.sleep(0)
+            call.cancel()
+            pushing = asyncio.ensure_future(Colocated(engine).push(7))
+            await asyncio.sleep(0.02)
+            assert not pushing.done()
+        await pushing
+        assert engine.policy_version == 7
+
+
 async def test_a_frozen_engine_keeps_the_version_of_the_start() -> None:
     sync = Frozen()
     await sync.push(9)
