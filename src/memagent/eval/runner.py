@@ -23,13 +23,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
+from numbers import Real
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -333,6 +336,7 @@ class Evaluation:
         clock = time.perf_counter()
         try:
             trace = await method.function(example, context)
+            _check_notes(context)
             answer = _answer_of(trace, context)
             values |= {
                 "answer": answer,
@@ -351,6 +355,8 @@ class Evaluation:
             if not is_failure(error):
                 raise
             failure = error  # whatever a method raises, other items continue
+            with suppress(ValueError):
+                _check_notes(context)
             trace = context.trace()
             values |= {"status": "failed", "error": _one_line(error), "answer": trace.answer or ""}
         if failure is not None and not isinstance(failure, MemagentError):
@@ -565,12 +571,32 @@ def _graded(
 ) -> dict[str, Any]:
     """The score of an answer, by the method itself or by the grader."""
     if context.score is not None:
-        return {"score": context.score}
+        return {"score": _own_score(context)}
     score = grade(grader, answer, example.answers, example.match, max_tokens=max_tokens)
     values: dict[str, Any] = {"score": score.value, "extracted": score.extracted}
     if max_tokens is not None:
         values["answer_tokens"] = limit_answer(answer, max_tokens).num_tokens
     return values
+
+
+def _own_score(context: Context) -> float:
+    score: object = context.score  # the code may be a user's
+    if not isinstance(score, Real) or not math.isfinite(score):
+        raise ValueError(
+            f"the method {context.method} has the score {score!r}; it must be a finite number"
+        )
+    return float(score)
+
+
+def _check_notes(context: Context) -> None:
+    """Raise ValueError for notes that a file cannot hold, without which the item can be written."""
+    try:
+        json.dumps(context.notes)
+    except (TypeError, ValueError) as error:
+        context.notes = {}
+        raise ValueError(
+            f"the notes of the method {context.method} must be plain JSON: {error}"
+        ) from None
 
 
 def _without_example(item: Item, attempt: _Attempt, seed: int, error: Exception) -> ItemRecord:

@@ -376,6 +376,36 @@ async def test_a_method_may_grade_itself() -> None:
     assert (record.score, record.grader, record.extracted) == (-0.5, "by the method", None)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("score", float("nan"), "own has the score nan; it must be a finite number"),
+        ("score", "good", "own has the score 'good'; it must be a finite number"),
+        (
+            "notes",
+            {"found": {1, 2}},
+            "notes of the method own must be plain JSON: Object of type set",
+        ),
+    ],
+)
+async def test_a_score_or_note_that_a_file_cannot_hold_fails_its_item_only(
+    field: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    async def method(example: Example, context: Context) -> Trace:
+        await context.call(MESSAGES)
+        if example.id == in_memory(0).id:
+            setattr(context, field, value)
+        return context.trace()
+
+    with new_run(tmp_path / "run") as run:
+        await evaluate_examples(
+            [in_memory(0), in_memory(1)], method, Counting(), title="own", seed=1, run=run
+        )
+    bad, good = sorted(read_items(tmp_path / "run"), key=lambda record: record.index)
+    assert (bad.status, bad.score, good.status) == ("failed", 0.0, "ok")
+    assert message in (bad.error or "")
+
+
 async def test_a_method_that_awaits_what_it_has_cancelled_fails_its_item_only() -> None:
     async def method(example: Example, context: Context) -> Trace:
         if example.id == "bad":
