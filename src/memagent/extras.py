@@ -5,7 +5,7 @@ require("peft", 'adapters need peft; pip install "memagent[local]"')
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib.util import find_spec
 
 from memagent.errors import ConfigError
 
@@ -13,11 +13,7 @@ from memagent.errors import ConfigError
 def require(library: str, message: str) -> None:
     """Raise a ConfigError with this message if a library is not installed.
 
-    A library that is there but lacks one of its own dependencies keeps its error.
+    The library is not imported: torch would take seconds before anything else can be checked.
     """
-    try:
-        import_module(library)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != library:
-            raise
-        raise ConfigError(message) from None
+    if find_spec(library) is None:
+        raise ConfigError(message)

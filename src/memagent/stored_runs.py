@@ -28,6 +28,8 @@ from memagent.runs import JOURNAL, LOCK, MANIFEST, read_manifest, runs_folder
 
 METRICS = "metrics.jsonl"
 """What training appends to."""
+MAX_NAMED = 5
+"""Runs that a message lists."""
 BLOCK_BYTES = 1 << 20
 TAIL_BYTES = 1 << 16
 RECENT_SECONDS = 120.0
@@ -93,11 +95,24 @@ def find_run(name: str) -> Path:
         each for each in here if name and each.startswith(name)
     ]
     if len(matching) > 1:
-        raise RunError(f"several runs begin with {name!r}: {', '.join(matching[:5])}")
+        newest = ", ".join(matching[: -MAX_NAMED - 1 : -1])
+        more = f" and {len(matching) - MAX_NAMED} more" if len(matching) > MAX_NAMED else ""
+        raise RunError(f"several runs begin with {name!r}: {newest}{more}; give more of the name")
+    if not matching and len(path.parts) > 1:
+        why = f"holds no run: there is no {MANIFEST} in it" if path.exists() else "does not exist"
+        raise RunError(f"{path} {why}")
     if not matching:
         advice = hint(name, here, otherwise="see `memagent runs list`")
         raise RunError(f"there is no run {name!r} in {folder}; {advice}")
     return folder / matching[0]
+
+
+def newest_run() -> Path:
+    """The folder of the newest run in the state folder."""
+    runs = stored_runs()
+    if not runs:
+        raise RunError(f"there are no runs in {runs_folder()}")
+    return runs[0].path
 
 
 def remove_run(path: Path) -> None:

@@ -225,6 +225,9 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tmp_path_factory.mktemp("data")
     folder = data / "memagent" / "models" / store.base_of(store.EMBEDDED)
     make_tiny_model(folder, "llama", max_position_embeddings=8192, num_hidden_layers=1)
+    (folder / "README.md").write_bytes(
+        b" " * 1_000_000
+    )  # so that its size is in MB, as the real one's
     if adapter := store.KNOWN[store.EMBEDDED].adapter:
         make_tiny_adapter(folder, data / "memagent" / "adapters" / adapter)
     return data

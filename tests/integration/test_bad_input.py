@@ -109,7 +109,14 @@ TEXTS = {
     "web address": (["http://example.org/a.txt", *ASKED], "is a web address; download it"),
     "empty file": (["empty.txt", *ASKED], "empty.txt is empty"),
     "blank file": (["blank.txt", *ASKED], "blank.txt holds no text"),
-    "binary file": (["photo.jpg", *ASKED], "photo.jpg is binary, not text"),
+    "picture": (
+        ["photo.jpg", *ASKED],
+        "photo.jpg is binary, not text; if it shows text, make a pdf",
+    ),
+    "binary file": (
+        ["binaries/a.bin", *ASKED],
+        "a.bin is binary, not text; if it is UTF-16 text, give --encoding utf-16-le",
+    ),
     "folder of binaries": (["binaries", *ASKED], "binaries has no readable text files (1 skipped"),
     "empty folder": (["nothing", *ASKED], "nothing has no readable text files (none)"),
     "wrong encoding": (
@@ -125,6 +132,18 @@ TEXTS = {
 }
 QUESTIONS = {
     "no question": (["good.txt"], "ask something: -q QUESTION"),
+    "question among the files": (
+        ["good.txt", "Who has the key?"],
+        "'Who has the key?' is no file; ask it as a question with -q",
+    ),
+    "no file of questions": (
+        ["good.txt", "--questions", "none.jsonl"],
+        "the questions in none.jsonl cannot be read: No such file or directory",
+    ),
+    "questions in another encoding": (
+        ["good.txt", "--questions", "latin.txt"],
+        "the questions in latin.txt are not UTF-8 text",
+    ),
     "empty question": (["good.txt", "-q", "  "], "the question is empty"),
     "empty question, dry run": (["good.txt", "-q", "", "--dry-run"], "the question is empty"),
     "one empty question": (["good.txt", *ASKED, "-q", ""], "the question is empty"),
@@ -367,4 +386,5 @@ def test_a_refused_first_call_leaves_a_folder_of_the_user_as_it_was(
 def test_an_unknown_command_is_named_in_one_line(cli: Cli) -> None:
     outcome = cli("aks", "book.txt")
 
-    assert outcome == (2, "", "memagent: No such command 'aks'; see `memagent --help`\n")
+    expected = "memagent: No such command 'aks' (did you mean ask?); see `memagent --help`\n"
+    assert outcome == (2, "", expected)

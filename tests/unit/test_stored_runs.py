@@ -118,10 +118,43 @@ def test_a_run_is_found_by_its_beginning_and_misspelt_names_get_a_hint(state: Pa
         read(state / name)
     assert find_run("20260301-b").name == "20260301-b2"
     assert find_run(str(state / "20260301-a1")).name == "20260301-a1"
-    with pytest.raises(RunError, match="several runs begin with '20260301'"):
+    with pytest.raises(RunError, match=r"'20260301': 20260301-b2, 20260301-a1; give more of"):
         find_run("20260301")
     with pytest.raises(RunError, match=r"no run '20260310-a1'.*did you mean 20260301-a1\?"):
         find_run("20260310-a1")
+
+
+def test_of_many_runs_with_one_beginning_the_newest_are_named_and_the_rest_counted(
+    state: Path,
+) -> None:
+    for number in range(7):
+        read(state / f"2026-{number}")
+    expected = "several runs begin with '2026': 2026-6, 2026-5, 2026-4, 2026-3, 2026-2 and 2 more;"
+    with pytest.raises(RunError, match=expected):
+        find_run("2026")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("runs/none", "does not exist"), ("runs/here", "holds no run: there is no")]
+)
+def test_a_path_without_a_run_is_not_looked_for_by_name(
+    name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/here").mkdir(parents=True)
+    with pytest.raises(RunError, match=f"^{name} {why}"):
+        find_run(name)
+
+
+def test_the_newest_run_is_shown_where_none_is_named(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["runs", "show"]) == 2
+    assert capsys.readouterr().err == f"memagent: there are no runs in {state}\n"
+    read(state / "20260301-a1")
+    read(state / "20260301-b2")
+    assert run(["runs", "show"]) == 0
+    assert capsys.readouterr().out.startswith(f"run      {state / '20260301-b2'}\n")
 
 
 def test_a_reading_is_shown_with_its_answers(

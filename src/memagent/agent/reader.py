@@ -48,6 +48,7 @@ from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.engines.base import SETTINGS, BaseEngine, open_engine
 from memagent.errors import ConfigError, DocumentError, EmptyAnswer, RunError
+from memagent.files import reason_of
 from memagent.types import Engine, Message, Sampling, TextKeeper
 
 
@@ -540,8 +541,10 @@ def read_questions(path: str | Path) -> list[str]:
     """The questions of a JSON Lines file: on each line a string, or an object with `question`."""
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the questions in {path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"the questions in {path} cannot be read: {reason_of(error)}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"the questions in {path} are not UTF-8 text") from None
     found = [
         _question_of(line, f"{path}, line {number}")
         for number, line in enumerate(lines, start=1)

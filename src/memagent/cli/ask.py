@@ -27,17 +27,17 @@ from memagent.cli.ask_request import AskOptions, AskRequest, make_request
 from memagent.cli.shared.engine import open_chosen
 from memagent.cli.shared.interrupt import INTERRUPTED
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
-from memagent.cli.shared.progress import duration, megabytes
+from memagent.cli.shared.progress import duration, size_text
 from memagent.cli.shared.reader import reader_options
 from memagent.cli.shared.run_command import CommandConsole, resumable
 from memagent.cli.shared.run_options import run_options
 from memagent.documents import watching
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
-from memagent.documents.loaders import load_with_report, read_pipe
+from memagent.documents.loaders import lines_of_skipped, load_with_report, read_pipe
 from memagent.engines import store
 from memagent.engines.addresses import OPENAI_URL, endpoint_from
-from memagent.engines.base import BaseEngine, check_engine
+from memagent.engines.base import BaseEngine, check_engine, check_installed
 from memagent.errors import DocumentError, RunError
 from memagent.runs import MANIFEST, Run
 from memagent.types import TextKeeper
@@ -150,14 +150,15 @@ class Ask:
             self._seen = watching.state_of(_paths(request))
         with self._console.notice(f"loading {', '.join(request.paths[:3])}"):
             document = self._load(request)
-        check_engine(request.engine.kind)
+        check_installed(request.engine.kind)
         self._report_model(request)
         with self._console.notice(f"opening {request.engine.spec}"):
+            check_engine(request.engine.kind)
             engine = open_chosen(request.engine, self._console)
         self._report_endpoint(request, engine)
         if isinstance(engine, TextKeeper):
             engine.on_drop = lambda source, size: self._console.report(
-                f"dropped the kept text {source} ({megabytes(size)}) to make room"
+                f"dropped the kept text {source} ({size_text(size)}) to make room"
             )
         return asyncio.run(self._run(request, document, engine))
 
@@ -211,8 +212,8 @@ class Ask:
             loaded = load_with_report(
                 request.paths, encoding=request.encoding, stdin=self._stdin(request)
             )
-        for skipped in loaded.skipped:
-            self._console.report(f"skipped {skipped.source}: {skipped.reason}")
+        for line in lines_of_skipped(loaded.skipped):
+            self._console.report(line)
         return loaded.document
 
     def _stdin(self, request: AskRequest) -> io.BytesIO | None:
@@ -270,11 +271,10 @@ class Ask:
 
     def _report_carried(self, carried: Carried) -> None:
         num = sum(step.section is not None for steps in carried.steps.values() for step in steps)
-        what = (
-            "sections that did not change are not read again"
-            if carried.replies
-            else f"{num} sections are not read again"
-        )
+        if carried.replies:
+            what = "sections that did not change are not read again"
+        else:
+            what = f"{num} sections are not read again" if num else "all sections are read again"
         self._console.report(f"continuing {self._continues}: {what}")
 
     # --- reading -------------------------------------------------------------------------------
@@ -355,10 +355,10 @@ class Ask:
     def _report_kept(self, engine: BaseEngine) -> None:
         """Which texts are kept, and how large they are."""
         for kept in engine.kept_texts() if isinstance(engine, TextKeeper) else ():
-            on_disk = f"{megabytes(kept.disk_bytes)} on disk" if kept.disk_bytes else "nothing"
+            on_disk = f"{size_text(kept.disk_bytes)} on disk" if kept.disk_bytes else "nothing"
             self._console.report(
                 f"kept of {kept.source} for later questions: {on_disk}, of "
-                f"{kept.num_sections} sections with {megabytes(kept.section_bytes)}; "
+                f"{kept.num_sections} sections with {size_text(kept.section_bytes)}; "
                 "`memagent models texts` lists kept texts"
             )
 
@@ -398,7 +398,8 @@ def _notes_on(traces: Sequence[Trace]) -> Iterator[str]:
             num_chars = sum(end - start for start, end in trace.unread)
             yield f"stopped early: {num_chars:,} characters were not read"
         if trace.has_quotes and not trace.citations:
-            yield f"the answer cites none of the {len(trace.ledger)} quotes that were kept"
+            kept = f"cites none of the {len(trace.ledger)} quotes that were kept"
+            yield f"the answer {kept if trace.ledger else 'cites no quotes: none were found'}"
 
 
 def _applied(defaults: Mapping[str, Any], request: AskRequest) -> str:

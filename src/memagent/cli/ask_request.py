@@ -86,6 +86,9 @@ def make_request(options: AskOptions) -> AskRequest:
     if not request.paths:
         raise ConfigError("name at least one file or folder to read, or - for standard input")
     if not request.questions:
+        last = request.paths[-1]
+        if len(last.split()) > 1 and not Path(request.folder, last).exists():
+            raise ConfigError(f"{last!r} is no file; ask it as a question with -q")
         raise ConfigError("ask something: -q QUESTION, or --questions FILE")
     return request
 

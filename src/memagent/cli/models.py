@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from memagent.cli.shared.lazy import HintingGroup
 from memagent.cli.shared.messages import with_options
-from memagent.cli.shared.progress import PullProgress, megabytes
+from memagent.cli.shared.progress import PullProgress, size_text
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.engines import store
 from memagent.errors import ConfigError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 HEADINGS = ("NAME", "SIZE", "WINDOW", "LICENCE", "WHERE")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=HintingGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """Models on this machine, for the local engine.
 
@@ -30,7 +31,7 @@ def command() -> None:
 
 @command.command("list")
 def list_models() -> None:
-    """Show the models that have short names, and those that are installed."""
+    """List models with short names, and those that were pulled."""
     here = {model.name: model for model in store.installed()}
     names = [*store.KNOWN, *sorted(here.keys() - store.KNOWN.keys())]
     rows = [HEADINGS, *(_row(name, here.get(store.base_of(name))) for name in names)]
@@ -76,7 +77,7 @@ def remove_model(name: str, yes: bool) -> None:
     model = next((model for model in store.installed() if model.name == name), None)
     if model is not None and not yes:
         click.confirm(
-            f"delete {name} ({megabytes(model.num_bytes)}, {model.path})?", abort=True, err=True
+            f"delete {name} ({size_text(model.num_bytes)}, {model.path})?", abort=True, err=True
         )
     store.remove(name)
 
@@ -88,7 +89,7 @@ def _row(name: str, here: store.InstalledModel | None) -> tuple[str, str, str, s
     window = known.window if known else here.window if here else None
     return (
         name,
-        megabytes(one.num_bytes),
+        size_text(one.num_bytes),
         f"{window:,}" if window else "",
         known.licence if known else "",
         _where(name, here),
@@ -101,7 +102,7 @@ def list_texts() -> None:
     for number, text in enumerate(_text_files().texts(), start=1):
         used = f"{datetime.fromtimestamp(text.last_used):%Y-%m-%d %H:%M}"
         click.echo(
-            f"{number}  {text.source}  {text.num_tokens:,} tokens  {megabytes(text.num_bytes)}  "
+            f"{number}  {text.source}  {text.num_tokens:,} tokens  {size_text(text.num_bytes)}  "
             f"{text.model}  used {used}"
         )
 
@@ -119,7 +120,7 @@ def drop_text(number: int | None, drop_all: bool) -> None:
         raise ConfigError(f"name a kept text by its number, 1 to {len(texts)}, or give --all")
     for text in texts if drop_all else [texts[(number or 1) - 1]]:
         files.drop(text)
-        click.echo(f"dropped {text.source} ({megabytes(text.num_bytes)})")
+        click.echo(f"dropped {text.source} ({size_text(text.num_bytes)})")
 
 
 def _text_files() -> TextFiles:

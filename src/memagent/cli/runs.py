@@ -11,10 +11,18 @@ from typing import Any
 import click
 
 from memagent.agent.trace import Trace
-from memagent.cli.shared.progress import megabytes
+from memagent.cli.shared.lazy import HintingGroup
+from memagent.cli.shared.progress import size_text
 from memagent.cli.shared.run_command import print_json
 from memagent.foreign import plain
-from memagent.stored_runs import StoredRun, describe_run, find_run, remove_run, stored_runs
+from memagent.stored_runs import (
+    StoredRun,
+    describe_run,
+    find_run,
+    newest_run,
+    remove_run,
+    stored_runs,
+)
 
 HEADINGS = ("NAME", "KIND", "CREATED", "SIZE", "STATE", "WHAT")
 MAX_CHARS = 60
@@ -22,7 +30,7 @@ MAX_CHARS = 60
 MAX_VALUE_CHARS = 1000
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=HintingGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """Runs on this machine: readings, evaluations and training.
 
@@ -47,11 +55,11 @@ def list_runs(folder: Path | None, as_json: bool) -> None:
 
 
 @command.command("show")
-@click.argument("run")
+@click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the run as JSON, with its traces.")
-def show_run(run: str, as_json: bool) -> None:
-    """Show what a run is and how far it came; of a reading, the answers."""
-    path = find_run(run)
+def show_run(run: str | None, as_json: bool) -> None:
+    """Show what a run is, by default the newest, and how far it came; of a reading, the answers."""
+    path = newest_run() if run is None else find_run(run)
     found = describe_run(path)
     traces = Trace.load(path) if found.kind == "ask" else []
     if as_json:
@@ -61,7 +69,7 @@ def show_run(run: str, as_json: bool) -> None:
         ("run", str(path)),
         ("kind", found.kind),
         ("created", found.created),
-        ("size", megabytes(found.num_bytes)),
+        ("size", size_text(found.num_bytes)),
         ("state", found.state),
         ("what", found.what),
     ):
@@ -84,7 +92,7 @@ def remove_runs(runs: tuple[str, ...], yes: bool) -> None:
     for path in paths:
         if not yes:
             run = describe_run(path)
-            shown = f"{run.name} ({_short(run.what)}, {megabytes(run.num_bytes)})"
+            shown = f"{run.name} ({_short(run.what)}, {size_text(run.num_bytes)})"
             click.confirm(f"delete {shown}?", abort=True, err=True)
         remove_run(path)
 
@@ -97,7 +105,7 @@ def _answer(trace: Trace) -> str:
 
 def _row(run: StoredRun) -> tuple[str, ...]:
     created = run.created.replace("T", " ")[:16]
-    cells = (run.name, run.kind, created, megabytes(run.num_bytes), run.state, _short(run.what))
+    cells = (run.name, run.kind, created, size_text(run.num_bytes), run.state, _short(run.what))
     return tuple(map(plain, cells))
 
 

@@ -67,9 +67,12 @@ class TaskSelection(Settings):
         if self.tokens is not None and self.docs is not None:
             raise ValueError("give lengths as tokens or as docs, not both")
         if unknown := [task for task in self.tasks if task not in self.known]:
-            hint = names.hint_in_folders(unknown[0], self.known)
-            raise ValueError(f"there is no task {unknown[0]!r}; {hint}")
+            raise ValueError(f"there is no task {unknown[0]!r}; {self._advice(unknown[0])}")
         return self
+
+    def _advice(self, unknown: str) -> str:
+        """What to change where a task is not known."""
+        return names.hint_in_folders(unknown, self.known)
 
 
 class ExampleChoice(TaskSelection):
@@ -77,6 +80,10 @@ class ExampleChoice(TaskSelection):
 
     files: list[str] = Field(default_factory=list)
     """Files of examples: .jsonl, .jsonl.gz, .parquet."""
+
+    def _advice(self, unknown: str) -> str:
+        is_file = Path(unknown).expanduser().is_file()
+        return "name a file of examples with `files`" if is_file else super()._advice(unknown)
 
     @model_validator(mode="after")
     def _tasks_or_files(self) -> Self:

@@ -61,15 +61,18 @@ class Finding:
 
 def examine(*, connects: bool = False) -> list[Finding]:
     """Everything that is looked at, in order. `connects`: ask the endpoints which models they serve."""
-    return [
-        *_system(),
-        *_extras(),
-        *_engines(),
-        *_models(),
-        *_folders(),
-        *_profiles(connects=connects),
-        *_endpoint(connects=connects),
-    ]
+    return list(findings(connects=connects))
+
+
+def findings(*, connects: bool = False) -> Iterator[Finding]:
+    """As `examine`, one by one: trying an engine can take seconds."""
+    yield from _system()
+    yield from _extras()
+    yield from _engines()
+    yield from _models()
+    yield from _folders()
+    yield from _profiles(connects=connects)
+    yield from _endpoint(connects=connects)
 
 
 def _system() -> Iterator[Finding]:

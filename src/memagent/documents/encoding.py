@@ -135,7 +135,7 @@ def _decode_detected(data: bytes, source: str, declared: str | None) -> str:
     if _is_mostly_utf8(sample):
         raise DocumentError(
             f"{source} is utf-8 but for byte {bad} (0x{data[bad]:02x}); repair it, for example with "
-            "`iconv -c -f utf-8 -t utf-8`, or name its encoding"
+            "`iconv -c -f utf-8 -t utf-8`, or name its `encoding`"
         )
     for encoding in _candidates(sample, declared):
         try:
@@ -143,13 +143,13 @@ def _decode_detected(data: bytes, source: str, declared: str | None) -> str:
         except (UnicodeError, LookupError, ValueError):
             continue  # it fits the sample only, or the declared name is wrong
     raise DocumentError(
-        f"the encoding of {source} cannot be detected; name it, for example cp1252 or shift_jis"
+        f"the encoding of {source} cannot be detected; name it, for example `encoding=cp1252` or shift_jis"
     )
 
 
 def binary_error(source: str, advice: str | None = None) -> DocumentError:
     """The refusal of binary data; `advice` says what to do with this kind of file."""
-    advice = advice or "if it is UTF-16 text, name its encoding (utf-16-le)"
+    advice = advice or "if it is UTF-16 text, give `encoding=utf-16-le`"
     return DocumentError(f"{source} is binary, not text; {advice}")
 
 
@@ -159,7 +159,7 @@ def _decode_marked(data: bytes, source: str, encoding: str) -> str:
     except UnicodeDecodeError as error:
         raise DocumentError(
             f"{source} begins with the mark of {encoding}, but byte {error.start} does not decode; "
-            "repair it, or name its encoding"
+            "repair it, or name its `encoding`"
         ) from error
 
 

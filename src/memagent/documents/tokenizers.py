@@ -421,8 +421,7 @@ def _open_tiktoken(name: str) -> tiktoken.Encoding:
         ) from None
     except Exception as error:  # its download raises whatever its HTTP library raises
         raise ConfigError(
-            f"the tiktoken encoding of {name!r} cannot be fetched ({type(error).__name__}); "
-            "use `tokenizer` with a folder, or estimate"
+            f"the tiktoken encoding of {name!r} cannot be fetched ({type(error).__name__})"
         ) from None
 
 

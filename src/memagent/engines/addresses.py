@@ -82,6 +82,21 @@ def public_url(url: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
+def likely_address(url: str) -> str | None:
+    """The address that was probably meant by one where nothing is found; None if it looks right.
+
+    >>> likely_address("http://localhost:8000")
+    'http://localhost:8000/v1'
+    >>> likely_address("http://localhost:8000/v1/chat/completions")
+    'http://localhost:8000/v1'
+    """
+    parts = urlsplit(public_url(url))
+    path = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
+    path = path.removesuffix("/models") or "/v1"
+    meant = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+    return None if meant == public_url(url).rstrip("/") else meant
+
+
 def check_address(config: EngineConfig) -> None:
     """Raise ConfigError where no endpoint can be called with these settings."""
     key = config.api_key.get_secret_value() if config.api_key else ""

@@ -344,10 +344,15 @@ def check_engine(kind: str) -> None:
     _opener(kind)
 
 
-def _opener(kind: str) -> Callable[..., Any]:
+def check_installed(kind: str) -> None:
+    """As `check_engine`, by a look at what is installed: nothing is imported, which may take seconds."""
     for library in NEEDS.get(kind, ()):
         if find_spec(library) is None:
             raise _lacks(kind, library)
+
+
+def _opener(kind: str) -> Callable[..., Any]:
+    check_installed(kind)
     module, function = ENGINES[kind].split(":")
     try:
         opener: Callable[..., Any] = getattr(import_module(module), function)

@@ -32,6 +32,7 @@ from memagent.engines.addresses import (
     addresses,
     check_address,
     endpoint_from,
+    likely_address,
     origin,
     origins,
     public_url,
@@ -140,6 +141,7 @@ class EndpointEngine(BaseEngine):
         self._why_unlisted = ""
         """Why the endpoint did not list its models."""
         self._refused_key = False
+        self._has_no_list = False
         self._is_unreachable = False
         self._limit_name = "max_tokens"
         self._encodes_as_text = False
@@ -230,6 +232,7 @@ class EndpointEngine(BaseEngine):
         except _BadStatus as error:
             self._why_unlisted = f"HTTP {error.status}: {error}"
             self._refused_key = error.status in (401, 403)
+            self._has_no_list = error.status == 404
             return []
         except (*UNREACHABLE, *UNREADABLE, KeyError, TypeError) as error:
             self._why_unlisted = _cause(error)
@@ -378,7 +381,9 @@ class EndpointEngine(BaseEngine):
         if status == 404:
             known = [str(entry["id"]) for entry in await self.list_models()]
             if not known:
-                return f"{self.address} has no such path or model ({reason}); check `base_url`"
+                return (
+                    f"{self.address} has no such path or model ({reason}); {self._address_advice()}"
+                )
             names = ", ".join(known[:8])
             return f"{self.address} has no model {self.model!r}; use `model` with one of: {names}"
         if code == "context_length_exceeded" or _window_words.search(reason):
@@ -399,7 +404,12 @@ class EndpointEngine(BaseEngine):
             raise ConfigError(
                 f"{self.address} cannot be reached{reason}; check `base_url` and that the server runs"
             )
-        raise ConfigError(f"say which model: `model=NAME`; {why}{reason}")
+        advice = f"; {self._address_advice()}" if not models and self._has_no_list else ""
+        raise ConfigError(f"say which model: `model=NAME`; {why}{reason}{advice}")
+
+    def _address_advice(self) -> str:
+        meant = likely_address(self.config.base_url or OPENAI_URL)
+        return f"did you mean `base_url={meant}`?" if meant else "check `base_url`"
 
     def _gave_up(self, failure: Failure, patience: Patience) -> str:
         if failure.retry_after is not None and failure.retry_after > self.config.patience:
@@ -408,7 +418,9 @@ class EndpointEngine(BaseEngine):
                 f"than `patience={self.config.patience:g}`"
             )
         attempts = f"{patience.num_attempts} attempt{'s' if patience.num_attempts > 1 else ''}"
-        return f"{self.address} failed for {patience.waited:.0f} s ({attempts}): {failure.reason}"
+        is_there = self._has_answered or failure.kind != "unreachable"
+        advice = "" if is_there else "; check `base_url` and that the server runs"
+        return f"{self.address} failed for {patience.waited:.0f} s ({attempts}): {failure.reason}{advice}"
 
     def _clean(self, text: str) -> str:
         """A message on one line, without the key and without control characters."""

@@ -35,3 +35,18 @@ def test_a_command_that_is_stopped_again_while_it_shuts_down_ends_in_one_line(
     monkeypatch.setitem(sys.modules, "memagent.cli.stopped", SimpleNamespace(command=stopped))
     assert run(["stopped"]) == INTERRUPTED
     assert capsys.readouterr() == ("", "memagent: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [(["aks"], "ask"), (["models", "lst"], "list"), (["data", "bild"], "build")]
+)
+def test_a_misspelt_command_is_suggested(
+    typed: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(typed) == 2
+    assert f"No such command '{typed[-1]}' (did you mean {meant}?)" in capsys.readouterr().err
+
+
+def test_a_command_like_no_other_is_not_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["xyzzy"]) == 2
+    assert capsys.readouterr().err == "memagent: No such command 'xyzzy'; see `memagent --help`\n"

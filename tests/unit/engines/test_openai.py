@@ -5,6 +5,7 @@ import json
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -329,11 +330,37 @@ def newer_model() -> Iterator[str]:
     """The address of a NewerModel."""
     NewerModel.asked.clear()
     NewerModel.carried.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), NewerModel)
-    thread = threading.Thread(target=server.serve_forever)
+    with serving(NewerModel) as host:
+        yield f"{host}/v1"
+
+
+class NotFound(BaseHTTPRequestHandler):
+    """Has nothing at any path."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    do_POST = do_GET
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def not_found() -> Iterator[str]:
+    """The address of a host that has no such path."""
+    with serving(NotFound) as host:
+        yield host
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server with this handler."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
@@ -350,6 +377,32 @@ def test_the_salt_of_a_call_goes_to_servers_that_know_it(owner: str | None) -> N
     assert body.get("cache_salt") == ("key-1" if owner in ("vllm", "memagent") else None)
     assert "cache_salt" not in engine._body(MESSAGES, Sampling(max_tokens=1))
     assert repr(sampling) == repr(Sampling(max_tokens=1))  # evaluations resume by it
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("", "did you mean `base_url=HOST/v1`?"),
+        ("/", "did you mean `base_url=HOST/v1`?"),
+        ("/v1/chat/completions", "did you mean `base_url=HOST/v1`?"),
+        ("/v2", "check `base_url`"),
+    ],
+)
+@pytest.mark.parametrize("model", ["", "test-model"])
+async def test_an_address_without_models_gets_the_likely_one_as_advice(
+    path: str, advice: str, model: str, not_found: str
+) -> None:
+    async with engine_at(not_found + path, model=model) as engine:
+        with pytest.raises((ConfigError, EngineRefused)) as failed:
+            await (engine.complete(MESSAGES, SAMPLING) if model else engine.inspect())
+    assert str(failed.value).endswith(advice.replace("HOST", not_found))
+    assert "HTTP 404" in str(failed.value)
+
+
+async def test_an_address_that_never_answered_is_to_be_checked() -> None:
+    async with engine_at("http://127.0.0.1:9/v1", patience=0) as engine:
+        with pytest.raises(EngineError, match=r"; check `base_url` and that the server runs$"):
+            await engine.complete(MESSAGES, SAMPLING)
 
 
 async def test_a_model_that_wants_the_newer_limit_gets_it_and_what_else_is_set(

@@ -12,7 +12,7 @@ import click
 from memagent.cli.shared.cluster import cluster_option, joined
 from memagent.cli.shared.messages import TABLE_METAVAR
 from memagent.cli.shared.options import taking
-from memagent.cli.shared.progress import ProgressFrame, duration
+from memagent.cli.shared.progress import ProgressFrame, duration, size_text
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.cluster import Cluster
 from memagent.cluster_workers import ClusterExecutor
@@ -125,7 +125,7 @@ def _workers(cluster: Cluster | None, processes: int | None) -> tuple[int | None
 
 
 def _summary(manifest: Manifest) -> str:
-    parts = [f"{manifest.num_examples:,} examples", f"{manifest.num_bytes / 1e6:,.1f} MB"]
+    parts = [f"{manifest.num_examples:,} examples", size_text(manifest.num_bytes)]
     if manifest.tokens is not None:
         parts.append(f"{manifest.tokens.min:,} to {manifest.tokens.max:,} tokens")
     if manifest.num_with_text < manifest.num_examples:
@@ -141,21 +141,27 @@ class BuildBar:
     def __init__(self, frame: ProgressFrame) -> None:
         self._frame = frame
         self._job: BuildJob | None = None
-        self._started = 0.0
+        self._first: tuple[int, float] | None = None
+        """Number and time of the first examples: until then workers start, which takes seconds."""
 
     def __call__(self, job: BuildJob, progress: BuildProgress) -> None:
         if job is not self._job:
-            self._job, self._started = job, self._frame.seconds
+            self._job, self._first = job, None
             if progress.num_resumed:
                 self._frame.print(f"{job.out.name}: resuming after {progress.num_resumed} examples")
-        num_new = progress.num_done - progress.num_resumed
-        detail = ""
-        if num_new:
-            seconds = (self._frame.seconds - self._started) / num_new
-            detail = f"{duration((progress.num_total - progress.num_done) * seconds)} left"
+        if self._first is None and progress.num_done > progress.num_resumed:
+            self._first = progress.num_done, self._frame.seconds
         self._frame.show(
             f"{job.out.name}: {progress.num_done} of {progress.num_total}",
             completed=progress.num_done,
             total=progress.num_total,
-            detail=detail,
+            detail=self._time_left(progress),
         )
+
+    def _time_left(self, progress: BuildProgress) -> str:
+        """From the time since the first examples; empty where there are no others yet."""
+        num_first, started = self._first or (progress.num_done, 0.0)
+        if progress.num_done == num_first:
+            return ""
+        seconds = (self._frame.seconds - started) / (progress.num_done - num_first)
+        return f"{duration((progress.num_total - progress.num_done) * seconds)} left"

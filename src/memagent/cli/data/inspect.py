@@ -126,7 +126,8 @@ def _print_example(console: TerminalConsole, index: int, example: Example, aroun
         console.print("text:     not in the file; --text rebuilds it")
         return
     tokens = f", {example.num_tokens:,} tokens" if example.num_tokens is not None else ""
-    console.print(f"text:     {len(example.documents):,} documents{tokens}")
+    num = len(example.documents)
+    console.print(f"text:     {num:,} document{'s' if num > 1 else ''}{tokens}")
     for excerpt in excerpts(example, around_chars=around):
         console.print(_marked(excerpt, is_styled=console.is_terminal))
 

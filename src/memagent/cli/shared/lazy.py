@@ -8,8 +8,24 @@ from typing import Any
 
 import click
 
+from memagent.names import nearest
 
-class LazyGroup(click.Group):
+
+class HintingGroup(click.Group):
+    """A group that suggests a command for a misspelt one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            near = nearest(name, self.list_commands(ctx))
+            if near is not None:
+                ctx.fail(f"No such command {name!r} (did you mean {near}?)")
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(HintingGroup):
     """A group that knows its commands by name and one line of help, until one of them is called.
 
     With a `default`, arguments that begin with no command are those of that command, and the help is that

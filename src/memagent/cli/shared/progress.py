@@ -9,6 +9,7 @@ Everything here goes to standard error; standard output is for results.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -177,15 +178,17 @@ class PullProgress:
         if not self._has_begun:
             self._has_begun = True
             if not self._console.is_quiet:
-                size, here = megabytes(state.total_bytes), megabytes(state.num_bytes)
+                size, here = size_text(state.total_bytes), size_text(state.num_bytes)
                 kept = f" ({here} are here)" if state.num_bytes else ""
                 self._console.print(f"pulling {self._name}: {size} from {state.source}{kept}")
             self._bar.start()
         self._bar.update(self._task, completed=state.num_bytes, total=state.total_bytes)
 
 
-def megabytes(num_bytes: int) -> str:
-    """98 MB, 1,234 MB: as a person reads sizes."""
+def size_text(num_bytes: int) -> str:
+    """Bytes for people: 51 kB, 98 MB, 1,234 MB."""
+    if num_bytes < 1e6:
+        return f"{math.ceil(num_bytes / 1e3)} kB"
     return f"{num_bytes / 1e6:,.0f} MB"
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import groupby
+from operator import attrgetter
 
 import click
 
 from memagent.cli.shared.run_command import print_json
-from memagent.doctor.examination import Finding, examine
+from memagent.doctor.examination import Finding, examine, findings
 from memagent.foreign import plain
 
 SIGNS = {"ok": "ok", "missing": "--", "broken": "!!", "note": "  "}
 MAX_CHARS = 300
+MIN_WIDTH = 13
+"""Of names, so that most areas are aligned."""
 
 
 @click.command("doctor", context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,22 +33,29 @@ def command(as_json: bool, connects: bool) -> int:
 
     Something that is there and does not work gives exit code 1.
     """
-    findings = examine(connects=connects)
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        found = examine(connects=connects)
+        print_json([asdict(finding) for finding in found])
     else:
-        _print(findings)
-    return int(any(finding.state == "broken" for finding in findings))
+        found = _print(findings(connects=connects))
+    return int(any(finding.state == "broken" for finding in found))
 
 
-def _print(findings: list[Finding]) -> None:
-    width = max(len(finding.name) for finding in findings)
-    area = ""
-    for finding in findings:
-        if finding.area != area:
-            area = finding.area
-            click.echo(f"{'' if finding is findings[0] else chr(10)}{area}")
-        line = f"  {SIGNS[finding.state]}  {plain(finding.name):<{width}}  {plain(finding.detail, MAX_CHARS)}"
-        click.echo(line.rstrip())
-        if finding.remedy:
-            click.echo(f"      {'':<{width}}  add it: {finding.remedy}")
+def _print(found: Iterable[Finding]) -> list[Finding]:
+    """Each area as soon as it was looked at; all findings."""
+    shown: list[Finding] = []
+    for area, group in groupby(found, key=attrgetter("area")):
+        in_area = list(group)
+        click.echo(f"{chr(10) if shown else ''}{area}")
+        width = max(MIN_WIDTH, *(len(finding.name) for finding in in_area))
+        for finding in in_area:
+            _print_finding(finding, width)
+        shown += in_area
+    return shown
+
+
+def _print_finding(finding: Finding, width: int) -> None:
+    line = f"  {SIGNS[finding.state]}  {plain(finding.name):<{width}}  {plain(finding.detail, MAX_CHARS)}"
+    click.echo(line.rstrip())
+    if finding.remedy:
+        click.echo(f"      {'':<{width}}  add it: {finding.remedy}")

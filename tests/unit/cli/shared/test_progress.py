@@ -7,7 +7,7 @@ import time
 import pytest
 
 from memagent.cli.shared import progress, run_command
-from memagent.cli.shared.progress import ProgressFrame, duration, megabytes
+from memagent.cli.shared.progress import ProgressFrame, duration, size_text
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.engines.retry import Failure
 from tests.support.timing import wait_until
@@ -97,5 +97,6 @@ def test_durations_are_written_for_people(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_sizes_are_written_in_megabytes() -> None:
-    assert megabytes(1_234_000_000) == "1,234 MB"
+def test_sizes_are_written_for_people() -> None:
+    sizes = (0, 1, 50_952, 1_000_000, 1_234_000_000)
+    assert [*map(size_text, sizes)] == ["0 kB", "1 kB", "51 kB", "1 MB", "1,234 MB"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -20,3 +21,13 @@ def test_training_without_its_libraries_names_the_extra(
     assert run(arguments) == 2
     said = capsys.readouterr().err
     assert said == 'memagent: training needs torch; pip install "memagent[train]"\n'
+
+
+def test_a_wrong_config_is_reported_before_torch_is_loaded() -> None:
+    program = (
+        "import sys; from memagent.cli.main import run; code = run(['train', 'tiny_cpuu']); "
+        "print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "2 False\n"
+    assert "did you mean tiny_cpu?" in done.stderr
