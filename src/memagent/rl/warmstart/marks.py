@@ -87,7 +87,7 @@ def sources_of(quoted: Iterable[Mark], prompt: str) -> str:
 def marks_of(example: Example, config: AgentConfig) -> Marks:
     """The marks that replies of these settings hold; none where the settings ask for none."""
     rule = ITEM_RULES.get(example.task, _evidence) if config.items else _evidence
-    spans = sorted(rule(example)) if config.keeps_quotes else []
+    spans = sorted(rule(example)) if config.asks_quotes else []
     if spans and config.mode == "in_order":
         spans = sorted([*spans, *_candidates(example)])
     needed = frozenset(end for _, end in example.evidence_offsets())

@@ -57,9 +57,10 @@ NEXT_FACT = "what the memory leads to"
 """What is missing after the first round of parallel reading, where one fact leads to another."""
 NOTE_START = "<note sections="
 """How a note begins in the prompt of a merge."""
+MEMORY_MARK = "\x00memory\x00"
+"""Stands for the memory where its place in a prompt is looked for."""
 
 _section_block = re.compile(r"<section[^>]*>\n(.*)\n</section>", re.DOTALL)
-_memory_block = re.compile(r"<memory>\n(.*?)\n</memory>", re.DOTALL)
 _word = re.compile(r"[^\W\d_][\w-]*")
 """A word of a list or of a text in code; numbers of lines and dots are none."""
 
@@ -158,7 +159,7 @@ class RightReplies:
         """Raise TraceRefused where a memory, an answer or the quotes of a section exceed the settings."""
         memories = [self._nothing, *(moment.memory for moment in self._moments)]
         _check_fit(self._example, memories, self._answer, self._config, self._tokenizer)
-        if self._config.keeps_quotes:
+        if self._config.asks_quotes:
             longest = max(self._tokenizer.count(self._marks.quotes(each)) for each in sections)
             if longest > self._config.quote_tokens:
                 raise TraceRefused(
@@ -236,11 +237,24 @@ class RightReplies:
         if self._is_in_order:
             old = self.memories[-1] if self.memories else ""
             return old, _memory_at(section.end, self._moments, self._nothing)
-        found = _memory_block.search(prompt)
-        known = found.group(1).strip() if found else ""
+        known = self._shown_memory(section, prompt).strip()
         old = "" if known in (self._prompts.empty_memory, self._nothing) else known
         lines = dict.fromkeys([*old.splitlines(), *self._lines_in(section)])
         return old, "\n".join(lines) or self._nothing
+
+    def _shown_memory(self, section: Chunk, prompt: str) -> str:
+        """The memory in the prompt of a section, wherever its template has it."""
+        has_marks = ReplyFormat.of(self._config).has_marks
+        message = self._prompts.read_messages(
+            question=self._example.question.strip(),
+            section=shielded(section.text) if has_marks else section.text,
+            memory=MEMORY_MARK,
+            section_number=section.index + 1,
+            memory_tokens=self._config.memory_tokens,
+        )[-1]["content"]
+        before, *others = message.split(MEMORY_MARK)
+        length = (len(prompt) - len(message)) // len(others) + len(MEMORY_MARK)
+        return prompt[len(before) : len(before) + length]
 
     def _lines_in(self, section: Chunk) -> list[str]:
         return [
@@ -260,7 +274,7 @@ class RightReplies:
         return [line for line in lines if is_linked or line == self._link]
 
     def _answered(self, prompt: str) -> str:
-        if not self._config.keeps_quotes:
+        if not self._config.asks_quotes:
             return self._answer
         return f"{self._answer}\n{sources_of(self._quoted, prompt)}"
 
