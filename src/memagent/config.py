@@ -370,12 +370,19 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
 
 
+MAX_DEPTH = 20
+"""Names in the path of a setting."""
+
+
 def with_override(values: dict[str, Any], change: str) -> dict[str, Any]:
     """Values of settings with `a.b.0.c=value` put in; the value is TOML, or else plain text."""
     name, mark, text = change.partition("=")
     if not mark or not name.strip():
-        raise ConfigError(f"{change!r} changes no setting; write it as name=value")
-    result: dict[str, Any] = _replaced(values, name.strip().split("."), _toml_value(text), name)
+        raise ConfigError(f"{change[:100]!r} changes no setting; write it as name=value")
+    path = name.strip().split(".")
+    if len(path) > MAX_DEPTH:
+        raise ConfigError(f"{name[:100]!r} is no setting; none is inside more than {MAX_DEPTH}")
+    result: dict[str, Any] = _replaced(values, path, _toml_value(text), name)
     return result
 
 
@@ -385,11 +392,12 @@ def _replaced(values: Any, path: list[str], value: Any, name: str) -> Any:
         return value
     key, *rest = path
     if isinstance(values, list):
-        if not key.isdigit() or int(key) >= len(values):
+        entries = {str(number): number for number in range(len(values))}
+        if key not in entries:
             raise ConfigError(
                 f"{name}: there is no entry {key} among {len(values)}, counted from 0"
             )
-        at = int(key)
+        at = entries[key]
         return [*values[:at], _replaced(values[at], rest, value, name), *values[at + 1 :]]
     if not isinstance(values, dict):
         raise ConfigError(f"{name}: there is nothing inside that {key} could name")
@@ -400,7 +408,7 @@ def _replaced(values: Any, path: list[str], value: Any, name: str) -> Any:
 def _toml_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
 
 

@@ -18,14 +18,20 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fastapi import Request
 
-from memagent.config import KeyLimits, LocalConfig
+from memagent.agent.reader import Reader
+from memagent.config import GatewayConfig, KeyLimits, LocalConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.kept.disk import TextFiles
 from memagent.engines.local.loading import load
 from memagent.errors import RunError
-from memagent.serve.keys import KeyStore
+from memagent.serve.keys import KeyHolder, KeyStore
+from memagent.serve.reading.answering import Answering
+from memagent.serve.reading.files import FileStore
+from memagent.serve.reading.requests import GatewayChat
 from memagent.serve.reading.state import GatewayState
+from memagent.serve.wire import parse
 from tests.conftest import prose
 from tests.hostile import requests as hostile
 from tests.hostile.harness import tried
@@ -405,6 +411,35 @@ def test_what_a_killed_server_left_of_files_is_deleted(tmp_path: Path) -> None:
         assert [path.name for path in (tmp_path / "files").iterdir()] == [kept.id]
 
 
+def test_the_bytes_of_a_file_are_sent_in_pieces(tmp_path: Path) -> None:
+    """Many clients that read slowly do not fill the memory of the server."""
+    sizes: list[int] = []
+    data = b"x" * 3_000_000
+    with GatewayState(tmp_path) as state:
+        stored = state.add_file("anyone", "a.txt", "user_data", data, max_bytes=len(data))
+        assert stored is not None
+
+        async def forgets(owner: str) -> None: ...
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sizes.append(len(message.get("body", b"")))
+
+        async def fetched() -> None:
+            files = FileStore(state, max_stored_bytes=1, on_delete=forgets)
+            scope = {"type": "http", "method": "GET", "headers": [], "state": {}}
+            request = Request(scope)
+            request.state.holder = KeyHolder()
+            response = await files.content(request, stored.id)
+            await response(scope, receive, send)
+
+        asyncio.run(fetched())
+    assert sum(sizes) == len(data)
+    assert max(sizes) <= 1_000_000
+
+
 def test_pages_of_listed_files_join(gateway: Gateway, client: openai.OpenAI) -> None:
     sent = [client.files.create(file=(f"{n}.txt", b"Rain."), purpose="user_data") for n in range(3)]
     listed = [file.id for file in client.files.list(limit=2)]
@@ -676,6 +711,36 @@ def test_a_key_stops_at_its_cost_and_remembers_it(tmp_path: Path) -> None:
 # --- hostile requests -----------------------------------------------------------------------------
 
 
+async def test_requests_that_arrive_together_share_the_limits_of_their_key(tmp_path: Path) -> None:
+    prices = {"price_in": 10.0, "price_out": 10.0, "state_dir": str(tmp_path)}
+    holder = KeyHolder(id="key-1", limits=KeyLimits(max_cost=1.0))
+    with GatewayState(tmp_path) as state:
+        engine = PatientEngine()
+        answering = Answering(engine, Reader(engine, **SMALL), state, GatewayConfig.parse(prices))
+        found = await asyncio.gather(*(answering._limits_of(holder) for _ in range(5)))
+    assert len(set(map(id, found))) == 1
+
+
+def test_a_stream_that_a_client_leaves_is_counted(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny", "llama")
+    reading = {"window": WINDOW, "chunk_tokens": 64, "memory_tokens": 16, "answer_tokens": 16}
+    with (
+        LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01)) as engine,
+        serving_gateway(
+            tmp_path / "state", engine, reading={**reading, "prompts": "compact"}
+        ) as gateway,
+        gateway.client() as client,
+    ):
+        with chat(client, HELLO, stream=True) as stream:
+            for chunk in stream:
+                if chunk.choices[0].delta.content:
+                    break
+        wait_until(lambda: gateway.state.used("anyone").usage.calls == 1)
+        used = gateway.state.used("anyone").usage
+    assert used.prompt_tokens > 10
+    assert 0 < used.completion_tokens < WINDOW
+
+
 def test_foreign_hosts_and_origins_are_refused(gateway: Gateway) -> None:
     for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
         for method, path in PATHS:
@@ -713,6 +778,27 @@ def test_paths_do_not_lead_out_of_the_state_folder(gateway: Gateway) -> None:
         for path in (f"/v1/files/{name}", f"/v1/files/{name}/content"):
             reply = gateway.send("GET", path)
             assert reply.status_code in (404, 405)
+
+
+@pytest.mark.parametrize(
+    "name", ["a." * 4000 + "b=1", "a." * 100 + "b=1", "seed=" + "[" * 900, "seed=1," * 5000]
+)
+def test_settings_in_a_name_are_bounded(gateway: Gateway, name: str) -> None:
+    body = {"model": f"memagent:{name}", "messages": HELLO}
+    status = gateway.send("POST", "/v1/chat/completions", json=body).status_code
+    assert status in (400, 404)
+    assert gateway.send("GET", f"/v1/models/memagent:{name}").status_code in (200, 400, 404)
+
+
+def test_a_limit_of_many_digits_is_refused(gateway: Gateway) -> None:
+    reply = gateway.send("GET", "/v1/files?limit=000000005" + "9" * 5000)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "limit")
+
+
+def test_a_file_that_claims_to_have_text_is_not_opened_in_the_event_loop() -> None:
+    part = {"type": "file", "text": "", "file": {"file_data": "UmFpbi4="}}
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    assert parse(GatewayChat, json.dumps(body).encode()).request.has_files
 
 
 def test_hostile_requests_are_answered_or_refused(gateway: Gateway) -> None:

@@ -403,6 +403,8 @@ def test_a_bug_is_answered_without_its_traceback(
         status, content, _ = send(server, HELLO)
     assert (status, content["error"]["code"]) == (500, "internal_error")
     assert "private" not in json.dumps(content)
+    counted = urllib.request.urlopen(f"{server.url}/metrics").read().decode()
+    assert 'memagent_requests_total{path="/v1/chat/completions",status="500"} 1.0' in counted
     assert send(server, HELLO)[0] == 200
 
 

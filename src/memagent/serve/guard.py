@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from memagent.serve.errors import ApiError
+from memagent.serve.errors import INTERNAL, ApiError
 from memagent.serve.keys import KeyCheck, KeyHolder, checked_holder
 from memagent.serve.metrics import Metrics
 from memagent.serve.request_log import OnRequest, RequestRecord, client_of, path_of
@@ -134,6 +134,10 @@ class Guard:
                 raise
             is_cut = True
             await _cut_off(scope, receive, counted)
+        except Exception:  # a bug: the framework logs it
+            if not counted.is_started:
+                await INTERNAL.response()(scope, receive, counted)
+            raise
         finally:
             self._metrics.count_request(self._paths.counted(scope["path"]), counted.status)
             if self._on_request is not None:

@@ -156,6 +156,8 @@ class KeyStore:
             found = self._path.stat()
         except FileNotFoundError:
             return {}
+        except OSError as error:
+            raise ConfigError(f"cannot read {self._path}: {reason_of(error)}") from None
         state = (found.st_mtime_ns, found.st_size, found.st_ino)
         if self._read[0] != state:
             self._read = (state, {stored.sha256: stored for stored in _stored(self._path)})

@@ -24,7 +24,7 @@ from memagent.foreign import plain
 from memagent.runs import read_manifest
 from memagent.viewer.comparison import comparison
 from memagent.viewer.evaluations import PAGE_ITEMS, Items
-from memagent.viewer.library import Library, ListedRun, version_of
+from memagent.viewer.library import FileState, Library, ListedRun, version_of
 from memagent.viewer.readings import Reading
 from memagent.viewer.step_prompts import step_prompt
 from memagent.viewer.texts import Texts
@@ -44,9 +44,9 @@ class ViewerApi:
     def __init__(self, library: Library, texts: Texts | None = None) -> None:
         self._library = library
         self._texts = texts or Texts()
-        self._reading = lru_cache(OPEN_RUNS)(Reading)
-        self._items = lru_cache(OPEN_RUNS)(Items)
-        self._training = lru_cache(OPEN_RUNS)(Training)
+        self._reading = _opener(Reading)
+        self._items = _opener(Items)
+        self._training = _opener(Training)
 
     def runs(self) -> Json:
         """All runs, the newest first."""
@@ -179,6 +179,16 @@ class ViewerApi:
         if run.kind != kind:
             raise RunError(f"this is a run of kind {plain(run.kind)!r}, not {kind!r}")
         return run.path
+
+
+def _opener(kind: Callable[[Path], T]) -> Callable[[Path], T]:
+    """Opens runs of a kind once; again when another run has taken the place of one."""
+
+    @lru_cache(OPEN_RUNS)
+    def opened(path: Path, manifest: FileState) -> T:
+        return kind(path)
+
+    return lambda path: opened(path, version_of(path)[0])
 
 
 def _listed(listed: ListedRun) -> Json:

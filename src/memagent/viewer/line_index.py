@@ -10,6 +10,7 @@ A head is small: what a list shows of a line. An incomplete last line is left fo
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +48,7 @@ class LineIndex(Generic[H]):
                 return
             try:
                 with path.open("rb") as file:
-                    state = path.stat()
+                    state = os.fstat(file.fileno())
                     file_id = (state.st_dev, state.st_ino)
                     if file_id != self._file_id or state.st_size < self._end:
                         self._forget(file_id)
@@ -97,7 +98,7 @@ class LineIndex(Generic[H]):
     def _add(self, line: bytes) -> None:
         try:
             head = self._head_of(line)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, OverflowError):
             head = None
         self._ends.append(self._end + len(line))
         self.heads.append(head)

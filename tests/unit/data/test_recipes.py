@@ -152,6 +152,8 @@ def test_an_override_leaves_the_values_it_was_applied_to() -> None:
     ("change", "message"),
     [
         ("seed", r"'seed' changes no setting; write it as name=value"),
+        ("datasets.\u00b2.num=1", r"there is no entry \u00b2 among 2, counted from 0"),
+        ("a." * 5000 + "b=1", r"is no setting; none is inside more than 20"),
         ("datasets.2.num=1", r"datasets.2.num: there is no entry 2 among 2, counted from 0"),
         ("seed.x=1", r"seed.x: there is nothing inside that x could name"),
         ("sede=1", r"unknown setting sede; did you mean seed\?"),

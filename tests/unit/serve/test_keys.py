@@ -29,6 +29,14 @@ def test_the_file_has_no_key_and_is_private(store: KeyStore, tmp_path: Path) -> 
     assert file.stat().st_mode & 0o077 == 0
 
 
+def test_a_file_of_keys_that_cannot_be_looked_at_is_the_servers_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = KeyStore(tmp_path / "file" / "keys.json")
+    with pytest.raises(ApiError) as caught:
+        checked_holder(store, Headers({"authorization": "Bearer mem-1"}))
+    assert caught.value.status == 503
+
+
 def test_a_key_gives_its_holder_and_limits(store: KeyStore) -> None:
     key = store.add("anna", KeyLimits(max_cost=2.5))
     store.add("bert")

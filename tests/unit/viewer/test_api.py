@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,17 @@ def only(api: ViewerApi) -> str:
     [run] = api.runs()["runs"]
     found: str = run["id"]
     return found
+
+
+def test_a_run_that_took_the_place_of_another_is_shown(tmp_path: Path) -> None:
+    path = make_reading(tmp_path / "reading", num_sections=3)
+    api = api_of(path)
+    api.run(only(api))
+    shutil.rmtree(path)
+    make_reading(path, questions=("Who built the mill?",), num_sections=5)
+    [question] = api.run(only(api))["questions"]
+    assert question["question"] == "Who built the mill?"
+    assert question["totals"]["sections"] == 5
 
 
 # --- the list -------------------------------------------------------------------------------------

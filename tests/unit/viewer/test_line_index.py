@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,36 @@ def number_of(line: bytes) -> int:
 def append(path: Path, *numbers: int) -> None:
     with LineFile(path, checksums=True) as lines:
         lines.append(*(json.dumps({"number": number}).encode() for number in numbers))
+
+
+def test_a_number_too_large_to_compute_with_is_a_damaged_line(tmp_path: Path) -> None:
+    def head(line: bytes) -> bool:
+        return math.isfinite(number_of(line))
+
+    append(tmp_path / "lines", 1, 10**400, 2)
+    index = LineIndex(tmp_path, "lines", head)
+    index.refresh()
+    assert index.heads == [True, None, True]
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path / "lines", 1, 2)
+    append(tmp_path / "others", 7, 8, 9)
+    index = LineIndex(tmp_path, "lines", number_of)
+    opened = Path.open
+
+    def open_and_replace(path: Path, *options: Any) -> Any:
+        file = opened(path, *options)
+        (tmp_path / "others").replace(tmp_path / "lines")
+        return file
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", open_and_replace)
+        index.refresh()
+    index.refresh()
+    assert index.heads == [7, 8, 9]
 
 
 def test_only_what_was_appended_is_read_again(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -147,6 +148,7 @@ class Answering:
         """By the settings of the reader."""
         self._limits: dict[str, Limits] = {}
         """What each holder has used and may use, by id."""
+        self._opening_limits = asyncio.Lock()
 
     async def prepare(
         self, request: GatewayRequest, holder: KeyHolder, open_file: OpenFile
@@ -251,13 +253,18 @@ class Answering:
         max_cost = holder.limits.max_cost
         found = self._limits.get(holder.id)
         if found is None or found.max_cost != max_cost:
-            found = Limits(max_cost=max_cost, prices=self._prices)
-            if self._prices is not None:
-                found.cost = (
-                    await in_thread(self._state.counting, self._state.used, holder.id)
-                ).cost
-            self._limits[holder.id] = found
+            async with self._opening_limits:  # requests that arrive together share them, too
+                found = self._limits.get(holder.id)
+                if found is None or found.max_cost != max_cost:
+                    found = self._limits[holder.id] = await self._new_limits(holder)
         return found
+
+    async def _new_limits(self, holder: KeyHolder) -> Limits:
+        limits = Limits(max_cost=holder.limits.max_cost, prices=self._prices)
+        if self._prices is not None:
+            used = await in_thread(self._state.counting, self._state.used, holder.id)
+            limits.cost = used.cost
+        return limits
 
     def gauges(self) -> list[Measure]:
         """How busy the gateway is."""
@@ -364,6 +371,7 @@ class ShortAnswer:
             prompt_tokens=self._prompt_tokens, completion_tokens=self._sampling.max_tokens
         )
         usage = Usage()
+        num_sampled = 0
         try:
             prompt_ids = engine.prompt_ids(self._messages)
             room = self._prompt_tokens + self._sampling.max_tokens - len(prompt_ids)
@@ -375,9 +383,13 @@ class ShortAnswer:
                     if isinstance(token, Completion):
                         usage = token.usage or usage
                         yield Finished(finish_reason=token.finish_reason or "stop", usage=usage)
-                    elif token.text:
+                        continue
+                    num_sampled += 1
+                    if token.text:
                         yield AnswerText(text=token.text)
         finally:
+            if num_sampled and not usage.calls:  # the client has left with what it got
+                usage = Usage(calls=1, prompt_tokens=len(prompt_ids), completion_tokens=num_sampled)
             self._limits.settle(reserved, usage)
             await self._account.add_soon(usage)
 

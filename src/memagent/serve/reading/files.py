@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import FileResponse, JSONResponse
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
@@ -88,9 +88,11 @@ class FileStore:
     async def content(self, request: Request, file_id: str) -> Response:
         """The bytes of a file, never as a page that a browser would show."""
         stored = await self._found(request, file_id)
-        data = await asyncio.to_thread(self._state.file_bytes, stored)
         headers = {"Content-Disposition": "attachment", "X-Content-Type-Options": "nosniff"}
-        return Response(data, media_type="application/octet-stream", headers=headers)
+        path = self._state.file_path(stored)
+        if not await asyncio.to_thread(path.is_file):
+            raise _no_file(file_id)
+        return FileResponse(path, media_type="application/octet-stream", headers=headers)
 
     async def remove(self, request: Request, file_id: str) -> Response:
         """Delete a file, and what is kept of it elsewhere."""
@@ -125,7 +127,7 @@ def _no_file(file_id: str) -> ApiError:
 def _limit(value: str | None) -> int:
     if value is None:
         return MAX_LISTED
-    if not (value.isascii() and value.isdigit() and 1 <= int(value[:9]) <= 10_000):
+    if not (value.isascii() and value.isdigit() and len(value) < 9 and 1 <= int(value) <= 10_000):
         raise ApiError(400, "limit must be from 1 to 10000", param="limit")
     return min(int(value), MAX_LISTED)
 

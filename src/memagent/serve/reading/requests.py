@@ -29,6 +29,10 @@ MODEL = "memagent"
 MAX_PARTS = 10_000
 """Parts of one message."""
 MAX_MESSAGES = 10_000
+MAX_MODEL = 1000
+"""Characters of a model's name, with settings in it."""
+TEXT_TYPES = ("text", "input_text", "output_text", "refusal")
+"""Types of parts that are text."""
 MAX_NAME = 200
 """Characters of a file's name."""
 
@@ -76,7 +80,7 @@ class ContentPart(WireModel):
 
     def piece(self, open_file: OpenFile) -> MessagePart:
         """The part with the text of its file."""
-        if self.type in ("text", "input_text", "output_text", "refusal"):
+        if self.type in TEXT_TYPES:
             return MessagePart(text=self.text or "")
         if self.type == "file" and self.file is not None:
             return self.file.part(open_file)
@@ -135,7 +139,7 @@ class GatewayRequest:
     def has_files(self) -> bool:
         """Whether a part of a message is anything but text."""
         return any(
-            part.text is None
+            part.type not in TEXT_TYPES
             for message in self.messages
             if isinstance(message.content, list)
             for part in message.content
@@ -266,7 +270,7 @@ def settings_in_name(model: str | None) -> dict[str, Any]:
     {'chunk_tokens': 2000, 'seed': 1}
     """
     name, _, changes = (model or MODEL).partition(":")
-    if name != MODEL:
+    if name != MODEL or len(changes) > MAX_MODEL:
         raise ApiError(
             404,
             f"the model {(model or '')[:100]!r} does not exist; this server has {MODEL!r}",

@@ -190,10 +190,14 @@ class GatewayState:
             (owner, *until, limit),
         )
 
+    def file_path(self, stored: StoredFile) -> Path:
+        """Where the contents of a file are."""
+        return self._files / stored.id
+
     def file_bytes(self, stored: StoredFile) -> bytes:
         """The contents of a file."""
         with _database_errors(self.folder):
-            return (self._files / stored.id).read_bytes()
+            return self.file_path(stored).read_bytes()
 
     def remove_file(self, owner: str, file_id: str) -> bool:
         """Delete a file; whether there was one."""
