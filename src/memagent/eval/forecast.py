@@ -144,7 +144,8 @@ class _Sizes:
             prompt_tokens=read + budget.answer_template + budget.question,
             max_memory_tokens=sections * rounds * budget.memory
             + (rounds - 1) * read
-            + merges * (budget.window - budget.merge_reply),
+            + merges * (budget.window - budget.merge_reply)
+            + budget.ledger,
             max_completion_tokens=sections * rounds * budget.read_reply
             + merges * budget.merge_reply
             + budget.answer_reply,

@@ -295,6 +295,17 @@ async def test_calls_and_tokens_of_a_forecast_are_those_of_the_run() -> None:
     assert high == pytest.approx((most + 2 * forecast.total.max_completion_tokens) / 1e6)
 
 
+async def test_quotes_that_an_answer_is_shown_are_in_the_highest_cost_of_a_forecast() -> None:
+    async def most(ledger_tokens: int) -> float:
+        reading = {"evidence": True, "quote_tokens": 64, "ledger_tokens": ledger_tokens}
+        suite = suite_of("reader", num=2, agent={**SIZES, **reading})
+        forecast = (await forecast_of(suite)).forecast
+        assert forecast is not None
+        return forecast.total.max_memory_tokens
+
+    assert await most(500) - await most(100) == 4 * 400
+
+
 async def test_a_dry_run_opens_every_source_and_names_what_is_missing(tmp_path: Path) -> None:
     suite = suite_of(length_tokenizer="bytes")
     absent = SuiteTasks.parse({"tasks": ["ruler/qa_1"], "tokens": [3000]})
