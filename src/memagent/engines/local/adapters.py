@@ -65,7 +65,8 @@ def adapted_layers(model: Any, *, setting: str) -> list[tuple[str, Any]]:
 
     found = [(name, one) for name, one in model.named_modules() if isinstance(one, LoraLayer)]
     for name, layer in found:
-        is_plain = isinstance(layer, Linear) and not any(layer.use_dora.values())
+        is_more = (*layer.lora_variant.values(), *layer.lora_bias.values())
+        is_plain = isinstance(layer, Linear) and not any(is_more)
         if not is_plain or getattr(layer, "fan_in_fan_out", False):
             raise ConfigError(
                 f"the adapter of {name} cannot be merged into its weights; set `{setting}=false`"

@@ -120,11 +120,12 @@ def test_only_an_adapter_in_this_process_gets_a_merged_copy(tmp_path: Path) -> N
     assert open_merged(RolloutSettings(merged=True), whole) is None
 
 
-def test_an_adapter_that_cannot_be_merged_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["use_dora", "lora_bias"])
+def test_an_adapter_that_cannot_be_merged_is_refused(more: str, tmp_path: Path) -> None:
     from peft import LoraConfig
 
-    loaded = load(str(make_tiny_model(tmp_path / "model", "llama")))
+    loaded = load(str(make_tiny_model(tmp_path / "model", "qwen2")))
     model: Any = loaded.model
-    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"], use_dora=True))
+    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"], **{more: True}))
     with pytest.raises(ConfigError, match=r"q_proj cannot be merged .* `rollout\.merged=false"):
         MergedCopy(loaded)
