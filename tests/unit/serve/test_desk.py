@@ -76,6 +76,12 @@ async def test_in_parallel_too_progress_names_sections_and_grows(
     assert more.num_calls < found.num_calls / 2
 
 
+@pytest.mark.parametrize("name", ["documents/book.txt", "./book.txt", "{folder}/book.txt"])
+async def test_a_file_is_named_with_its_folder_too(folder: Path, tmp_path: Path, name: str) -> None:
+    desk = desk_of(folder, runs=tmp_path / "runs")
+    assert "48213" in (await desk.ask(name.replace("{folder}", str(folder)), QUESTION)).answer
+
+
 async def test_a_text_is_read_as_it_comes(tmp_path: Path) -> None:
     desk = desk_of(runs=tmp_path / "runs")
     found = await desk.ask(f"{FILLER}\n{FACT}", QUESTION)
@@ -87,7 +93,9 @@ async def test_a_text_is_read_as_it_comes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
+        "secret.txt",
         "../secret.txt",
+        "documents/../secret.txt",
         "{outside}",
         "book.txt/../../secret.txt",
         "link.txt",

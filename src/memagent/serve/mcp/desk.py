@@ -169,11 +169,13 @@ class DocumentDesk:
         return await asyncio.to_thread(load, [path])
 
     def _allowed(self, name: str) -> Path:
-        """The file that a name means. Whether there is one elsewhere is not told."""
-        given = Path(name)
-        places = [given] if given.is_absolute() else [folder / given for folder in self._folders]
-        for place in places:
-            path = place.resolve()
+        """The file that a name means, with or without the name of its folder, as assistants write it.
+
+        Whether there is one elsewhere is not told.
+        """
+        parents = [folder.parent for folder in self._folders]
+        for place in (*self._folders, *parents):
+            path = (place / name).resolve()
             if any(path.is_relative_to(folder) for folder in self._folders) and path.exists():
                 return path
         folders = ", ".join(map(str, self._folders)) or "none"
