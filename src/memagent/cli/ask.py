@@ -169,7 +169,7 @@ class Ask:
             for question in request.questions:
                 reader.check(question)
             if self._options.dry_run:
-                with self._console.rich.status("counting"):
+                with self._console.busy("counting"):
                     plan = plan_reading(reader, request.questions, chunks)
                     rate = rates.recall(engine)
                     if rate is None and engine.runs_here:

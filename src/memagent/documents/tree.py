@@ -2,7 +2,8 @@
 
 Left out, as git and its users would: what `.gitignore` files rule out, at every level and from the
 root of the repository down; version control, caches and virtual environments; hidden files and
-folders (they hold settings and secrets, so only a few that describe a project are kept).
+folders (they hold settings and secrets, so only a few that describe a project are kept); run directories,
+whose answers and memories are no part of the text, and which grow while it is read.
 Links are not followed. Inside the folder a file is found under its own name, and a link that leads out
 of it is reported: whoever made the folder must not choose which other files are read and sent away.
 
@@ -15,13 +16,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from memagent.documents.formats.raw import missing_library
 from memagent.errors import DocumentError
+from memagent.runs import JOURNAL, LOCK, MANIFEST
 
 if TYPE_CHECKING:
     from pathspec import Pattern
@@ -138,13 +140,16 @@ def _is_left_out(entry: os.DirEntry[str], rules: tuple[_Rules, ...]) -> bool:
     is_folder = entry.is_dir(follow_symlinks=False)
     if entry.name.startswith(".") and entry.name not in KEPT_HIDDEN:
         return True
-    if is_folder and (entry.name in SKIPPED_FOLDERS or _is_cache(entry.path)):
+    if is_folder and (entry.name in SKIPPED_FOLDERS or _has(entry.path, CACHE_MARKS)):
+        return True
+    if is_folder and _has(entry.path, (MANIFEST,)) and _has(entry.path, (LOCK, JOURNAL)):
         return True
     return _is_ignored(entry.path + "/" if is_folder else entry.path, rules)
 
 
-def _is_cache(folder: str) -> bool:
-    return any(os.path.exists(os.path.join(folder, mark)) for mark in CACHE_MARKS)
+def _has(folder: str, names: Iterable[str]) -> bool:
+    """Whether a folder has one of these files."""
+    return any(os.path.exists(os.path.join(folder, name)) for name in names)
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:

@@ -260,3 +260,17 @@ def test_a_folder_without_text_is_refused_and_says_what_it_met(folder: Path) -> 
     fill(folder, {"a.bin": b"\0\0", "empty.txt": ""})
     with pytest.raises(DocumentError, match=r"\(1 skipped, the first: tree/a.bin is binary"):
         load(["tree"])
+
+
+def test_run_directories_in_a_folder_are_no_text(folder: Path) -> None:
+    fill(folder, {"a.txt": "fine", "run.json": "{}", "mine/run.json": "{}", "mine/b.txt": "kept"})
+    fill(
+        folder, {f"runs/one/{name}": "{}" for name in ("run.json", "steps.jsonl", "carried.jsonl")}
+    )
+    fill(folder, {"runs/begun/run.json": "{}", "runs/begun/.lock": ""})
+    loaded = load_with_report(["tree"])
+    assert [part.source for part in loaded.document.parts] == [
+        *("tree/a.txt", "tree/run.json", "tree/mine/b.txt", "tree/mine/run.json")
+    ]
+    assert loaded.skipped == ()
+    assert "{}" in load(["tree/runs/one"]).text, "it was named"

@@ -19,7 +19,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -82,6 +82,10 @@ class CommandConsole:
             yield
         finally:
             timer.cancel()
+
+    def busy(self, text: str) -> AbstractContextManager[object]:
+        """Show what is being done: moving on a terminal, elsewhere as a line if it takes long."""
+        return self.rich.status(text) if self.rich.is_terminal else self.notice(text)
 
     def print(self, text: str, *, style: str | None = None) -> None:
         """A line as it is, with --quiet too."""
