@@ -159,8 +159,8 @@ class RolloutSettings(Settings):
     concurrency: int = Field(default=1024, ge=1)
     """Maximum number of rollouts in progress at once."""
     seconds: float | None = Field(default=None, gt=0)
-    """Timeout of one rollout, its reward included; a rollout over it counts as failed. No timeout when not
-    given."""
+    """Timeout of the agent of one rollout, and of its reward; a rollout over either counts as failed. No timeout
+    when not given."""
     max_unwanted: int | None = Field(default=None, ge=0)
     """With objective.dynamic_sampling, the maximum number of groups without signal that are replaced in a
     step; three times prompts when not given."""
