@@ -52,6 +52,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="api_server.py")
     for name in ("--model", "--served-model-name", "--host", "--logprobs-mode", "--hf-overrides"):
         parser.add_argument(name)
+    parser.add_argument("--generation-config")
     for name in ("--port", "--tensor-parallel-size", "--max-model-len"):
         parser.add_argument(name, type=int)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")

@@ -98,10 +98,15 @@ class DirectTransfer:
             for member, actor in enumerate(replicas.values(), start=1)
         ]
         routes = [self._sender(push, rank, replicas) for rank in range(len(self._ranks.actors))]
+        is_sent = False
         received: Sequence[Received | BaseException] = ()
         try:
             reason = await self._ranks.send(routes, self._buckets)
+            is_sent = reason is None
         finally:
+            if not is_sent:
+                for actor in replicas.values():
+                    actor.abandon.remote()
             received = await asyncio.gather(*receiving, return_exceptions=True)
         self._count(is_complete=reason is None and all(map(_is_taken, received)))
         return TransferResult(reason, received)

@@ -113,6 +113,10 @@ class TrainedReplica(EngineReplica):
         """The rank beside this replica has filled a buffer of a push; None, or why it was not copied."""
         return await self._receiver.deliver(push, handle, seconds)
 
+    async def abandon(self) -> None:
+        """The ranks send nothing more of this push."""
+        self._receiver.abandon()
+
     async def share(self) -> list[Any] | None:
         """References to the weights of this replica, for another one; None if it cannot read them."""
         return await asyncio.to_thread(self._opened.share)

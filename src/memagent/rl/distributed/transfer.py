@@ -216,12 +216,21 @@ class WeightReceiver:
             return str(error)
         return None
 
+    def abandon(self) -> None:
+        """Expect nothing more of the push in progress: `received` fails now, not after its seconds."""
+        self._membership.leave()
+        for mailbox in list(self._mailboxes.values()):
+            mailbox.close()
+
 
 class _Mailbox:
-    """Buffers of one push that are to be copied."""
+    """Buffers of one push that are to be copied; None: no more will come."""
 
     def __init__(self) -> None:
-        self._delivered: queue.Queue[tuple[BufferHandle, Future[None]]] = queue.Queue()
+        self._delivered: queue.Queue[tuple[BufferHandle, Future[None]] | None] = queue.Queue()
+
+    def close(self) -> None:
+        self._delivered.put(None)
 
     async def deliver(self, handle: BufferHandle) -> None:
         copied: Future[None] = Future()
@@ -232,9 +241,12 @@ class _Mailbox:
         flat: torch.Tensor | None = None
         for bucket in buckets:
             try:
-                handle, copied = self._delivered.get(timeout=seconds)
+                delivered = self._delivered.get(timeout=seconds)
             except queue.Empty:
                 raise RuntimeError(f"no bucket of weights came within {seconds:g} s") from None
+            if delivered is None:
+                raise RuntimeError("the ranks have stopped sending weights")
+            handle, copied = delivered
             try:
                 flat = opened(handle) if flat is None else flat  # one buffer for all buckets
                 yield Filled(bucket, flat[: bucket.num_bytes])

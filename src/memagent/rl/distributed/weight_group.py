@@ -13,12 +13,15 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from time import monotonic, sleep
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+POLL_SECONDS = 0.001
+LEFT = "the group for weights was left"
 BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 """With it an operation that takes too long raises an error. Without, it ends the process."""
 
@@ -63,13 +66,24 @@ class WeightGroup:
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Send the bytes of the first member to all others. Raises RuntimeError where one is gone."""
-        self._group.broadcast(flat, 0, self._limit).wait(self._limit)
+        group, end = self._group, monotonic() + self.spec.seconds
+        if group is None:
+            raise RuntimeError(LEFT)
+        sending = group.broadcast(flat, 0, self._limit)
+        while not sending.is_completed():
+            if self._group is None:  # another thread has left it, which does not wake this one
+                raise RuntimeError(LEFT)
+            if monotonic() > end:
+                raise RuntimeError(f"a broadcast of weights took over {self.spec.seconds:g} s")
+            sleep(POLL_SECONDS)
+        sending.wait()  # raises its error
 
     def close(self) -> None:
-        """Leave the group; what the others wait for fails."""
-        with suppress(RuntimeError):
-            self._group.abort()
-        self._group = None
+        """Leave the group; what waits for it fails, here and elsewhere."""
+        group, self._group = self._group, None
+        if group is not None:
+            with suppress(RuntimeError):
+                group.abort()
 
 
 def _gloo(store: PrefixStore, rank: int, size: int, limit: timedelta) -> Any:

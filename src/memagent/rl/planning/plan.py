@@ -323,10 +323,12 @@ class Planner:
     def _publish_seconds(self, layout: Layout) -> float:
         if layout.is_single:
             return 0.1 if self.has_copy else 0.0
+        cluster = self.config.cluster
         return publish_seconds(
             self.shape,
             self.gpu,
             is_colocated=layout.is_colocated,
+            is_direct=cluster is None or cluster.weight_transfer != "object_store",
             num_trained=self.num_trained,
             rates=self.rates,
         )

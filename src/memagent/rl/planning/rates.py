@@ -46,6 +46,9 @@ class Rates:
     """Bytes a second and node that a checkpoint is written at. Assumed."""
     pause_seconds: float = 0.5
     """Stopping an engine for new weights and starting it again, besides the transfer. Assumed."""
+    store_bandwidth: float = 2e9
+    """Bytes a second from a trainer through the object store to engines, on two CPU cores
+    (`benchmarks/weight_transfer.py`)."""
 
     def peak_share(self, width: int) -> float:
         """Share of peak arithmetic in products of a width."""

@@ -166,12 +166,24 @@ class EngineTimes:
 
 
 def publish_seconds(
-    shape: ModelShape, gpu: Accelerator, *, is_colocated: bool, num_trained: float, rates: Rates
+    shape: ModelShape,
+    gpu: Accelerator,
+    *,
+    is_colocated: bool,
+    is_direct: bool = True,
+    num_trained: float,
+    rates: Rates,
 ) -> float:
-    """New weights from the trainer to the engines; an engine in the trainer's own process needs none."""
+    """New weights from the trainer to the engines; an engine in the trainer's own process needs none.
+
+    Not `is_direct`: through the object store, bucket after bucket by one process.
+    """
     link = gpu.link if is_colocated else gpu.network
+    bandwidth = link * rates.link_share
+    if not is_direct:
+        bandwidth = min(bandwidth, rates.store_bandwidth)
     num_bytes = min(BF16 * num_trained, shape.weight_bytes)
-    return rates.pause_seconds + num_bytes / (link * rates.link_share)
+    return rates.pause_seconds + num_bytes / bandwidth
 
 
 def num_scored(config: TrainConfig) -> int:

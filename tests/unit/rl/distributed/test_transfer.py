@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from memagent.rl.distributed.buckets import specs_of, split, tensors
 from memagent.rl.distributed.direct import transfer_of
 from memagent.rl.distributed.shared_buffers import SharedBuffer
 from memagent.rl.distributed.transfer import BroadcastRoute, IpcRoute, WeightReceiver, WeightSender
-from memagent.rl.distributed.weight_group import GroupSpec
+from memagent.rl.distributed.weight_group import GroupSpec, WeightGroup
 from memagent.rl.settings import parse_config
+from tests.support.replica_models import embedded, expected, greedy, named
+from tests.support.tiny_models import make_tiny_model
 
 WEIGHTS = [(f"layer.{number}", torch.full((10, 10), float(number))) for number in range(6)]
 BUCKETS = split(specs_of(WEIGHTS), bucket_bytes=900)
@@ -154,6 +157,50 @@ def test_a_rank_that_does_not_come_is_an_error_in_time() -> None:
     arriving = WeightReceiver().received(IpcRoute(push="push", seconds=0.2), BUCKETS, "cpu")
     with pytest.raises(RuntimeError, match=r"no bucket of weights came within 0.2 s"):
         next(arriving)
+
+
+@pytest.mark.parametrize("way", ["broadcast", "ipc"])
+def test_a_replica_that_is_told_to_expect_nothing_more_does_not_wait(way: str) -> None:
+    sender, receiver = WeightSender(), WeightReceiver()
+    spec = group(sender, size=2)
+    route: Any = IpcRoute(push="push", seconds=SECONDS)
+    with ThreadPoolExecutor() as threads:
+        if way == "broadcast":
+            route = BroadcastRoute(group=spec, member=1)
+            first = threads.submit(WeightGroup, spec, 0, sender._store)
+        taking = threads.submit(take, receiver, route)
+        if way == "broadcast":
+            first.result(timeout=60)
+        time.sleep(0.5)
+        started = time.monotonic()
+        receiver.abandon()
+        assert isinstance(taking.exception(timeout=60), RuntimeError)
+    assert time.monotonic() - started < SECONDS / 2
+
+
+async def test_a_model_that_got_only_some_weights_samples_nothing_until_it_has_all(
+    tmp_path: Path,
+) -> None:
+    models = [make_tiny_model(tmp_path / str(seed), "qwen2", seed=seed) for seed in (0, 1)]
+    replica = embedded(models[0])()
+    weights = named(models[1])
+
+    def ending() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from weights[:3]
+        raise RuntimeError("the rank has ended")
+
+    try:
+        with pytest.raises(RuntimeError, match="the rank has ended"):
+            replica.take(ending(), 5)
+        asked = asyncio.ensure_future(greedy(replica.engine))
+        await asyncio.sleep(0.3)
+        assert not asked.done()
+        replica.take(weights, 5)
+        reply = await asked
+        assert reply.completion_ids == (await expected(models[1])).completion_ids
+        assert (reply.policy_version, reply.token_versions) == (5, None)
+    finally:
+        await replica.aclose()
 
 
 VLLM = {"engine": "vllm:MODEL"}

@@ -275,6 +275,16 @@ def test_a_layout_that_training_refuses_is_not_planned(changes: list[str], messa
         read_config("paper_7b", changes=["cluster.engine_replicas=16", *changes])
 
 
+def test_weights_take_longer_through_the_object_store() -> None:
+    direct = planner_of("paper_7b")
+    stored = planner_of("paper_7b", "cluster.weight_transfer=object_store")
+    layout = layout_of(direct.config)
+    publish = [one.plan_layout(layout).publish_seconds for one in (direct, stored)]
+    num_bytes = 2 * SHAPES["qwen2.5-7b"].num_parameters
+    assert publish[1] == pytest.approx(MEASURED.pause_seconds + num_bytes / 2e9, rel=0.02)
+    assert publish[0] < publish[1] / 2
+
+
 def test_candidates_use_no_more_gpus_than_there_are() -> None:
     layouts = candidate_layouts(colocated(24))
     assert all(layout.num_gpus <= 24 for layout in layouts)
