@@ -20,7 +20,7 @@ OF_OTHER_PROGRAMS: dict[str, tuple[str, ...]] = {
     "engines/vllm/servers.py": (
         *("--model", "--served-model-name", "--host", "--port", "--api-key", "--logprobs-mode"),
         *("--tensor-parallel-size", "--data-parallel-size", "--enable-prompt-tokens-details"),
-        *("--hf-overrides", "--query-gpu", "--format"),
+        *("--hf-overrides", "--query-gpu", "--format", "--middleware"),
     ),
     "engines/wheels.py": (
         *("--no-deps", "--no-cache-dir", "--quiet", "--disable-pip-version-check"),

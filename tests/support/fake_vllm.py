@@ -52,7 +52,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="api_server.py")
     for name in ("--model", "--served-model-name", "--host", "--logprobs-mode", "--hf-overrides"):
         parser.add_argument(name)
-    parser.add_argument("--generation-config")
+    for name in ("--generation-config", "--middleware"):
+        parser.add_argument(name)
     for name in ("--port", "--tensor-parallel-size", "--max-model-len"):
         parser.add_argument(name, type=int)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
@@ -112,6 +113,8 @@ class Weights:
         if not len(names) == len(dtype_names) == len(shapes) == len(tensor_sizes):
             return "`shapes` should be of the same size as `names`"
         handles = pickle.loads(base64.b64decode(ipc_handles_pickled))
+        if "GPU-0" not in handles:
+            return "IPC handle not found for GPU UUID GPU-0"
         assert self.coming is not None
         self.coming.append(*handles["GPU-0"])
         return None

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from memagent.engines.base import open_engine
@@ -114,3 +115,11 @@ async def test_a_server_starts_an_update_and_refuses_memory_that_it_cannot_open(
         with pytest.raises(EngineError, match=r"^vLLM refuses /update_weights \(HTTP 5"):
             await engine.update_weights(updates(), 1)
         assert asked == [True], "pause, init and start were accepted"
+        root = engine.servers[0].base_url.removesuffix("/v1")
+        async with httpx.AsyncClient(trust_env=False) as stranger:
+            statuses = [
+                (await stranger.post(f"{root}/{route}")).status_code
+                for route in ("pause", "update_weights", "collective_rpc", "v1/completions")
+            ]
+            assert statuses == [401] * 4
+            assert (await stranger.get(f"{root}/health")).status_code == 200

@@ -23,7 +23,13 @@ from memagent.engines.balance import BalancedEngine, prefix_keys
 from memagent.engines.openai import EndpointEngine
 from memagent.engines.retry import Failure, RetryListener
 from memagent.engines.vllm.continuing import can_continue, continue_reply, is_cut_short, joined
-from memagent.engines.vllm.servers import VllmServer, end_servers, plan_launches, start_servers
+from memagent.engines.vllm.servers import (
+    CONTROL_VARIABLE,
+    VllmServer,
+    end_servers,
+    plan_launches,
+    start_servers,
+)
 from memagent.errors import ConfigError, EngineError
 from memagent.types import Completion, Message, Sampling
 
@@ -31,12 +37,10 @@ CONCURRENCY_PER_SERVER = 64
 NOT_OURS = ("model", "base_url", "api_key", "api_version")
 """Settings of an endpoint that is started elsewhere."""
 EXACT_TOKENS = {"return_token_ids": True, "logprobs": True}
-CONTROL_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
-"""Variables of a server whose weights change: its routes for that are not there without them. They ask for no
-key, so every user of the machine can use them."""
+CONTROL_VARIABLES = {CONTROL_VARIABLE: "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+"""Variables of a server whose weights change: its routes for that are not there without them."""
 HANDLE_VARIABLES = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
-"""Variables of a server that gets handles of GPU memory: they are pickled. Who reaches its routes for weights can
-then run code in it."""
+"""Variables of a server that gets handles of GPU memory, which are pickled: who has its key can run code in it."""
 SETTLE_SECONDS = 1.0
 """After vLLM has ended the replies in progress, how long they may take to arrive."""
 

@@ -14,6 +14,7 @@ import asyncio
 import atexit
 import http.client
 import json
+import os
 import re
 import secrets
 import shlex
@@ -39,6 +40,10 @@ from memagent.errors import ConfigError, EngineError
 
 HOST = "127.0.0.1"
 WATCHDOG = Path(__file__).with_name("watchdog.py")
+INSIDE = Path(__file__).with_name("inside")
+ROUTE_GUARD = "memagent_route_guard.RouteGuard"
+CONTROL_VARIABLE = "VLLM_SERVER_DEV_MODE"
+"""With it a server has routes that change its weights. vLLM asks for no key there; the guard does."""
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 POLL_SECONDS = 0.2
 HEALTH_SECONDS = 5.0
@@ -88,6 +93,11 @@ def plan_launches(
         data_parallel_size=config.data_parallel_size,
     )
     arguments = server_arguments(model, config)
+    environment = dict(environment)
+    if environment.get(CONTROL_VARIABLE) == "1":
+        arguments += ["--middleware", ROUTE_GUARD]
+        paths = (str(INSIDE), environment.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     folder = _log_folder(config.vllm_log_dir)
     api_key = secrets.token_urlsafe(24)
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"

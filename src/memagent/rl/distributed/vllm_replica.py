@@ -19,6 +19,7 @@ import pickle
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -119,8 +120,11 @@ class _Vllm:
 
     async def receive(self, buckets: Iterator[Filled], policy_version: int) -> None:
         """Hand buckets on to the server. One that got only some of them is ended: it cannot start again."""
+        first = await asyncio.to_thread(next, buckets, None)  # until then it goes on as it was
+        if first is None:
+            return
         try:
-            updates = updates_of(buckets)
+            updates = updates_of(chain([first], buckets))
             await self._while_alive(self.engine.update_weights(updates, policy_version))
         except BaseException:
             await asyncio.to_thread(end_servers, self.engine.servers)

@@ -10,6 +10,7 @@ member is gone, the others get an error within `seconds`, and the group is of no
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +25,8 @@ POLL_SECONDS = 0.001
 LEFT = "the group for weights was left"
 BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 """With it an operation that takes too long raises an error. Without, it ends the process."""
+
+_place_in_source = re.compile(r"^\[[^]]*\] *")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,11 @@ class WeightGroup:
             if monotonic() > end:
                 raise RuntimeError(f"a broadcast of weights took over {self.spec.seconds:g} s")
             sleep(POLL_SECONDS)
-        sending.wait()  # raises its error
+        try:
+            sending.wait()
+        except RuntimeError as error:
+            reason = _place_in_source.sub("", str(error))
+            raise RuntimeError(f"a member of the group for weights is gone: {reason}") from None
 
     def close(self) -> None:
         """Leave the group; what waits for it fails, here and elsewhere."""

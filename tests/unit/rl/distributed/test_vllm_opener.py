@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from memagent.engines.vllm.engine import CONTROL_VARIABLES, HANDLE_VARIABLES
-from memagent.errors import ConfigError
-from memagent.rl.distributed.buckets import Filled
+from memagent.errors import ConfigError, EngineError
+from memagent.rl.distributed.buckets import Bucket, Filled, TensorSpec
 from memagent.rl.distributed.vllm_replica import VllmReplica, peft_name
 from tests.support import fake_vllm
 
@@ -39,17 +40,23 @@ async def test_a_server_that_got_only_some_of_the_weights_is_ended(
     }
     replica = VllmReplica(model="some/model", takes_buckets=True, engine_settings=settings)()
     (note,) = tmp_path.glob("*.json")
-    assert "--weight-transfer-config.backend" in json.loads(note.read_text())["argv"]
+    arguments = json.loads(note.read_text())["argv"]
+    assert "--weight-transfer-config.backend" in arguments
+    assert "memagent_route_guard.RouteGuard" in arguments
 
     def ending() -> Iterator[Filled]:
         raise RuntimeError("the rank has ended")
         yield
 
+    bucket = Bucket((TensorSpec("norm", "float32", (4,)),))
+    filled = Filled(bucket, torch.zeros(bucket.num_bytes, dtype=torch.uint8))
     try:
-        assert replica.is_alive
         assert replica.share() is None
         with pytest.raises(RuntimeError, match="the rank has ended"):
             await replica.receive(ending(), 5)
+        assert replica.is_alive, "it got nothing"
+        with pytest.raises(EngineError, match="IPC handle not found for GPU"):
+            await replica.receive(iter([filled]), 5)
         assert not replica.is_alive
     finally:
         await replica.aclose()
