@@ -93,9 +93,11 @@ class DirectTransfer:
         await self._meet([self._ranks.actors[0], *replicas.values()])
         self._num_sent = self._ranks.num_changes
         push = secrets.token_hex(8)
+        actors = list(replicas.values())
+        to = [self._receiver(push, member) for member in range(1, len(actors) + 1)]
         receiving = [
-            actor.receive.remote(self._receiver(push, member), self._buckets, policy_version)
-            for member, actor in enumerate(replicas.values(), start=1)
+            actor.receive.remote(route, self._buckets, policy_version)
+            for actor, route in zip(actors, to, strict=True)
         ]
         routes = [self._sender(push, rank, replicas) for rank in range(len(self._ranks.actors))]
         is_sent = False
@@ -105,8 +107,8 @@ class DirectTransfer:
             is_sent = reason is None
         finally:
             if not is_sent:
-                for actor in replicas.values():
-                    actor.abandon.remote()
+                for actor in actors:
+                    actor.abandon.remote(to[0].key)
             received = await asyncio.gather(*receiving, return_exceptions=True)
         self._count(is_complete=reason is None and all(map(_is_taken, received)))
         return TransferResult(reason, received)

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -113,9 +114,9 @@ class TrainedReplica(EngineReplica):
         """The rank beside this replica has filled a buffer of a push; None, or why it was not copied."""
         return await self._receiver.deliver(push, handle, seconds)
 
-    async def abandon(self) -> None:
-        """The ranks send nothing more of this push."""
-        self._receiver.abandon()
+    async def abandon(self, key: str) -> None:
+        """The ranks send nothing more of a push; `key` is that of its route."""
+        self._receiver.abandon(key)
 
     async def share(self) -> list[Any] | None:
         """References to the weights of this replica, for another one; None if it cannot read them."""
@@ -200,11 +201,15 @@ class EmbeddedModel:
     def take(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         """Copy weights by name. After an error nothing is sampled until all weights were taken."""
         parameters = dict(self._trained.parameters)
+        coming = iter(weights)
+        first = next(coming, None)  # until it is there, nothing has changed
+        if first is None:
+            return
         if not self._is_partial:
             self._holding.enter_context(self.engine.hold())
         self._is_partial = True
         with self.engine.changing_weights(policy_version), torch.no_grad():
-            for name, value in weights:
+            for name, value in chain([first], coming):
                 parameters[name].copy_(value)
             if self._merged is not None:
                 self._merged.refresh()

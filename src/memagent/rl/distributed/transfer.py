@@ -31,6 +31,7 @@ from memagent.rl.distributed.weight_group import GroupSpec, WeightGroup, open_st
 
 GRACE_SECONDS = 5.0
 """For the answer of a replica, beyond the time that it has itself."""
+STOPPED = "the ranks have stopped sending weights"
 NamedWeights = Iterable[tuple[str, torch.Tensor]]
 
 
@@ -40,6 +41,11 @@ class BroadcastRoute:
 
     group: GroupSpec
     member: int
+
+    @property
+    def key(self) -> str:
+        """By which a push is abandoned; its group is of no use then."""
+        return self.group.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,11 @@ class IpcRoute:
     """How long a replica may take to copy a bucket."""
     replica: Any = None
     """The actor that the rank delivers to."""
+
+    @property
+    def key(self) -> str:
+        """By which a push is abandoned."""
+        return self.push
 
 
 Route = BroadcastRoute | IpcRoute
@@ -181,11 +192,14 @@ class WeightReceiver:
     def __init__(self) -> None:
         self._membership = _Membership()
         self._mailboxes: dict[str, _Mailbox] = {}
+        self._abandoned = ""
 
     def received(
         self, route: Route, buckets: Sequence[Bucket], device: torch.device | str
     ) -> Generator[Filled]:
         """The buckets as they arrive; each is valid until the next one is asked for."""
+        if route.key == self._abandoned:
+            raise RuntimeError(STOPPED)
         if isinstance(route, IpcRoute):
             mailbox = self._mailboxes.setdefault(route.push, _Mailbox())
             try:
@@ -216,8 +230,9 @@ class WeightReceiver:
             return str(error)
         return None
 
-    def abandon(self) -> None:
-        """Expect nothing more of the push in progress: `received` fails now, not after its seconds."""
+    def abandon(self, key: str) -> None:
+        """Expect nothing more of a push: `received` fails now, not after its seconds."""
+        self._abandoned = key
         self._membership.leave()
         for mailbox in list(self._mailboxes.values()):
             mailbox.close()
@@ -245,7 +260,7 @@ class _Mailbox:
             except queue.Empty:
                 raise RuntimeError(f"no bucket of weights came within {seconds:g} s") from None
             if delivered is None:
-                raise RuntimeError("the ranks have stopped sending weights")
+                raise RuntimeError(STOPPED)
             handle, copied = delivered
             try:
                 flat = opened(handle) if flat is None else flat  # one buffer for all buckets

@@ -175,8 +175,10 @@ def test_a_replica_that_is_told_to_expect_nothing_more_does_not_wait(way: str) -
             first.result(timeout=60)
         time.sleep(0.5)
         started = time.monotonic()
-        receiver.abandon()
+        receiver.abandon(route.key)
         assert isinstance(taking.exception(timeout=60), RuntimeError)
+        with pytest.raises(RuntimeError, match="stopped sending"):
+            take(receiver, route)
     assert time.monotonic() - started < SECONDS / 2
 
 
