@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 
 from memagent.cluster import Cluster
-from memagent.rl.distributed.buckets import Filled
+from memagent.rl.backend import RanksLost
+from memagent.rl.distributed.buckets import Bucket, Filled
 from memagent.rl.distributed.direct import DirectTransfer, DirectWay
 from memagent.rl.distributed.replica import EmbeddedModel, EmbeddedReplica, OpenReplica
 from memagent.rl.distributed.replicas import ReplicaEngine, ReplicaSync, open_replicas
+from memagent.rl.distributed.transfer import Route
 from memagent.rl.trainer import Trainer
 from memagent.tracking import read_metrics
 from tests.support.cluster_runs import assert_same_training, train
@@ -160,6 +163,42 @@ async def test_without_another_replica_the_ranks_ship_again_or_the_next_push_is_
         assert reply.policy_version == 5
         assert reply.completion_ids == (await expected(models[0])).completion_ids
         await assert_all_sample(engine, models[0], 5)
+
+
+class LostRanks(DriverRanks):
+    """Ranks that end before they have sent anything."""
+
+    is_lost = True
+
+    async def send(self, routes: Sequence[Route | None], buckets: Sequence[Bucket]) -> str | None:
+        if self.is_lost:
+            await asyncio.sleep(0.3)
+            raise RanksLost("one of 2 trainer ranks has ended")
+        return await super().send(routes, buckets)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_replicas_do_not_wait_for_ranks_that_are_lost_and_sample_on(
+    cluster: Cluster, models: tuple[Path, Path], way: DirectWay
+) -> None:
+    notes: list[str] = []
+    async with two_replicas(cluster, embedded(models[0]), notes) as engine:
+        ranks: Any = LostRanks(named(models[1]), num=2)
+        transfer = DirectTransfer(ranks, way, seconds=60, bucket_bytes=BUCKET_BYTES)
+        sync = ReplicaSync(engine, ranks.ship, transfer=transfer)
+        for is_first in (True, False):
+            ranks.is_lost = True
+            started = time.monotonic()
+            with pytest.raises(RanksLost):
+                await sync.push(2)
+            if not is_first:  # a group that is not there yet is waited for
+                assert time.monotonic() - started < 20
+            version = 0 if is_first else 1
+            await assert_all_sample(engine, models[version], version)
+            ranks.is_lost = False
+            await sync.push(1)
+            await assert_all_sample(engine, models[1], 1)
+        assert notes == []
 
 
 def kill_all(engine: ReplicaEngine) -> None:

@@ -107,6 +107,7 @@ class DirectTransfer:
             is_sent = reason is None
         finally:
             if not is_sent:
+                self._members = []
                 for actor in actors:
                     actor.abandon.remote(to[0].key)
             received = await asyncio.gather(*receiving, return_exceptions=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -65,6 +66,8 @@ class WeightGroup:
             store = TCPStore(host, int(port), is_master=False, timeout=self._limit)
         use_loopback(host)
         named = PrefixStore(spec.name, store)
+        self._sending: Any = None
+        """The operation in progress."""
         self._group: Any = (_nccl if spec.on_gpu else _gloo)(named, rank, spec.size, self._limit)
 
     def broadcast(self, flat: torch.Tensor) -> None:
@@ -72,7 +75,7 @@ class WeightGroup:
         group, end = self._group, monotonic() + self.spec.seconds
         if group is None:
             raise RuntimeError(LEFT)
-        sending = group.broadcast(flat, 0, self._limit)
+        sending = self._sending = group.broadcast(flat, 0, self._limit)
         while not sending.is_completed():
             if self._group is None:  # another thread has left it, which does not wake this one
                 raise RuntimeError(LEFT)
@@ -84,13 +87,21 @@ class WeightGroup:
         except RuntimeError as error:
             reason = _place_in_source.sub("", str(error))
             raise RuntimeError(f"a member of the group for weights is gone: {reason}") from None
+        finally:
+            self._sending = None
 
     def close(self) -> None:
         """Leave the group; what waits for it fails, here and elsewhere."""
         group, self._group = self._group, None
         if group is not None:
-            with suppress(RuntimeError):
-                group.abort()
+            threading.Thread(target=_abort, args=(group, self._sending), daemon=True).start()
+
+
+def _abort(group: Any, sending: Any) -> None:
+    """End a group. Whoever drops an operation in progress last waits for its end: this thread."""
+    for end in (group.abort, *(() if sending is None else (sending.wait,))):
+        with suppress(RuntimeError):
+            end()
 
 
 def _gloo(store: PrefixStore, rank: int, size: int, limit: timedelta) -> Any:
