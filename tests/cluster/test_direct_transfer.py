@@ -184,7 +184,7 @@ async def test_replicas_do_not_wait_for_ranks_that_are_lost_and_sample_on(
     notes: list[str] = []
     async with two_replicas(cluster, embedded(models[0]), notes) as engine:
         ranks: Any = LostRanks(named(models[1]), num=2)
-        transfer = DirectTransfer(ranks, way, seconds=60, bucket_bytes=BUCKET_BYTES)
+        transfer = DirectTransfer(ranks, way, seconds=20, bucket_bytes=BUCKET_BYTES)
         sync = ReplicaSync(engine, ranks.ship, transfer=transfer)
         for is_first in (True, False):
             ranks.is_lost = True
@@ -192,7 +192,7 @@ async def test_replicas_do_not_wait_for_ranks_that_are_lost_and_sample_on(
             with pytest.raises(RanksLost):
                 await sync.push(2)
             if not is_first:  # a group that is not there yet is waited for
-                assert time.monotonic() - started < 20
+                assert time.monotonic() - started < 15
             version = 0 if is_first else 1
             await assert_all_sample(engine, models[version], version)
             ranks.is_lost = False
