@@ -57,6 +57,7 @@ def set_own_folders(monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
 def folders_of_the_suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fixtures that outlive a test use no folder of the user either; at the end, nobody has used the home folder."""
     base = tmp_path_factory.getbasetemp()
+    (base / "home").mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as monkeypatch:
         set_own_folders(monkeypatch, base)
         yield

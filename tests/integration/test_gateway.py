@@ -405,10 +405,12 @@ def test_what_a_killed_server_left_of_files_is_deleted(tmp_path: Path) -> None:
     with GatewayState(tmp_path) as state:
         kept = state.add_file("anna", "a.txt", "user_data", b"x", max_bytes=10)
         assert kept is not None
-        for name in ("file-half", ".file-half.1.part"):
+        half = f"file-{'0' * 24}"
+        for name in (half, f".{half}.1-2.part", "mine.txt"):
             (tmp_path / "files" / name).write_bytes(b"secret")
     with GatewayState(tmp_path) as state:
-        assert [path.name for path in (tmp_path / "files").iterdir()] == [kept.id]
+        left = {path.name for path in (tmp_path / "files").iterdir()}
+        assert left == {kept.id, "mine.txt"}
 
 
 def test_the_bytes_of_a_file_are_sent_in_pieces(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ A process at a time holds the folder. Everything of a holder is found only toget
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import shutil
 import sqlite3
@@ -63,6 +64,7 @@ CREATE TABLE IF NOT EXISTS used (
     completion_tokens INTEGER NOT NULL, cost REAL NOT NULL
 );
 """
+_file_id = re.compile(r"file-[0-9a-f]{24}|\.file-[0-9a-f]{24}\..*\.part")
 DELETED = "file_id NOT IN (SELECT id FROM files)"
 
 
@@ -143,10 +145,13 @@ class GatewayState:
         )
 
     def _remove_unlisted(self) -> None:
-        """Delete what was left of files by a process that was killed while it added or deleted them."""
+        """Delete what was left of files by a process that was killed while it added or deleted them.
+
+        Nothing else that lies in the folder, which a user may have named by mistake.
+        """
         listed = {row[0] for row in self._database.execute("SELECT id FROM files")}
         for path in self._files.iterdir():
-            if path.name not in listed and not path.is_dir():
+            if _file_id.fullmatch(path.name) and path.name not in listed and path.is_file():
                 path.unlink(missing_ok=True)
 
     # --- files ---------------------------------------------------------------------------------
