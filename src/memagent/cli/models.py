@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,10 +11,8 @@ from memagent.cli.shared.messages import with_options
 from memagent.cli.shared.progress import PullProgress, size_text
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.engines import store
+from memagent.engines.local.kept.disk import TextFiles
 from memagent.errors import ConfigError
-
-if TYPE_CHECKING:
-    from memagent.engines.local.kept.disk import TextFiles
 
 HEADINGS = ("NAME", "SIZE", "WINDOW", "LICENCE", "WHERE")
 
@@ -99,7 +96,10 @@ def _row(name: str, here: store.InstalledModel | None) -> tuple[str, str, str, s
 @command.command("texts")
 def list_texts() -> None:
     """Show texts whose keys and values are kept on this machine (--keep-text of `memagent ask`)."""
-    for number, text in enumerate(_text_files().texts(), start=1):
+    texts = TextFiles(max_bytes=0).texts()
+    if not texts:
+        click.echo("no text is kept on this machine", err=True)
+    for number, text in enumerate(texts, start=1):
         used = f"{datetime.fromtimestamp(text.last_used):%Y-%m-%d %H:%M}"
         click.echo(
             f"{number}  {text.source}  {text.num_tokens:,} tokens  {size_text(text.num_bytes)}  "
@@ -112,7 +112,7 @@ def list_texts() -> None:
 @click.option("--all", "drop_all", is_flag=True, help="Drop all of them.")
 def drop_text(number: int | None, drop_all: bool) -> None:
     """Drop a kept text by its NUMBER in the list, or all."""
-    files = _text_files()
+    files = TextFiles(max_bytes=0)
     texts = files.texts()
     if not texts:
         raise ConfigError("no text is kept on this machine")
@@ -121,12 +121,6 @@ def drop_text(number: int | None, drop_all: bool) -> None:
     for text in texts if drop_all else [texts[(number or 1) - 1]]:
         files.drop(text)
         click.echo(f"dropped {text.source} ({size_text(text.num_bytes)})")
-
-
-def _text_files() -> TextFiles:
-    from memagent.engines.local.kept.disk import TextFiles  # it needs torch
-
-    return TextFiles(max_bytes=0)
 
 
 def _where(name: str, here: store.InstalledModel | None) -> str:

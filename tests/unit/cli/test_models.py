@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,18 @@ def test_sizes_are_given_as_people_read_them() -> None:
         "98 MB",
         "16,060 MB",
     ]
+
+
+def test_kept_texts_are_listed_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("torch", "safetensors"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("memagent.cli.models", "memagent.engines.local.kept.disk"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert run(["models", "texts"]) == 0
+    assert capsys.readouterr() == ("", "no text is kept on this machine\n")
 
 
 def test_kept_texts_are_listed_and_dropped(

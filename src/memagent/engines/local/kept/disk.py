@@ -4,7 +4,8 @@
     texts/TEXT-MODEL/SECTION.safetensors  token ids, keys and values of a prompt up to the section's end
 
 A file is named by the fingerprint of weights, adapter, owner and token ids, and holds them; what does not
-match them in full is not used. Texts of an owner are in folders of their own, TEXT-MODEL-OWNER. When the budget is reached, texts that were not used for longest are dropped.
+match them in full is not used. Texts of an owner are in folders of their own, TEXT-MODEL-OWNER. When the budget
+is reached, texts that were not used for longest are dropped. Listing and dropping texts needs no torch.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from platformdirs import user_cache_path
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from memagent.files import replacing, write_atomically
+
+if TYPE_CHECKING:
+    import torch
 
 ABOUT = "text.json"
 SPARE_BYTES = 2**30
@@ -87,6 +89,8 @@ class TextFiles:
 
     def load(self, text: KeptText, ids: Sequence[int]) -> torch.Tensor | None:
         """The keys and values of a prefix; None where they are not here. A damaged file is removed."""
+        from safetensors import SafetensorError, safe_open
+
         path = self._path(text, ids)
         try:
             with safe_open(path, framework="pt") as file:
@@ -106,6 +110,9 @@ class TextFiles:
 
     def save(self, text: KeptText, ids: Sequence[int], values: torch.Tensor) -> bool:
         """Put a prefix on disk, dropping other texts to make room; whether there was room."""
+        import torch
+        from safetensors.torch import save_file
+
         path = self._path(text, ids)
         if path.exists():
             return True
