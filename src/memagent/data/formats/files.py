@@ -212,7 +212,7 @@ def _read_parquet(path: Path) -> Iterator[Example]:
 
 @contextmanager
 def _parquet_writer(path: Path) -> Iterator[Callable[[Example], None]]:
-    with RowWriter(path, _schema(path)) as rows:
+    with RowWriter(path, _schema()) as rows:
 
         def write(example: Example) -> None:
             row = _plain(example)
@@ -226,8 +226,8 @@ def _parquet_writer(path: Path) -> Iterator[Callable[[Example], None]]:
         yield write
 
 
-def _schema(path: Path) -> pa.Schema:
-    pa, _ = arrow(path)
+def _schema() -> pa.Schema:
+    pa, _ = arrow()
     text, number = pa.string(), pa.int64()
     passage = pa.struct({"text": text, "title": text})
     evidence = pa.struct(

@@ -167,7 +167,7 @@ def _write_rows(path: Path, part: Path, rows: Iterator[dict[str, Any]]) -> int:
     num_written = 0
     with ExitStack() as stack:
         with disk_errors(path):
-            writer = stack.enter_context(RowWriter(part, _schema(path, sample)))
+            writer = stack.enter_context(RowWriter(part, _schema(sample)))
         for row in chain(sample, rows):
             with disk_errors(path):
                 writer.write(row, num_chars=len(row["context"]))
@@ -175,9 +175,9 @@ def _write_rows(path: Path, part: Path, rows: Iterator[dict[str, Any]]) -> int:
     return num_written
 
 
-def _schema(path: Path, sample: list[dict[str, Any]]) -> pa.Schema:
+def _schema(sample: list[dict[str, Any]]) -> pa.Schema:
     """The published columns as they are; further ones as the first rows have them."""
-    pa, _ = arrow(path)
+    pa, _ = arrow()
     text, number = pa.string(), pa.int64()
     published = {
         "data_source": text,

@@ -26,13 +26,15 @@ BATCH_BYTES = 1 << 23
 """About how much is unpacked at once when reading."""
 
 
-def arrow(path: Path) -> tuple[ModuleType, ModuleType]:
+def arrow() -> tuple[ModuleType, ModuleType]:
     """pyarrow and pyarrow.parquet; an error that names the extra where they are missing."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DataError(f'{path} needs the library pyarrow: pip install "memagent[data]"') from None
+        raise DataError(
+            'parquet files need the library pyarrow: pip install "memagent[data]"'
+        ) from None
     return pyarrow, pyarrow.parquet
 
 
@@ -60,7 +62,7 @@ class RowWriter:
     """Writes rows in groups of bounded size."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._arrow, parquet = arrow(path)
+        self._arrow, parquet = arrow()
         self._schema = schema
         self._writer = parquet.ParquetWriter(path, schema, compression="zstd")
         self._rows: list[dict[str, Any]] = []
@@ -100,7 +102,7 @@ class RowWriter:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    pyarrow, parquet = arrow(path)
+    pyarrow, parquet = arrow()
     try:
         with parquet.ParquetFile(path) as file:
             yield file

@@ -331,3 +331,13 @@ def test_documents_that_are_left_out_are_rebuilt_where_there_is_an_origin() -> N
         "origin": {"task": "t", "settings": {}, "index": 0},
     }
     assert from_json(json.dumps(line), "here").documents is None
+
+
+def test_parquet_without_its_library_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    expected = r'^parquet files need the library pyarrow: pip install "memagent\[data\]"$'
+    with pytest.raises(DataError, match=expected):
+        write_examples(tmp_path / "a.parquet", [])
+    assert list(tmp_path.iterdir()) == []
