@@ -12,17 +12,19 @@ from __future__ import annotations
 import os
 import re
 import threading
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-POLL_SECONDS = 0.001
+POLL_SECONDS = 0.05
+"""How often a member that waits looks whether the group was left."""
 LEFT = "the group for weights was left"
 BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 """With it an operation that takes too long raises an error. Without, it ends the process."""
@@ -58,50 +60,68 @@ class WeightGroup:
     """A member of a group; the first one sends."""
 
     def __init__(self, spec: GroupSpec, rank: int, store: TCPStore | None = None) -> None:
-        """Wait for the others. The first member has the store."""
+        """The first member has the store. Members meet at their first broadcast."""
         self.spec = spec
+        self._rank = rank
+        self._store = store
         self._limit = timedelta(seconds=spec.seconds)
-        host, _, port = spec.meeting.rpartition(":")
-        if store is None:
-            store = TCPStore(host, int(port), is_master=False, timeout=self._limit)
-        use_loopback(host)
-        named = PrefixStore(spec.name, store)
-        self._sending: Any = None
-        """The operation in progress."""
-        self._group: Any = (_nccl if spec.on_gpu else _gloo)(named, rank, spec.size, self._limit)
+        self._group: Any = None
+        self._is_left = False
 
     def broadcast(self, flat: torch.Tensor) -> None:
         """Send the bytes of the first member to all others. Raises RuntimeError where one is gone."""
-        group, end = self._group, monotonic() + self.spec.seconds
-        if group is None:
-            raise RuntimeError(LEFT)
-        sending = self._sending = group.broadcast(flat, 0, self._limit)
-        while not sending.is_completed():
-            if self._group is None:  # another thread has left it, which does not wake this one
+        sending: Future[None] = Future()
+        # in a thread: what nccl and gloo wait for has no limit everywhere, and cannot be interrupted
+        threading.Thread(target=self._send, args=(flat, sending), daemon=True).start()
+        end = monotonic() + self.spec.seconds
+        while not wait([sending], timeout=POLL_SECONDS).done:
+            if self._is_left:
                 raise RuntimeError(LEFT)
             if monotonic() > end:
                 raise RuntimeError(f"a broadcast of weights took over {self.spec.seconds:g} s")
-            sleep(POLL_SECONDS)
         try:
-            sending.wait()
+            sending.result()
         except RuntimeError as error:
             reason = _place_in_source.sub("", str(error))
             raise RuntimeError(f"a member of the group for weights is gone: {reason}") from None
-        finally:
-            self._sending = None
 
     def close(self) -> None:
         """Leave the group; what waits for it fails, here and elsewhere."""
-        group, self._group = self._group, None
+        self._is_left = True
+        group, self._group = self._group, None  # its connections close with the last reference
         if group is not None:
-            threading.Thread(target=_abort, args=(group, self._sending), daemon=True).start()
+            threading.Thread(target=_abort, args=(group,), daemon=True).start()
+
+    def _send(self, flat: torch.Tensor, sending: Future[None]) -> None:
+        try:
+            if flat.is_cuda:
+                torch.cuda.set_device(flat.device)
+            group = self._group
+            if group is None:
+                group = self._group = self._joined()
+            if self._is_left:
+                raise RuntimeError(LEFT)
+            group.broadcast(flat, 0, self._limit).wait(self._limit)
+        except Exception as error:
+            sending.set_exception(error.with_traceback(None))
+        else:
+            sending.set_result(None)
+
+    def _joined(self) -> Any:
+        host, _, port = self.spec.meeting.rpartition(":")
+        store = self._store
+        if store is None:
+            store = TCPStore(host, int(port), is_master=False, timeout=self._limit)
+        use_loopback(host)
+        named = PrefixStore(self.spec.name, store)
+        join = _nccl if self.spec.on_gpu else _gloo
+        return join(named, self._rank, self.spec.size, self._limit)
 
 
-def _abort(group: Any, sending: Any) -> None:
-    """End a group. Whoever drops an operation in progress last waits for its end: this thread."""
-    for end in (group.abort, *(() if sending is None else (sending.wait,))):
-        with suppress(RuntimeError):
-            end()
+def _abort(group: Any) -> None:
+    """End a group. gloo waits for an operation in progress."""
+    with suppress(RuntimeError):
+        group.abort()
 
 
 def _gloo(store: PrefixStore, rank: int, size: int, limit: timedelta) -> Any:
