@@ -122,7 +122,7 @@ def command(options: AskOptions) -> int:
     Address and key of an endpoint may be set as MEMAGENT_BASE_URL and MEMAGENT_API_KEY (or
     OPENAI_BASE_URL and OPENAI_API_KEY); a key is sent only to the host it was set for. Where neither
     --engine, --model nor the address of an endpoint is given, a small model reads in this process
-    and no text leaves it: local:memagent-135m, downloaded on its first use (98 to 269 MB).
+    and no text leaves it: local:memagent-135m, downloaded on its first use (98 MB).
 
     Exit codes: 0 answered, 2 an error in the input, 3 the endpoint failed for longer than
     --patience, 4 stopped at --max-calls or --max-cost, 130 interrupted. After 3, 4 and 130 what was

