@@ -5,6 +5,7 @@ require("peft", 'adapters need peft; pip install "memagent[local]"')
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
 from memagent.errors import ConfigError
@@ -15,5 +16,6 @@ def require(library: str, message: str) -> None:
 
     The library is not imported: torch would take seconds before anything else can be checked.
     """
-    if find_spec(library) is None:
+    is_there = sys.modules[library] if library in sys.modules else find_spec(library)
+    if is_there is None:
         raise ConfigError(message)
