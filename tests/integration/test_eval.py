@@ -36,7 +36,7 @@ from tests.support.tiny_models import make_tiny_model
 Call = Callable[..., Outcome]
 NUM_ITEMS = 12
 NUM_SECTIONS = 5
-NUM_KILLS = sized(10, 20)
+NUM_KILLS = sized(6, 20)
 TIMES = ("seconds", "started", "num_attempts")
 
 

@@ -39,9 +39,10 @@ from tests.integration.conftest import (
     wait_until,
 )
 from tests.support.loopback import Endpoint, messages_sha, running
+from tests.support.sizes import sized
 
 Call = Callable[..., Outcome]
-NUM_KILLS = 20
+NUM_KILLS = sized(8, 20)
 OTHER_QUESTIONS = ("Who keeps the ledger?", "Where does the journey end?")
 TIMING_FIELDS = ("started", "seconds", "num_attempts")
 ON_A_SMALL_DISK = """
@@ -59,7 +60,7 @@ answer = "<memory>{memory}</memory> <question>{question}</question> Answer."
 # --- kill -9 --------------------------------------------------------------------------------------
 
 
-def test_twenty_kills_cost_at_most_a_call_each_and_leave_the_trace_as_it_was(
+def test_many_kills_cost_at_most_a_call_each_and_leave_the_trace_as_it_was(
     cli: Cli, tmp_path: Path
 ) -> None:
     text = tmp_path / "long.txt"

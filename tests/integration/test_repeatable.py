@@ -18,6 +18,7 @@ from memagent.rl.settings import ValidationSettings
 from memagent.rl.validation import Validation
 from memagent.types import Completion, Sampling
 from tests.support.repeated_rollouts import AGENTS, Pauses, examples, plain, reading, rollouts
+from tests.support.sizes import sized
 from tests.support.tiny_models import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,7 +106,7 @@ async def test_validation_in_lockstep_repeats_too(folder: Path) -> None:
     assert len(heard[0]) > 20
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", range(sized(2, 1), 3))
 def test_another_process_gives_the_same_bits(folder: Path, threads: int) -> None:
     printed = set()
     for jitter in (1, 2):

@@ -36,7 +36,7 @@ async def agent(task, client):
     return Outcome(answer=max(replies, key=len), metrics={"replies": len(replies)})
 '''
 START = "from memagent.cli.main import main; main()"
-NUM_KILLS, NUM_STEPS = sized(4, 8), sized(3, 12)
+NUM_KILLS, NUM_STEPS = sized(3, 8), sized(3, 12)
 
 
 def command(*arguments: object) -> list[str]:

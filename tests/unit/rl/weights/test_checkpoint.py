@@ -42,12 +42,13 @@ from memagent.rl.weights.checkpoint import (
     save_checkpoint,
 )
 from memagent.tracking import Tracker
+from tests.support.sizes import sized
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import KINDS, make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[4]
 IDS = torch.arange(2, 40)[None]
-NUM_KILLS = 24
+NUM_KILLS = sized(12, 24)
 
 
 @pytest.fixture(scope="module")
