@@ -22,9 +22,10 @@ help: ## list the targets
 
 venv: $(INSTALLED) ## create .venv with memagent and all development tools
 
+# Modules are compiled when they are imported: most never are, and compiling them all takes a minute.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]" || { \
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]" || { \
 		echo "make: the packages cannot be downloaded; connect to the network, or set PIP_INDEX_URL"; \
 		exit 1; }
 	@touch $@
