@@ -25,8 +25,7 @@ from memagent.tracking import read_metrics
 from tests.support.cluster_runs import assert_same_training, train
 from tests.support.driver_ranks import DriverRanks
 from tests.support.ray_nodes import ray_nodes, running_nodes
-from tests.support.replica_models import embedded, expected, greedy, named, until
-from tests.support.tiny_models import make_tiny_model
+from tests.support.replica_models import embedded, expected, greedy, named, two_models, until
 from tests.support.tiny_training import tiny_run
 
 pytestmark = pytest.mark.cluster
@@ -42,9 +41,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two models of the same shapes."""
-    folder = tmp_path_factory.mktemp("models")
-    return tuple(make_tiny_model(folder / str(seed), "qwen2", seed=seed) for seed in (0, 1))  # type: ignore[return-value]
+    return two_models(tmp_path_factory.mktemp("models"))
 
 
 class DiesOnce:

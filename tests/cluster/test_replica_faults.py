@@ -16,8 +16,8 @@ from memagent.rl.distributed.replica import EmbeddedReplica, OpenReplica, Replic
 from memagent.rl.distributed.replicas import ReplicaEngine, open_replicas
 from memagent.rl.distributed.shipping import ship
 from tests.support.ray_nodes import ray_nodes
-from tests.support.replica_models import embedded, expected, greedy, named, until
-from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
+from tests.support.replica_models import embedded, expected, greedy, named, two_models, until
+from tests.support.tiny_models import make_tiny_adapter
 
 pytestmark = pytest.mark.cluster
 
@@ -30,9 +30,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two models of the same shapes."""
-    folder = tmp_path_factory.mktemp("models")
-    return tuple(make_tiny_model(folder / str(seed), "qwen2", seed=seed) for seed in (0, 1))  # type: ignore[return-value]
+    return two_models(tmp_path_factory.mktemp("models"))
 
 
 async def test_adapters_are_published_and_sleeping_replicas_wake_with_their_weights(

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -246,16 +246,22 @@ def test_errors_are_those_that_clients_know(
     assert streamed.status_code == status
 
 
-def test_a_local_model_streams_short_replies_token_by_token(tmp_path: Path) -> None:
+@contextmanager
+def local_gateway(tmp_path: Path) -> Iterator[Gateway]:
+    """A gateway over a tiny model in this process."""
     folder = make_tiny_model(tmp_path / "tiny", "llama")
     reading = {"window": WINDOW, "chunk_tokens": 64, "memory_tokens": 16, "answer_tokens": 16}
     with (
         LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01)) as engine,
         serving_gateway(
             tmp_path / "state", engine, reading={**reading, "prompts": "compact"}
-        ) as it,
-        it.client() as client,
+        ) as gateway,
     ):
+        yield gateway
+
+
+def test_a_local_model_streams_short_replies_token_by_token(tmp_path: Path) -> None:
+    with local_gateway(tmp_path) as it, it.client() as client:
         whole = chat(client, HELLO, max_tokens=20)
         chunks = list(chat(client, HELLO, max_tokens=20, stream=True))
         used = it.state.used("anyone").usage
@@ -724,15 +730,7 @@ async def test_requests_that_arrive_together_share_the_limits_of_their_key(tmp_p
 
 
 def test_a_stream_that_a_client_leaves_is_counted(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / "tiny", "llama")
-    reading = {"window": WINDOW, "chunk_tokens": 64, "memory_tokens": 16, "answer_tokens": 16}
-    with (
-        LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01)) as engine,
-        serving_gateway(
-            tmp_path / "state", engine, reading={**reading, "prompts": "compact"}
-        ) as gateway,
-        gateway.client() as client,
-    ):
+    with local_gateway(tmp_path) as gateway, gateway.client() as client:
         with chat(client, HELLO, stream=True) as stream:
             for chunk in stream:
                 if chunk.choices[0].delta.content:

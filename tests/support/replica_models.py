@@ -11,6 +11,7 @@ from memagent.engines.local.loading import load
 from memagent.rl.distributed.replica import EmbeddedReplica
 from memagent.rl.settings import ModelSettings
 from memagent.types import Completion, Sampling
+from tests.support.tiny_models import make_tiny_model
 
 MESSAGES = [{"role": "user", "content": "Where is the red ledger?"}]
 LONG = Sampling(max_tokens=300, temperature=1.0, seed=4)
@@ -23,6 +24,12 @@ def embedded(model: Path, **settings: Any) -> EmbeddedReplica:
         seed=0,
         engine_settings={"cache_gb": 0.01},
     )
+
+
+def two_models(folder: Path) -> tuple[Path, Path]:
+    """Two models of the same shapes with different weights."""
+    first, second = (make_tiny_model(folder / str(seed), "qwen2", seed=seed) for seed in (0, 1))
+    return first, second
 
 
 async def greedy(engine: Any) -> Completion:

@@ -35,7 +35,7 @@ STDIN = "-"
 MAX_PIPE_BYTES = 256 * 1024**2
 """What is read from a pipe, which may never end. A file has a size and may be larger."""
 _PIECE_BYTES = 1024 * 1024
-MAX_ALIKE = 3
+MAX_NAMED_SKIPPED = 3
 """Skipped files that are named one by one where all were skipped for the same reason."""
 MAX_SKIPPED_LINES = 20
 
@@ -58,15 +58,15 @@ def load(paths: Sequence[str | Path], *, encoding: str | None = None) -> Documen
 
 def lines_of_skipped(skipped: Sequence[Skipped]) -> list[str]:
     """A report for people: files that were skipped for the same reason share a line where they are many."""
-    alike: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for each in skipped:
-        alike.setdefault(each.reason, []).append(each.source)
+        by_reason.setdefault(each.reason, []).append(each.source)
     lines: list[str] = []
-    for reason, sources in alike.items():
-        if len(sources) <= MAX_ALIKE:
+    for reason, sources in by_reason.items():
+        if len(sources) <= MAX_NAMED_SKIPPED:
             lines += [f"skipped {source}: {reason}" for source in sources]
         else:
-            such = ", ".join(sources[:MAX_ALIKE])
+            such = ", ".join(sources[:MAX_NAMED_SKIPPED])
             lines.append(f"skipped {len(sources):,} files, such as {such}: each {reason}")
     more = len(lines) - MAX_SKIPPED_LINES
     return [*lines[:MAX_SKIPPED_LINES], *([f"... {more:,} more lines"] if more > 0 else [])]

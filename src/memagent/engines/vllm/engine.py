@@ -101,7 +101,7 @@ class VllmEngine(BalancedEngine):
         self._sent: set[asyncio.Future[Completion | Failure]] = set()
         """Requests that are at a server."""
         self._has_transfer = False
-        """Whether the servers were told how weights come."""
+        """Whether the weight transfer of the servers is initialised."""
         self.servers = tuple(servers)
         for endpoint, server in zip(self.endpoints, self.servers, strict=True):
             endpoint._learn(server.models())

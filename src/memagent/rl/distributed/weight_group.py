@@ -34,7 +34,7 @@ _place_in_source = re.compile(r"^\[[^]]*\] *")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """A group, as all members are told of it."""
+    """Name, place and size of a group; the same for all its members."""
 
     name: str
     meeting: str

@@ -20,8 +20,16 @@ from memagent.rl.distributed.shipping import ship
 from memagent.types import Completion, Sampling
 from tests.support.driver_ranks import DriverRanks
 from tests.support.ray_nodes import ray_nodes
-from tests.support.replica_models import LONG, MESSAGES, embedded, expected, greedy, named, until
-from tests.support.tiny_models import make_tiny_model
+from tests.support.replica_models import (
+    LONG,
+    MESSAGES,
+    embedded,
+    expected,
+    greedy,
+    named,
+    two_models,
+    until,
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +40,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two models of the same shapes."""
-    folder = tmp_path_factory.mktemp("models")
-    return tuple(make_tiny_model(folder / str(seed), "qwen2", seed=seed) for seed in (0, 1))  # type: ignore[return-value]
+    return two_models(tmp_path_factory.mktemp("models"))
 
 
 async def test_replicas_sample_from_what_was_published_also_after_one_was_killed(

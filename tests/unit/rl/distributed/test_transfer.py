@@ -106,7 +106,7 @@ def test_a_group_that_nobody_joins_is_an_error_in_time() -> None:
 
 
 def deliver(receiver: WeightReceiver, *, num: int, seconds: float) -> list[str | None]:
-    """What a rank is told for each bucket, one after the other in one buffer."""
+    """The reply to a rank for each bucket, one after the other in one buffer."""
     shared: Any = SharedBuffer(900, "cpu")
 
     async def all_of_them() -> list[str | None]:
