@@ -1,6 +1,7 @@
 """Runs of an evaluation as small records, which `docs/make_results.py` makes the results page from.
 
     python docs/keep_results.py results/trained RUN...                        # runs of memagent eval
+    python docs/keep_results.py results/base RUN --method direct --method bm25    # only these methods of it
     python docs/keep_results.py results/trained --validation FILE --model memagent-1.5b    # a validation of a training run
 
 Each becomes a folder that `memagent report` reads too: a manifest without paths, and records without traces. What
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -62,6 +63,12 @@ def reading(trace: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def _reading(record: ItemRecord) -> dict[str, float]:
+    """From the trace, or as an earlier call has kept it."""
+    kept: dict[str, float] = record.metadata.get("reading", {})
+    return reading(record.trace) or kept
+
+
 def small(record: ItemRecord) -> dict[str, Any]:
     """A record without its trace and without what has its default."""
     record = replace(
@@ -71,7 +78,7 @@ def small(record: ItemRecord) -> dict[str, Any]:
         depths=tuple(round(depth, 4) for depth in record.depths),
         extracted=None,
         seconds=round(record.seconds, 2),
-        metadata={"reading": found} if (found := reading(record.trace)) else {},
+        metadata={"reading": found} if (found := _reading(record)) else {},
         trace={},
     )
     defaults = {
@@ -97,8 +104,8 @@ def keep(out: Path, manifest: dict[str, Any], records: Iterable[ItemRecord]) -> 
     write_atomically(out / "steps.jsonl", "".join(f"{line}\n" for line in lines).encode())
 
 
-def of_run(run: Path) -> tuple[dict[str, Any], Iterator[ItemRecord]]:
-    """The manifest and the records of an evaluation."""
+def of_run(run: Path, methods: Sequence[str] = ()) -> tuple[dict[str, Any], Iterable[ItemRecord]]:
+    """The manifest and the records of an evaluation, of all its methods or of some."""
     manifest = read_evaluation(run)
     kept = {
         "format": manifest.get("format", 1),
@@ -106,7 +113,13 @@ def of_run(run: Path) -> tuple[dict[str, Any], Iterator[ItemRecord]]:
         **{name: manifest[name] for name in KEPT if manifest.get(name) is not None},
         "model": Path(manifest.get("model", "")).name,
     }
-    return kept, read_items(run)
+    if not methods:
+        return kept, read_items(run)
+    if unknown := sorted(set(methods) - set(kept["methods"])):
+        raise SystemExit(f"{run} has no method {unknown[0]}, only {', '.join(kept['methods'])}")
+    records = [record for record in read_items(run) if record.method in methods]
+    some = {name: one for name, one in kept["methods"].items() if name in methods}
+    return {**kept, "num_items": len(records), "methods": some}, records
 
 
 def of_validation(file: Path, model: str) -> dict[str, tuple[dict[str, Any], list[ItemRecord]]]:
@@ -145,11 +158,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("out", type=Path, help="folder of a method, such as results/trained")
     parser.add_argument("runs", type=Path, nargs="*", help="runs of memagent eval")
+    parser.add_argument("--method", action="append", default=[], help="keep only this method")
     parser.add_argument("--validation", type=Path, help="file of a training run's validation")
     parser.add_argument("--model", default="memagent-1.5b", help="model of the validation")
     given = parser.parse_args(arguments)
     for run in given.runs:
-        keep(given.out / run.resolve().name, *of_run(run))
+        keep(given.out / run.resolve().name, *of_run(run, given.method))
     if given.validation:
         for name, (manifest, records) in of_validation(given.validation, given.model).items():
             keep(given.out / name, manifest, records)

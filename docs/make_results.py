@@ -18,6 +18,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from compare_lengths import (
+    PAPER_RULE,
+    LengthPair,
+    LengthRow,
+    Lengths,
+    Share,
+    by_length,
+    length_pairs,
+    shared_rows,
+    was_full,
+)
+
 from memagent.eval.records import ItemRecord, read_evaluation, read_items
 from memagent.eval.report.anchors import Anchor, read_anchors
 from memagent.eval.report.plots import Plot, length_plot, lines_of
@@ -34,12 +46,14 @@ from memagent.eval.report.tables import (
     format_tokens,
     result_rows,
 )
-from memagent.eval.stats import Comparison, Interval, compare, wilson
+from memagent.eval.stats import Comparison, Interval, wilson
+from memagent.rewards.text import last_boxed
+from memagent.rewards.verifiers import grade
 
-ORDER = ("trained", "warm start", "base", "trained weights")
+ORDER = ("trained", "warm start", "warm start validation", "base", "trained weights")
 """Methods in tables and figures; others follow."""
 HOTPOTQA = "hotpotqa"
-PAPER = {HOTPOTQA: "original_sub_em_boxed", "ruler": "original_ruler_boxed"}
+PAPER = {HOTPOTQA: PAPER_RULE, "ruler": "original_ruler_boxed"}
 """The paper's rule, by group of tasks."""
 PAPER_QUESTIONS = ("ruler/qa_1", "ruler/qa_2")
 """Tasks of RULER that the paper scores as questions."""
@@ -50,6 +64,8 @@ SHOWN_ANCHORS = (
     "Qwen2.5-Instruct-7B-1M",
 )
 """Published lines in figures and tables; the package has all of them."""
+FORM_GRADERS = ("strict", "lenient", "f1", "contains")
+"""Rules that ask less and less of the form of an answer."""
 LONG_SECTIONS = 200
 """Readings of at least so many sections show whether a section takes longer as the text grows."""
 
@@ -61,7 +77,8 @@ What the readers that this project has trained can do, on questions that none of
 has the training runs, with what failed.
 
 {methods}
-- All methods have the same questions and texts, and decode greedily. Failed items count as wrong.
+- All methods have the same questions and texts, and decode greedily. Failed items count as wrong. Differences and `p` (exact sign
+  test) are of questions that both sides answered; `p` is not corrected for the number of comparisons.
 - **strict**: the boxed answer, word for word. **as the paper scores**: it contains the right answer or is contained in it
   (`original_sub_em_boxed`), for RULER the share of the answers that it contains (`original_ruler_boxed`); see [grading](grading.md).
 - Brackets are 95 % intervals. **captured** and **retained**: questions whose evidence was whole, word for word, in any memory, and in the last one.
@@ -72,27 +89,40 @@ ABOUT = {
 - **trained** is `local:memagent-1.5b`: Qwen2.5-Coder-1.5B-Instruct with the adapter of this repository, sections of 2,048 tokens, a memory
   of at most 512, a window of 4,096.""",
     "warm start": "- **warm start** is the same before reinforcement learning.",
+    "warm start validation": """\
+- **warm start validation** is the warm start as its training run measured it, with answers of at most 64 tokens instead of 256, at
+  lengths that were not measured again.""",
     "base": """\
-- **base** is the model without an adapter: as reader with the same settings, with the whole text in one prompt (`direct`; at most 32,768
-  tokens, the middle is cut out of longer texts), and with the passages that BM25 finds in a window of 4,096 (`bm25`).""",
+- **base** is the model without an adapter, with the whole text in one prompt (`direct`; at most 32,768 tokens, the middle is cut out of
+  longer texts), and with the passages that BM25 finds in a window of 4,096 (`bm25`). As a reader it was not measured.""",
     "trained weights": "- **trained weights** are those of the trained reader in the other methods.",
 }
 """What methods are, in the order of ORDER."""
 VALIDATION_NOTE = """\
-Lengths marked * are validations of a training run (`memagent train`), with the same reader and the same grading. The others are runs of
-`memagent eval`:
+Lengths marked * are validations of a training run (`memagent train`), with the same grading. The others are runs of `memagent eval`:
+"""
+FORM_NOTE = """\
+All prompts ask for a box. A model that was not trained to write one leaves it out, so its strict score, and the paper's, say more about
+the form than about what it found. `contains` counts a right answer anywhere in a short reply ([grading](grading.md)). On the questions that all
+methods of a length have:
+"""
+MEMORY_NOTE = """\
+If long texts cost the memory its facts, `retained` falls with the length. If they cost the answer that is written from it, `right, of retained`
+falls. The trained reader on the questions that all its lengths have:
 """
 COMMANDS = """\
 ```text
 memagent eval results/hotpotqa --source HOTPOTQA --engine local:memagent-1.5b --lengths 7k --run-dir runs/hotpotqa-7k
 memagent eval results/ruler --source essays=TEXTS --source squad-dev=FILE --engine local:memagent-1.5b --lengths 8k --run-dir runs/ruler-8k
+memagent eval results/ruler --source essays=TEXTS --engine local:memagent-1.5b --lengths 512k --num 8 --run-dir runs/ruler-512k
 memagent eval results/beyond --engine local:memagent-1.5b --lengths 8k --run-dir runs/beyond-8k
-python docs/keep_results.py results/trained runs/hotpotqa-7k runs/ruler-8k runs/beyond-8k
+python docs/keep_results.py results/trained runs/hotpotqa-7k runs/ruler-8k runs/ruler-512k runs/beyond-8k
 python docs/make_results.py results
 ```
 
 The warm start and the base model are measured by `--engine local:qwen2.5-coder-1.5b`, with and without `--adapter FOLDER`; direct reading and
-retrieval by `--method direct --set methods.0.settings={window=32768}` and `--method bm25`.
+retrieval by `--method direct --set methods.0.settings={window=32768}` and `--method bm25`. Here those had `--num 256`, and RULER at 512K the
+paper's ten tasks only.
 """
 
 
@@ -186,6 +216,8 @@ class PageRow(NamedTuple):
     paper: Interval | None
     f1: Interval | None
     shares: MemoryShares | None
+    num_full: int
+    """Items whose memory was full at least once."""
     is_validation: bool
 
 
@@ -210,33 +242,67 @@ def page_rows(records: Records, entries: Sequence[Entry]) -> list[PageRow]:
             papers.get(_place(row)),
             f1.get(_place(row)),
             memory_shares(by_place[_place(row)]),
+            sum(map(was_full, by_place[_place(row)])),
             _place(row) in records.validations,
         )
         for row in result_rows(strict)
     ]
 
 
-def change_by_length(
-    entries: Sequence[Entry], *, task: str
-) -> list[tuple[str, str, str, Comparison]]:
-    """For each method, its longest texts against its shortest ones, on the questions that both have."""
-    found = []
-    by_series: dict[str, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+def lengths_of(entries: Sequence[Entry]) -> dict[str, Lengths]:
+    """Records of each method by length and question."""
+    found: dict[str, list[ItemRecord]] = defaultdict(list)
     for series, record in entries:
-        if record.task == task and record.target_tokens:
-            question = record.id.rpartition("/")[2]
-            by_series[series][record.target_tokens][question] = record.score
-    for series, lengths in by_series.items():
-        shortest = min(lengths)
-        for length in sorted(lengths)[1:]:
-            both = sorted(lengths[shortest].keys() & lengths[length].keys())
-            if both:
-                scores = [
-                    [lengths[one][question] for question in both] for one in (length, shortest)
-                ]
-                names = (format_tokens(shortest), format_tokens(length))
-                found.append((series, *names, compare(*scores)))
+        found[series].append(record)
+    return {series: by_length(records) for series, records in found.items()}
+
+
+class FormRow(NamedTuple):
+    """How a method words its answers, on the questions of a length that all methods have."""
+
+    length: str
+    series: str
+    boxed: Share
+    scores: tuple[float, ...]
+    """By the graders of FORM_GRADERS."""
+
+
+def form_rows(entries: Sequence[Entry]) -> list[FormRow]:
+    """Of the lengths at which a method leaves out the box more often than not."""
+    return [
+        row
+        for length, series in sorted(_by_length_and_series(entries).items())
+        for rows in [_forms(format_tokens(length), series)]
+        if any(2 * row.boxed.num < row.boxed.of for row in rows)
+        for row in rows
+    ]
+
+
+def _by_length_and_series(entries: Sequence[Entry]) -> dict[int, dict[str, dict[str, ItemRecord]]]:
+    found: dict[int, dict[str, dict[str, ItemRecord]]] = defaultdict(lambda: defaultdict(dict))
+    for series, record in entries:
+        found[record.target_tokens or 0][series][record.id] = record
     return found
+
+
+def _forms(length: str, series: dict[str, dict[str, ItemRecord]]) -> list[FormRow]:
+    shared = sorted(set.intersection(*(set(some) for some in series.values())))
+    return [
+        FormRow(
+            length,
+            name,
+            Share(sum(last_boxed(some[one].answer) is not None for one in shared), len(shared)),
+            tuple(_mean_grade(grader, [some[one] for one in shared]) for grader in FORM_GRADERS),
+        )
+        for name, some in series.items()
+        if shared
+    ]
+
+
+def _mean_grade(grader: str, records: Sequence[ItemRecord]) -> float:
+    return fmean(
+        grade(grader, one.answer, one.answers, one.match or "any").value for one in records
+    )
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -285,6 +351,8 @@ def scores_table(rows: Sequence[PageRow]) -> str:
         ]
     if any(row.strict.num_cut for row in rows):
         columns.append(column("not read whole", lambda row: row.strict.num_cut))
+    if any(row.strict.num_failed for row in rows):
+        columns.append(column("failed", lambda row: row.strict.num_failed))
     return _table(columns, rows)
 
 
@@ -318,25 +386,109 @@ def comparison_table(found: Sequence[CompareRow]) -> str:
         column("length", lambda row: row.length.label if row.length else "all"),
         column("methods", lambda row: f"{row.first} against {row.second}", is_number=False),
         column("questions", lambda row: row.comparison.difference.num),
-        column("difference in points", lambda row: points(row.comparison)),
-        column("better", lambda row: row.comparison.num_better),
-        column("worse", lambda row: row.comparison.num_worse),
-        column("p", lambda row: f"{row.comparison.p_value:.2g}"),
+        *_difference_columns(lambda row: row.comparison),
     ]
     return _table(columns, found)
 
 
-def change_table(found: Sequence[tuple[str, str, str, Comparison]]) -> str:
+def change_table(found: Sequence[tuple[str, LengthPair]]) -> str:
     """Paired differences between lengths."""
     columns = [
         column("method", lambda row: row[0], is_number=False),
-        column("from", lambda row: row[1]),
-        column("to", lambda row: row[2]),
-        column("questions", lambda row: row[3].difference.num),
-        column("difference in points", lambda row: points(row[3])),
-        column("p", lambda row: f"{row[3].p_value:.2g}"),
+        column("from", lambda row: format_tokens(row[1].shorter)),
+        column("to", lambda row: format_tokens(row[1].longer)),
+        column("questions", lambda row: row[1].strict.difference.num),
+        column(
+            "strict", lambda row: " to ".join(f"{100 * one:.1f}" for one in row[1].scores) + " %"
+        ),
+        *_difference_columns(lambda row: row[1].strict),
+        column("as the paper scores", lambda row: row[1].paper and points(row[1].paper)),
     ]
     return _table(columns, found)
+
+
+def _difference_columns(found: Callable[[Any], Comparison]) -> list[Column]:
+    return [
+        column("difference in points", lambda row: points(found(row))),
+        column("better", lambda row: found(row).num_better),
+        column("worse", lambda row: found(row).num_worse),
+        column("p", lambda row: f"{found(row).p_value:.2g}"),
+    ]
+
+
+def shared_table(rows: Sequence[LengthRow]) -> str:
+    """What a memory held at each length, on the same questions."""
+    columns = [
+        column("length", lambda row: format_tokens(row.length)),
+        column("questions", lambda row: row.score.num),
+        column("strict", lambda row: percent(row.score)),
+        column("captured", lambda row: percent(row.captured)),
+        column("retained", lambda row: percent(row.retained)),
+        column("right, of retained", lambda row: row.right_retained),
+        column("right, of the others", lambda row: row.right_other),
+        column("changes of the memory a text", lambda row: f"{row.changes:.1f}"),
+        column("texts whose memory was full", lambda row: row.num_full),
+    ]
+    return _table(columns, rows)
+
+
+def retained_table(found: Sequence[LengthPair]) -> str:
+    """Questions that had all evidence in the last memory at both lengths."""
+    columns = [
+        column("from", lambda row: format_tokens(row.shorter)),
+        column("to", lambda row: format_tokens(row.longer)),
+        column("questions", lambda row: row.both_retained.difference.num),
+        *_difference_columns(lambda row: row.both_retained),
+    ]
+    return _table(columns, [row for row in found if row.both_retained])
+
+
+def lost_table(pair: LengthPair) -> str:
+    """Questions that are right in a short text and wrong in a long one."""
+    columns = [
+        column("right answer", lambda row: row[1].answers[0], is_number=False),
+        column(
+            f"answer at {format_tokens(pair.longer)}",
+            lambda row: last_boxed(row[1].answer) or row[1].answer,
+            is_number=False,
+        ),
+        column("evidence in the last memory", lambda row: f"{100 * (row[1].retained or 0):.0f} %"),
+        column("right as the paper scores", lambda row: _paper_verdict(row[1])),
+    ]
+    return _table(columns, pair.lost)
+
+
+def _paper_verdict(record: ItemRecord) -> str | None:
+    score = record.scores.get(PAPER_RULE)
+    return None if score is None else ("yes" if score == 1.0 else "no")
+
+
+def form_table(rows: Sequence[FormRow]) -> str:
+    """Scores by rules that ask more or less of the form of an answer."""
+    columns = [
+        column("length", lambda row: row.length),
+        column("method", lambda row: row.series, is_number=False),
+        column("boxed", lambda row: row.boxed),
+        *(
+            column(f"`{name}`", lambda row, at=number: f"{100 * row.scores[at]:.1f} %")
+            for number, name in enumerate(FORM_GRADERS)
+        ),
+    ]
+    return _table(columns, rows)
+
+
+def evidence_table(rows: Sequence[PageRow]) -> str:
+    """Captured and retained, of each task."""
+    columns = [
+        column("task", lambda row: row.strict.task.partition("/")[2], is_number=False),
+        column("method", lambda row: row.strict.series, is_number=False),
+        column("length", lambda row: row.strict.length.label),
+        column("items", lambda row: row.shares.captured.num),
+        column("captured", lambda row: percent(row.shares.captured)),
+        column("retained", lambda row: percent(row.shares.retained)),
+        column("memory was full", lambda row: row.num_full),
+    ]
+    return _table(columns, rows)
 
 
 def average_table(strict: Sequence[AverageRow], paper: Sequence[AverageRow]) -> str:
@@ -423,19 +575,47 @@ def hotpotqa_part(records: Records, anchors: Sequence[Anchor]) -> tuple[str, lis
             plots[0],
             "Lines of the paper (arXiv 2507.02259) are dashed: 128 questions a point, by its own rules.",
         ),
-        "### From short to long texts\n\nThe same questions, strict.\n",
-        change_table(change_by_length(strict, task=HOTPOTQA)),
+        *_length_parts(strict),
         _image(plots[2], "Questions whose evidence was whole in any memory, and in the last one."),
     ]
     if compared:
-        parts += [
-            "### Methods on the same questions\n",
-            "Strict; `p` is the exact sign test.\n",
-            comparison_table(compared),
-        ]
-        parts.append(_image(plots[1]))
+        parts += ["### Methods on the same questions\n\nStrict.\n", comparison_table(compared)]
+        parts += [_image(plots[1]), *_form_parts(entries)]
     parts += ["### Beside the paper\n", _beside(HOTPOTQA, result_rows(paper), published)]
     return "\n".join(part for part in parts if part), [plot for plot in plots if plot]
+
+
+def _length_parts(strict: Sequence[Entry]) -> list[str]:
+    """The same questions in texts of several lengths."""
+    lengths = lengths_of(strict)
+    pairs = [(series, pair) for series, found in lengths.items() for pair in length_pairs(found)]
+    parts = ["### From short to long texts\n\nThe same questions.\n", change_table(pairs)]
+    own = [pair for series, pair in pairs if series == ORDER[0]]
+    rows = shared_rows(lengths.get(ORDER[0], {}))
+    return parts + _memory_parts(rows, own) if rows and own else parts
+
+
+def _memory_parts(rows: Sequence[LengthRow], pairs: Sequence[LengthPair]) -> list[str]:
+    last = pairs[-1]
+    names = (format_tokens(last.shorter), format_tokens(last.longer))
+    parts = [
+        f"### The memory, or the answer?\n\n{MEMORY_NOTE}",
+        shared_table(rows),
+        "Strict, on the questions with all evidence in the last memory at both lengths:\n",
+        retained_table(pairs),
+    ]
+    if last.lost:
+        parts += [
+            f"Questions that are right at {names[0]} and wrong at {names[1]}; {last.lost_retained} have all evidence in the last memory:\n",
+            lost_table(last),
+        ]
+    return parts
+
+
+def _form_parts(entries: Sequence[Entry]) -> list[str]:
+    """Where a method leaves out the box, what else its answers hold."""
+    rows = form_rows(entries)
+    return [FORM_NOTE, form_table(rows)] if rows else []
 
 
 def ruler_part(records: Records, anchors: Sequence[Anchor]) -> tuple[str, list[Plot]]:
@@ -451,6 +631,7 @@ def ruler_part(records: Records, anchors: Sequence[Anchor]) -> tuple[str, list[P
         one for one in anchors if one.task == "ruler/average" and one.label in SHOWN_ANCHORS
     ]
     lines = lines_of(((row.series, row.x, row.score) for row in paper), _series(paper))
+    rows = page_rows(records, entries)
     plot = length_plot("ruler-average", "RULER: average of ten tasks", lines, published)
     parts = [
         "## RULER\n\nThe average of the paper's ten synthetic tasks.\n",
@@ -458,9 +639,20 @@ def ruler_part(records: Records, anchors: Sequence[Anchor]) -> tuple[str, list[P
         _image(plot),
         _beside("RULER, average of ten tasks", paper, published),
         "### Task by task\n\nStrict, and as the paper scores, in percent; in brackets the number of items.\n",
-        task_table(page_rows(records, entries)),
+        task_table(rows),
     ]
+    parts += _evidence_parts(rows)
     return "\n".join(part for part in parts if part), [plot] if plot else []
+
+
+def _evidence_parts(rows: Sequence[PageRow]) -> list[str]:
+    """Tasks and lengths at which not every item kept all its evidence."""
+    known = [row for row in rows if row.shares is not None]
+    less = [row for row in known if row.shares and row.shares.retained.value < 1]
+    if not less:
+        return []
+    about = f"Items whose evidence was whole in any memory, and in the last one. In the other {len(known) - len(less)} of {len(known)} lines all of it was, in all items:\n"
+    return [about, evidence_table(less)]
 
 
 def beyond_part(records: Records) -> str:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, ModuleType]]:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     yield importlib.import_module("keep_results"), importlib.import_module("make_results")
-    for name in ("keep_results", "make_results"):
+    for name in ("keep_results", "make_results", "compare_lengths"):
         sys.modules.pop(name, None)
 
 
@@ -91,6 +91,23 @@ def test_a_run_is_kept_without_paths(
     assert list(read_items(kept)) == [record(0)]
 
 
+def test_some_methods_of_a_run_are_kept_without_the_others(
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
+) -> None:
+    read = {"reading": {"kept_memories": 3, "cut_memories": 0}}
+    records = [record(0, metadata=read), replace(record(0), method="direct")]
+    manifest = {"format": 1, "kind": "eval", "model": "m"}
+    manifest |= {"methods": {"reader": {}, "direct": {}}}
+    scripts[0].keep(tmp_path / "run", {**manifest, "num_items": 2}, records)
+    for name in ("reader", "direct"):
+        scripts[0].main([str(tmp_path / name), str(tmp_path / "run"), "--method", name])
+        kept = json.loads((tmp_path / name / "run" / "run.json").read_text())
+        assert (kept["num_items"], list(kept["methods"])) == (1, [name])
+    assert list(read_items(tmp_path / "reader" / "run")) == records[:1]
+    with pytest.raises(SystemExit, match="has no method bm25, only reader, direct"):
+        scripts[0].main([str(tmp_path / "none"), str(tmp_path / "run"), "--method", "bm25"])
+
+
 def test_a_validation_is_kept_with_further_grades(
     scripts: tuple[ModuleType, ModuleType], tmp_path: Path
 ) -> None:
@@ -122,10 +139,62 @@ def test_the_page_compares_methods_and_lengths_on_the_same_questions(
     )
     assert "| 7K | trained against warm start | 4 | +75.0 (" in text
     assert "| 3 | 0 | 0.25 |" in text  # better, worse, and p of three questions
-    assert "| trained | 7K | 3.5M | 3 | -33.3 (" in text
+    assert "| trained | 7K | 3.5M | 3 | 100.0 to 66.7 % | -33.3 (" in text
     assert "| published | RL-MemAgent-7B (v1) |" in text
     assert "validations of a training run" not in text
     assert {plot.name for plot in plots} == {"hotpotqa-paper", "hotpotqa-strict", "hotpotqa-memory"}
+
+
+def test_losses_are_told_apart_by_what_the_last_memory_held(
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
+) -> None:
+    def reading(number: int, tokens: int, *, retained: float = 1.0, **more: Any) -> ItemRecord:
+        counts = {"kept_memories": 1, "cut_memories": int(tokens > 7168 and number == 0)}
+        notes = {"num_sections": 4, "captured": 1.0, "metadata": {"reading": counts}}
+        return record(number, tokens=tokens, retained=retained, **notes, **more)
+
+    short = [reading(n, 7168) for n in range(5)]
+    long = [reading(n, 28672, right=n > 1, retained=float(n != 1)) for n in range(4)]
+    write(scripts, tmp_path / "trained" / "short", *short)
+    write(scripts, tmp_path / "trained" / "long", *long)
+    text, _ = scripts[1].make_page(tmp_path)
+    assert "| 7K | 4 | 100.0 % (51.0 to 100.0) |" in text  # of five: four are in both
+    assert "| 4 of 4 | 0 of 0 | 3.0 | 0 |" in text
+    assert "| 2 of 3 | 0 of 1 | 3.0 | 1 |" in text
+    assert "right at 7K and wrong at 28K; 1 of 2 have all evidence in the last memory" in text
+    assert "| Paris | Rome | 100 % | yes |" in text
+    assert "| Paris | Rome | 0 % | yes |" in text
+    assert "| 7K | 28K | 3 | -33.3 (" in text  # with all evidence at both lengths
+
+
+def test_answers_without_a_box_are_shown_by_other_rules(
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
+) -> None:
+    plain = [replace(record(n, right=n > 0), answer="It is Rome, in Italy.") for n in range(2)]
+    write(scripts, tmp_path / "trained" / "short", *(record(n) for n in range(3)))
+    assert "`contains`" not in scripts[1].make_page(tmp_path)[0]
+    write(scripts, tmp_path / "base" / "short", *(replace(one, score=0.0) for one in plain))
+    text, _ = scripts[1].make_page(tmp_path)
+    assert "| 7K | trained | 2 of 2 | 100.0 % | 100.0 % | 100.0 % | 100.0 % |" in text
+    assert "| 7K | base | 0 of 2 | 0.0 % | 0.0 % | " in text
+    assert "| 50.0 % |\n" in text  # the right one of two, by `contains`
+
+
+def test_tasks_that_lost_evidence_are_listed(
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path
+) -> None:
+    def needle(name: str, number: int, retained: float) -> ItemRecord:
+        grades = {"strict": 1.0, "original_ruler_boxed": 1.0}
+        found = record(number, tokens=8192, captured=1.0, retained=retained)
+        return replace(found, id=f"{name}/{number}", task=name, scores=grades)
+
+    items = [needle("ruler/niah_single_1", n, 1.0) for n in range(2)]
+    items += [needle("ruler/niah_multiquery", n, n / 2) for n in range(3)]
+    write(scripts, tmp_path / "trained" / "ruler", *items)
+    write(scripts, tmp_path / "trained" / "hotpotqa", record(0))
+    text, _ = scripts[1].make_page(tmp_path)
+    assert "In the other 1 of 2 lines all of it was" in text
+    assert "| niah_multiquery | trained | 8K | 3 | 100.0 % (43.9 to 100.0) | 33.3 % (" in text
 
 
 def test_runs_that_are_not_comparable_are_refused(
