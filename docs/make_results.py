@@ -94,7 +94,8 @@ ABOUT = {
   lengths that were not measured again.""",
     "base": """\
 - **base** is the model without an adapter, with the whole text in one prompt (`direct`; at most 32,768 tokens, the middle is cut out of
-  longer texts), and with the passages that BM25 finds in a window of 4,096 (`bm25`). As a reader it was not measured.""",
+  longer texts), and with the passages that BM25 finds in a window of 4,096 (`bm25`). As a reader it was not measured. It
+  seldom writes the box that it is asked for: see [below](#methods-on-the-same-questions) how much of its scores that is.""",
     "trained weights": "- **trained weights** are those of the trained reader in the other methods.",
 }
 """What methods are, in the order of ORDER."""
@@ -121,8 +122,8 @@ python docs/make_results.py results
 ```
 
 The warm start and the base model are measured by `--engine local:qwen2.5-coder-1.5b`, with and without `--adapter FOLDER`; direct reading and
-retrieval by `--method direct --set methods.0.settings={window=32768}` and `--method bm25`. Here those had `--num 256`, and RULER at 512K the
-paper's ten tasks only.
+retrieval by `--method direct --set methods.0.settings={window=32768}` and `--method bm25`. Here those had `--num 256`, and RULER at 512K a
+`--task` for each of the paper's ten.
 """
 
 
