@@ -45,6 +45,9 @@ LEAST_RANK = 0.3
 MAX_CANDIDATE_TOKENS = 80
 WHOLE_SHARE, MAX_OTHERS = 0.4, 5
 """Lessons of answers alone: how often the memory holds whole paragraphs, and other sentences, at most."""
+PARTIAL_SHARE, UNRELATED_SHARE, MAX_LIKELY, MAX_UNRELATED = 0.25, 0.3, 8, 4
+"""Lessons that name facts before the answer: how often evidence without the answer is missing from the memory, how often
+sentences are in it that have nothing to do with the question, and how many likely and unrelated ones, at most."""
 HEADING_TOKENS = 5
 NUM_HARD = 12
 MAX_RANDOM = 600
@@ -81,6 +84,8 @@ class Shape:
 
     tokens: int
     chunk_tokens: int
+    is_spread: bool = False
+    """Whether paragraphs that look relevant stand far from each other, all of them, as in a very long text."""
 
 
 class Pool:
@@ -305,7 +310,9 @@ class Writer:
         self._count = lru_cache(maxsize=400_000)(tokenizer.count)
         self._seed = seed
 
-    def example(self, question: Question, tokens: int, purpose: str) -> Example | None:
+    def example(
+        self, question: Question, tokens: int, purpose: str, *, is_spread: bool = False
+    ) -> Example | None:
         """The question over a text of about so many tokens; None if its evidence does not fit."""
         generator = random.Random(f"{self._seed}/{purpose}/{question.id}")
         gold = list(question.gold)
@@ -313,16 +320,20 @@ class Writer:
         evidence = sum(self._count(one.sentences[n]) for one in gold for n in one.support)
         if left < 0 or evidence > self._max_evidence_tokens:
             return None
-        others = self._fillers(question, left, generator)
+        others = self._fillers(question, left, generator, all_hard=is_spread)
         order = [*gold, *others]
         generator.shuffle(order)
+        if is_spread:
+            order = _spread(order, {one.sentences[0] for one in (*gold, *question.hard)}, generator)
         return self._labelled(question, order, tokens, purpose)
 
-    def _fillers(self, question: Question, left: int, generator: random.Random) -> list[Paragraph]:
+    def _fillers(
+        self, question: Question, left: int, generator: random.Random, *, all_hard: bool
+    ) -> list[Paragraph]:
         """Hard ones first, then any, as long as they fit."""
         hard = list(question.hard)
         generator.shuffle(hard)
-        if generator.random() < FEW_HARD_SHARE:
+        if not all_hard and generator.random() < FEW_HARD_SHARE:
             hard = hard[: generator.randint(0, FEW_HARD)]
         titles = {one.title for one in question.gold if one.title}
         answer = question.answers[0].lower()
@@ -398,6 +409,18 @@ class Writer:
         return self._pool.rank(question.text, paragraph.title, sentence)
 
 
+def _spread(
+    order: Sequence[Paragraph], relevant: set[str], generator: random.Random
+) -> list[Paragraph]:
+    """The same paragraphs, those whose first sentence is `relevant` at equal distances."""
+    chosen = [one for one in order if one.sentences[0] in relevant]
+    others = [one for one in order if one.sentences[0] not in relevant]
+    step = len(others) / max(1, len(chosen))
+    places = [(number + generator.random()) * step for number in range(len(chosen))]
+    placed = [*zip(places, chosen, strict=True), *enumerate(others)]
+    return [one for _, one in sorted(placed, key=lambda pair: pair[0])]
+
+
 def _cut(paragraph: Paragraph, generator: random.Random) -> Paragraph:
     """One to three sentences of a paragraph, most often its first ones."""
     num = generator.choices((1, 2, 3), (6, 3, 1))[0]
@@ -463,17 +486,67 @@ def answer_lessons(
     for example, _ in examples:
         generator = random.Random(f"{seed}/answers/{example.id}")
         memory = _noisy_memory(example, generator)
-        messages = prompts.answer_messages(
-            question=example.question,
-            memory=memory,
-            num_sections=1,
-            answer_tokens=agent.answer_tokens,
-        )
-        reply: Message = {"role": "assistant", "content": answer_of(example, memory, prompts)}
-        lesson = Conversation(
-            id=example.id, messages=(*messages, reply), task=example.task, step=0, kind="answer"
-        )
-        yield json.dumps(lesson.record(), ensure_ascii=False)
+        yield _answer_line(example, memory, answer_of(example, memory, prompts), agent)
+
+
+def fact_lessons(
+    examples: Iterable[tuple[Example, Shape]], agent: AgentConfig, tokenizer: Tokenizer, seed: int
+) -> Iterator[str]:
+    """The same with replies that repeat the facts of the memory that tell the answer, and then answer.
+
+    The fact with the answer comes last. Memories look like those of very long texts: many lines are likely and wrong.
+    """
+    prompts = open_prompts(agent.prompts)
+    for example, _ in examples:
+        generator = random.Random(f"{seed}/facts/{example.id}")
+        facts = _facts(example, generator)
+        others = _other_lines(example, generator)
+        while others and tokenizer.count("\n".join((*facts, *others))) > agent.memory_tokens:
+            others.pop()
+        lines = list(dict.fromkeys((*facts, *others)))
+        generator.shuffle(lines)
+        memory = "\n".join(lines)
+        reply = "\n".join((*facts, answer_of(example, memory, prompts)))
+        yield _answer_line(example, memory, reply, agent)
+
+
+def _answer_line(example: Example, memory: str, reply: str, agent: AgentConfig) -> str:
+    messages = open_prompts(agent.prompts).answer_messages(
+        question=example.question, memory=memory, num_sections=1, answer_tokens=agent.answer_tokens
+    )
+    said: Message = {"role": "assistant", "content": reply}
+    lesson = Conversation(
+        id=example.id, messages=(*messages, said), task=example.task, step=0, kind="answer"
+    )
+    return json.dumps(lesson.record(), ensure_ascii=False)
+
+
+def _facts(example: Example, generator: random.Random) -> list[str]:
+    """The evidence as it is noted, that with the answer last; now and then only that with the answer."""
+    noted = [_titled(example.passages[item.document].title, item.text) for item in example.evidence]
+    answer = example.answers[0].lower()
+    telling = [note for note in noted if answer in note.lower()]
+    rest = [note for note in noted if note not in telling]
+    is_partial = generator.random() < PARTIAL_SHARE
+    return list(dict.fromkeys(telling if telling and is_partial else rest + telling))
+
+
+def _other_lines(example: Example, generator: random.Random) -> list[str]:
+    """Likely sentences, the likeliest ones most often, and some that have nothing to do with the question."""
+    candidates = nlargest(
+        2 * MAX_LIKELY, example.metadata["candidates"], key=lambda one: float(one[2])
+    )
+    likely = [text for _, text, _ in candidates]
+    found = generator.sample(likely, min(len(likely), generator.randint(0, MAX_LIKELY)))
+    if generator.random() < UNRELATED_SHARE:
+        gold = {item.document for item in example.evidence}
+        free = [one for place, one in enumerate(example.passages) if place not in gold]
+        num = min(len(free), generator.randint(1, MAX_UNRELATED))
+        found += [
+            _titled(one.title, SENTENCE.split(one.text)[0]) for one in generator.sample(free, num)
+        ]
+    generator.shuffle(found)
+    return found
 
 
 def _noisy_memory(example: Example, generator: random.Random) -> str:
@@ -498,7 +571,7 @@ def with_shapes(
     """Each question over a text of one of the shapes, in turn."""
     for number, question in enumerate(questions):
         shape = shapes[number % len(shapes)]
-        example = writer.example(question, shape.tokens, purpose)
+        example = writer.example(question, shape.tokens, purpose, is_spread=shape.is_spread)
         if example is not None:
             yield example, shape
 

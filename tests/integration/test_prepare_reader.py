@@ -198,3 +198,27 @@ def test_answers_alone_have_the_evidence_in_their_memory(lessons: Path) -> None:
     assert reply == "\\boxed{1010}"
     assert "It was built in 1010." in prompt
     assert "Place 11 is a town." in prompt
+
+
+def test_facts_of_the_memory_come_before_the_answer_and_the_one_that_tells_it_last(
+    lessons: Path,
+) -> None:
+    found = {one[0].id: one for one in read_conversations(lessons / "lessons_facts.jsonl")}
+    assert {name.rpartition("/")[2] for name in found} == {"official", "known", "short"}
+    for name, (lesson,) in found.items():
+        prompt, reply = (message["content"] for message in lesson.messages)
+        *facts, answer = reply.splitlines()
+        assert answer.startswith("\\boxed{")
+        assert facts
+        assert all(f"\n{fact}\n" in prompt for fact in facts), name
+        assert answer.removeprefix("\\boxed{").removesuffix("}") in facts[-1]
+
+
+def test_misleading_paragraphs_stand_apart_from_each_other_in_spread_texts(tasks: Path) -> None:
+    found = read_examples(tasks / "train_spread.jsonl")
+    (example,) = (one for one in found if one.id.endswith("/official"))
+    titles = [passage.title for passage in example.passages]
+    places = [titles.index(f"Place {number}") for number in (10, 11, 12, 13)]
+    assert len(titles) > 40
+    quarters = sorted(4 * place // len(titles) for place in places)
+    assert quarters == [0, 1, 2, 3], "one in each part of the text"

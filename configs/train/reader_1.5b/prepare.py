@@ -10,11 +10,13 @@ HotpotQA publishes them. ESSAYS is a folder of texts for needles to hide in. Wri
     OUT/lessons_short.jsonl    conversations over short texts in short sections: many questions for few tokens
     OUT/lessons_long.jsonl     conversations over sections of full length
     OUT/lessons_answers.jsonl  answers alone, from memories that hold other sentences or whole paragraphs besides
+    OUT/lessons_facts.jsonl    the same with the facts that tell the answer before it, for `facts.toml`
     OUT/lessons_tasks.jsonl    conversations over generated tasks: needles, variables, corrections and others
     OUT/dev_ruler_8k.jsonl     examples for validation: the ten tasks of RULER in DEV_ESSAYS, other texts
     OUT/train_titled.jsonl     examples for reinforcement learning on other questions, whole paragraphs with titles
     OUT/train_short.jsonl      the same questions over texts of two sections: many questions for few tokens
     OUT/train_longer.jsonl     the same over longer texts
+    OUT/train_spread.jsonl     the same with all misleading paragraphs, far from each other: as in a very long text
     OUT/train_plain.jsonl      questions with one to three sentences of a paragraph and no titles
     OUT/train_natural.jsonl    questions of Natural Questions
 
@@ -53,6 +55,7 @@ from questions import (
     answer_lessons,
     check_apart,
     cut_questions,
+    fact_lessons,
     hotpot_questions,
     is_sound,
     lessons,
@@ -75,11 +78,13 @@ SHORT = (
     Shape(tokens=800, chunk_tokens=512),
     Shape(tokens=1150, chunk_tokens=640),
 )
+FACTS = Shape(tokens=2400, chunk_tokens=2048, is_spread=True)
 LONG = (Shape(tokens=6000, chunk_tokens=2048), Shape(tokens=4000, chunk_tokens=2048))
 FULL = {
     "titled": Shape(tokens=10200, chunk_tokens=2048),
     "short": Shape(tokens=4050, chunk_tokens=2048),
     "longer": Shape(tokens=16400, chunk_tokens=2048),
+    "spread": Shape(tokens=16400, chunk_tokens=2048, is_spread=True),
     "plain": Shape(tokens=4050, chunk_tokens=2048),
     "natural": Shape(tokens=4050, chunk_tokens=2048),
 }
@@ -215,6 +220,10 @@ def main() -> None:
     num_answers = write_lines(
         out / "lessons_answers.jsonl", answer_lessons(alone, agent, arguments.seed)
     )
+    telling = with_shapes([*short_ones, *long_ones], [FACTS], writer, "facts")
+    num_facts = write_lines(
+        out / "lessons_facts.jsonl", fact_lessons(telling, agent, tokenizer, arguments.seed)
+    )
     num_tasks = 0
     if arguments.essays is not None:
         num_of = {name: min(num, arguments.limit or num) for name, num in GENERATED.items()}
@@ -227,6 +236,7 @@ def main() -> None:
         "titled": titled,
         "short": titled,
         "longer": titled,
+        "spread": titled,
         "plain": plain,
         "natural": rl_natural,
     }
@@ -237,7 +247,7 @@ def main() -> None:
         print(f"train_{name}.jsonl: {num} examples")
     print(
         f"lessons_long.jsonl: {num_long}, lessons_short.jsonl: {num_short}, "
-        f"lessons_answers.jsonl: {num_answers}, lessons_tasks.jsonl: {num_tasks} conversations"
+        f"lessons_answers.jsonl: {num_answers}, lessons_facts.jsonl: {num_facts}, lessons_tasks.jsonl: {num_tasks} conversations"
     )
 
 
