@@ -14,6 +14,9 @@ WORKERS ?= 2
 LARGER := $(addprefix tests/integration/test_,kill_resume.py data_build.py data_filter.py eval.py train.py outage.py repeatable.py)
 LARGER += tests/unit/rl/weights/test_checkpoint.py tests/docs/test_minimal_rl.py
 
+# Without cached modules, each of the many processes of a test run would compile torch and its like again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv test test-cluster test-hostile test-training test-vllm test-clients check format docs bench demo
 

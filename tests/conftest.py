@@ -18,6 +18,8 @@ from memagent.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 
 # Tests run in parallel; torch with a thread per core in each of them would slow all of them down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where a test takes two threads, the one that waits must not keep a core busy that the other needs.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # A busy machine is not a failure: no time limit for single examples.
 settings.register_profile("memagent", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -133,6 +135,15 @@ def small_tokenizer(tokenizer_folder: Path) -> HuggingFaceTokenizer:
 @pytest.fixture
 def byte_tokenizer() -> ByteTokenizer:
     return ByteTokenizer()
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with `memagent` and `python`, which start at once."""
+    from tests.support.preloaded import preloaded
+
+    with preloaded(tmp_path_factory.mktemp("programs")) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

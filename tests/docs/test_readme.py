@@ -41,7 +41,6 @@ from memagent.engines import store
 from memagent.shipped import find_config
 from tests.support.hotpot import write_hotpot
 from tests.support.loopback import Endpoint, running
-from tests.support.preloaded import preloaded
 from tests.support.timing import wait_until
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
@@ -231,13 +230,6 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if adapter := store.KNOWN[store.EMBEDDED].adapter:
         make_tiny_adapter(folder, data / "memagent" / "adapters" / adapter)
     return data
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with `memagent` and `python`, which start at once."""
-    with preloaded(tmp_path_factory.mktemp("programs")) as folder:
-        yield folder
 
 
 @pytest.fixture

@@ -113,6 +113,12 @@ class Cli:
         return {**inherited, **own, **(extra or {})}
 
 
+@pytest.fixture(scope="session")
+def memagent(programs: Path) -> Path:
+    """The command, forked from a process that has its imports."""
+    return programs / "memagent"
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     state = tmp_path / "state"

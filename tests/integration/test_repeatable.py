@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,20 @@ import torch
 from memagent.config import LocalConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
+from memagent.rl.agents.offload import WorkerPool
 from memagent.rl.agents.rewards import open_reward
 from memagent.rl.settings import ValidationSettings
 from memagent.rl.validation import Validation
 from memagent.types import Completion, Sampling
-from tests.support.repeated_rollouts import AGENTS, Pauses, examples, plain, reading, rollouts
+from tests.support.repeated_rollouts import (
+    AGENTS,
+    Pauses,
+    examples,
+    fingerprints,
+    plain,
+    reading,
+    rollouts,
+)
 from tests.support.sizes import sized
 from tests.support.tiny_models import make_tiny_model
 
@@ -37,35 +47,45 @@ async def engine(folder: Path) -> AsyncIterator[LocalEngine]:
         yield engine
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(1) as pool:
+        yield pool
+
+
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("agent", AGENTS)
-async def test_the_same_collection_gives_the_same_bits(engine: LocalEngine, agent: str) -> None:
-    first = await rollouts(engine, agent, jitter=None)
+async def test_the_same_collection_gives_the_same_bits(
+    engine: LocalEngine, pool: WorkerPool, agent: str
+) -> None:
+    first = await rollouts(engine, agent, pool, jitter=None)
     assert not [rollout.error for group in first for rollout in group.rollouts if rollout.error]
     assert len({str(rollout) for rollout in plain(first)}) == 9
     for jitter in range(3):
         await engine.complete(
             [{"role": "user", "content": "Something else."}], Sampling(max_tokens=3)
         )
-        again = await rollouts(engine, agent, jitter=jitter)
+        again = await rollouts(engine, agent, pool, jitter=jitter)
         assert plain(again) == plain(first)
 
 
-async def test_several_sections_are_read_and_prefixes_shared(engine: LocalEngine) -> None:
-    groups = await rollouts(engine, "reading", jitter=None)
+async def test_several_sections_are_read_and_prefixes_shared(
+    engine: LocalEngine, pool: WorkerPool
+) -> None:
+    groups = await rollouts(engine, "reading", pool, jitter=None)
     assert min(len(rollout.samples) for group in groups for rollout in group.rollouts) >= 3
     assert engine._generator.num_computed_tokens < 0.8 * sum(
         len(row.ids) for group in groups for rollout in group.rollouts for row in rollout.samples
     )
-
-
-async def test_two_threads_repeat_too(engine: LocalEngine) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        first = await rollouts(engine, "reading", jitter=None)
-        assert plain(await rollouts(engine, "reading", jitter=1)) == plain(first)
-    finally:
-        torch.set_num_threads(before)
 
 
 class Listening(LocalEngine):
@@ -107,14 +127,13 @@ async def test_validation_in_lockstep_repeats_too(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", range(sized(2, 1), 3))
-def test_another_process_gives_the_same_bits(folder: Path, threads: int) -> None:
-    printed = set()
-    for jitter in (1, 2):
-        command = [sys.executable, "-m", "tests.support.repeated_rollouts", str(folder)]
-        command += ["--threads", str(threads), "--jitter", str(jitter)]
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
-        )
-        printed.add(done.stdout)
-    (only,) = printed
-    assert len(only.split()) == len(AGENTS)
+async def test_another_process_gives_the_same_bits(folder: Path, threads: int) -> None:
+    with threads_of_torch(threads):
+        here = await fingerprints(str(folder), jitter=1)
+    command = [sys.executable, "-m", "tests.support.repeated_rollouts", str(folder)]
+    command += ["--threads", str(threads), "--jitter", "2"]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.splitlines() == here
+    assert len(set(here)) == len(AGENTS)

@@ -456,9 +456,9 @@ def test_metrics_count_requests_and_tokens(server: TinyServer) -> None:
 class Process:
     """`memagent serve` as a process; ended by its id."""
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
+    def __init__(self, program: Path, *arguments: str, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [MEMAGENT, "serve", *arguments],
+            [program, "serve", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -484,7 +484,7 @@ class Process:
 
 def test_a_signal_lets_running_requests_finish_and_refuses_new_ones(folder: Path) -> None:
     arguments = ("--engine", f"local:{folder}", "--port", "0", "--cache-gb", "0.01")
-    with Process(*arguments, MEMAGENT_API_KEY="secret") as served:
+    with Process(MEMAGENT, *arguments, MEMAGENT_API_KEY="secret") as served:
         base_url = served.address()
         assert base_url.startswith("http://127.0.0.1:")
         with openai.OpenAI(base_url=base_url, api_key="secret", max_retries=0) as client:
@@ -507,11 +507,14 @@ def test_a_signal_lets_running_requests_finish_and_refuses_new_ones(folder: Path
 
 @pytest.mark.parametrize(("how", "is_stream"), [("two signals", True), ("drained", False)])
 def test_a_request_that_is_cut_off_gets_an_error_and_no_traceback_is_printed(
-    folder: Path, how: str, is_stream: bool
+    memagent: Path, folder: Path, how: str, is_stream: bool
 ) -> None:
     drain = "60" if how == "two signals" else "0"
     arguments = ("--engine", f"local:{folder}", "--port", "0", "--cache-gb", "0.1")
-    with Process(*arguments, "--drain-seconds", drain) as served, ThreadPoolExecutor(1) as pool:
+    with (
+        Process(memagent, *arguments, "--drain-seconds", drain) as served,
+        ThreadPoolExecutor(1) as pool,
+    ):
         base_url = served.address()
         many = {"prompt": [SECRET] * 200, "n": 16, "max_tokens": 400}  # minutes of work
         running = pool.submit(_reply_to, base_url, "completions", **many, stream=is_stream)
@@ -536,9 +539,9 @@ def test_a_request_that_is_cut_off_gets_an_error_and_no_traceback_is_printed(
     assert [line for line in lines[1:] if line != logged and "/health 503" not in line] == []
 
 
-def test_requests_are_logged_without_their_text(folder: Path) -> None:
+def test_requests_are_logged_without_their_text(memagent: Path, folder: Path) -> None:
     arguments = ("--engine", f"local:{folder}", "--port", "0", "--cache-gb", "0.01")
-    with Process(*arguments) as served:
+    with Process(memagent, *arguments) as served:
         base_url = served.address()
         chat = {"messages": [{"role": "user", "content": SECRET}]}
         _reply_to(base_url, "chat/completions", **chat, max_tokens=3)
@@ -606,18 +609,20 @@ def _is_refused(base_url: str) -> bool:
     ],
 )
 def test_wrong_options_are_one_line_and_exit_code_2(
-    arguments: tuple[str, ...], message: str
+    memagent: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    with Process(*arguments) as served:
+    with Process(memagent, *arguments) as served:
         code, errors = served.end()
     assert code == 2
     assert message in errors
     assert len(errors.strip().splitlines()) == 1
 
 
-def test_a_port_that_is_taken_is_named_before_a_model_is_loaded(server: TinyServer) -> None:
+def test_a_port_that_is_taken_is_named_before_a_model_is_loaded(
+    memagent: Path, server: TinyServer
+) -> None:
     port = str(urlsplit(server.url).port)
-    with Process("--engine", "local:nosuch-model", "--port", port) as served:
+    with Process(memagent, "--engine", "local:nosuch-model", "--port", port) as served:
         code, errors = served.end()
     assert code == 2
     assert f"port {port} of 127.0.0.1 is taken by another program; choose another --port" in errors

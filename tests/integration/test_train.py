@@ -1,4 +1,8 @@
-"""`memagent train` as a user calls it: a run, its errors, a custom agent, kills at random moments."""
+"""`memagent train` as a user calls it: a run, its errors, a custom agent, kills at random moments.
+
+The run that the others are compared with, bit for bit, starts with all its imports; the others are forked from a
+process that has them.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +43,8 @@ START = "from memagent.cli.main import main; main()"
 NUM_KILLS, NUM_STEPS = sized(3, 8), sized(3, 12)
 
 
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", START, *map(str, arguments)]
-
-
-def memagent(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=240)
+def call(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    done = memagent("train", config, "--run-dir", folder)
+    done = call(sys.executable, "-c", START, "train", config, "--run-dir", folder)
     assert done.returncode == 0, done.stderr
     assert f"step {NUM_STEPS}/{NUM_STEPS}" in done.stderr
     assert f"validation after step {NUM_STEPS}: reward" in done.stderr
@@ -86,15 +86,15 @@ def test_python_trains_as_the_command_line_does(config: Path, whole: Path, tmp_p
 
 @pytest.mark.slow
 def test_a_run_killed_at_random_moments_has_the_metrics_of_one_that_was_not(
-    config: Path, whole: Path, tmp_path: Path
+    memagent: Path, config: Path, whole: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     draw = random.Random(7)
-    arguments: tuple[object, ...] = ("train", config, "--run-dir", folder)
+    arguments: tuple[str | Path, ...] = ("train", config, "--run-dir", folder)
     num_killed = 0
     for _ in range(60):
         process = subprocess.Popen(
-            command(*arguments), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+            [memagent, *arguments], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         )
         lines = len(read_metrics(folder)) if (folder / "metrics.jsonl").exists() else 0
         if num_killed < NUM_KILLS:
@@ -118,45 +118,37 @@ def test_a_run_killed_at_random_moments_has_the_metrics_of_one_that_was_not(
 
 
 def test_a_full_disk_stops_the_run_and_it_resumes_when_there_is_room(
-    config: Path, whole: Path, tmp_path: Path
+    memagent: Path, config: Path, whole: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    full = subprocess.run(
-        [*on_a_small_disk(200), *command("train", config, "--run-dir", folder)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    full = call(*on_a_small_disk(200), memagent, "train", config, "--run-dir", folder)
     assert full.returncode == 2, full.stderr
     assert "cannot write" in full.stderr
     assert "File too large" in full.stderr
     assert "Traceback" not in full.stderr
-    done = memagent("train", "--resume", folder)
+    done = call(memagent, "train", "--resume", folder)
     assert done.returncode == 0, done.stderr
     assert metrics_of(folder) == metrics_of(whole)
     assert weights_of(folder) == weights_of(whole)
 
 
 def test_a_disk_without_room_for_the_model_is_reported_in_one_line(
-    config: Path, tmp_path: Path
+    memagent: Path, config: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    full = subprocess.run(
-        [*on_a_small_disk(100), *command("train", config, "--run-dir", folder)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    full = call(*on_a_small_disk(100), memagent, "train", config, "--run-dir", folder)
     assert full.returncode == 2, full.stderr
     assert f"memagent: cannot write {folder}" in full.stderr
     assert "Traceback" not in full.stderr
     assert not folder.exists()
 
 
-def test_an_interrupted_run_prints_how_to_resume(config: Path, whole: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_prints_how_to_resume(
+    memagent: Path, config: Path, whole: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     process = subprocess.Popen(
-        command("train", config, "--run-dir", folder), stderr=subprocess.PIPE, text=True
+        [memagent, "train", config, "--run-dir", folder], stderr=subprocess.PIPE, text=True
     )
     while process.poll() is None and not (folder / "metrics.jsonl").exists():
         time.sleep(0.02)
@@ -165,18 +157,20 @@ def test_an_interrupted_run_prints_how_to_resume(config: Path, whole: Path, tmp_
     assert process.returncode == 130, errors
     assert f"memagent train --resume {folder}" in errors
     assert "Traceback" not in errors
-    done = memagent("train", "--resume", folder)
+    done = call(memagent, "train", "--resume", folder)
     assert done.returncode == 0, done.stderr
     assert metrics_of(folder) == metrics_of(whole)
 
 
-def test_an_agent_and_a_reward_of_the_user_are_trained(config: Path, tmp_path: Path) -> None:
+def test_an_agent_and_a_reward_of_the_user_are_trained(
+    memagent: Path, config: Path, tmp_path: Path
+) -> None:
     agent = tmp_path / "twice.py"
     agent.write_text(AGENT)
     reward = tmp_path / "reward.py"
     reward.write_text("def score(task, outcome):\n    return len(outcome.answer) % 3 / 2\n")
-    done = memagent(
-        "train", config, "--run-dir", tmp_path / "run", "--agent", f"{agent}:agent",
+    done = call(
+        memagent, "train", config, "--run-dir", tmp_path / "run", "--agent", f"{agent}:agent",
         "--reward", f"{reward}:score", "--set", "agent.settings={}", "--set", "steps=1",
         "--set", "warm_start.steps=1", "--set", "rollout.driver=free",
         "--set", f"warm_start.files=[{conversations(tmp_path)!r}]",
@@ -197,43 +191,49 @@ def conversations(folder: Path) -> str:
     return str(path)
 
 
-def test_a_dry_run_opens_everything_and_leaves_nothing(config: Path, tmp_path: Path) -> None:
-    done = memagent("train", config, "--dry-run", "--run-dir", tmp_path / "run")
+def test_a_dry_run_opens_everything_and_leaves_nothing(
+    memagent: Path, config: Path, tmp_path: Path
+) -> None:
+    done = call(memagent, "train", config, "--dry-run", "--run-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert f"{NUM_STEPS} steps of 3 x 4 rollouts" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_a_dry_run_of_a_resumed_run_changes_nothing(whole: Path) -> None:
+def test_a_dry_run_of_a_resumed_run_changes_nothing(memagent: Path, whole: Path) -> None:
     def files() -> dict[str, tuple[int, int]]:
         found = (path for path in whole.rglob("*") if path.is_file())
         return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
     before = files()
-    done = memagent("train", "--resume", whole, "--set", f"steps={NUM_STEPS + 2}", "--dry-run")
+    done = call(
+        memagent, "train", "--resume", whole, "--set", f"steps={NUM_STEPS + 2}", "--dry-run"
+    )
     assert done.returncode == 0, done.stderr
     assert f"resumes after step {NUM_STEPS} of {NUM_STEPS + 2}" in done.stderr
     assert "nothing was trained" in done.stderr
     assert files() == before
 
 
-def test_a_dry_run_draws_a_task_of_every_source_and_builds_lessons(config: Path) -> None:
+def test_a_dry_run_draws_a_task_of_every_source_and_builds_lessons(
+    memagent: Path, config: Path
+) -> None:
     short = "[{tasks=['small/colours'], weight=1e6}, {tasks=['ruler/vt'], tokens=[64]}]"
-    done = memagent("train", config, "--dry-run", "--set", f"tasks={short}")
+    done = call(memagent, "train", config, "--dry-run", "--set", f"tasks={short}")
     assert done.returncode == 2, done.stderr
     assert "ruler/vt" in done.stderr
     other = "warm_start.tasks=[{tasks=['arithmetic']}]"
-    done = memagent("train", config, "--dry-run", "--set", other)
+    done = call(memagent, "train", config, "--dry-run", "--set", other)
     assert done.returncode == 2, done.stderr
     assert "warm start" in done.stderr
 
 
-def test_the_warm_start_alone_and_its_export(config: Path, tmp_path: Path) -> None:
-    done = memagent("train", "sft", config, "--run-dir", tmp_path / "run")
+def test_the_warm_start_alone_and_its_export(memagent: Path, config: Path, tmp_path: Path) -> None:
+    done = call(memagent, "train", "sft", config, "--run-dir", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     kinds = {record["kind"] for record in read_metrics(tmp_path / "run")}
     assert kinds == {"warm_start", "validation"}
-    done = memagent("train", "export", tmp_path / "run", tmp_path / "out")
+    done = call(memagent, "train", "export", tmp_path / "run", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "config.json").exists()
 
@@ -251,9 +251,9 @@ def test_the_warm_start_alone_and_its_export(config: Path, tmp_path: Path) -> No
     ],
 )
 def test_an_error_is_one_line_and_leaves_no_run(
-    config: Path, tmp_path: Path, arguments: list[str], message: str
+    memagent: Path, config: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    done = memagent("train", config, "--run-dir", tmp_path / "run", *arguments)
+    done = call(memagent, "train", config, "--run-dir", tmp_path / "run", *arguments)
     assert done.returncode == 2, done.stderr
     *notices, error = done.stderr.splitlines()
     assert error.startswith("memagent: ")
@@ -262,10 +262,10 @@ def test_an_error_is_one_line_and_leaves_no_run(
     assert not (tmp_path / "run").exists()
 
 
-def test_settings_that_cannot_change_are_refused_on_resume(whole: Path) -> None:
-    done = memagent("train", "--resume", whole, "--set", "optim.lr=1.0")
+def test_settings_that_cannot_change_are_refused_on_resume(memagent: Path, whole: Path) -> None:
+    done = call(memagent, "train", "--resume", whole, "--set", "optim.lr=1.0")
     assert done.returncode == 2
     assert "optim.lr cannot change" in done.stderr
-    done = memagent("train", "--resume", whole.parent)
+    done = call(memagent, "train", "--resume", whole.parent)
     assert done.returncode != 0
     assert "holds no run" in done.stderr

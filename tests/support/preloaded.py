@@ -3,11 +3,14 @@
     with preloaded(folder) as path:                                  # path holds `memagent` and `python`
         subprocess.run(["memagent", "ask", ...], env={"PATH": f"{path}:...", ...})
 
-A command takes arguments, folder, environment and standard streams from the caller, ends with its exit
-code, and is killed when the caller is:
+A command takes arguments, folder, environment, standard streams and the limit on file sizes from the caller,
+gets its signals, ends with its exit code, and is killed when the caller is:
 
-    caller ── memagent (CLIENT) ──arguments, environment, streams──▶ server ──fork──▶ command
-                      ◀───────────────────── exit code ─────────────────────────────────┘
+    caller ── memagent (CLIENT) ──arguments, environment, streams, signals──▶ server ──fork──▶ command
+                      ◀────────────────────────── exit code ─────────────────────────────────────┘
+
+The fixture `programs` starts the server once for all tests of a process. A file of tests that uses it starts at
+least one command as users do, with all its imports.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import gc
 import importlib
 import json
 import os
+import resource
+import runpy
 import select
 import signal
 import socket
@@ -50,13 +55,16 @@ IMPORTS = (
 """What most commands of the documentation import."""
 CLIENT = """\
 #!{python} -IS
-import json, os, signal, socket, sys
+import json, os, resource, signal, socket, sys
 link = socket.socket(socket.AF_UNIX)
 link.connect({socket!r})
 request = dict(program={program!r}, arguments=sys.argv[1:], folder=os.getcwd(), environment=dict(os.environ))
+request["max_file_bytes"] = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
 body = json.dumps(request).encode()
 socket.send_fds(link, [len(body).to_bytes(8, "little")], [0, 1, 2])
 link.sendall(body)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: link.sendall(bytes([number])))
 os._exit(int(link.makefile().read() or 1))
 """
 
@@ -91,7 +99,7 @@ def serve(address: str) -> None:
     for name in IMPORTS:
         importlib.import_module(name)
     gc.freeze()  # a collection would touch, and so copy, all of it in each command
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the guards
+    signal.signal(signal.SIGCHLD, reap)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
@@ -105,19 +113,26 @@ def serve(address: str) -> None:
     guard(link)
 
 
+def reap(*_: object) -> None:
+    """Wait for the guards that have ended, so that their time is counted as the caller's."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def guard(link: socket.socket) -> None:
-    """Fork the command, report how it ended, and kill it if the caller goes away."""
+    """Fork the command, pass signals on, report how it ended, and kill it if the caller goes away."""
     head, streams, _, _ = socket.recv_fds(link, 8, 3)
-    request = json.loads(link.makefile("rb").read(int.from_bytes(head, "little")))
+    request = json.loads(link.recv(int.from_bytes(head, "little"), socket.MSG_WAITALL))
     if (process := os.fork()) == 0:
         link.close()
         os._exit(code_of(request, streams))
     for stream in streams:
         os.close(stream)
     handle = os.pidfd_open(process)
-    ready, _, _ = select.select([handle, link], [], [])
-    if handle not in ready:
-        os.kill(process, signal.SIGKILL)
+    while handle not in select.select([handle, link], [], [])[0]:
+        for number in link.recv(16) or [signal.SIGKILL]:
+            os.kill(process, number)
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     with suppress(OSError):
         link.sendall(str(code if code >= 0 else 128 - code).encode())
@@ -151,6 +166,8 @@ def run(request: dict[str, Any], streams: Sequence[int]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (request["max_file_bytes"], hard))
     arguments = request["arguments"]
     if request["program"] == "memagent":
         from memagent.cli.main import main
@@ -158,7 +175,16 @@ def run(request: dict[str, Any], streams: Sequence[int]) -> None:
         sys.argv = ["memagent", *arguments]
         main()
     else:
-        program = arguments[arguments.index("-c") + 1]  # warnings are errors in any case
+        run_python(arguments)
+
+
+def run_python(arguments: Sequence[str]) -> None:
+    """`-m MODULE ARGUMENT...` or `-c PROGRAM`; warnings are errors in any case."""
+    if arguments[0] == "-m":
+        sys.argv = list(arguments[1:])
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        program = arguments[arguments.index("-c") + 1]
         sys.argv = ["-c"]
         exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
 

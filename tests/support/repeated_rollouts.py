@@ -21,7 +21,7 @@ from memagent.config import LocalConfig
 from memagent.data.example import Example, Passage
 from memagent.rl.agents.api import Agent, open_agent
 from memagent.rl.agents.client import Client
-from memagent.rl.agents.offload import offload
+from memagent.rl.agents.offload import WorkerPool, offload
 from memagent.rl.types import Group, Outcome
 from tests.conftest import prose
 from tests.support.collecting import collecting
@@ -100,9 +100,14 @@ def slow_score(answer: str, seconds: float) -> float:
 
 
 async def rollouts(
-    engine: Any, agent: str, *, jitter: int | None, driver: Any = "lockstep"
+    engine: Any,
+    agent: str,
+    pool: WorkerPool,
+    *,
+    jitter: int | None,
+    driver: Any = "lockstep",
 ) -> list[Group]:
-    """Groups of an agent on a few texts."""
+    """Groups of an agent on a few texts; `pool` computes their rewards."""
     pauses = Pauses(jitter)
 
     async def reward(task: Example, outcome: Outcome) -> float:
@@ -110,8 +115,9 @@ async def rollouts(
 
     tasks = examples(3)
     return await collecting(
-        tasks, AGENTS[agent](pauses), engine, group_size=3, driver=driver, seed=5, reward=reward
-    ).all()
+        tasks, AGENTS[agent](pauses), engine, group_size=3, driver=driver, seed=5, reward=reward,
+        pool=pool,
+    ).all()  # fmt: skip
 
 
 def plain(groups: Sequence[Group]) -> list[Any]:
@@ -136,25 +142,30 @@ def plain(groups: Sequence[Group]) -> list[Any]:
     ]
 
 
-async def main() -> None:
+async def fingerprints(model: str, *, jitter: int) -> list[str]:
+    """One for each agent."""
+    from memagent.engines.local.engine import LocalEngine
+    from memagent.engines.local.loading import load
+
+    async with LocalEngine(load(model), LocalConfig(cache_gb=0.01)) as engine:
+        with WorkerPool(1) as pool:
+            groups = [await rollouts(engine, agent, pool, jitter=jitter) for agent in AGENTS]
+    return [hashlib.sha256(repr(plain(one)).encode()).hexdigest() for one in groups]
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.repeated_rollouts")
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--jitter", type=int)
+    parser.add_argument("--jitter", type=int, required=True)
     arguments = parser.parse_args()
 
     import torch
 
-    from memagent.engines.local.engine import LocalEngine
-    from memagent.engines.local.loading import load
-
     torch.set_num_threads(arguments.threads)
-    async with LocalEngine(load(arguments.model), LocalConfig(cache_gb=0.01)) as engine:
-        for agent in AGENTS:
-            groups = await rollouts(engine, agent, jitter=arguments.jitter)
-            digest = hashlib.sha256(repr(plain(groups)).encode()).hexdigest()
-            sys.stdout.write(f"{digest}\n")
+    found = asyncio.run(fingerprints(arguments.model, jitter=arguments.jitter))
+    sys.stdout.write("\n".join(found))
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

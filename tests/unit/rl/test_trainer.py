@@ -534,6 +534,7 @@ def test_a_wrong_return_type_is_found_before_the_first_step(files: Path, tmp_pat
 def test_the_paper_preset_trains(files: Path, tmp_path: Path) -> None:
     """With its sizes made small; texts of more than two sections lose their middle."""
     config = tiny_run(files, steps=1, preset="paper", objective={})
+    config["tasks"] = [{"tasks": ["small/colours"], "settings": {"sentences": 6}}]
     config["agent"]["settings"] |= {"max_sections": 2, "window": 256}
     config["validation"] = {"num": 2, "tasks": config["validation"]["tasks"]}
     config["rollout"] = {"prompts": 2, "group_size": 2, "driver": "lockstep"}
