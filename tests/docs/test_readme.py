@@ -232,8 +232,14 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first page leaves the compiled kernel for the others."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def shell(tmp_path: Path, embedded: Path, programs: Path) -> Shell:
+def shell(tmp_path: Path, embedded: Path, cache: Path, programs: Path) -> Shell:
     folder = tmp_path / "here"
     folder.mkdir()
     make_samples(folder)
@@ -244,6 +250,7 @@ def shell(tmp_path: Path, embedded: Path, programs: Path) -> Shell:
         "HOME": str(tmp_path),
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "XDG_DATA_HOME": str(embedded),
+        "XDG_CACHE_HOME": str(cache),
         "HF_HUB_OFFLINE": "1",
         "PIP_NO_INDEX": "1",
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -55,8 +55,9 @@ class Outcome(NamedTuple):
 class Cli:
     """Calls `memagent` with its own folder of runs and without settings of the environment."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, program: Path = MEMAGENT) -> None:
         self.state = state
+        self.program = program
 
     @property
     def runs(self) -> list[Path]:
@@ -71,7 +72,7 @@ class Cli:
         cwd: Path | None = None,
     ) -> Outcome:
         done = subprocess.run(
-            [MEMAGENT, *arguments],
+            [self.program, *arguments],
             input=stdin,
             capture_output=True,
             timeout=120,
@@ -89,7 +90,7 @@ class Cli:
         `via` is a command that becomes ours.
         """
         process = subprocess.Popen(
-            [*via, MEMAGENT, *arguments],
+            [*via, self.program, *arguments],
             stdin=stdin or subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

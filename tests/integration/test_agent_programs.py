@@ -241,6 +241,7 @@ async def trained(folder: Path, agent: str, *, steps: int) -> dict[str, float]:
     function.write_text(ONE_CALL_FUNCTION)
     values = tiny_run(
         folder,
+        seed=4,  # the two rollouts of a group get different rewards
         steps=steps,
         warm_start=None,
         validation=None,

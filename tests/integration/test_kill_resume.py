@@ -57,6 +57,12 @@ answer = "<memory>{memory}</memory> <question>{question}</question> Answer."
 """
 
 
+@pytest.fixture
+def cli(cli: Cli, memagent: Path) -> Cli:
+    """Forked from a process with its imports: most tests start several."""
+    return Cli(cli.state, memagent)
+
+
 # --- kill -9 --------------------------------------------------------------------------------------
 
 
@@ -67,7 +73,8 @@ def test_many_kills_cost_at_most_a_call_each_and_leave_the_trace_as_it_was(
     text.write_text(story(22_500, seed=5))
     command = ("ask", text, "-q", QUESTION, "--json", *SMALL_SECTIONS)
     with running(log=tmp_path / "whole.jsonl", reply="echo") as endpoint:
-        whole = one_trace(cli(*command, "--base-url", endpoint.base_url))
+        as_users_start_it = Cli(cli.state)
+        whole = one_trace(as_users_start_it(*command, "--base-url", endpoint.base_url))
     assert 55 <= whole.num_chunks <= 65
 
     run = tmp_path / "run"
@@ -445,7 +452,7 @@ def kill_again_and_again(
             time.sleep(rng.uniform(0, 0.045))
             assert process.poll() is None, "the reading was over before it could be killed"
             process.kill()
-            process.wait()
+            process.communicate()  # its output is closed when it is gone
         kills.append(tuple(len(trace.steps) for trace in Trace.load(run)))
     return kills
 

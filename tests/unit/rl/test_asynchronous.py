@@ -58,7 +58,7 @@ def train(values: dict[str, Any], run: Path, callbacks: TrainingCallbacks | None
 def tasks_by_step(run: Path) -> dict[int, set[str]]:
     return {
         int(path.stem.removeprefix("step-")): {
-            json.loads(line)["task_id"] for line in path.read_text().splitlines()
+            json.loads(line)["task_id"] for line in path.read_bytes().splitlines()
         }
         for path in sorted((run / "samples").glob("step-*.jsonl"))
     }

@@ -119,14 +119,14 @@ def test_a_run_writes_metrics_samples_answers_checkpoints_and_a_model(whole: Pat
                  "grad_norm", "lr", "agent/memory_tokens", "speed/rollout_tokens",
                  "speed/update_tokens", "time/rollout", "time/update"):  # fmt: skip
         assert name in step, name
-    samples = (whole / "samples" / "step-000001.jsonl").read_text().splitlines()
+    samples = (whole / "samples" / "step-000001.jsonl").read_bytes().splitlines()
     assert len(samples) == 2
     first, second = map(json.loads, samples)
     assert {"question", "answers", "reward", "record"} <= first.keys()
     assert first["task_id"] == second["task_id"], "rollouts of a group are saved together"
     rewards = first["group_rewards"]
     assert first["advantage"] == first["reward"] - sum(rewards) / len(rewards)
-    assert len((whole / "validation" / "step-000002.jsonl").read_text().splitlines()) == 6
+    assert len((whole / "validation" / "step-000002.jsonl").read_bytes().splitlines()) == 6
     assert not list((whole / "rollouts").iterdir()), "all of them are in a checkpoint"
     newest = latest_checkpoint(whole)
     assert newest is not None

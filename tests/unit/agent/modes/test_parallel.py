@@ -497,6 +497,12 @@ def test_a_line_that_is_no_question_is_named(line: str, tmp_path: Path) -> None:
         read_questions(file)
 
 
+def test_a_question_may_hold_any_character_that_json_allows(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_bytes('"Who\u2028or what?"\r\n\n{"question": "Why\x85?"}\n'.encode())
+    assert read_questions(file) == ["Who\u2028or what?", "Why\x85?"]
+
+
 def test_a_file_without_questions_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text("\n")
