@@ -86,6 +86,12 @@ class IdleModel:
     def weights_changed(self) -> None:
         """It has none."""
 
+    def free_memory(self) -> None:
+        """It has none."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
 
 def open_idle(name: str, *, rate: float, ops: int) -> tuple[LocalEngine, IdleModel]:
     """An engine with the tokenizer of a pulled GGUF model, and the model in it."""

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from memagent.errors import ConfigError, RunError
-from memagent.extras import require
+from memagent.extras import hidden, require
 from memagent.files import reason_of, write_atomically
 from memagent.jsonl import LineFile, read_lines, truncate
 
@@ -202,7 +202,8 @@ class _TensorBoard:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._events = event_pb2
-        self._writer = EventFileWriter(str(folder))
+        with hidden("tensorflow"):  # it would be loaded only to write files
+            self._writer = EventFileWriter(str(folder))
         self.rewind(kept, cut)
 
     def rewind(self, kept: Sequence[dict[str, Any]], cut: Sequence[dict[str, Any]]) -> None:

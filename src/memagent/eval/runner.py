@@ -10,7 +10,8 @@
 
 More items are in flight than calls are allowed at once, so that a free slot is taken at once. A failed
 item is a record with a score of 0. A run stops at a limit, on Ctrl-C, or when the engine fails again and
-again; finished items are kept then, and so are the replies of unfinished ones.
+again; finished items are kept then, and so are the replies of unfinished ones. Items that failed with the
+machine, as for lack of memory, have no record: a resumed run asks them again.
 
 Runs of a suite are opened by `memagent.eval.setup`. Examples that are in memory already, such as those
 that training validates with, need no suite:
@@ -52,6 +53,7 @@ from memagent.errors import (
     EngineError,
     EngineRefused,
     LimitReached,
+    MachineError,
     MemagentError,
     RunNotWritable,
 )
@@ -76,6 +78,8 @@ LEAST_FAILURES = 16
 """This many failed calls in a row, or two per concurrent call if that is more, are an outage."""
 TAIL_FAILURES = 4
 """This many items that fail at the very end, with no answer after them, are an outage too."""
+MACHINE_FAILURES = 4
+"""This many failed calls in a row are an outage if the last one failed with the machine."""
 TRACEBACK_LINES = 6
 MAX_TEXT_TOKENS = 256_000_000
 """Tokens of all texts in flight, for the sake of memory: a token takes about ten bytes."""
@@ -107,6 +111,19 @@ class _Attempt(NamedTuple):
 
     method: OpenMethod
     sample: int
+
+
+class _Suspect(NamedTuple):
+    """An item that failed, perhaps with the engine."""
+
+    name: str
+    record: ItemRecord
+    error: BaseException | None
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether it cannot be the item's own fault."""
+        return isinstance(self.error, MachineError)
 
 
 class ExampleFeed(Protocol):
@@ -165,8 +182,9 @@ class Evaluation:
         self._on_call: OnCall | None = None
         self._calls = CallLog(None)
         self._disk = ThreadPoolExecutor(1)  # one: records are written one after the other
-        self._suspects: list[tuple[str, ItemRecord]] = []
-        """Items that failed since the last reply: their own fault only if a later call succeeds."""
+        self._suspects: list[_Suspect] = []
+        """Items that failed since the last reply, their own fault only if a later call succeeds, and all that
+        failed with the machine."""
         self._stopped: MemagentError | None = None
         for number, record in enumerate(run.records if run else (), start=1):
             found = parse_item(record, f"{run and run.path}: line {number} of its journal")
@@ -295,9 +313,11 @@ class Evaluation:
         except LimitReached as reached:
             self._stopped = self._stopped or reached
             return
-        if isinstance(error, EngineError | EngineRefused) and method.gate.num_failed_in_a_row:
-            self._suspects.append((name, record))
-            if method.gate.num_failed_in_a_row >= self._max_failures:
+        if _is_suspect(error, method.gate):
+            suspect = _Suspect(name, record, error)
+            self._suspects.append(suspect)
+            most = MACHINE_FAILURES if suspect.is_unanswered else self._max_failures
+            if method.gate.num_failed_in_a_row >= most:
                 self._stopped = self._last_error()
             return
         if record.status == "ok":
@@ -399,9 +419,11 @@ class Evaluation:
     # --- writing -------------------------------------------------------------------------------
 
     async def _write_suspects(self) -> None:
-        suspects, self._suspects = self._suspects, []
-        for name, record in suspects:
-            await self._write(name, record)
+        """Write the items that failed through their own fault."""
+        suspects = [one for one in self._suspects if not one.is_unanswered]
+        self._suspects = [one for one in self._suspects if one.is_unanswered]
+        for one in suspects:
+            await self._write(one.name, one.record)
 
     async def _write(self, name: str, record: ItemRecord) -> None:
         if self.run is not None:
@@ -425,7 +447,9 @@ class Evaluation:
         )
 
     def _is_outage(self) -> bool:
-        """Whether the last items failed because the engine did, and not through their own fault."""
+        """Whether items failed because the engine did, and not through their own fault."""
+        if any(one.is_unanswered for one in self._suspects):
+            return True
         is_refused = isinstance(self._last_error(), EngineRefused)  # a refusal is no outage
         if any(method.gate.num_answered for method in self.methods):
             return not is_refused and len(self._suspects) >= TAIL_FAILURES
@@ -433,6 +457,7 @@ class Evaluation:
 
     def _last_error(self) -> MemagentError:
         errors = [method.gate.last_error for method in self.methods if method.gate.last_error]
+        errors += [one.error for one in self._suspects if isinstance(one.error, MachineError)]
         return errors[-1]
 
 
@@ -597,6 +622,13 @@ def _check_notes(context: Context) -> None:
         raise ValueError(
             f"the notes of the method {context.method} must be plain JSON: {error}"
         ) from None
+
+
+def _is_suspect(error: BaseException | None, gate: EngineGate) -> bool:
+    """Whether an item may have failed with the engine."""
+    if isinstance(error, MachineError):
+        return True
+    return isinstance(error, EngineError | EngineRefused) and gate.num_failed_in_a_row > 0
 
 
 def _without_example(item: Item, attempt: _Attempt, seed: int, error: Exception) -> ItemRecord:

@@ -16,7 +16,7 @@ from memagent.agent.trace import Step, Trace
 from memagent.data.example import Example
 from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.base import BaseEngine
-from memagent.errors import EngineError, LimitReached, RunError
+from memagent.errors import EngineError, LimitReached, MachineError, RunError
 from memagent.eval.calls import CALLS, CallLog, EngineGate, ItemEngine, LoggedReply
 from memagent.eval.items import EvalPlan, ExamplePool, plan_items
 from memagent.eval.methods import Context, MethodSettings, open_method
@@ -35,11 +35,18 @@ MESSAGES: list[Message] = [{"role": "user", "content": "Who?"}]
 class Counting(BaseEngine):
     """Gives every prompt the same reply, after a moment; the calls in `fails` fail."""
 
-    def __init__(self, *, fails: Sequence[int] = (), seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        fails: Sequence[int] = (),
+        seconds: float = 0.0,
+        kind: type[EngineError] = EngineError,
+    ) -> None:
         self.model, self.tokenizer = "counting", "bytes"
         self.num_calls = self.num_in_flight = self.most_in_flight = 0
         self._fails = frozenset(fails)
         self._seconds = seconds
+        self._kind = kind
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         self.num_calls += 1
@@ -49,7 +56,7 @@ class Counting(BaseEngine):
         await asyncio.sleep(self._seconds)
         self.num_in_flight -= 1
         if number in self._fails:
-            raise EngineError(f"call {number} failed")
+            raise self._kind(f"call {number} failed")
         return Completion(text=f"reply {sampling.seed}", usage=Usage(calls=1, prompt_tokens=7))
 
     async def aclose(self) -> None:
@@ -182,6 +189,57 @@ def test_an_outage_at_the_very_end_or_after_a_restart_blames_no_item_either(tmp_
     with open_run(tmp_path / "run", {}) as run:
         found = evaluate(Counting(), make(9), run=run)
     assert [record.status for record in found] == ["ok"] * 9
+
+
+def test_a_machine_that_fails_stops_the_run_after_a_few_calls(tmp_path: Path) -> None:
+    engine = Counting(fails=range(11, 1000), kind=MachineError, seconds=0.001)
+    with new_run(tmp_path / "run") as run, pytest.raises(MachineError, match="failed"):
+        evaluate(engine, make(200), run=run, concurrency=64)
+    assert [record.status for record in read_items(tmp_path / "run")] == ["ok"] * 10
+    assert engine.num_calls <= 10 + 97, "what was in flight, and nothing after it"
+
+
+def test_items_that_failed_with_the_machine_are_no_wrong_answers_and_asked_again(
+    tmp_path: Path,
+) -> None:
+    whole = evaluate(Counting(), make(12))
+    engine = Counting(fails=[3, 4, 7], kind=MachineError)
+    with new_run(tmp_path / "run") as run, pytest.raises(MachineError, match="call 7 failed"):
+        evaluate(engine, make(12), run=run)
+    assert engine.num_calls == 12, "the engine answers again, so the others are asked"
+    assert [record.status for record in read_items(tmp_path / "run")] == ["ok"] * 9
+    again = Counting()
+    with open_run(tmp_path / "run", {}) as run:
+        found = evaluate(again, make(12), run=run)
+    assert again.num_calls == 3
+    assert [(one.key, one.answer) for one in found] == [(one.key, one.answer) for one in whole]
+
+
+def test_what_an_item_had_read_before_the_machine_failed_is_not_read_again(tmp_path: Path) -> None:
+    alone = Counting()
+    evaluate(alone, make(1), methods=["reader"])
+    assert alone.num_calls > 2
+    with new_run(tmp_path / "run") as run, pytest.raises(MachineError):
+        evaluate(Counting(fails=[3], kind=MachineError), make(1), methods=["reader"], run=run)
+    rest = Counting()
+    with open_run(tmp_path / "run", {}) as run:
+        (record,) = evaluate(rest, make(1), methods=["reader"], run=run)
+    assert (record.status, rest.num_calls) == ("ok", alone.num_calls - 2)
+
+
+def test_an_item_of_its_own_fault_is_written_beside_those_that_failed_with_the_machine(
+    tmp_path: Path,
+) -> None:
+    class Mixed(Counting):
+        async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+            self._kind = MachineError if self.num_calls == 2 else EngineError
+            return await super().complete(messages, sampling)
+
+    with new_run(tmp_path / "run") as run, pytest.raises(MachineError, match="call 3 failed"):
+        evaluate(Mixed(fails=[3, 5]), make(8), run=run, concurrency=1)
+    found = list(read_items(tmp_path / "run"))
+    assert sorted(record.status for record in found) == ["failed"] + ["ok"] * 6
+    assert [record.error for record in found if record.error] == ["call 5 failed"]
 
 
 def test_an_item_has_one_seed_for_all_methods_and_other_items_have_others(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from memagent.agent.prompts import closed_book_messages
 from memagent.config import Settings
 from memagent.data.example import Example
 from memagent.data.formats.files import read_examples
-from memagent.errors import EngineError, EngineRefused, RunError
+from memagent.errors import EngineError, EngineRefused, MachineError, RunError
 from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Match, grade
 from memagent.runs import Run, stored_usage
 from memagent.types import Completion, Engine, Message, Sampling, Usage
@@ -261,7 +261,7 @@ class _Screening:
         except (EngineError, EngineRefused) as error:
             self.last_error = error
             self._num_failed_in_a_row += 1
-            if self._num_failed_in_a_row >= STOP_AFTER:
+            if isinstance(error, MachineError) or self._num_failed_in_a_row >= STOP_AFTER:
                 raise
             failures.append(str(error))
             return None

@@ -23,8 +23,8 @@ import torch
 from transformers import AutoModel, PreTrainedTokenizerFast
 
 from memagent.engines.embedding import Embedder, Vector
-from memagent.engines.local.loading import quietly
-from memagent.errors import ConfigError
+from memagent.engines.local.loading import is_out_of_memory, quietly
+from memagent.errors import ConfigError, MachineError
 
 TOKENS_PER_BATCH = 8192
 """Tokens of texts that are encoded together, padding included."""
@@ -69,7 +69,14 @@ class LocalEmbedder(Embedder):
 
     async def embed(self, texts: Sequence[str], *, is_query: bool = False) -> list[Vector]:
         prompt = self._prompts["query" if is_query else "passage"]
-        return await asyncio.to_thread(self._embed, [prompt + text for text in texts])
+        try:
+            return await asyncio.to_thread(self._embed, [prompt + text for text in texts])
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        raise MachineError(
+            f"the embedding model {self.name} ran out of memory; lower `cache_gb` of the model beside it"
+        )
 
     async def aclose(self) -> None:
         """Nothing to free: the model goes with the object."""

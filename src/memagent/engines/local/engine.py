@@ -30,6 +30,7 @@ import os
 import secrets
 import sys
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -42,14 +43,21 @@ import torch
 from memagent.config import LocalConfig
 from memagent.engines import store
 from memagent.engines.base import BaseEngine
-from memagent.engines.local.generator import Generator
+from memagent.engines.local.generator import BatchOutOfMemory, Generator
 from memagent.engines.local.kept.disk import KeptText, TextFiles
 from memagent.engines.local.kept.keys import weights_key
 from memagent.engines.local.kept.texts import KeptTexts
 from memagent.engines.local.loading import LoadedModel, is_out_of_memory, load, with_quick_encoder
 from memagent.engines.local.scheduler import GenerationRequest
 from memagent.engines.local.streaming import TextStream
-from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError, PromptTooLong
+from memagent.errors import (
+    ConfigError,
+    EngineError,
+    EngineRefused,
+    MachineError,
+    MemagentError,
+    PromptTooLong,
+)
 from memagent.names import nearest
 from memagent.types import Completion, KeptSizes, Message, Sampling, Usage
 
@@ -147,6 +155,8 @@ class LocalEngine(BaseEngine):
         """While above 0 nothing is computed, so that requests start together."""
         self._wants_fresh = False
         self._thread: threading.Thread | None = None
+        self._ending = threading.Lock()
+        """Guards what happens after the thread has ended."""
 
     @property
     def public_name(self) -> str:
@@ -309,25 +319,33 @@ class LocalEngine(BaseEngine):
         return self._generator.keeper.sizes() if self._generator.keeper else []
 
     async def aclose(self) -> None:
-        """Stop the thread; running requests fail. Kept texts are put on disk."""
+        """Stop the thread; running requests fail. Kept texts are put on disk, and the cache is freed."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        if self._thread:
-            await asyncio.to_thread(self._thread.join)
-            self._thread = None
-            if self._generator.keeper:
-                await asyncio.to_thread(self._generator.keeper.save)
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        """Wait for the thread, and free what it used."""
+        with self._ending:
+            if self._thread:
+                self._thread.join()
+                self._thread = None
+                if self._generator.keeper:
+                    self._generator.keeper.save()
+            self._generator.close()
 
     def _open_kept(self, config: LocalConfig, cache_gb: float) -> KeptTexts:
+        engine, model = weakref.ref(self), self._loaded.model
+
         def dropped(text: KeptText) -> None:
-            if self.on_drop:
-                self.on_drop(text.source, text.num_bytes)
+            if (owner := engine()) and owner.on_drop:
+                owner.on_drop(text.source, text.num_bytes)
 
         max_bytes = int(config.keep_disk_gb * 2**30)
         return KeptTexts(
             model=self.model,
-            key=lambda: weights_key(self._loaded.model),
+            key=lambda: weights_key(model),
             files=TextFiles(max_bytes=max_bytes, on_drop=dropped) if max_bytes else None,
             max_memory_bytes=int(config.keep_memory_gb * 2**30),
             max_named_tokens=_num_slots(
@@ -379,7 +397,7 @@ class LocalEngine(BaseEngine):
     def _submit(self, request: GenerationRequest, listener: _Listener) -> None:
         with self._changed:
             if self._is_closed:
-                raise EngineError("the engine is closed")
+                raise MachineError("the engine is closed")
             self._inbox.append(request)
             self._listeners[request] = listener
             if self._thread is None:
@@ -463,13 +481,16 @@ class LocalEngine(BaseEngine):
         while self._take_requests():
             try:
                 finished = self._generator.step()
+            except BatchOutOfMemory as error:  # the others may need less
+                self._fail(_out_of_memory(), error.requests)
+                continue
             except Exception as error:  # no request may wait for a thread that has died
                 self._fail(_as_engine_error(error))
                 continue
             for request in finished:
                 if listener := self._listeners.pop(request, None):
                     listener.succeed(request)
-        self._fail(EngineError("the engine was closed"))
+        self._fail(MachineError("the engine was closed"))
 
     def _take_requests(self) -> bool:
         """Queue new requests, waiting for one if there is no other work; False when closed."""
@@ -499,10 +520,13 @@ class LocalEngine(BaseEngine):
         if listener := self._listeners.get(request):
             listener.sampled(request, count)
 
-    def _fail(self, error: MemagentError) -> None:
-        for request in self._generator.abort():
+    def _fail(
+        self, error: EngineError, requests: Sequence[GenerationRequest] | None = None
+    ) -> None:
+        """Fail these requests, or all, each with an error of its own: one that is raised holds its frames."""
+        for request in self._generator.abort(requests):
             if listener := self._listeners.pop(request, None):
-                listener.fail(error)
+                listener.fail(type(error)(str(error)))
 
 
 _Sampled = tuple[int, float, bool]
@@ -664,9 +688,17 @@ def _memory_bytes(device: torch.device) -> float:
         return float("inf")
 
 
-def _as_engine_error(error: Exception) -> MemagentError:
+def _as_engine_error(error: Exception) -> EngineError:
     if is_out_of_memory(error):
-        return EngineError(
-            "the model ran out of memory; lower `cache_gb`, `max_running` or `window`"
-        )
-    return EngineError(f"the local model failed: {type(error).__name__}: {error}")
+        return _out_of_memory()
+    kind = MachineError if _is_gpu_failure(error) else EngineError
+    return kind(f"the local model failed: {type(error).__name__}: {error}")
+
+
+def _out_of_memory() -> MachineError:
+    return MachineError("the model ran out of memory; lower `cache_gb`, `max_running` or `window`")
+
+
+def _is_gpu_failure(error: Exception) -> bool:
+    """Whether the GPU or its driver failed; in this process it stays so."""
+    return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)

@@ -10,12 +10,14 @@ Synchronous and single-threaded; `engine.py` runs it in a dedicated thread.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from memagent.engines.local.kept.keeper import CacheKeeper
 from memagent.engines.local.kept.texts import KeptTexts
+from memagent.engines.local.loading import is_out_of_memory
 from memagent.engines.local.model import CachedModel
 from memagent.engines.local.sampling import SampledTokens, has_filter
 from memagent.engines.local.scheduler import GenerationRequest, Piece, Scheduler
@@ -29,6 +31,26 @@ EndsText = Callable[[GenerationRequest], bool]
 """Whether a reply contains one of its stop texts."""
 OnTokens = Callable[[GenerationRequest, int], None]
 """Called with a request and its number of new tokens, after `finish_reason` is set."""
+MIN_BATCH_TOKENS = 64
+"""Batches are not made smaller than this for lack of memory."""
+GROW_AFTER_STEPS = 500
+"""After this many steps without a lack of memory, batches of twice the size are tried again."""
+
+
+def _never(request: GenerationRequest) -> bool:
+    return False
+
+
+def _ignored(request: GenerationRequest, count: int) -> None:
+    """Nobody waits for single tokens."""
+
+
+class BatchOutOfMemory(Exception):
+    """The smallest batch does not fit the memory."""
+
+    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
+        super().__init__("out of memory")
+        self.requests = requests
 
 
 class GenerationModel(Protocol):
@@ -54,6 +76,14 @@ class GenerationModel(Protocol):
         """The values of parameters have changed."""
         ...
 
+    def free_memory(self) -> None:
+        """Free what can be computed or allocated again, after a step that ran out of memory."""
+        ...
+
+    def close(self) -> None:
+        """Free the cache and everything else on the device but the weights. `run` is not called any more."""
+        ...
+
 
 class Generator:
     """Generates replies to many requests at once."""
@@ -68,8 +98,8 @@ class Generator:
         max_running: int = 64,
         gguf: Path | None = None,
         native: bool = True,
-        ends_text: EndsText = lambda request: False,
-        on_tokens: OnTokens = lambda request, count: None,
+        ends_text: EndsText = _never,
+        on_tokens: OnTokens = _ignored,
         kept: KeptTexts | None = None,
     ) -> None:
         self.policy_version = 0
@@ -77,6 +107,9 @@ class Generator:
         self._eos_ids = frozenset(eos_ids)
         self._ends_text = ends_text
         self._on_tokens = on_tokens
+        self._max_batch_tokens = max_batch_tokens
+        self._num_steps_since = 0
+        """Steps since batches became smaller or larger."""
         self.scheduler = Scheduler(
             num_slots,
             max_batch_tokens=max_batch_tokens,
@@ -119,13 +152,21 @@ class Generator:
     def step(self) -> list[GenerationRequest]:
         """One step of all requests; returns those that finished.
 
-        A model may sample several tokens per reply in one step.
+        A model may sample several tokens per reply in one step. A batch that does not fit the memory is tried
+        again in smaller ones; raises BatchOutOfMemory if the smallest does not fit either.
         """
-        steps = self._num_steps()
-        pieces = self.scheduler.next_pieces(steps)
-        if not pieces:
-            return []
-        sampled = self._model.run(pieces, steps)
+        is_freed = False
+        while True:
+            steps = self._num_steps()
+            pieces = self.scheduler.next_pieces(steps)
+            if not pieces:
+                return []
+            sampled = self._sampled(pieces, steps)
+            if sampled is not None:
+                break
+            self._make_room(pieces, is_freed=is_freed)
+            is_freed = True
+        self._grow()
         self.num_computed_tokens += sum(piece.length for piece in pieces)
         for piece in pieces:
             self.scheduler.computed(piece)
@@ -149,13 +190,57 @@ class Generator:
         self._model.weights_changed()
         self.policy_version = self.policy_version + 1 if policy_version is None else policy_version
 
-    def abort(self) -> list[GenerationRequest]:
-        """Cancel all waiting and running requests, as after a failure; returns them."""
-        aborted = [*self.scheduler.running, *self.scheduler.waiting]
-        for request in aborted:
+    def abort(
+        self, requests: Sequence[GenerationRequest] | None = None
+    ) -> Sequence[GenerationRequest]:
+        """Cancel requests, as after a failure; by default all that wait or run. Returns them."""
+        if requests is None:
+            requests = [*self.scheduler.running, *self.scheduler.waiting]
+        for request in requests:
             request.is_cancelled = True
         self.scheduler.drop_cancelled()
-        return aborted
+        return requests
+
+    def close(self) -> None:
+        """Free the cache and everything else on the device but the weights. Nothing is computed any more.
+
+        No callback is kept, so that the weights are freed with the last reference to the engine.
+        """
+        self._ends_text, self._on_tokens = _never, _ignored
+        self.scheduler.keeper = None
+        if self.keeper:
+            self.keeper.close()
+        self._model.close()
+
+    def _sampled(
+        self, pieces: Sequence[Piece], steps: int
+    ) -> list[tuple[GenerationRequest, SampledTokens]] | None:
+        """What the model samples; None where the memory does not suffice."""
+        try:
+            return self._model.run(pieces, steps)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            traceback.clear_frames(error.__traceback__)  # they hold tensors
+            return None
+
+    def _make_room(self, pieces: Sequence[Piece], *, is_freed: bool) -> None:
+        """Free memory, and halve the batches from now on."""
+        num_tokens = sum(piece.length for piece in pieces)
+        self._model.free_memory()
+        if num_tokens > MIN_BATCH_TOKENS:
+            self.scheduler.shrink(max(num_tokens // 2, MIN_BATCH_TOKENS))
+            self._num_steps_since = 0
+        elif is_freed:
+            raise BatchOutOfMemory(list(dict.fromkeys(piece.request for piece in pieces)))
+
+    def _grow(self) -> None:
+        """Try larger batches again, a long time after they became smaller."""
+        limit = self.scheduler.max_batch_tokens
+        self._num_steps_since += 1
+        if limit < self._max_batch_tokens and self._num_steps_since >= GROW_AFTER_STEPS:
+            self.scheduler.max_batch_tokens = min(2 * limit, self._max_batch_tokens)
+            self._num_steps_since = 0
 
     def _num_steps(self) -> int:
         """How many tokens of each reply to sample in the next step."""

@@ -500,11 +500,13 @@ def _memory_errors(source: str, device: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of torch or Python means out of memory."""
+    """Whether an error of torch or Python means out of memory, or was raised on the way out of one that does."""
     import torch
 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    # torch on the CPU and mmap say it only in the message
-    words = ("allocate memory", "not enough memory", "out of memory")
+    if error.__context__ is not None and is_out_of_memory(error.__context__):
+        return True
+    # torch on the CPU, mmap and cuBLAS say it only in the message
+    words = ("allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
     return isinstance(error, (RuntimeError, OSError)) and any(word in str(error) for word in words)

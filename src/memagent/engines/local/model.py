@@ -10,11 +10,13 @@ all requests are packed into one row, and attention reads slices of the cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from memagent.engines.local.cuda.memory import free_reserve
 from memagent.engines.local.sampling import SampledTokens, sample
 from memagent.engines.local.scheduler import GROW_SLOTS, GenerationRequest, Piece, SlotRun
 
@@ -101,6 +103,16 @@ class CachedModel:
 
     def weights_changed(self) -> None:
         """Nothing derived from the weights is cached."""
+
+    def free_memory(self) -> None:
+        """Give back memory that torch keeps in reserve."""
+        free_reserve(self.device)
+
+    def close(self) -> None:
+        """Free the cache; its shape stays known."""
+        self.cache = self.cache.to("meta")
+        with suppress(torch.AcceleratorError):  # of a GPU that has failed
+            self.free_memory()
 
     @torch.inference_mode()
     def step(self, pieces: Sequence[Piece]) -> torch.Tensor:

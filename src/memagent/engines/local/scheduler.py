@@ -174,7 +174,8 @@ class Scheduler:
             if budget > 0 and (piece := self._prompt_piece(request, budget)):
                 pieces.append(piece)
                 budget -= piece.length
-        while budget > 0 and self.waiting and len(self.running) < self._max_running:
+        most = min(self._max_running, self.max_batch_tokens)
+        while budget > 0 and self.waiting and len(self.running) < most:
             if not self._admit(self.waiting[0]):
                 break
             request = self.waiting.popleft()
@@ -213,6 +214,12 @@ class Scheduler:
     def preempt_all(self) -> None:
         """Have all running requests wait, in their order; what they computed is computed again."""
         for request in reversed(self.running[:]):
+            self._preempt(request)
+
+    def shrink(self, max_batch_tokens: int) -> None:
+        """Compute at most so many tokens a step; of more running requests the youngest wait."""
+        self.max_batch_tokens = max_batch_tokens
+        for request in reversed(self.running[max_batch_tokens:]):
             self._preempt(request)
 
     def drop_cancelled(self) -> None:

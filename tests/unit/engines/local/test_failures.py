@@ -77,6 +77,9 @@ async def main():
     short, long = [5, 6, 7], [100 + n % 400 for n in range(450)]
     async with LocalEngine(loaded, LocalConfig(cache_gb=0.01)) as engine:
         first = await engine.generate(short, Sampling(max_tokens=4))
+        limit(160_000_000)
+        in_parts = await engine.generate([3, *long], Sampling(max_tokens=4))
+        print("in parts:", len(in_parts.completion_ids))
         limit(50_000_000)
         calls = [engine.generate([n, *long], Sampling(max_tokens=4)) for n in (1, 2)]
         for result in await asyncio.gather(*calls, return_exceptions=True):
@@ -97,7 +100,7 @@ asyncio.run(main())
 def test_a_machine_without_memory_fails_requests_and_the_engine_keeps_running(
     tmp_path: Path,
 ) -> None:
-    # one step of the long prompt needs 180 MB for a layer, the short one next to nothing
+    # a step of the whole long prompt needs 180 MB for one of several activations, the smallest batch 26 MB
     wide = make_tiny_model(tmp_path / "wide", "llama", intermediate_size=100_000)
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(wide)], capture_output=True, text=True, timeout=120
@@ -106,6 +109,7 @@ def test_a_machine_without_memory_fails_requests_and_the_engine_keeps_running(
     out_of_memory = "the model ran out of memory; lower `cache_gb`, `max_running` or `window`"
     assert done.stdout.splitlines() == [
         "open: a cache of 0.5 GB does not fit the memory of cpu beside the model; lower `cache_gb`",
+        "in parts: 4",
         f"step: {out_of_memory}",
         f"step: {out_of_memory}",
         "after: 4 0",

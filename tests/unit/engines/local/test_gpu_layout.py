@@ -112,6 +112,8 @@ def test_a_stop_text_is_found_among_several_tokens() -> None:
         _on_tokens=lambda request, count: counts.append(count),
         scheduler=Scheduler(512, max_batch_tokens=64, max_running=4),
         num_computed_tokens=0,
+        _max_batch_tokens=64,
+        _num_steps_since=0,
     )
     stopped = generator.submit([1, 2], Sampling(max_tokens=40, stop=("x",)), seed=0)
     free = generator.submit([3], Sampling(max_tokens=20), seed=0)

@@ -68,6 +68,12 @@ class CpuModel(CachedModel):
         """Drop packed matrices whose parameters have changed, and look up all addresses again."""
         self._bind()
 
+    def close(self) -> None:
+        """Free the cache and the packed matrices."""
+        self._native = None  # it holds the cache
+        self._packed = {}
+        super().close()
+
     @torch.inference_mode()
     def step(self, pieces: Sequence[Piece]) -> torch.Tensor:
         """Compute the pieces; the logits of the last token of each completed prompt."""

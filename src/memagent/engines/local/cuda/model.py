@@ -16,6 +16,7 @@ the graphs again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from memagent.engines.local.cuda.layout import (
     reply_inputs,
     reply_layout,
 )
+from memagent.engines.local.cuda.memory import free_reserve, free_workspaces
 from memagent.engines.local.cuda.sizes import Heads, Parts
 from memagent.engines.local.sampling import (
     SampledTokens,
@@ -86,6 +88,7 @@ class GpuModel:
         """Of the previous round."""
         self._graphs: dict[int, _Graph] = {}
         self._graph_pool: Any = None
+        self._warm_up_stream: torch.cuda.Stream | None = None
         self._addresses = self._parameter_addresses()
 
     @torch.inference_mode()
@@ -118,6 +121,19 @@ class GpuModel:
         if addresses != self._addresses:
             self._addresses = addresses
             self._forget_graphs()
+
+    def free_memory(self) -> None:
+        """Drop the captured graphs, and give memory that torch holds in reserve back."""
+        self._layout = None  # it may not have reached the buffers
+        self._forget_graphs()
+        free_reserve(self.device)
+
+    def close(self) -> None:
+        """Free the cache, the buffers and the graphs; their shapes stay known."""
+        self.cache = self.cache.to("meta")
+        self._replies = _Buffers(self._heads, 1, torch.device("meta"))
+        with suppress(torch.AcceleratorError):  # of a GPU that has failed
+            self.free_memory()
 
     # --- prompts -------------------------------------------------------------------------------
 
@@ -213,16 +229,19 @@ class GpuModel:
         """
         buffers = self._replies
         kept = (buffers.ids.clone(), buffers.positions.clone(), buffers.step.clone())
-        stream = torch.cuda.Stream(self.device)
+        # always the same one: torch holds memory in reserve for each
+        stream = self._warm_up_stream = self._warm_up_stream or torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(2):
                 self._reply_step(rows)
                 buffers.restore(*kept)
         torch.cuda.current_stream(self.device).wait_stream(stream)
+        free_workspaces(self.device)  # so that the graph has one in its own pool
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._graph_pool, capture_error_mode="thread_local"):
             logits = self._reply_step(rows)
+        free_workspaces(self.device)  # that one is freed with the pool
         self._graph_pool = self._graph_pool or graph.pool()
         self._graphs[rows] = (graph, logits)
         return graph, logits
