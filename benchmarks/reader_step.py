@@ -6,9 +6,11 @@ replies have a fixed length, so that both models sample the same number of token
 
     base      replies by the embedded engine on the model without an adapter
     adapter   the same with the adapter merged into a copy of the weights, as training does
-    update    of the adapter, on the rollouts of `adapter`; groups beyond `--signal` have equal rewards
+    update    of the adapter, on the rollouts of `adapter`, once for each share of `--signal`: in so many groups
+              rewards differ, the others are not trained on
 
-Times are the best of several steps after a warm-up. Merging the adapter again is part of the update.
+Times are the best of several steps after a warm-up. Merging the adapter again is part of the update. Rollouts are
+sampled once for all shares.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +41,8 @@ from memagent.rl.weights.models import open_model
 from memagent.types import Sampling
 
 LR = 1e-6
+SIGNALS = (1.0, 0.5)
+"""Shares of groups with signal: all of them, and about what training shows."""
 
 
 class ReaderLoad(NamedTuple):
@@ -75,18 +80,24 @@ class StepSettings(NamedTuple):
     update: UpdateSettings
 
 
+class UpdateTime(NamedTuple):
+    """Seconds of an update on rollouts of which a share has signal."""
+
+    signal: float
+    update: float
+    metrics: dict[str, float]
+
+
 class ReaderTimes(NamedTuple):
     """Seconds of the parts of a step."""
 
     base: float
     adapter: float
-    update: float
-    metrics: dict[str, float]
+    updates: list[UpdateTime]
 
-    @property
-    def step(self) -> float:
-        """Rollouts with the adapter, and the update."""
-        return self.adapter + self.update
+    def step(self, of: UpdateTime) -> float:
+        """Rollouts with the adapter, and an update."""
+        return self.adapter + of.update
 
     @property
     def speed(self) -> float:
@@ -171,7 +182,7 @@ def _sample(request: GenerationRequest) -> Sample:
 
 
 def measure(
-    model: ModelSettings, load: ReaderLoad, *, signal: float, compiled: bool
+    model: ModelSettings, load: ReaderLoad, *, signals: Sequence[float], compiled: bool
 ) -> ReaderTimes:
     """Times of a step; `model` names an adapter, or the rank of a new one."""
     assert model.source is not None
@@ -188,23 +199,24 @@ def measure(
     config: Any = StepSettings(objective, UpdateSettings(max_tokens=load.max_tokens))
     policy = Policy(trained.model, compiled=compiled, temperature=RolloutSettings().temperature)
     optimizer = Optimizer(trained.parameters, OptimSettings(lr=LR), num_steps=100)
-    adapter_s, update_s = list[float](), list[float]()
-    metrics: dict[str, float] = {}
+
+    def learn(groups: list[Group], version: int) -> dict[str, float]:
+        found = update(config, policy, trained, groups, optimizer, None, policy_version=version)
+        merged.refresh()
+        adapter.generator.weights_changed()
+        return found
+
+    adapter_s = list[float]()
+    updates: list[list[UpdateTime]] = [[] for _ in signals]
     for version in range(load.repeats + 1):
         seconds, requests = adapter.timed()
-        groups = groups_of(requests, load, signal)
-
-        def learn(groups: list[Group] = groups, version: int = version) -> dict[str, float]:
-            found = update(config, policy, trained, groups, optimizer, None, policy_version=version)
-            merged.refresh()
-            adapter.generator.weights_changed()
-            return found
-
-        spent, metrics = timed(learn)
-        if version:  # the first one compiles
-            adapter_s.append(seconds)
-            update_s.append(spent)
-    return ReaderTimes(base_s, min(adapter_s), min(update_s), metrics)
+        adapter_s.append(seconds)
+        for found, signal in zip(updates, signals, strict=True):
+            groups = groups_of(requests, load, signal)
+            found.append(UpdateTime(signal, *timed(partial(learn, groups, version))))
+    # the first ones compile
+    best = [min(found[1:], key=lambda one: one.update) for found in updates]
+    return ReaderTimes(base_s, min(adapter_s[1:]), best)
 
 
 class Sampler:
@@ -244,7 +256,12 @@ def report(times: ReaderTimes, load: ReaderLoad) -> dict[str, Any]:
     """Print the times; the same as a record."""
     print(
         f"{load.groups} x {load.group_size} rollouts of {load.sections} sections: "
-        f"base {times.base:.2f} s, with the adapter {times.adapter:.2f} s ({times.speed:.0%} of the speed), "
-        f"update {times.update:.2f} s, step {times.step:.2f} s"
+        f"base {times.base:.2f} s, with the adapter {times.adapter:.2f} s ({times.speed:.0%} of the speed)"
     )
-    return {"load": load._asdict(), **times._asdict(), "speed": times.speed, "step": times.step}
+    for one in times.updates:
+        print(
+            f"{one.signal:.0%} of the groups with signal: update {one.update:.2f} s, step {times.step(one):.2f} s"
+        )
+    updates = [{**one._asdict(), "step": times.step(one)} for one in times.updates]
+    record = {"load": load._asdict(), **times._asdict(), "speed": times.speed}
+    return {**record, "updates": updates}

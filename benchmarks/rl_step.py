@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, get_args
 
 import torch
 
-from benchmarks.reader_step import SMALL, ReaderLoad, measure, report, timed
+from benchmarks.reader_step import SIGNALS, SMALL, ReaderLoad, measure, report, timed
 from benchmarks.train_step import (
     FULL,
     OBJECTIVE,
@@ -210,7 +210,11 @@ def main() -> None:
     parser.add_argument("--model", help="measure a step of this model and an adapter instead")
     parser.add_argument("--adapter", help="its folder; a new one of rank 16 when not given")
     parser.add_argument(
-        "--signal", type=float, default=0.6, help="share of groups whose rewards differ"
+        "--signal",
+        type=float,
+        nargs="+",
+        default=SIGNALS,
+        help="shares of groups whose rewards differ, each with an update of its own",
     )
     arguments = parser.parse_args()
     if not arguments.smoke and not torch.cuda.is_available():
@@ -221,7 +225,7 @@ def main() -> None:
         rank = None if arguments.adapter else 16
         model = ModelSettings(source=arguments.model, adapter=arguments.adapter, lora_rank=rank)
         reader = SMALL if arguments.smoke else ReaderLoad()
-        measured = measure(model, reader, signal=arguments.signal, compiled=compiled)
+        measured = measure(model, reader, signals=arguments.signal, compiled=compiled)
         print(json.dumps(report(measured, reader)))
         return
     how = {"compiled": compiled, "attention": arguments.attention}

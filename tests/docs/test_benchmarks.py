@@ -31,14 +31,19 @@ def test_a_step_of_a_reader_is_measured_with_and_without_an_adapter(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_tiny_model(tmp_path / "model", "llama")
-    options = ["--smoke", "--model", str(model), "--signal", "0.5"]
+    options = ["--smoke", "--model", str(model)]
     monkeypatch.setattr(sys, "argv", ["rl_step", *options])
     importlib.import_module("benchmarks.rl_step").main()
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    *lines, last = capsys.readouterr().out.splitlines()
+    result = json.loads(last)
     num_sampled = 8 * (4 * 6 + 4)
-    assert result["metrics"]["num_tokens"] == pytest.approx(num_sampled)
-    assert result["metrics"]["num_updates"] == 1
-    assert result["metrics"]["mismatch_max"] < 0.02
+    assert [one["signal"] for one in result["updates"]] == [1.0, 0.5]
+    for line, one in zip(lines[-2:], result["updates"], strict=True):
+        assert line.startswith(f"{one['signal']:.0%} of the groups with signal: update")
+        assert one["metrics"]["num_tokens"] == pytest.approx(num_sampled)
+        assert one["metrics"]["num_updates"] == 1
+        assert one["metrics"]["mismatch_max"] < 0.02
+        assert one["step"] == pytest.approx(result["adapter"] + one["update"])
     assert result["speed"] == pytest.approx(result["base"] / result["adapter"])
 
 
