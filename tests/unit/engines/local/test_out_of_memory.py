@@ -14,7 +14,7 @@ import torch
 
 from memagent.config import LocalConfig
 from memagent.engines.local import generator as generator_module
-from memagent.engines.local.cuda.model import GpuModel
+from memagent.engines.local.cuda.model import GpuModel, _Buffers
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.generator import MIN_BATCH_TOKENS, BatchOutOfMemory, Generator
 from memagent.engines.local.kept.keeper import CacheKeeper
@@ -106,11 +106,14 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does(model: Any) -> None:
 
 
 def test_of_too_many_replies_the_youngest_wait(model: Any) -> None:
-    given = prompts(*[12] * 150)
-    whole, _ = limited(model, fits=at_most(5000), max_running=150)
-    generator, machine = limited(model, fits=at_most(MIN_BATCH_TOKENS), max_running=150)
+    given = prompts(*[12] * 100)
+    settings: dict[str, Any] = {"max_batch_tokens": 2048, "max_running": 100}
+    whole, _ = limited(model, fits=at_most(5000), **settings)
+    generator, machine = limited(
+        model, fits=lambda p: not machine.sizes or at_most(MIN_BATCH_TOKENS)(p), **settings
+    )
     assert replies(generator, given) == replies(whole, given)
-    assert max(machine.sizes) == MIN_BATCH_TOKENS
+    assert machine.sizes[:3] == [1200, -100, 64]
 
 
 def test_larger_batches_are_tried_again_after_a_while(
@@ -181,11 +184,13 @@ def test_the_frames_of_a_failure_hold_no_memory_while_it_is_tried_again(model: A
     assert not any(alive), "even though somebody keeps the error"
 
 
-@pytest.mark.parametrize("kind", ["read", "capture"])
+@pytest.mark.parametrize(
+    ("part", "method"), [(GpuModel, "_read"), (GpuModel, "_generate"), (_Buffers, "fill_layout")]
+)
 def test_a_step_of_the_gpu_that_failed_halfway_gives_the_same_tokens(
-    model: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+    model: Any, monkeypatch: pytest.MonkeyPatch, part: Any, method: str
 ) -> None:
-    """Its replies may have been sampled, and its buffers filled, before the memory did not suffice."""
+    """Its replies may have been sampled, and some buffers filled, before the memory did not suffice."""
     given = prompts(90, 20, 140, 60, 200)
 
     def opened() -> Generator:
@@ -195,23 +200,20 @@ def test_a_step_of_the_gpu_that_failed_halfway_gives_the_same_tokens(
         return generator
 
     expected = replies(opened(), given)
-    num_failed = 0
-    method = {"read": "_read", "capture": "_generate"}[kind]
-    whole: Any = getattr(GpuModel, method)
+    num_calls = 0
+    whole = getattr(part, method)
 
-    def fails_at_times(self: GpuModel, *arguments: Any) -> Any:
-        nonlocal num_failed
-        num_failed += 1
-        if num_failed % 3 == 1:
-            if kind == "capture":
-                self._replies.ids.fill_(1)
+    def fails_at_times(self: Any, *arguments: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls % 3 == 1:
             raise torch.OutOfMemoryError("out of memory")
         return whole(self, *arguments)
 
-    monkeypatch.setattr(GpuModel, method, fails_at_times)
+    monkeypatch.setattr(part, method, fails_at_times)
     monkeypatch.setattr(generator_module, "MIN_BATCH_TOKENS", 8)
     assert replies(opened(), given) == expected
-    assert num_failed > 3
+    assert num_calls > 3
 
 
 # --- the engine -----------------------------------------------------------------------------------
