@@ -60,6 +60,11 @@ class Cli:
         self.program = program
 
     @property
+    def as_users_start_it(self) -> Cli:
+        """With its imports, where calls are forked."""
+        return Cli(self.state)
+
+    @property
     def runs(self) -> list[Path]:
         """Runs that were kept in the state folder."""
         return sorted(self.state.glob("memagent/runs/*"))
@@ -121,9 +126,12 @@ def memagent(programs: Path) -> Path:
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Cli:
+def cli(tmp_path: Path, request: pytest.FixtureRequest) -> Cli:
+    """Calls are forked from a process with their imports in modules that say `IS_FORKED = True`."""
     state = tmp_path / "state"
     state.mkdir()
+    if getattr(request.module, "IS_FORKED", False):
+        return Cli(state, request.getfixturevalue("memagent"))
     return Cli(state)
 
 

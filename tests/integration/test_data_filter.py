@@ -21,6 +21,7 @@ from tests.integration.conftest import Cli, Outcome, finish, num_lines, on_a_sma
 from tests.support.loopback import messages_sha, running
 
 Call = Callable[..., Outcome]
+IS_FORKED = True
 FAULTS = "500=0.1,429=0.05,reset=0.05,malformed=0.05,empty=0.05,cut=0.05"
 
 
@@ -54,7 +55,7 @@ def test_what_the_endpoint_knows_is_dropped_and_the_rest_is_written_as_it_was(
 ) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     with running(log=tmp_path / "calls.jsonl") as endpoint:
-        outcome = cli(
+        outcome = cli.as_users_start_it(
             *("data", "filter", source, "--out", out, "--base-url", endpoint.base_url),
             *("--price-in", "1", "--price-out", "2"),
         )
@@ -116,8 +117,7 @@ def test_kills_leave_the_same_file_and_nothing_journalled_is_asked_again(
             before = num_lines(journal)
             with cli.started(*command) as process:
                 wait_until(lambda least=before + 7: num_lines(journal) >= least)
-                process.send_signal(signal.SIGKILL)
-                process.wait()
+                finish(process, number=signal.SIGKILL)
             assert not out.exists()
             journalled.append(num_lines(journal))
         outcome = cli("data", "filter", "--resume", run, "--json")

@@ -34,6 +34,7 @@ from tests.support.sizes import sized
 from tests.support.tiny_models import make_tiny_model
 
 Call = Callable[..., Outcome]
+IS_FORKED = True
 NUM_ITEMS = 12
 NUM_SECTIONS = 5
 NUM_KILLS = sized(6, 20)
@@ -135,7 +136,7 @@ def test_a_run_killed_many_times_equals_one_that_was_not(
     methods = ("--method", "reader", "--method", "map_reduce", "--concurrency", "4")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     with running(reply="echo", latency_ms=4) as endpoint:
-        assert cli(*asked(dataset, endpoint, whole, *methods)).code == 0
+        assert cli.as_users_start_it(*asked(dataset, endpoint, whole, *methods)).code == 0
         num_calls = endpoint.num_calls()
     rng = random.Random(20)
     with running(log=tmp_path / "calls.jsonl", reply="echo", latency_ms=4) as endpoint:

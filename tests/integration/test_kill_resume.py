@@ -41,6 +41,7 @@ from tests.integration.conftest import (
 from tests.support.loopback import Endpoint, messages_sha, running
 from tests.support.sizes import sized
 
+IS_FORKED = True
 Call = Callable[..., Outcome]
 NUM_KILLS = sized(8, 20)
 OTHER_QUESTIONS = ("Who keeps the ledger?", "Where does the journey end?")
@@ -57,12 +58,6 @@ answer = "<memory>{memory}</memory> <question>{question}</question> Answer."
 """
 
 
-@pytest.fixture
-def cli(cli: Cli, memagent: Path) -> Cli:
-    """Forked from a process with its imports: most tests start several."""
-    return Cli(cli.state, memagent)
-
-
 # --- kill -9 --------------------------------------------------------------------------------------
 
 
@@ -73,8 +68,7 @@ def test_many_kills_cost_at_most_a_call_each_and_leave_the_trace_as_it_was(
     text.write_text(story(22_500, seed=5))
     command = ("ask", text, "-q", QUESTION, "--json", *SMALL_SECTIONS)
     with running(log=tmp_path / "whole.jsonl", reply="echo") as endpoint:
-        as_users_start_it = Cli(cli.state)
-        whole = one_trace(as_users_start_it(*command, "--base-url", endpoint.base_url))
+        whole = one_trace(cli.as_users_start_it(*command, "--base-url", endpoint.base_url))
     assert 55 <= whole.num_chunks <= 65
 
     run = tmp_path / "run"
@@ -451,8 +445,7 @@ def kill_again_and_again(
             wait_until(lambda wanted=num_before + num_more: num_lines(journal) >= wanted)
             time.sleep(rng.uniform(0, 0.045))
             assert process.poll() is None, "the reading was over before it could be killed"
-            process.kill()
-            process.communicate()  # its output is closed when it is gone
+            finish(process, number=signal.SIGKILL)
         kills.append(tuple(len(trace.steps) for trace in Trace.load(run)))
     return kills
 

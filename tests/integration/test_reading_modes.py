@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ from tests.integration.conftest import (
     QUESTION,
     SMALL_SECTIONS,
     Cli,
+    finish,
     num_lines,
     story,
     wait_until,
 )
 from tests.support.loopback import running
 
+IS_FORKED = True
 AT_ONCE = 4
 MODES = [("--mode", "parallel", "--rounds", "2"), ("--segments", "3")]
 
@@ -40,12 +43,11 @@ def test_a_killed_reading_resumes_and_repeats_at_most_what_was_in_flight(
     command = ("ask", text, "-q", QUESTION, *SMALL_SECTIONS, *mode, "--concurrency", str(AT_ONCE))
     with running(log=tmp_path / "calls.jsonl", reply="echo", latency_ms=30) as endpoint:
         command = (*command, "--base-url", endpoint.base_url)
-        cli(*command, "--run-dir", tmp_path / "whole")
+        cli.as_users_start_it(*command, "--run-dir", tmp_path / "whole")
         num_before = endpoint.num_calls()
         with cli.started(*command, "--run-dir", run) as process:
             wait_until(lambda: num_lines(run / "steps.jsonl") >= 9)
-            process.kill()
-            process.wait()
+            finish(process, number=signal.SIGKILL)
         num_kept = num_lines(run / "steps.jsonl")
         resumed = cli("ask", "--resume", run, "--json")
         num_calls = endpoint.num_calls() - num_before
