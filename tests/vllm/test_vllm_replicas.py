@@ -34,8 +34,15 @@ RANK = 8
 MESSAGES: list[Message] = [{"role": "user", "content": "Where is the red ledger kept?"}]
 GREEDY = Sampling(max_tokens=12, temperature=0.0)
 LONG = Sampling(max_tokens=400, temperature=1.0, seed=5)
-TOLERANCE = 2e-4
-"""Of log-probabilities in float32, vLLM against the local engine."""
+ALL = slice(None)
+NOISE_FACTOR = 2
+"""How far a log-probability may be from the exact one, in units of the largest rounding error of our own float32.
+
+vLLM adds up in another order than we do, so its roundings are others, of the same size. Random weights of this scale
+make attention sharp, and three layers amplify a rounding of 6e-8 a thousandfold and more; by how much depends on the
+tokens, so the unit is measured on them, over the whole vocabulary. Over 300 tokens bfloat16 in the values of the last
+layer alone is 9 units off, in all keys 690; weights of another version are thousands.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +79,38 @@ async def expected(model: Path, adapter: Path | None = None) -> Completion:
         return await engine.complete(MESSAGES, GREEDY)
 
 
-def assert_equal(reply: Completion, other: Completion) -> None:
+async def assert_greedy(reply: Completion, model: Path, adapter: Path | None = None) -> None:
+    """Whether a reply is what the local engine says, and has the log-probabilities that the model gives it."""
+    other = await expected(model, adapter)
     assert reply.completion_ids == other.completion_ids
     assert reply.prompt_ids == other.prompt_ids
-    logprobs = torch.tensor([reply.logprobs, other.logprobs])
-    assert (logprobs[0] - logprobs[1]).abs().max() < TOLERANCE
+    for one in (reply, other):
+        assert_logprobs(one, model, adapter)
+
+
+def assert_logprobs(
+    reply: Completion, model: Path, adapter: Path | None = None, *, of: slice = ALL
+) -> None:
+    """Whether the tokens `of` a reply have the log-probabilities of a model, but for roundings of float32."""
+    assert reply.prompt_ids is not None
+    assert reply.completion_ids is not None
+    assert reply.logprobs is not None
+    ids = torch.tensor([[*reply.prompt_ids, *reply.completion_ids]])
+    loaded = load(str(model), adapter=None if adapter is None else str(adapter)).model
+    rounded_TV, exact_TV = logprobs_of(loaded, ids), logprobs_of(loaded.double(), ids)
+    noise = float((rounded_TV - exact_TV).abs().max())
+    first = len(reply.prompt_ids)
+    exact_T = exact_TV[first - 1 : -1].gather(1, ids[0, first:, None])[:, 0]
+    found_T = torch.tensor(reply.logprobs, dtype=torch.float64)
+    assert found_T.shape == exact_T.shape
+    differences_T = (found_T - exact_T).abs()[of]
+    assert differences_T.max() < NOISE_FACTOR * noise, f"float32 itself is off by {noise:.1e}"
+
+
+def logprobs_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        logprobs: torch.Tensor = model(ids).logits[0].double().log_softmax(-1)
+    return logprobs
 
 
 async def test_all_weights_are_published_to_a_running_server_which_is_replaced_when_it_is_killed(
@@ -91,10 +125,10 @@ async def test_all_weights_are_published_to_a_running_server_which_is_replaced_w
         cluster, opener, num=1, resources={"CPU": 1}, start_seconds=900, on_note=notes.append
     ) as engine:
         first = await engine.complete(MESSAGES, GREEDY)
-        assert_equal(first, await expected(models[0]))
+        await assert_greedy(first, models[0])
         version = await publish_during_replies(engine, models)
         second = await engine.complete(MESSAGES, GREEDY)
-        assert_equal(second, await expected(models[1]))
+        await assert_greedy(second, models[1])
         assert second.policy_version == version
         assert second.completion_ids != first.completion_ids
 
@@ -105,7 +139,7 @@ async def test_all_weights_are_published_to_a_running_server_which_is_replaced_w
         assert notes[0].startswith("engine replica 0 died (vLLM ended")
         assert notes[-1] == "engine replica 0 is back"
         assert all(reply.policy_version == version for reply in replies)
-        assert_equal(await engine.complete(MESSAGES, GREEDY), await expected(models[1]))
+        await assert_greedy(await engine.complete(MESSAGES, GREEDY), models[1])
 
 
 async def publish_during_replies(engine: Any, models: list[Path]) -> int:
@@ -132,20 +166,14 @@ async def publish_during_replies(engine: Any, models: list[Path]) -> int:
 
 def assert_sampled_by(reply: Completion, by_version: dict[int, Path]) -> None:
     """Each token has the log-probability that the model of its version gives it, after all tokens before it."""
-    assert reply.prompt_ids is not None
     assert reply.completion_ids is not None
     assert reply.policy_version is not None
-    versions = reply.token_versions or (reply.policy_version,) * len(reply.completion_ids)
-    assert list(versions) == sorted(versions)
-    ids = torch.tensor([[*reply.prompt_ids, *reply.completion_ids]])
+    versions = list(reply.token_versions or [reply.policy_version] * len(reply.completion_ids))
+    assert versions == sorted(versions)
     for version in set(versions):
-        with torch.no_grad():
-            logits = load(str(by_version[version])).model(ids).logits[0]
-        logprobs = logits[len(reply.prompt_ids) - 1 : -1].log_softmax(-1)
-        own = logprobs.gather(1, ids[0, len(reply.prompt_ids) :, None])[:, 0]
-        for found, expected, sampled_by in zip(reply.logprobs or (), own, versions, strict=True):
-            if sampled_by == version:
-                assert abs(found - float(expected)) < TOLERANCE
+        first = versions.index(version)
+        own = slice(first, first + versions.count(version))
+        assert_logprobs(reply, by_version[version], of=own)
 
 
 def kill_servers(model: str) -> None:
@@ -182,7 +210,7 @@ async def test_adapters_are_published_to_a_running_server(
             named = load(str(models[0]), adapter=str(adapter)).model.named_parameters()
             await engine.publish(ship((n, p) for n, p in named if "lora_" in n), version)
             reply = await engine.complete(MESSAGES, GREEDY)
-            assert_equal(reply, await expected(models[0], adapter))
+            await assert_greedy(reply, models[0], adapter)
             assert reply.policy_version == version
 
 
