@@ -94,11 +94,12 @@ TASK_SHAPES = (
     Shape(tokens=1800, chunk_tokens=512),
     Shape(tokens=1800, chunk_tokens=1024),
     Shape(tokens=4000, chunk_tokens=2048),
+    Shape(tokens=4000, chunk_tokens=512),
 )
 GENERATED = {
     "ruler/niah_single_1": 40, "ruler/niah_single_2": 40, "ruler/niah_single_3": 60,
     "ruler/niah_multikey_1": 60, "ruler/niah_multikey_2": 80, "ruler/niah_multikey_3": 80,
-    "ruler/niah_multivalue": 80, "ruler/niah_multiquery": 80, "ruler/vt": 120, "ruler/fwe": 140,
+    "ruler/niah_multivalue": 120, "ruler/niah_multiquery": 120, "ruler/vt": 120, "ruler/fwe": 140,
     "beyond/two_hop": 60, "beyond/corrections": 60, "beyond/unanswerable": 80,
     "beyond/injection": 40, "beyond/counting": 40,
 }  # fmt: skip

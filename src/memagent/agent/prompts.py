@@ -185,14 +185,20 @@ class PromptSet:
             "memory_words": str(memory_tokens * 3 // 4),
         }
 
-    def change_of(self, reply: str) -> MemoryChange:
-        """What a reply does to the memory, and with which text."""
+    def change_of(self, reply: str, memory: str = "") -> MemoryChange:
+        """What a reply does to the memory, and with which text.
+
+        A replacement that only leaves lines of the memory out keeps it: lines make room where they have to, and
+        a model that repeats one of the facts it knows has not learned that the others are wrong.
+        """
         if self.says_no_change(reply):
             return MemoryChange("keep", "")
         if not self.replace:
             return MemoryChange("replace", reply)
         if reply[: len(self.replace)].casefold() == self.replace.casefold():
-            return MemoryChange("replace", reply[len(self.replace) :].strip())
+            new = reply[len(self.replace) :].strip()
+            is_part = bool(new) and set(new.split("\n")) <= set(memory.split("\n"))
+            return MemoryChange("keep", "") if is_part else MemoryChange("replace", new)
         return MemoryChange("add", reply)
 
     def reply_for(self, old: str, new: str) -> str:

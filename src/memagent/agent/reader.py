@@ -365,7 +365,7 @@ class Reader:
         new = rewrite(
             state.memory,
             state.num_tokens,
-            self.change_of(parsed),
+            self.change_of(parsed, state.memory),
             self.tokenizer,
             memory_tokens=self.config.memory_tokens,
             empty_replies=self.config.empty_replies,
@@ -451,11 +451,11 @@ class Reader:
             return place_copies(parsed.memory, document, start=chunk.start, section=section)
         return place_quotes(parsed.quotes, document, start=chunk.start, section=section)
 
-    def change_of(self, parsed: ParsedReply) -> MemoryChange:
-        """What a reply does to the memory; one with nothing but marks keeps it."""
+    def change_of(self, parsed: ParsedReply, memory: str = "") -> MemoryChange:
+        """What a reply does to a memory; one with nothing but marks keeps it."""
         if not parsed.memory and (parsed.quotes or parsed.says_enough):
             return MemoryChange("keep", "")
-        return self.prompts.change_of(parsed.memory)
+        return self.prompts.change_of(parsed.memory, memory)
 
     async def write_answer(
         self,

@@ -168,3 +168,12 @@ def test_a_reply_is_read_as_the_prompts_offer_it() -> None:
     assert adding.change_of("new memory: a fact") == ("replace", "a fact")
     assert adding.change_of("no change") == ("keep", "")
     assert replacing.change_of("New memory: a fact") == ("replace", "New memory: a fact")
+
+
+def test_a_new_memory_that_only_leaves_lines_out_keeps_the_old_one() -> None:
+    adding, replacing = open_prompts("add"), open_prompts("default")
+    assert adding.change_of("New memory:\nb", "a\nb\nc") == ("keep", "")
+    assert adding.change_of("New memory:\nc\na", "a\nb\nc") == ("keep", "")
+    assert adding.change_of("New memory:\nb\nd", "a\nb\nc") == ("replace", "b\nd")
+    assert adding.change_of("New memory:", "a") == ("replace", ""), "as empty replies are treated"
+    assert replacing.change_of("b", "a\nb\nc") == ("replace", "b")
