@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from tests.integration.conftest import (
     SMALL_SECTIONS,
     Cli,
     Outcome,
+    finish,
     num_lines,
     story,
     wait_until,
@@ -30,6 +32,7 @@ from tests.integration.conftest import (
 from tests.support.loopback import NOTHING_FOUND, Endpoint, messages_sha, running
 
 Call = Callable[..., Outcome]
+IS_FORKED = True
 UNANSWERABLE = 'What is the code of "opal-1"?'
 NO_ENDPOINT = "http://127.0.0.1:9/v1"
 KEY = "sk-a-very-distinctive-secret-4711"
@@ -56,7 +59,7 @@ def ask(endpoint: Endpoint) -> tuple[str, ...]:
 def test_the_answer_is_alone_on_standard_output_and_the_rest_on_standard_error(
     cli: Cli, ask: tuple[str, ...], book: Path
 ) -> None:
-    outcome = cli(*ask, book, "-q", QUESTION)
+    outcome = cli.as_users_start_it(*ask, book, "-q", QUESTION)
 
     assert (outcome.code, outcome.stdout) == (0, f"{CODE}\n")
     [run] = cli.runs
@@ -67,7 +70,7 @@ def test_the_answer_is_alone_on_standard_output_and_the_rest_on_standard_error(
 
 
 def test_quiet_leaves_standard_error_empty(cli: Cli, ask: tuple[str, ...], book: Path) -> None:
-    outcome = cli(*ask, book, "-q", QUESTION, "--quiet")
+    outcome = cli.as_users_start_it(*ask, book, "-q", QUESTION, "--quiet")
 
     assert outcome == (0, f"{CODE}\n", "")
 
@@ -151,7 +154,7 @@ def test_an_answer_is_printed_where_the_terminal_lacks_its_letters(
     (tmp_path / "book.txt").write_text('The code of "amber-17" is 漢.')
     command = (*ask, tmp_path / "book.txt", "-q", QUESTION)
 
-    outcome = cli(*command, env={"PYTHONIOENCODING": "ascii"})
+    outcome = cli.as_users_start_it(*command, env={"PYTHONIOENCODING": "ascii"})
 
     assert (outcome.code, outcome.stdout) == (0, "\\u6f22\n")
 
@@ -275,8 +278,7 @@ def test_a_text_from_standard_input_is_kept_for_resuming(
             cli.started(*begin, "--run-dir", run, stdin=stdin) as process,
         ):
             wait_until(lambda: num_lines(run / "steps.jsonl") >= 2)
-            process.kill()
-            process.wait()
+            finish(process, number=signal.SIGKILL)
         num_done = num_lines(run / "steps.jsonl")
         outcome = cli("ask", "--resume", run)
         num_calls = endpoint.num_calls()
