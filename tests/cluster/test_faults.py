@@ -95,7 +95,7 @@ def rollouts_of(run: Path) -> dict[str, list[tuple[str, int, float]]]:
     return {
         path.name: [
             (record["task_id"], record["index"], record["reward"])
-            for record in map(json.loads, path.read_text().splitlines())
+            for record in map(json.loads, path.read_bytes().splitlines())
         ]
         for path in sorted((run / "samples").iterdir())
     }

@@ -108,7 +108,7 @@ def test_all_weights_are_trained_while_replicas_run_ahead_and_one_is_killed(
     taken = Counter(
         json.loads(line)["task_id"]
         for path in (tmp_path / "run" / "samples").iterdir()
-        for line in path.read_text().splitlines()
+        for line in path.read_bytes().splitlines()
     )
     dropped = sum(record["num_dropped"] for record in records)
     assert len(taken) == 18
