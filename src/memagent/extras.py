@@ -32,7 +32,7 @@ def require(library: str, message: str) -> None:
 
 @contextmanager
 def hidden(library: str) -> Iterator[None]:
-    """Inside the block a library cannot be imported, as if it were not installed, in no thread.
+    """Inside the block no thread can import a library, as if it were not installed.
 
     Libraries load jax or TensorFlow if they are there, and these take the memory of a GPU. Modules of the library
     that were loaded before are there again afterwards.

@@ -15,7 +15,7 @@ from memagent.data.example import Example, Passage
 from memagent.rl.agents.api import open_agent
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "train" / "reader_1.5b"
-COLLECT: dict[str, Any] = runpy.run_path(str(FOLDER / "collect.py"))
+COLLECT: dict[str, Any] = runpy.run_path(str(FOLDER / "collect_memories.py"))
 
 
 def example(name: str, answer: str, **values: Any) -> Example:

@@ -1,6 +1,6 @@
 """The agent of `facts.toml`: it reads the text of a task, or answers from a memory that the task already has.
 
-A task with `metadata.memory` (`collect.py` writes them) is one call: a step of training sees many more answers, from
+A task with `metadata.memory` (`collect_memories.py` writes them) is one call: a step of training sees many more answers, from
 memories as long texts leave them, for the tokens of one text.
 """
 

@@ -275,7 +275,9 @@ def test_an_error_on_the_way_out_of_a_lack_of_memory_means_the_same() -> None:
 # --- kept texts -----------------------------------------------------------------------------------
 
 
-def test_a_kept_text_that_does_not_fit_the_memory_is_computed_again(model: Any) -> None:
+def test_a_kept_text_that_does_not_fit_the_memory_is_computed_again(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = KeptTexts(model="tiny", key=lambda: "weights", files=None, max_memory_bytes=2**30)
     generator = Generator(model, num_slots=400, eos_ids=(), kept=texts)
     prompt = list(range(10, 310))
@@ -300,8 +302,13 @@ def test_a_kept_text_that_does_not_fit_the_memory_is_computed_again(model: Any) 
     keeper = generator.keeper
     assert isinstance(keeper, CacheKeeper)
     whole = texts.load
-    texts.load = lambda prefix: Unmovable(whole(prefix))  # type: ignore[assignment, method-assign, arg-type, return-value]
+    monkeypatch.setattr(texts, "load", lambda prefix: Unmovable(whole(prefix)))
     assert replies(generator, [prompt]) == expected
-    texts.load = whole  # type: ignore[method-assign]
-    keeper._values = lambda node: (_ for _ in ()).throw(MemoryError())  # type: ignore[method-assign]
-    replies(generator, prompts(390))
+
+    def copied(node: object) -> torch.Tensor:
+        raise MemoryError
+
+    monkeypatch.setattr(texts, "load", whole)
+    monkeypatch.setattr(keeper, "_values", copied)
+    replies(generator, prompts(390))  # evicts it again, and there is no room for the copy
+    assert replies(generator, [prompt]) == expected

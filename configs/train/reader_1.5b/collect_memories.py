@@ -1,6 +1,6 @@
 """Memories that a reader leaves of texts, as tasks of their own: questions to answer from a memory alone.
 
-    python configs/train/reader_1.5b/collect.py --engine local:memagent-1.5b --out data/reader/train_memories.jsonl \
+    python configs/train/reader_1.5b/collect_memories.py --engine local:memagent-1.5b --out data/reader/train_memories.jsonl \
         data/reader/train_spread.jsonl data/reader/train_plain.jsonl
 
 Texts are read as `facts.toml` reads them. Left out are memories that do not hold the answer: nothing is to be learnt from them.
