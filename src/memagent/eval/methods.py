@@ -27,6 +27,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ from memagent.types import Engine, Message, Sampling
 
 LEFT_OUT = "\n\n[...]\n\n"
 """Stands where the middle of a text was cut out."""
-MAX_CHARS_PER_TOKEN = 12
-"""Head and tail of a long text are searched within this many characters per token."""
+USUAL_CHARS_PER_TOKEN = 12
+"""More than tokens of prose have: so much of a long text is counted first, and more where it is not enough."""
 LEAST_TEXT_TOKENS = 32
 
 
@@ -410,13 +411,33 @@ async def _ask_once(template: str, example: Example, context: Context) -> None:
 
 def cut_middle(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> str | None:
     """The start and the end of a text, together within the limit; None when the whole text fits."""
-    if len(text) <= max_tokens * MAX_CHARS_PER_TOKEN and tokenizer.count(text) <= max_tokens:
+    if fits(text, tokenizer, max_tokens=max_tokens):
         return None
     half = (max_tokens - tokenizer.count(LEFT_OUT)) // 2
-    block = half * MAX_CHARS_PER_TOKEN
-    head = shortened(text[:block], tokenizer, max_tokens=half)
-    tail = ending(text[max(len(head), len(text) - block) :], tokenizer, max_tokens=half)
+    enough = partial(_part_above, tokenizer=tokenizer, max_tokens=half, num_chars=len(text))
+    head = shortened(enough(lambda length: text[:length]), tokenizer, max_tokens=half)
+    rest = text[len(head) :]
+    tail = ending(enough(lambda length: rest[-length:]), tokenizer, max_tokens=half)
     return head + LEFT_OUT + tail
+
+
+def fits(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> bool:
+    """Whether a text has at most so many tokens. Of most texts that do not, only the start is counted."""
+    start = text[: max_tokens * USUAL_CHARS_PER_TOKEN]
+    num_tokens = tokenizer.count(start)
+    if len(start) == len(text):
+        return num_tokens <= max_tokens
+    return num_tokens <= 2 * max_tokens and tokenizer.count(text) <= max_tokens
+
+
+def _part_above(
+    part: Callable[[int], str], tokenizer: Tokenizer, *, max_tokens: int, num_chars: int
+) -> str:
+    """A part of a text with more than so many tokens, or all of its characters. `part` takes a length."""
+    length = max(1, max_tokens * USUAL_CHARS_PER_TOKEN)
+    while length < num_chars and tokenizer.count(part(length)) <= max_tokens:
+        length *= 2
+    return part(length)
 
 
 def ending(text: str, tokenizer: Tokenizer, *, max_tokens: int) -> str:

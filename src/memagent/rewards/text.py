@@ -53,7 +53,7 @@ _squad_articles = re.compile(r"\b(a|an|the)\b")
 _squad_punctuation = str.maketrans("", "", string.punctuation)
 
 _accent = re.compile("[\u0300-\u036f]")
-_thousands = re.compile(r"(?<![\w.,])\d{1,3}(?:[,\u2009\u202f]\d{3})+(?![\d,]\d)", re.ASCII)
+_thousands = re.compile(r"(?<![\w.,])\d{1,3}(?:[,\u2009\u202f]\d{3})+(?!\d|,\d)", re.ASCII)
 _decimal = re.compile(r"(?<!\w)(?<!\d\.)(\d+)\.(\d+)(?!\d|\.\d)")
 _inner_dot = re.compile(r"(?<=\d)\.(?=\d)")
 _minus = re.compile(r"(?<![\w)\]])-(?=\d)")

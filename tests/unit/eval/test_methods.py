@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from memagent.agent.limits import Limits
 from memagent.agent.trace import Trace
 from memagent.data.example import Example, Passage
 from memagent.documents.document import Document
-from memagent.documents.tokenizers import ByteTokenizer
+from memagent.documents.tokenizers import ByteTokenizer, _CostsMeasured
 from memagent.engines.embedding import Embedder, unit
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import BudgetError, ConfigError, EngineError, LimitReached
@@ -25,6 +26,7 @@ from memagent.eval.methods import (
     MethodSettings,
     cut_middle,
     ending,
+    fits,
     open_method,
     settings_for,
 )
@@ -94,6 +96,21 @@ def answer_if_seen(messages: Sequence[Message], sampling: Sampling) -> str:
     return r"\boxed{4711}" if "4711" in messages[-1]["content"] else prompts.NOTHING
 
 
+class WordTokenizer(ByteTokenizer):
+    """One token a word, whatever its length."""
+
+    def __init__(self) -> None:
+        self.num_counted = 0
+
+    def count(self, text: str) -> int:
+        self.num_counted += len(text)
+        return len(text.split())
+
+    def measure(self, text: str) -> _CostsMeasured:
+        ends = [match.end() for match in re.finditer(r"\S+\s*", text)]
+        return _CostsMeasured(ends, [1] * len(ends))
+
+
 def prompt(engine: ScriptedEngine, number: int = 0) -> str:
     return engine.prompts[number][-1]["content"]
 
@@ -131,6 +148,21 @@ def test_a_cut_text_keeps_as_much_of_its_end_as_of_its_beginning() -> None:
     kept = cut_middle(text, tokenizer, max_tokens=209)
     assert kept == text[:100] + LEFT_OUT + text[-100:]
     assert cut_middle(text, tokenizer, max_tokens=1000) is None
+
+
+def test_a_text_of_many_characters_and_few_tokens_is_not_cut() -> None:
+    words = WordTokenizer()
+    text = " ".join(["a" * 50] * 100)
+    assert cut_middle(text, words, max_tokens=100) is None
+    kept = cut_middle(text, words, max_tokens=51)
+    assert kept is not None
+    assert [len(part.split()) for part in kept.split(LEFT_OUT)] == [25, 25]
+
+
+def test_only_the_start_of_a_long_text_is_counted() -> None:
+    words = WordTokenizer()
+    assert not fits("word " * 100_000, words, max_tokens=100)
+    assert words.num_counted == 100 * 12
 
 
 def test_the_end_of_a_text_never_begins_within_a_character() -> None:

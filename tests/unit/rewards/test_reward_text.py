@@ -104,6 +104,9 @@ def test_the_last_box_is_found(text: str, content: str | None) -> None:
     ("text", "key"),
     [
         ("the **Café** — Paris (1,200.0)", "cafe paris 1200"),
+        ("1,2000", "1 2000"),
+        ("1,200,3000", "1 200 3000"),
+        ("12,345, 6", "12345 6"),
         ("The", "the"),
         ("!", "!"),
         ("U.S.A.", "usa"),

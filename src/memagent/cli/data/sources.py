@@ -48,10 +48,11 @@ def path_of_source(name: str) -> None:
 @command.command("check")
 @click.argument("name")
 @click.argument("path", type=click.Path())
-def check_command(name: str, path: str) -> None:
+def check_command(name: str, path: str) -> int:
     """Report whether a file of yours is the published one.
 
-    Any file of the right form can be used, but results are comparable only with the published one.
+    Any file of the right form can be used, but results are comparable only with the published one. Exit code 1: the
+    file differs.
     """
     found, published = check_source(name, path)
     if published is None:
@@ -60,6 +61,8 @@ def check_command(name: str, path: str) -> None:
         click.echo(f"{found}  as published")
     else:
         click.echo(f"{found}  not as published ({published})")
+        return 1
+    return 0
 
 
 def list_sources() -> None:

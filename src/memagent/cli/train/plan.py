@@ -183,7 +183,10 @@ def _gib(memory: GpuMemory, name: str) -> float:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None or value < 0.05 else f"{value:.1f}"
+    """Gibibytes as a cell: a dash for nothing, never a zero for what takes a little."""
+    if not value:
+        return "-"
+    return "<0.1" if value < 0.05 else f"{value:.1f}"
 
 
 def _step(plan: TrainingPlan) -> list[str]:
@@ -196,13 +199,13 @@ def _step(plan: TrainingPlan) -> list[str]:
             _large(work.prefill_tokens + work.reply_tokens),
             f"{chosen.rollout_seconds:,.1f}",
         ),
-        ("scoring: old policy, reference", "", f"{chosen.scoring_seconds:,.1f}"),
+        ("scoring: old policy, reference", "-", f"{chosen.scoring_seconds:,.1f}"),
         (
             f"update, shared {work.sharing:.1f} times",
             _large(work.computed_tokens),
             f"{chosen.update_seconds:,.1f}",
         ),
-        ("new weights to the engines", "", f"{chosen.publish_seconds:,.1f}"),
+        ("new weights to the engines", "-", f"{chosen.publish_seconds:,.1f}"),
         ("together", f"{plan.step_flops:.2g} FLOPs", f"{total:,.1f}"),
     ]
     return [*_table(rows), _busy(chosen)]

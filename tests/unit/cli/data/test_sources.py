@@ -89,7 +89,7 @@ def test_check_distinguishes_the_published_file_from_another(
     assert run(["data", "sources", "check", "tiny", str(mine)]) == 0
     assert capsys.readouterr().out == f"{published.sha256}  as published\n"
     mine.write_text("[]")
-    assert run(["data", "sources", "check", "tiny", str(mine)]) == 0
+    assert run(["data", "sources", "check", "tiny", str(mine)]) == 1
     assert capsys.readouterr().out == f"{sha256_of(mine)}  not as published ({published.sha256})\n"
 
 

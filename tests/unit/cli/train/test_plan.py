@@ -19,6 +19,17 @@ def test_a_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cost: " in text
 
 
+def test_no_cell_of_the_table_is_blank(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "tiny_cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first, last = (lines.index(line) for line in lines if line.startswith(("memory of", "of 139")))
+    cells = {line[:22].strip(): line[22:].split() for line in lines[first + 1 : last]}
+    assert cells["weights"] == ["<0.1", "<0.1"]
+    assert cells["activations"] == ["<0.1", "-"]
+    assert cells["KV cache"] == ["-", "<0.1"]
+    assert all(len(values) == 2 for values in cells.values())
+
+
 def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "tiny_cpu", "--json", "--reply-tokens", "10", "--scale-to", "2"]
     assert run(arguments) == 0
