@@ -24,13 +24,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from memagent.agent.prompts import open_prompts
 from memagent.config import AgentConfig
 from memagent.data.example import Evidence, Example, Passage, body_starts
 from memagent.documents.tokenizers import Tokenizer
-from memagent.rl.warmstart.conversations import Conversation
-from memagent.rl.warmstart.traces import TraceRefused, answer_of, conversations
-from memagent.types import Message
+from memagent.rl.warmstart.traces import TraceRefused, conversations
 
 TASK = "questions"
 WORD = re.compile(r"\w+")
@@ -43,11 +40,6 @@ NUM_CANDIDATES = 2
 LEAST_RANK = 0.3
 """Share of a question's weight of words that a candidate has at least."""
 MAX_CANDIDATE_TOKENS = 80
-WHOLE_SHARE, MAX_OTHERS = 0.4, 5
-"""Lessons of answers alone: how often the memory holds whole paragraphs, and other sentences, at most."""
-PARTIAL_SHARE, UNRELATED_SHARE, MAX_LIKELY, MAX_UNRELATED = 0.25, 0.3, 8, 4
-"""Lessons that name facts before the answer: how often evidence without the answer is missing from the memory, how often
-sentences are in it that have nothing to do with the question, and how many likely and unrelated ones, at most."""
 HEADING_TOKENS = 5
 NUM_HARD = 12
 MAX_RANDOM = 600
@@ -453,10 +445,11 @@ def _merged(paragraph: Paragraph) -> list[tuple[int, int]]:
 
 def _note(paragraph: Paragraph, number: int) -> str:
     """As traces note evidence: with the title where the sentence does not have it."""
-    return _titled(paragraph.title, paragraph.sentences[number])
+    return titled(paragraph.title, paragraph.sentences[number])
 
 
-def _titled(title: str, text: str) -> str:
+def titled(title: str, text: str) -> str:
+    """A note with its title, where the text does not have it."""
     note = f"{title}: {text}" if title and title not in text else text
     return " ".join(note.split())
 
@@ -476,93 +469,6 @@ def lessons(
             continue
         for step in steps:
             yield json.dumps(step.record(), ensure_ascii=False)
-
-
-def answer_lessons(
-    examples: Iterable[tuple[Example, Shape]], agent: AgentConfig, seed: int
-) -> Iterator[str]:
-    """Lines of conversations that answer from a memory with more than the evidence in it."""
-    prompts = open_prompts(agent.prompts)
-    for example, _ in examples:
-        generator = random.Random(f"{seed}/answers/{example.id}")
-        memory = _noisy_memory(example, generator)
-        yield _answer_line(example, memory, answer_of(example, memory, prompts), agent)
-
-
-def fact_lessons(
-    examples: Iterable[tuple[Example, Shape]], agent: AgentConfig, tokenizer: Tokenizer, seed: int
-) -> Iterator[str]:
-    """The same with replies that repeat the facts of the memory that tell the answer, and then answer.
-
-    The fact with the answer comes last. Memories look like those of very long texts: many lines are likely and wrong.
-    """
-    prompts = open_prompts(agent.prompts)
-    for example, _ in examples:
-        generator = random.Random(f"{seed}/facts/{example.id}")
-        facts = _facts(example, generator)
-        others = _other_lines(example, generator)
-        while others and tokenizer.count("\n".join((*facts, *others))) > agent.memory_tokens:
-            others.pop()
-        lines = list(dict.fromkeys((*facts, *others)))
-        generator.shuffle(lines)
-        memory = "\n".join(lines)
-        reply = "\n".join((*facts, answer_of(example, memory, prompts)))
-        yield _answer_line(example, memory, reply, agent)
-
-
-def _answer_line(example: Example, memory: str, reply: str, agent: AgentConfig) -> str:
-    messages = open_prompts(agent.prompts).answer_messages(
-        question=example.question, memory=memory, num_sections=1, answer_tokens=agent.answer_tokens
-    )
-    said: Message = {"role": "assistant", "content": reply}
-    lesson = Conversation(
-        id=example.id, messages=(*messages, said), task=example.task, step=0, kind="answer"
-    )
-    return json.dumps(lesson.record(), ensure_ascii=False)
-
-
-def _facts(example: Example, generator: random.Random) -> list[str]:
-    """The evidence as it is noted, that with the answer last; now and then only that with the answer."""
-    noted = [_titled(example.passages[item.document].title, item.text) for item in example.evidence]
-    answer = example.answers[0].lower()
-    telling = [note for note in noted if answer in note.lower()]
-    rest = [note for note in noted if note not in telling]
-    is_partial = generator.random() < PARTIAL_SHARE
-    return list(dict.fromkeys(telling if telling and is_partial else rest + telling))
-
-
-def _other_lines(example: Example, generator: random.Random) -> list[str]:
-    """Likely sentences, the likeliest ones most often, and some that have nothing to do with the question."""
-    candidates = nlargest(
-        2 * MAX_LIKELY, example.metadata["candidates"], key=lambda one: float(one[2])
-    )
-    likely = [text for _, text, _ in candidates]
-    found = generator.sample(likely, min(len(likely), generator.randint(0, MAX_LIKELY)))
-    if generator.random() < UNRELATED_SHARE:
-        gold = {item.document for item in example.evidence}
-        free = [one for place, one in enumerate(example.passages) if place not in gold]
-        num = min(len(free), generator.randint(1, MAX_UNRELATED))
-        found += [
-            _titled(one.title, SENTENCE.split(one.text)[0]) for one in generator.sample(free, num)
-        ]
-    generator.shuffle(found)
-    return found
-
-
-def _noisy_memory(example: Example, generator: random.Random) -> str:
-    """The evidence, or the whole of its paragraphs, among other sentences, in the order of the text."""
-    starts = body_starts(example.passages)
-    is_whole = generator.random() < WHOLE_SHARE
-    noted: dict[tuple[int, int], str] = {}
-    for item in example.evidence:
-        passage = example.passages[item.document]
-        text = passage.text if is_whole else item.text
-        place = (starts[item.document], 0 if is_whole else item.start)
-        noted[place] = _titled(passage.title, text)
-    candidates = [(end, text) for end, text, _ in example.metadata["candidates"]]
-    others = generator.sample(candidates, min(len(candidates), generator.randint(0, MAX_OTHERS)))
-    lines = [(sum(place), text) for place, text in noted.items()] + others
-    return "\n".join(dict.fromkeys(text for _, text in sorted(lines)))
 
 
 def with_shapes(

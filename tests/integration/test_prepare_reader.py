@@ -214,6 +214,24 @@ def test_facts_of_the_memory_come_before_the_answer_and_the_one_that_tells_it_la
         assert answer.removeprefix("\\boxed{").removesuffix("}") in facts[-1]
 
 
+def test_tasks_of_memories_have_the_answer_and_no_text(lessons: Path, tasks: Path) -> None:
+    fresh = list(read_examples(tasks / "train_answers.jsonl"))
+    known = list(read_examples(lessons / "train_known.jsonl"))
+    assert not list(read_examples(tasks / "train_known.jsonl")), "no question is on both sides"
+    assert not list(read_examples(lessons / "train_answers.jsonl"))
+    for found, purpose in ((fresh, "answers"), (known, "known")):
+        assert sorted(one.id for one in found) == sorted(
+            f"questions/{purpose}_{number}/{name}/memory"
+            for number in (0, 1)
+            for name in ("official", "known", "short")
+        )
+        for one in found:
+            memory = one.metadata["memory"]
+            assert one.answers[0] in memory
+            assert len(memory.encode()) <= 512, "as many as a memory has room for"
+            assert one.passages == ()
+
+
 def test_misleading_paragraphs_stand_apart_from_each_other_in_spread_texts(tasks: Path) -> None:
     found = read_examples(tasks / "train_spread.jsonl")
     (example,) = (one for one in found if one.id.endswith("/official"))

@@ -1,13 +1,15 @@
-"""The agent of `facts.toml`: it reads the text of a task, or answers from a memory that the task already has.
+"""The agent of `facts.toml` and `answers.toml`: it reads the text of a task, or answers from a memory that the task already has.
 
-A task with `metadata.memory` (`collect_memories.py` writes them) is one call: a step of training sees many more answers, from
-memories as long texts leave them, for the tokens of one text.
+A task with `metadata.memory` (`prepare.py` and `collect_memories.py` write them) is one call: a step of training sees many
+more answers, from memories as long texts leave them, for the tokens of one text. `reward` also counts the words of an answer
+that is not exact: without it most groups of hard questions have equal rewards and teach nothing.
 """
 
 from __future__ import annotations
 
 from memagent.agent.prompts import open_prompts
 from memagent.data.example import Example
+from memagent.rewards.verifiers import grade
 from memagent.rl.agents import memory as reading
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.memory import MemorySettings
@@ -30,3 +32,9 @@ async def agent(
         messages=messages, max_tokens=settings.answer_tokens
     )
     return Outcome(answer=completion.choices[0].message.content)
+
+
+async def reward(task: Example, outcome: Outcome) -> float:
+    """The mean of the strict grade and of the overlap of words."""
+    grades = (grade(name, outcome.answer, task.answers, task.match) for name in ("strict", "f1"))
+    return sum(one.value for one in grades) / 2

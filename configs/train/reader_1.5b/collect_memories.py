@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,12 +25,14 @@ from memagent.data.example import Example
 from memagent.data.formats.files import read_examples, write_examples
 from memagent.engines.base import open_engine
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from memories import holds_answer, memory_task
+
 READING = AgentConfig(
     window=4096, chunk_tokens=2048, memory_tokens=512, answer_tokens=256, prompts="add"
 )
 FOREIGN_SHARE, MAX_FOREIGN = 0.4, 5
 """How often a memory gets lines of other questions, and how many at most."""
-YES_NO = ("yes", "no")
 
 
 class Noted(NamedTuple):
@@ -64,26 +66,16 @@ def tasks(found: Sequence[Noted], seed: int) -> Iterator[Example]:
     """Tasks whose memory holds the answer."""
     lines = sorted({line for one in found for line in one.memory.splitlines() if line.strip()})
     for one in sorted(found, key=lambda one: one.example.id):
-        answer = one.example.answers[0].lower()
-        if not one.memory.strip() or (answer not in YES_NO and answer not in one.memory.lower()):
+        if not holds_answer(one.example, one.memory):
             continue
+        answer = one.example.answers[0].lower()
         generator = random.Random(f"{seed}/{one.example.id}")
         own = one.memory.splitlines()
         if generator.random() < FOREIGN_SHARE:
             for line in generator.sample(lines, min(len(lines), generator.randint(1, MAX_FOREIGN))):
                 if answer not in line.lower():
                     own.insert(generator.randint(0, len(own)), line)
-        memory = "\n".join(dict.fromkeys(own))
-        yield replace(
-            one.example,
-            id=f"{one.example.id}/memory",
-            documents=(),
-            evidence=(),
-            target_tokens=None,
-            num_tokens=None,
-            text_sha256="",
-            metadata={"memory": memory},
-        )
+        yield memory_task(one.example, "\n".join(dict.fromkeys(own)))
 
 
 async def main() -> None:

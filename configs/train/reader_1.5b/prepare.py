@@ -19,6 +19,8 @@ HotpotQA publishes them. ESSAYS is a folder of texts for needles to hide in. Wri
     OUT/train_spread.jsonl     the same with all misleading paragraphs, far from each other: as in a very long text
     OUT/train_plain.jsonl      questions with one to three sentences of a paragraph and no titles
     OUT/train_natural.jsonl    questions of Natural Questions
+    OUT/train_answers.jsonl    memories alone, for `answers.toml`: questions of no lesson, each with two memories
+    OUT/train_known.jsonl      the same for questions of the lessons
 
 HotpotQA questions are split by their wording: a share of them (`--rl-share`) is for reinforcement learning alone,
 so that its rewards are for questions the model has not been trained on; a question on both sides, or one of the
@@ -35,6 +37,7 @@ import argparse
 import random
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +49,15 @@ from memagent.data.tasks.registry import open_task
 from memagent.data.tasks.ruler.needles import NEEDLES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from memories import answer_lessons, fact_lessons, memory_tasks
 from questions import (
     Paragraph,
     Pool,
     Question,
     Shape,
     Writer,
-    answer_lessons,
     check_apart,
     cut_questions,
-    fact_lessons,
     hotpot_questions,
     is_sound,
     lessons,
@@ -71,6 +73,8 @@ RL_SHARE = 0.5
 MAX_PLAIN = 1500
 """Questions without titles for reinforcement learning; the others are for the warm start."""
 NUM_LONG_PLAIN = 900
+NUM_LINKED = 400
+"""Questions of IIRC in the warm start; the others are for answers alone."""
 NUM_NATURAL = 1200
 """Questions of Natural Questions in the warm start; the others are for reinforcement learning."""
 SHORT = (
@@ -79,6 +83,8 @@ SHORT = (
     Shape(tokens=1150, chunk_tokens=640),
 )
 FACTS = Shape(tokens=2400, chunk_tokens=2048, is_spread=True)
+NUM_MEMORIES, MAX_NOTED_TOKENS = 2, 400
+"""Memories of each question for answers alone, and tokens of evidence in them at most."""
 LONG = (Shape(tokens=6000, chunk_tokens=2048), Shape(tokens=4000, chunk_tokens=2048))
 FULL = {
     "titled": Shape(tokens=10200, chunk_tokens=2048),
@@ -195,7 +201,8 @@ def main() -> None:
     wiki = taken(other_questions(arguments.qa / "2wiki_train.jsonl.gz", pool, is_titled=True))
     natural = taken(other_questions(arguments.qa / "nq_open_gold.jsonl.gz", pool, is_titled=True))
     natural, rl_natural = natural[:NUM_NATURAL], natural[NUM_NATURAL:]
-    linked = taken(other_questions(arguments.qa / "iirc.jsonl.gz", pool, is_titled=False), 400)
+    linked = taken(other_questions(arguments.qa / "iirc.jsonl.gz", pool, is_titled=False))
+    linked, rl_linked = linked[:NUM_LINKED], linked[NUM_LINKED:]
     parts = {"seed": arguments.seed, "share": arguments.rl_share}
     titled, warm_titled = split([*official, *(one for one in cut if one.is_titled)], **parts)
     plain, warm_plain = split((one for one in cut if not one.is_titled), **parts)
@@ -207,7 +214,7 @@ def main() -> None:
         development=dev,
         **{
             "the warm start": [*long_ones, *short_ones],
-            "reinforcement learning": [*titled, *plain, *rl_natural],
+            "reinforcement learning": [*titled, *plain, *rl_natural, *rl_linked],
         },
     )
     writer = Writer(pool, tokenizer, arguments.seed)
@@ -246,6 +253,17 @@ def main() -> None:
         made = (example for example, _ in with_shapes(some, [FULL[name]], writer, purpose))
         num = write_examples(out / f"train_{name}.jsonl", made)
         print(f"train_{name}.jsonl: {num} examples")
+    noting = Writer(pool, tokenizer, arguments.seed, max_evidence_tokens=MAX_NOTED_TOKENS)
+    for_answers = {
+        "answers": [*titled, *plain, *rl_natural, *rl_linked],
+        "known": [*long_ones, *short_ones],
+    }
+    for name, some in for_answers.items():
+        texts = chain.from_iterable(
+            with_shapes(some, [FACTS], noting, f"{name}_{number}") for number in range(NUM_MEMORIES)
+        )
+        tasks = memory_tasks(texts, agent, tokenizer, arguments.seed)
+        print(f"train_{name}.jsonl: {write_examples(out / f'train_{name}.jsonl', tasks)} memories")
     print(
         f"lessons_long.jsonl: {num_long}, lessons_short.jsonl: {num_short}, "
         f"lessons_answers.jsonl: {num_answers}, lessons_facts.jsonl: {num_facts}, lessons_tasks.jsonl: {num_tasks} conversations"

@@ -49,6 +49,7 @@ from memagent.documents.tokenizers import Tokenizer
 from memagent.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from memories import answer_lessons
 from questions import (
     YES_NO,
     Paragraph,
@@ -56,7 +57,6 @@ from questions import (
     Question,
     Shape,
     Writer,
-    answer_lessons,
     check_apart,
     cut_questions,
     hotpot_questions,

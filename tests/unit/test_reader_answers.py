@@ -11,11 +11,17 @@ from typing import Any
 import pytest
 
 from memagent.agent.reader import Reader
-from memagent.data.example import Example, Passage
+from memagent.config import AgentConfig
+from memagent.data.example import Evidence, Example, Passage, body_starts
+from memagent.documents.tokenizers import ByteTokenizer
 from memagent.rl.agents.api import open_agent
+from memagent.rl.agents.rewards import open_reward
+from memagent.rl.types import Outcome
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "train" / "reader_1.5b"
 COLLECT: dict[str, Any] = runpy.run_path(str(FOLDER / "collect_memories.py"))
+
+MEMORIES: dict[str, Any] = runpy.run_path(str(FOLDER.parent / "memories.py"))
 
 
 def example(name: str, answer: str, **values: Any) -> Example:
@@ -59,6 +65,54 @@ def test_lines_of_other_questions_are_added_but_never_one_that_holds_the_answer(
     assert 8 <= added <= 24, "two in five"
 
 
+def test_memories_of_tasks_have_the_evidence_among_beginnings_of_likely_paragraphs() -> None:
+    texts = [
+        "Ann was born in Rome. She sang.",
+        "Rome is old.",
+        "Bo is a town. Bo has one wall.",
+        "Cy.",
+    ]
+    passages = tuple(Passage(title="", text=text) for text in texts)
+    starts = body_starts(passages)
+    gold = [
+        Evidence(document=place, start=0, end=len(text), text=text)
+        for place, text in enumerate(["Ann was born in Rome.", "Rome is old."])
+    ]
+    likely = [(starts[2] + len(texts[2]), "Bo has one wall.", 0.5)]
+    tasks = [
+        task
+        for number in range(60)
+        for task in MEMORIES["memory_tasks"](
+            [
+                (
+                    example(
+                        f"a{number}",
+                        "Rome",
+                        documents=passages,
+                        evidence=tuple(gold),
+                        metadata={"candidates": likely},
+                    ),
+                    None,
+                )
+            ],
+            AgentConfig(window=2000, chunk_tokens=500, memory_tokens=80, answer_tokens=20),
+            ByteTokenizer(),
+            seed=1,
+        )
+    ]
+    memories = [task.metadata["memory"].splitlines() for task in tasks]
+    assert len(memories) == 60
+    assert all(set(lines) & {texts[0], "Ann was born in Rome.", texts[1]} for lines in memories)
+    assert not any("Cy." in lines for lines in memories), "nothing in it is likely"
+    misleading = [set(lines) & {"Bo is a town.", texts[2]} for lines in memories]
+    assert {frozenset(some) for some in misleading} == {
+        frozenset(),
+        frozenset({"Bo is a town."}),
+        frozenset({texts[2]}),
+    }
+    assert len({tuple(lines) for lines in memories if len(lines) == 3}) > 6, "in any order"
+
+
 class Client:
     """A client with a fixed reply that keeps what was asked."""
 
@@ -82,6 +136,23 @@ def test_a_task_with_a_memory_is_answered_in_one_call_with_the_prompt_of_reading
     assert outcome.answer == "Ann.\n\\boxed{Ann}"
     assert asked["max_tokens"] == 99
     assert "<memory>\nHere is Ann.\n</memory>" in asked["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ("\\boxed{Ann Lee}", 1.0),
+        ("\\boxed{Ann}", 1 / 3),  # half of the words, all of them right: F1 is 2/3
+        ("Ann Lee", 0.5),  # without a box
+        ("\\boxed{Bob}", 0.0),
+    ],
+)
+def test_the_reward_is_the_mean_of_the_strict_grade_and_the_overlap_of_words(
+    reply: str, value: float
+) -> None:
+    reward = open_reward(f"{FOLDER / 'agent.py'}:reward")
+    task = example("a", "Ann Lee")
+    assert asyncio.run(reward(task, Outcome(answer=reply))) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("seconds", [60.0, -1.0])
