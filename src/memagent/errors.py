@@ -12,8 +12,8 @@ Anything else that escapes is a bug in memagent and keeps its traceback.
     │   └── DataError        a dataset or one of its sources is invalid
     ├── EngineError          the endpoint failed after retries: exit code 3
     │   ├── EmptyAnswer      the model gave an empty answer
-    │   ├── MachineError     the machine that computes failed, whatever it was asked: out of memory, a lost GPU
-    │   └── ClusterError     a Ray cluster is out of reach, too small, or lost a part for too long
+    │   └── MachineError     the machine that computes failed, whatever it was asked: out of memory, a lost GPU
+    │       └── ClusterError     a Ray cluster is out of reach, too small, or lost a part for too long
     └── LimitReached         a limit on calls or cost stopped the run: exit code 4
 """
 
@@ -78,7 +78,7 @@ class MachineError(EngineError):
     """The machine that computes failed, whatever it was asked: out of memory, a lost GPU, an engine that ended."""
 
 
-class ClusterError(EngineError):
+class ClusterError(MachineError):
     """A Ray cluster cannot be reached, is too small, or lost a part for too long. Finished work is kept."""
 
 

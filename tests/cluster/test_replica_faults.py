@@ -1,7 +1,8 @@
-"""Engine replicas that sleep, that never get ready, and that cannot be replaced."""
+"""Engine replicas that sleep, whose GPU fails, that never get ready, and that cannot be replaced."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from memagent.errors import ConfigError, EngineError
 from memagent.rl.distributed.replica import EmbeddedReplica, OpenReplica, Replica
 from memagent.rl.distributed.replicas import ReplicaEngine, open_replicas
 from memagent.rl.distributed.shipping import ship
+from tests.support.broken_gpu import REASON, BrokenAtFirst
 from tests.support.ray_nodes import ray_nodes
 from tests.support.replica_models import embedded, expected, greedy, named, two_models, until
 from tests.support.tiny_models import make_tiny_adapter
@@ -51,6 +53,66 @@ async def test_adapters_are_published_and_sleeping_replicas_wake_with_their_weig
         assert second.policy_version == 3
         await engine.publish(ship(named(models[0], adapters[0])), 4)
         assert (await greedy(engine)).completion_ids == first.completion_ids
+
+
+async def test_a_replica_whose_gpu_fails_is_replaced_and_its_calls_go_to_the_others(
+    cluster: Cluster, models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    opener = BrokenAtFirst(marker=tmp_path / "opened", opener=embedded(models[0]))
+    async with open_replicas(
+        cluster, opener, num=1, resources={"CPU": 1}, start_seconds=120, on_note=notes.append
+    ) as engine:
+        broken = engine.pids
+        await engine.publish(ship(named(models[1])), 5)
+        reply = await greedy(engine)
+        assert reply.completion_ids == (await expected(models[1])).completion_ids
+        assert (reply.policy_version, reply.num_attempts) == (5, 2)
+        assert engine.pids != broken
+    assert notes[0].startswith("engine replica 0 died (the local model failed: ")
+    assert REASON in notes[0]
+    assert notes[1:] == ["engine replica 0 is back"]
+
+
+async def test_a_replica_that_died_before_the_others_slept_is_started_when_they_wake(
+    cluster: Cluster, models: tuple[Path, Path]
+) -> None:
+    notes: list[str] = []
+    async with open_replicas(
+        cluster, embedded(models[0]), num=2, resources={"CPU": 1}, on_note=notes.append
+    ) as engine:
+        await engine.publish(ship(named(models[1])), 5)
+        first, second = engine.pids
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await engine.sleep()
+        assert engine.pids == [None, second]
+        await asyncio.sleep(10)  # longer than a start takes
+        assert engine.pids == [None, second], "the ranks have the GPUs"
+        assert len(notes) == 1
+        await engine.wake()
+        await until(lambda: None not in engine.pids)
+        replies = await asyncio.gather(*(greedy(engine) for _ in range(4)))
+        assert {one.policy_version for one in replies} == {5}
+
+
+async def test_a_replica_that_starts_while_the_others_sleep_sleeps_too(
+    cluster: Cluster, models: tuple[Path, Path]
+) -> None:
+    async with open_replicas(cluster, embedded(models[0]), num=2, resources={"CPU": 1}) as engine:
+        await engine.publish(ship(named(models[1])), 5)
+        first, _ = engine.pids
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        while None not in engine.pids:  # a call to it notices
+            await asyncio.gather(*(greedy(engine) for _ in range(4)))
+        await engine.sleep()
+        await asyncio.sleep(10)
+        assert engine.pids[0] is None, "it is not used before the others wake"
+        await engine.wake()
+        await until(lambda: None not in engine.pids)
+        replies = await asyncio.gather(*(greedy(engine) for _ in range(4)))
+        assert {one.policy_version for one in replies} == {5}
 
 
 class Never:

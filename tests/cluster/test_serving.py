@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from memagent.config import ServeConfig
 from memagent.engines.base import EngineChoice, choose_engine
 from memagent.errors import ClusterError, ConfigError
 from memagent.serve.cluster import check_choice, deployment_settings, llm_settings, serving_on
+from tests.support.broken_gpu import REASON, BrokenChoice
 from tests.support.ray_nodes import ray_nodes
 from tests.support.tiny_models import make_tiny_model
 
@@ -100,6 +102,25 @@ def test_replicas_on_all_nodes_answer_at_one_address_and_a_dead_one_is_replaced(
     assert reply(slow[0]) is not None, "a running request finishes while the server drains"
     with pytest.raises(httpx.TransportError):
         httpx.get(f"{url}/health", timeout=5)
+
+
+@clustered
+def test_a_replica_whose_gpu_fails_is_replaced(
+    cluster: Cluster, tiny: EngineChoice, unused_tcp_port: int, tmp_path: Path
+) -> None:
+    broken = BrokenChoice(spec=tiny.spec, settings=tiny.settings, marker=tmp_path / "opened")
+    config = ServeConfig(port=unused_tcp_port, request_log=False)
+    with serving_on(cluster, broken, config, num_replicas=1, start_seconds=120) as url:
+        assert httpx.get(f"{url}/health", timeout=30).status_code == 200
+        failed = ask(url, "box 3")
+        assert failed.status_code >= 500
+        assert REASON in failed.text
+        unhealthy = httpx.get(f"{url}/health", timeout=30)
+        assert (unhealthy.status_code, unhealthy.json()["error"]["code"]) == (503, "engine_ended")
+        end = time.monotonic() + 120
+        while (answered := ask(url, "box 3")).status_code != 200:
+            assert time.monotonic() < end, answered.text
+            time.sleep(1)
 
 
 @clustered

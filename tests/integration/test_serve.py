@@ -32,6 +32,7 @@ from memagent.engines.openai import EndpointEngine
 from memagent.serve.app import make_app
 from memagent.serve.run import serving
 from memagent.types import Sampling
+from tests.support.broken_gpu import break_gpu
 from tests.support.timing import wait_until
 from tests.support.tiny_models import WINDOW, make_tiny_model
 from tests.support.tiny_server import TinyServer, num_lost_slots, serving_tiny, wait_until_idle
@@ -341,6 +342,14 @@ def test_other_addresses_methods_and_types_are_refused_in_the_same_shape(
     assert (status, content["error"]["type"]) == (405, "invalid_request_error")
     status, content, _ = send(server, HELLO, headers={"Content-Type": "text/plain"})
     assert (status, content["error"]["code"]) == (400, "invalid_content_type")
+
+
+def test_a_server_whose_gpu_failed_is_not_healthy(folder: Path) -> None:
+    with serving_tiny(folder) as server:
+        assert _health(server.base_url) == 200
+        break_gpu(server.engine)
+        assert send(server, HELLO)[0] >= 500
+        assert _health(server.base_url) == 503
 
 
 def test_a_wrong_key_is_refused(folder: Path) -> None:

@@ -364,8 +364,8 @@ class ReplicatedEngine(BaseEngine):
             ) from None
 
     async def _all(self, method: str) -> None:
-        """Call a method of all replicas that are ready."""
-        from ray.exceptions import RayActorError
+        """Call a method of all replicas that are ready; it returns why the engine has ended, or None."""
+        from ray.exceptions import RayActorError, RayError
 
         ready = [(place, place.actor) for place in self._places if place.is_ready]
         calls = (getattr(actor, method).remote() for _, actor in ready)
@@ -373,6 +373,10 @@ class ReplicatedEngine(BaseEngine):
         for (place, actor), result in zip(ready, results, strict=True):
             if isinstance(result, RayActorError):
                 self._lost(place, actor, result)
+            elif isinstance(result, str):
+                self._lost(place, actor, EngineError(result))
+            elif isinstance(result, RayError) and not self._is_closed:
+                raise self._told(place, f"cannot {method}", result)
             elif isinstance(result, BaseException) and not self._is_closed:
                 raise result
 
@@ -464,7 +468,7 @@ class ReplicatedEngine(BaseEngine):
                 ray.kill(actor)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of a message that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:200] if lines else type(error).__name__

@@ -62,7 +62,7 @@ def make_app(
             (PLAIN, "POST", service.complete),
             (MODELS, "GET", service.models),
             (f"{MODELS}/{{name:path}}", "GET", service.model),
-            *Probes(gate, metrics).endpoints,
+            *Probes(gate, metrics, engine).endpoints,
         ],
         GuardRules(
             gate=gate,

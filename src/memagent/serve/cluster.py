@@ -29,7 +29,7 @@ from memagent.config import ServeConfig
 from memagent.engines.base import EngineChoice
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.replicas import replica_resources
-from memagent.errors import ClusterError, ConfigError
+from memagent.errors import ClusterError, ConfigError, MachineError
 from memagent.serve.app import make_app
 
 APPLICATION = "memagent"
@@ -172,12 +172,22 @@ def _local_application(
 class _ServedModel:
     """What Ray Serve places; the application does the work."""
 
+    app: FastAPI
+    """Set by Ray Serve."""
+
+    def check_health(self) -> None:
+        """Ray Serve replaces the replica when this raises."""
+        if not self.app.state.engine.is_alive:
+            raise MachineError("the engine of the replica has ended")
+
 
 def replica_app(choice: EngineChoice, config: ServeConfig) -> FastAPI:
     """The application of one replica, over an engine that ends with its process."""
     engine = choice.open()
     assert isinstance(engine, LocalEngine)
-    return make_app(engine, config)
+    app = make_app(engine, config)
+    app.state.engine = engine
+    return app
 
 
 def _deploy(application: Any, seconds: float) -> None:

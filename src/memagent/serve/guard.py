@@ -57,6 +57,14 @@ def shutting_down() -> ApiError:
     return ApiError(503, "the server is shutting down; use another one", code="shutting_down")
 
 
+def engine_ended() -> ApiError:
+    """The response where the engine has ended by itself, for good."""
+    reason = (
+        "the engine of this server has ended; restart the server, and use another one until then"
+    )
+    return ApiError(503, reason, code="engine_ended")
+
+
 class AdmissionGate:
     """Admits a limited number of concurrent requests, and none while the server drains."""
 

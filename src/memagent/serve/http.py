@@ -15,9 +15,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from memagent.engines.base import BaseEngine
 from memagent.errors import MemagentError
 from memagent.serve.errors import INTERNAL, ApiError, from_memagent
-from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Guard, GuardRules, shutting_down
+from memagent.serve.guard import (
+    CLIENT_GONE,
+    AdmissionGate,
+    Guard,
+    GuardRules,
+    engine_ended,
+    shutting_down,
+)
 from memagent.serve.metrics import Metrics
 
 T = TypeVar("T")
@@ -44,13 +52,16 @@ def guarded_app(endpoints: Sequence[Endpoint], rules: GuardRules) -> FastAPI:
 class Probes:
     """The handlers of /health and /metrics."""
 
-    def __init__(self, gate: AdmissionGate, metrics: Metrics) -> None:
+    def __init__(self, gate: AdmissionGate, metrics: Metrics, engine: BaseEngine) -> None:
         self._gate = gate
         self._metrics = metrics
+        self._engine = engine
 
     async def health(self) -> Response:
         if self._gate.is_draining:
             raise shutting_down()
+        if not self._engine.is_alive:
+            raise engine_ended()
         return Response('{"status":"ok"}', media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:

@@ -29,7 +29,7 @@ from memagent.engines.vllm.servers import (
     visible_gpus,
 )
 from memagent.engines.vllm.watchdog import end_group
-from memagent.errors import ConfigError, EngineError
+from memagent.errors import ConfigError, EngineError, MachineError
 from memagent.types import Sampling
 from tests.support import fake_vllm
 
@@ -124,7 +124,7 @@ async def test_a_closed_engine_closes_again_and_says_why_it_does_not_answer(fake
     engine = fake.open()
     await engine.aclose()
     await engine.aclose()
-    with pytest.raises(EngineError, match="vLLM ended with status"):
+    with pytest.raises(MachineError, match="vLLM ended with status"):
         await engine.complete(MESSAGES, SAMPLING)
 
 
@@ -148,7 +148,7 @@ async def test_a_server_for_each_group_of_gpus_shares_the_calls(
 async def test_when_no_server_is_left_it_fails_at_once_and_says_why(fake: Fake) -> None:
     async with fake.open(patience=600) as engine:
         os.kill(fake.pids()[0], signal.SIGKILL)
-        with pytest.raises(EngineError, match=r"vLLM ended with status 137: .*its log is .*\.log"):
+        with pytest.raises(MachineError, match=r"vLLM ended with status 137: .*its log is .*\.log"):
             await asyncio.wait_for(engine.complete(MESSAGES, SAMPLING), 120)  # far below 600
 
 
@@ -178,7 +178,7 @@ def test_log_probabilities_that_do_not_match_the_tokens_are_not_believed() -> No
 
 
 def test_a_crash_at_the_start_is_reported_with_its_cause(fake: Fake) -> None:
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(MachineError) as caught:
         fake.open("--fake-crash")
     message = str(caught.value)
     assert message.startswith("vLLM ended with status 1: ValueError: head size 7 is not supported")
@@ -187,7 +187,7 @@ def test_a_crash_at_the_start_is_reported_with_its_cause(fake: Fake) -> None:
 
 
 def test_an_argument_that_vllm_does_not_know_is_reported(fake: Fake) -> None:
-    with pytest.raises(EngineError, match=r"status 2: .*unrecognized arguments: --no-such-thing"):
+    with pytest.raises(MachineError, match=r"status 2: .*unrecognized arguments: --no-such-thing"):
         fake.open("--no-such-thing")
 
 
@@ -203,7 +203,7 @@ def test_when_one_of_several_crashes_the_others_are_ended_too(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    with pytest.raises(EngineError, match="ValueError: head size 7"):
+    with pytest.raises(MachineError, match="ValueError: head size 7"):
         fake.open("--fake-delay 600 --fake-crash-on 1")
     assert [note["gpus"] for note in fake.notes()] == ["0"]
     assert not any(is_alive(pid) for pid in fake.pids())

@@ -16,7 +16,7 @@ from memagent.agent.trace import Step, Trace
 from memagent.data.example import Example
 from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.base import BaseEngine
-from memagent.errors import EngineError, LimitReached, MachineError, RunError
+from memagent.errors import ClusterError, EngineError, LimitReached, MachineError, RunError
 from memagent.eval.calls import CALLS, CallLog, EngineGate, ItemEngine, LoggedReply
 from memagent.eval.items import EvalPlan, ExamplePool, plan_items
 from memagent.eval.methods import Context, MethodSettings, open_method
@@ -191,9 +191,12 @@ def test_an_outage_at_the_very_end_or_after_a_restart_blames_no_item_either(tmp_
     assert [record.status for record in found] == ["ok"] * 9
 
 
-def test_a_machine_that_fails_stops_the_run_after_a_few_calls(tmp_path: Path) -> None:
-    engine = Counting(fails=range(11, 1000), kind=MachineError, seconds=0.001)
-    with new_run(tmp_path / "run") as run, pytest.raises(MachineError, match="failed"):
+@pytest.mark.parametrize("kind", [MachineError, ClusterError])
+def test_a_machine_that_fails_stops_the_run_after_a_few_calls(
+    kind: type[MachineError], tmp_path: Path
+) -> None:
+    engine = Counting(fails=range(11, 1000), kind=kind, seconds=0.001)
+    with new_run(tmp_path / "run") as run, pytest.raises(kind, match="failed"):
         evaluate(engine, make(200), run=run, concurrency=64)
     assert [record.status for record in read_items(tmp_path / "run")] == ["ok"] * 10
     assert engine.num_calls <= 10 + 97, "what was in flight, and nothing after it"

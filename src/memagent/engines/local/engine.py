@@ -154,9 +154,16 @@ class LocalEngine(BaseEngine):
         self._num_holds = 0
         """While above 0 nothing is computed, so that requests start together."""
         self._wants_fresh = False
+        self._is_broken = False
+        """Whether the GPU has failed."""
         self._thread: threading.Thread | None = None
         self._ending = threading.Lock()
         """Guards what happens after the thread has ended."""
+
+    @property
+    def is_alive(self) -> bool:
+        """False after an error of the GPU, which this process cannot use any more."""
+        return not self._is_broken
 
     @property
     def public_name(self) -> str:
@@ -485,6 +492,7 @@ class LocalEngine(BaseEngine):
                 self._fail(_out_of_memory(), error.requests)
                 continue
             except Exception as error:  # no request may wait for a thread that has died
+                self._is_broken = self._is_broken or is_gpu_failure(error)
                 self._fail(_as_engine_error(error))
                 continue
             for request in finished:
@@ -691,7 +699,7 @@ def _memory_bytes(device: torch.device) -> float:
 def _as_engine_error(error: Exception) -> EngineError:
     if is_out_of_memory(error):
         return _out_of_memory()
-    kind = MachineError if _is_gpu_failure(error) else EngineError
+    kind = MachineError if is_gpu_failure(error) else EngineError
     return kind(f"the local model failed: {type(error).__name__}: {error}")
 
 
@@ -699,6 +707,7 @@ def _out_of_memory() -> MachineError:
     return MachineError("the model ran out of memory; lower `cache_gb`, `max_running` or `window`")
 
 
-def _is_gpu_failure(error: Exception) -> bool:
-    """Whether the GPU or its driver failed; in this process it stays so."""
-    return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
+def is_gpu_failure(error: BaseException) -> bool:
+    """Whether the GPU or its driver failed; in this process it stays so. Out of memory is no failure."""
+    is_failure = isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
+    return is_failure and not is_out_of_memory(error)

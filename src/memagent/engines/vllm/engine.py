@@ -30,7 +30,7 @@ from memagent.engines.vllm.servers import (
     plan_launches,
     start_servers,
 )
-from memagent.errors import ConfigError, EngineError
+from memagent.errors import ConfigError, EngineError, MachineError
 from memagent.types import Completion, Message, Sampling
 
 CONCURRENCY_PER_SERVER = 64
@@ -214,7 +214,7 @@ class VllmEngine(BalancedEngine):
         while True:
             await self._may_call.wait()
             if not self.is_alive:  # there is nothing to wait for
-                raise EngineError(self.servers[0].why_ended())
+                raise MachineError(self.servers[0].why_ended())
             request = asyncio.ensure_future(call())
             self._sent.add(request)
             try:

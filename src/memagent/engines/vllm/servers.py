@@ -36,7 +36,7 @@ from platformdirs import user_state_path
 from memagent.config import VllmConfig
 from memagent.engines import store
 from memagent.engines.yarn import vllm_arguments, yarn_settings
-from memagent.errors import ConfigError, EngineError
+from memagent.errors import ConfigError, EngineError, MachineError
 
 HOST = "127.0.0.1"
 WATCHDOG = Path(__file__).with_name("watchdog.py")
@@ -370,7 +370,7 @@ def _await_health(
     while not server.is_healthy:
         for other in servers:
             if not other.is_running:
-                raise EngineError(other.why_ended())
+                raise MachineError(other.why_ended())
         if time.monotonic() > deadline:
             raise EngineError(server.why_late(seconds))
         if _is_cancelled():

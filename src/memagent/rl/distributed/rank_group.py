@@ -30,6 +30,8 @@ from ray.exceptions import (
 from ray.util.placement_group import PlacementGroup
 
 from memagent.cluster import Bundle, Cluster, full_store, full_store_errors, in_bundle
+from memagent.engines.local.engine import is_gpu_failure
+from memagent.engines.replicas import first_line
 from memagent.errors import ClusterError, MemagentError
 from memagent.rl.backend import Metrics, ModelFacts, RanksLost, to_its_end
 from memagent.rl.distributed.buckets import Bucket, TensorSpec
@@ -252,6 +254,8 @@ def worst_of(errors: Sequence[BaseException | None], *, num_ranks: int) -> BaseE
     cause = next((one for one in causes if one is not None), None)
     if isinstance(cause, ObjectStoreFullError | OutOfDiskError):
         return ClusterError(full_store("what a rank returns"))
+    if broken := next((one for one in causes if one is not None and is_gpu_failure(one)), None):
+        return RanksLost(f"a GPU of {num_ranks} trainer ranks has failed ({first_line(broken)})")
     if isinstance(cause, RayError) or _is_network(cause):
         return RanksLost(f"the {num_ranks} trainer ranks have lost each other")
     assert cause is not None

@@ -10,8 +10,8 @@ memory while it sleeps, for ranks that share the GPU.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ import torch
 
 from memagent.config import LocalConfig
 from memagent.engines.base import BaseEngine
-from memagent.engines.local.engine import LocalEngine
+from memagent.engines.local.engine import LocalEngine, is_gpu_failure
 from memagent.engines.replicas import EngineReplica, HostedEngine, ReplicaReply, first_line
 from memagent.errors import EngineError
 from memagent.rl.distributed.buckets import Bucket, Filled, tensors
@@ -85,15 +85,9 @@ class TrainedReplica(EngineReplica):
         """One reply to a prompt of tokens."""
         return await self._reply(lambda engine: _generated(engine, prompt_ids, sampling))
 
-    async def load(self, buckets: Sequence[Any], policy_version: int) -> bool:
-        """Take new weights; whether the engine is still there."""
-        try:
-            await self._opened.load(buckets, policy_version)
-        except Exception:
-            if self._opened.is_alive:
-                raise
-            return False
-        return True
+    async def load(self, buckets: Sequence[Any], policy_version: int) -> str | None:
+        """Take new weights; None, or why the engine has ended."""
+        return await self._why_ended(self._opened.load(buckets, policy_version))
 
     async def receive(
         self, route: Route, buckets: Sequence[Bucket], policy_version: int
@@ -120,15 +114,30 @@ class TrainedReplica(EngineReplica):
 
     async def share(self) -> list[Any] | None:
         """References to the weights of this replica, for another one; None if it cannot read them."""
-        return await asyncio.to_thread(self._opened.share)
+        try:
+            return await asyncio.to_thread(self._opened.share)
+        except Exception:
+            if self._opened.is_alive:
+                raise
+            return None
 
-    async def sleep(self) -> None:
-        """Free the device."""
-        await self._opened.sleep()
+    async def sleep(self) -> str | None:
+        """Free the device; None, or why the engine has ended."""
+        return await self._why_ended(self._opened.sleep())
 
-    async def wake(self) -> None:
-        """Take the device again."""
-        await self._opened.wake()
+    async def wake(self) -> str | None:
+        """Take the device again; None, or why the engine has ended."""
+        return await self._why_ended(self._opened.wake())
+
+    async def _why_ended(self, working: Awaitable[None]) -> str | None:
+        """Wait for some work; an error that leaves the engine alive is raised."""
+        try:
+            await working
+        except Exception as error:
+            if self._opened.is_alive:
+                raise
+            return first_line(error)
+        return None
 
     @property
     def _opened(self) -> Replica:
@@ -177,7 +186,13 @@ class EmbeddedModel:
         self._is_partial = False
         """Whether some weights are new and some are not: nothing is sampled then."""
         self._holding = ExitStack()
-        self.is_alive = True
+        self._is_broken = False
+        """Whether the GPU has failed: this process cannot use it any more."""
+
+    @property
+    def is_alive(self) -> bool:
+        """False after an error of the GPU."""
+        return not self._is_broken and (self._engine is None or self._engine.is_alive)
 
     @property
     def engine(self) -> LocalEngine:
@@ -188,15 +203,18 @@ class EmbeddedModel:
 
     async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
         """Copy the weights between two steps of the engine; calls in progress go on with them."""
-        await asyncio.to_thread(self.take, shipped(buckets), policy_version)
+        with self._noting_failures():
+            await asyncio.to_thread(self.take, shipped(buckets), policy_version)
 
     async def receive(self, buckets: Iterator[Filled], policy_version: int) -> None:
         """The same with weights that arrive; see `Replica`."""
-        await asyncio.to_thread(self.take, tensors(buckets), policy_version)
+        with self._noting_failures():
+            await asyncio.to_thread(self.take, tensors(buckets), policy_version)
 
     def share(self) -> list[Any]:
         """Put a copy of the weights into the object store."""
-        return ship(self._trained.parameters)
+        with self._noting_failures():
+            return ship(self._trained.parameters)
 
     def take(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         """Copy weights by name. After an error nothing is sampled until all weights were taken."""
@@ -221,26 +239,38 @@ class EmbeddedModel:
     async def sleep(self) -> None:
         """Drop the KV cache and move the weights to the CPU."""
         await self.aclose()
-        self._move(torch.device("cpu"))
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        with self._noting_failures():
+            self._move(torch.device("cpu"))
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     async def wake(self) -> None:
         """The weights are those from before; the cache is empty."""
         if self._engine is not None:
             return
-        self._move(self.device)
-        self._engine = LocalEngine(self._loaded, self._config)
-        self._engine.weights_changed(self._version)
+        with self._noting_failures():
+            self._move(self.device)
+            self._engine = LocalEngine(self._loaded, self._config)
+            self._engine.weights_changed(self._version)
         if self._is_partial:
             self._holding.enter_context(self._engine.hold())
 
     async def aclose(self) -> None:
         """Stop the engine's thread."""
+        self._is_broken = not self.is_alive
         engine, self._engine = self._engine, None
         self._holding.close()
         if engine is not None:
             await engine.aclose()
+
+    @contextmanager
+    def _noting_failures(self) -> Iterator[None]:
+        """Note errors of the GPU outside of the engine."""
+        try:
+            yield
+        except Exception as error:
+            self._is_broken = self._is_broken or is_gpu_failure(error)
+            raise
 
     def _move(self, device: torch.device) -> None:
         for model in (self._trained.model, self._loaded.model):

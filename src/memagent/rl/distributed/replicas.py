@@ -117,6 +117,9 @@ class ReplicaEngine(ReplicatedEngine):
         super().__init__(*arguments, **settings)
         self._exchange = asyncio.Lock()
         """Held while weights are given to replicas or read from one."""
+        self._awake = asyncio.Event()
+        """Not set while the replicas sleep: none is started then, because ranks use the GPUs."""
+        self._awake.set()
 
     @property
     def policy_version(self) -> int:
@@ -143,13 +146,21 @@ class ReplicaEngine(ReplicatedEngine):
 
     async def sleep(self) -> None:
         """Free the memory of the devices. No call may be in progress."""
+        self._awake.clear()
         await self._all("sleep")
 
     async def wake(self) -> None:
         """Take it again."""
         await self._all("wake")
+        self._awake.set()
+
+    async def _replace(self, place: _Place) -> None:
+        await self._awake.wait()
+        await super()._replace(place)
 
     async def _prepare(self, place: _Place, limit: asyncio.Timeout) -> None:
+        if not self._awake.is_set():  # the others have fallen asleep while it started
+            await self._sleeping(place, limit)
         loaded = None
         while loaded is not self._published:  # newer ones may be published meanwhile
             loaded = self._published
@@ -159,15 +170,15 @@ class ReplicaEngine(ReplicatedEngine):
                 await self._newer_than(loaded, limit)
                 continue
             try:
-                is_there = await place.actor.load.remote(buckets, loaded.version)
+                reason = await place.actor.load.remote(buckets, loaded.version)
             except RayError:
                 if (
                     loaded.is_sent
                 ):  # who put them there may be gone: the next attempt needs another copy
                     loaded.buckets = None
                 raise
-            if not is_there:
-                raise EngineError(f"{self._name(place)} ended while it took its weights")
+            if reason is not None:
+                raise EngineError(f"{self._name(place)} ended while it took its weights: {reason}")
 
     async def _stored(self, published: _Published) -> Sequence[Any] | None:
         """Weights in the object store; those that were sent directly are put there by who has them."""
@@ -189,15 +200,19 @@ class ReplicaEngine(ReplicatedEngine):
                 return buckets
         return await self._transfer.ship_again()
 
+    async def _sleeping(self, place: _Place, limit: asyncio.Timeout) -> None:
+        """Have a new replica sleep until the others wake, however long the ranks train."""
+        async with suspended(limit):
+            reason = await place.actor.sleep.remote()
+            await self._awake.wait()
+            reason = reason or await place.actor.wake.remote()
+        if reason is not None:
+            raise EngineError(f"{self._name(place)} ended while it slept: {reason}")
+
     async def _newer_than(self, published: _Published, limit: asyncio.Timeout) -> None:
         """Wait for the next push, however long the ranks train."""
-        due = limit.when()
-        limit.reschedule(None)
-        started = asyncio.get_running_loop().time()
-        async with self._changed:
+        async with suspended(limit), self._changed:
             await self._changed.wait_for(lambda: self._published is not published)
-        waited = asyncio.get_running_loop().time() - started
-        limit.reschedule(None if due is None else due + waited)
 
     async def _announce(self, published: _Published) -> None:
         """From now on these are the newest weights."""
@@ -253,8 +268,9 @@ class ReplicaEngine(ReplicatedEngine):
     async def _load(self, place: _Place, buckets: Sequence[Any], policy_version: int) -> None:
         actor = place.actor
         try:
-            if not await actor.load.remote(buckets, policy_version):
-                self._lost(place, actor, EngineError("its engine has ended"))
+            reason = await actor.load.remote(buckets, policy_version)
+            if reason is not None:
+                self._lost(place, actor, EngineError(reason))
         except RayActorError as error:
             self._lost(place, actor, error)
         except RayError as error:
@@ -279,6 +295,16 @@ class TokenReplicaEngine(ReplicaEngine):
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         """One reply to a prompt of tokens."""
         return await self._call("generate", tuple(prompt_ids), sampling, ())
+
+
+@asynccontextmanager
+async def suspended(limit: asyncio.Timeout) -> AsyncIterator[None]:
+    """Time in the block does not count."""
+    due, loop = limit.when(), asyncio.get_running_loop()
+    limit.reschedule(None)
+    started = loop.time()
+    yield
+    limit.reschedule(None if due is None else due + loop.time() - started)
 
 
 class ReplicaSync:

@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from memagent.engines.local.adapters import ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from memagent.engines.vllm.engine import CONTROL_VARIABLES, HANDLE_VARIABLES, VllmEngine
 from memagent.engines.vllm.servers import end_servers, visible_gpus
-from memagent.errors import ConfigError, EngineError
+from memagent.errors import ConfigError, MachineError
 from memagent.rl.distributed.buckets import Bucket, Filled
 from memagent.rl.distributed.replica import Replica
 from memagent.rl.distributed.shared_buffers import cuda_handle
@@ -140,7 +140,7 @@ class _Vllm:
             await asyncio.wait([work], timeout=ALIVE_SECONDS)
             if not self.is_alive:  # it would be asked again and again
                 work.cancel()
-                raise EngineError(self.engine.servers[0].why_ended())
+                raise MachineError(self.engine.servers[0].why_ended())
         work.result()
 
     async def _load(self, buckets: Sequence[Any], policy_version: int) -> None:

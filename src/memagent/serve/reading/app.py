@@ -93,7 +93,7 @@ def gateway_app(
     needs_key = not (isinstance(keys, OneKey) and server.api_key is None)
     open_paths = ("/health",) if needs_key else ("/health", "/metrics")
     return guarded_app(
-        [*service.endpoints, *Probes(gate, metrics).endpoints],
+        [*service.endpoints, *Probes(gate, metrics, engine).endpoints],
         GuardRules(
             gate=gate,
             metrics=metrics,

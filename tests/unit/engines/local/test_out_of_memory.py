@@ -236,6 +236,7 @@ async def test_only_the_requests_of_a_batch_that_never_fits_are_refused(
     found = await asyncio.gather(*calls, return_exceptions=True)
     failed = [one for one in found if isinstance(one, BaseException)]
     assert [str(one) for one in failed] == [OUT_OF_MEMORY] * 2
+    assert engine.is_alive
     assert {type(one) for one in failed} == {MachineError}
     assert len({id(one) for one in failed}) == 2, "each call has an error of its own"
     assert [len(one.completion_ids) for one in found if not isinstance(one, BaseException)] == [
@@ -250,8 +251,8 @@ async def test_a_lost_gpu_is_a_failure_of_the_machine_and_a_bug_is_not(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error, is_machine in (
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
         (KeyError("a bug"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
     ):
 
         def broken(*arguments: Any, error: Exception = error) -> Any:
@@ -261,6 +262,7 @@ async def test_a_lost_gpu_is_a_failure_of_the_machine_and_a_bug_is_not(
         with pytest.raises(EngineError, match="the local model failed") as failure:
             await engine.generate([5, 6, 7], GREEDY)
         assert isinstance(failure.value, MachineError) == is_machine
+        assert engine.is_alive != is_machine
 
 
 def test_an_error_on_the_way_out_of_a_lack_of_memory_means_the_same() -> None:

@@ -31,6 +31,16 @@ def test_ranks_that_lost_each_other_can_be_restarted() -> None:
     assert isinstance(found, RanksLost)
 
 
+def test_ranks_are_restarted_where_a_gpu_has_failed() -> None:
+    broken = failed(RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with"))
+    waiting = failed(RuntimeError("[gloo] Connection closed by peer"))
+    found = worst_of([waiting, broken], num_ranks=2)
+    assert isinstance(found, RanksLost)
+    assert str(found) == (
+        "a GPU of 2 trainer ranks has failed (CUDA error: uncorrectable ECC error encountered)"
+    )
+
+
 def test_a_bug_keeps_its_error() -> None:
     bug = KeyError("lr")
     assert worst_of([failed(bug)], num_ranks=2) is bug
