@@ -127,10 +127,10 @@ class Cluster:
             while not await asyncio.to_thread(group.wait, POLL_SECONDS):
                 waited = monotonic() - started
                 if waited > self.wait_seconds:
-                    missing = self._missing(bundles, what, set_by)
+                    missing = self.missing(bundles, what, set_by)
                     raise ClusterError(f"{missing}; waited {waited:.0f} s")
                 if waited > NOTE_SECONDS and not is_noted:
-                    missing = self._missing(bundles, what, set_by)
+                    missing = self.missing(bundles, what, set_by)
                     self._on_note(f"{missing}; waiting up to {self.wait_seconds:.0f} s")
                     is_noted = True
         except BaseException:
@@ -145,7 +145,8 @@ class Cluster:
         with suppress(Exception):  # the cluster may be gone
             remove_placement_group(group)
 
-    def _missing(self, bundles: Sequence[Bundle], what: str, set_by: str) -> str:
+    def missing(self, bundles: Sequence[Bundle], what: str, set_by: str) -> str:
+        """What there is no room for, as one line."""
         names = sorted({name for bundle in bundles for name in bundle})
         needed = " and ".join(f"{sum(b.get(name, 0) for b in bundles):g} {name}" for name in names)
         free = _ray().available_resources()

@@ -5,26 +5,36 @@
         pool.submit(work, 7).result()
         pool.shutdown()
 
-It stands where `memagent.processes.worker_pool` stands on one machine: each worker calls the initializer first. A
-worker that dies is started again by Ray, and what it was computing is computed again. Files that the functions
-read must be at the same place on all nodes.
+    submit ──▶ waiting ──▶ a thread of the driver ──▶ workers that are ready      died: a new one, and its jobs again
+                                                      those without room get nothing to do until they have it
+
+It stands where `memagent.processes.worker_pool` stands on one machine: each worker calls the initializer first. When
+no worker is ready for `wait_seconds` of the cluster, everything that waits fails with ClusterError. Files that the
+functions read must be at the same place on all nodes.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Any, TypeVar
 
-from memagent.cluster import Cluster
-from memagent.errors import ClusterError
+from memagent.cluster import Cluster, full_store_errors
+from memagent.errors import ClusterError, MemagentError
 
 T = TypeVar("T")
 
-MAX_RESTARTS = 3
-"""How often a worker is started again, and what it was computing is tried again."""
+MAX_ATTEMPTS = 4
+"""How often a function is tried whose worker dies, and a worker is started."""
+MAX_JOBS = 2
+"""Functions that a worker has at once: one that it computes, and the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +47,41 @@ class _Failed:
 class _ClusterWorker:
     """One process on some node. It runs as a Ray actor."""
 
-    def __init__(self, initializer: Callable[..., None] | None, initargs: tuple[Any, ...]) -> None:
-        if initializer is not None:
-            initializer(*initargs)
+    def start(
+        self, initializer: Callable[..., None] | None, initargs: tuple[Any, ...]
+    ) -> _Failed | None:
+        """Call the initializer."""
+        return None if initializer is None else self.work(initializer, initargs)
 
     def work(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Call a function."""
         try:
             return function(*arguments)
         except Exception as error:
             return _Failed(error=error)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A function that was submitted."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    result: Future[Any]
+    num_attempts: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A worker as the driver sees it."""
+
+    actor: Any = None
+    is_ready: bool = False
+    num_starts: int = 0
+    num_jobs: int = 0
+    """So far."""
+    jobs: list[_Job] = field(default_factory=list)
+    """Those that it has now."""
 
 
 class ClusterExecutor(Executor):
@@ -60,52 +96,173 @@ class ClusterExecutor(Executor):
         initargs: tuple[Any, ...] = (),
     ) -> None:
         """By default there are as many workers as the cluster has CPUs."""
-        import ray
-
         self.num_workers = num_workers or max(1, int(cluster.total("CPU")))
-        options = {
-            "num_cpus": 1,
-            "scheduling_strategy": "SPREAD",
-            "max_restarts": MAX_RESTARTS,
-            "max_task_retries": MAX_RESTARTS,
-        }
-        worker: Any = ray.remote(_ClusterWorker).options(**options)
-        self._workers = [worker.remote(initializer, initargs) for _ in range(self.num_workers)]
-        self._loads = [0] * self.num_workers
-        self._turns = [0] * self.num_workers
+        self._cluster = cluster
+        self._begin = (initializer, initargs)
+        self._workers = [_Worker() for _ in range(self.num_workers)]
+        self._waiting: deque[_Job] = deque()
+        self._failure: Exception | None = None
+        """Why nothing is computed any more."""
+        self._ready_at = monotonic()
+        """When a worker was ready last."""
+        self._events: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # one thread has all of the state; callbacks of Ray must not call it
+        self._thread = threading.Thread(target=self._serve, name="memagent-cluster", daemon=True)
+        self._thread.start()
 
     def submit(  # type: ignore[override]  # as of any Executor, without its keywords
         self, function: Callable[..., T], /, *arguments: Any
     ) -> Future[T]:
         """The result of a function, computed by the least busy worker."""
-        number = min(range(self.num_workers), key=lambda one: (self._loads[one], self._turns[one]))
-        self._loads[number] += 1
-        self._turns[number] += 1
         result: Future[T] = Future()
-        sent = self._workers[number].work.remote(function, arguments).future()
-        sent.add_done_callback(lambda done: self._settle(number, done, result))
+        job = _Job(function, arguments, result)
+        self._events.put(partial(self._waiting.append, job))
         return result
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the workers, whatever they are computing."""
+        self._events.put(None)
+        self._thread.join()
+        for worker in self._workers:
+            self._end(worker)
+        for job in self._waiting:
+            job.result.cancel()
+
+    # --- in the thread ---------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        for worker in self._workers:
+            self._start(worker)
+        while True:
+            try:
+                event = self._events.get(timeout=self._seconds_left())
+            except Empty:
+                self._give_up()
+                continue
+            if event is None:
+                return
+            event()
+            self._dispatch()
+
+    def _seconds_left(self) -> float | None:
+        """Until it has been too long that no worker was ready; None while one is."""
+        if self._failure is not None or any(worker.is_ready for worker in self._workers):
+            return None
+        return max(0.0, self._ready_at + self._cluster.wait_seconds - monotonic())
+
+    def _give_up(self) -> None:
+        missing = self._cluster.missing(
+            [{"CPU": 1.0}] * self.num_workers, f"{self.num_workers} workers", "`processes`"
+        )
+        self._failure = ClusterError(f"{missing}; waited {self._cluster.wait_seconds:.0f} s")
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Give what waits to workers that are ready, the least busy one first."""
+        while self._waiting:
+            if self._failure is not None:
+                self._waiting.popleft().result.set_exception(self._failure)
+                continue
+            free = [one for one in self._workers if one.is_ready and len(one.jobs) < MAX_JOBS]
+            if not free:
+                return
+            worker = min(free, key=lambda one: (len(one.jobs), one.num_jobs))
+            self._send(worker, self._waiting.popleft())
+
+    def _send(self, worker: _Worker, job: _Job) -> None:
+        if job.num_attempts == 0 and not job.result.set_running_or_notify_cancel():
+            return
+        job.num_attempts += 1
+        worker.num_jobs += 1
+        worker.jobs.append(job)
+        self._call(worker, "work", (job.function, job.arguments), partial(self._done, job))
+
+    def _call(
+        self,
+        worker: _Worker,
+        method: str,
+        arguments: tuple[Any, ...],
+        on_done: Callable[[_Worker, Any, Future[Any]], None],
+    ) -> None:
+        """Call a worker; `on_done` runs in this thread, with the actor that was called."""
+        actor = worker.actor
+        try:
+            called: Future[Any] = getattr(actor, method).remote(*arguments).future()
+        except Exception as error:  # what does not fit into the object store
+            called = Future()
+            called.set_exception(error)
+        called.add_done_callback(
+            lambda done: self._events.put(partial(on_done, worker, actor, done))
+        )
+
+    def _done(self, job: _Job, worker: _Worker, actor: Any, done: Future[Any]) -> None:
+        from ray.exceptions import RayActorError
+
+        if worker.actor is actor:
+            worker.jobs.remove(job)
+        try:
+            with full_store_errors("what a worker computed"):
+                value = done.result()
+        except RayActorError:
+            self._lost(worker, actor)
+            if job.num_attempts < MAX_ATTEMPTS:
+                self._waiting.appendleft(job)
+                return
+            value = _Failed(error=ClusterError(f"{MAX_ATTEMPTS} workers died at one function"))
+        except Exception as error:
+            value = _Failed(error=_told(error))
+        if isinstance(value, _Failed):
+            job.result.set_exception(value.error)
+        else:
+            job.result.set_result(value)
+
+    # --- workers ---------------------------------------------------------------------------------
+
+    def _start(self, worker: _Worker) -> None:
         import ray
 
-        for worker in self._workers:
-            with suppress(Exception):  # the cluster may be gone
-                ray.kill(worker)
-        self._workers = []
+        worker.num_starts += 1
+        options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "max_restarts": 0}
+        kind: Any = ray.remote(_ClusterWorker)
+        worker.actor = kind.options(**options).remote()
+        self._call(worker, "start", self._begin, self._started)
 
-    def _settle(self, number: int, done: Future[Any], result: Future[T]) -> None:
-        self._loads[number] -= 1
-        if not result.set_running_or_notify_cancel():
-            return
+    def _started(self, worker: _Worker, actor: Any, done: Future[Any]) -> None:
+        from ray.exceptions import RayActorError
+
         try:
-            value = done.result()
+            failed = done.result()
+        except RayActorError:
+            self._lost(worker, actor)
         except Exception as error:
-            reason = " ".join(str(error).split())[:300]
-            result.set_exception(ClusterError(f"a worker of the cluster was lost: {reason}"))
-            return
-        if isinstance(value, _Failed):
-            result.set_exception(value.error)
+            self._failure = _told(error)
         else:
-            result.set_result(value)
+            if isinstance(failed, _Failed):
+                self._failure = failed.error
+            worker.is_ready = True
+
+    def _lost(self, worker: _Worker, actor: Any) -> None:
+        """A worker died. What it had comes back one by one."""
+        if worker.actor is not actor:
+            return
+        if worker.is_ready:
+            self._ready_at = monotonic()
+        worker.is_ready, worker.jobs, worker.actor = False, [], None
+        if worker.num_starts < MAX_ATTEMPTS:
+            self._start(worker)
+        elif all(one.actor is None for one in self._workers):
+            self._failure = ClusterError(f"all workers of the cluster died {MAX_ATTEMPTS} times")
+
+    def _end(self, worker: _Worker) -> None:
+        import ray
+
+        if worker.actor is not None:
+            with suppress(Exception):  # the cluster may be gone
+                ray.kill(worker.actor)
+
+
+def _told(error: Exception) -> MemagentError:
+    """What Ray reports, as an error of one line."""
+    if isinstance(error, MemagentError):
+        return error
+    return ClusterError(f"a worker of the cluster failed: {' '.join(str(error).split())[:300]}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +81,11 @@ def fail(number: int) -> None:
 def test_workers_are_on_all_nodes_and_errors_are_those_of_the_function(cluster: Cluster) -> None:
     pool = ClusterExecutor(cluster, 4)
     try:
-        nodes = [pool.submit(worker_node, number).result(60) for number in range(8)]
-        assert set(nodes) == set(node_ids())
+        nodes, end = set[str](), time.monotonic() + 60
+        while nodes != set(node_ids()):  # a worker gets work when it has started
+            assert time.monotonic() < end
+            asked = [pool.submit(worker_node, number) for number in range(8)]
+            nodes |= {one.result(60) for one in asked}
         with pytest.raises(DataError, match="example 7 cannot be built"):
             pool.submit(fail, 7).result(60)
     finally:
@@ -100,6 +105,68 @@ def test_a_worker_that_dies_is_started_again(cluster: Cluster, tmp_path: Path) -
         assert pool.submit(end_once, str(tmp_path / "died")).result(60) == "done"
     finally:
         pool.shutdown()
+
+
+def end_always() -> None:
+    os._exit(1)
+
+
+def test_a_function_that_ends_its_workers_is_an_error_and_the_others_go_on(
+    cluster: Cluster,
+) -> None:
+    pool = ClusterExecutor(cluster, 2)
+    try:
+        ending = pool.submit(end_always)
+        assert pool.submit(abs, -3).result(60) == 3
+        with pytest.raises(ClusterError, match="4 workers died at one function"):
+            ending.result(120)
+    finally:
+        pool.shutdown()
+
+
+def test_workers_without_room_get_nothing_to_do(cluster: Cluster) -> None:
+    pool = ClusterExecutor(cluster, 99)
+    try:
+        asked = [pool.submit(abs, -number) for number in range(200)]
+        assert [one.result(60) for one in asked] == list(range(200))
+    finally:
+        pool.shutdown()
+
+
+def refuse(name: str) -> None:
+    raise DataError(f"{name} is not on this node")
+
+
+def test_what_a_worker_cannot_open_is_the_error_of_what_was_submitted(cluster: Cluster) -> None:
+    pool = ClusterExecutor(cluster, 2, initializer=refuse, initargs=("facts.txt",))
+    try:
+        with pytest.raises(DataError, match=r"^facts.txt is not on this node$"):
+            pool.submit(abs, -3).result(60)
+    finally:
+        pool.shutdown()
+
+
+def test_without_room_for_any_worker_there_is_one_line_in_time(cluster: Cluster) -> None:
+    hasty = Cluster(wait_seconds=2, on_note=lambda text: None, is_local=False)
+    with reserved_cpus(int(cluster.total("CPU"))):
+        pool = ClusterExecutor(hasty, 3)
+        try:
+            message = r"3 workers need 3 CPU; free .* lower `processes`; waited 2 s"
+            with pytest.raises(ClusterError, match=message):
+                pool.submit(abs, -3).result(60)
+        finally:
+            pool.shutdown()
+
+
+@contextmanager
+def reserved_cpus(num: int) -> Iterator[None]:
+    """All CPUs of the cluster are in use."""
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    group = placement_group([{"CPU": 1.0}] * num, strategy="SPREAD")
+    assert group.wait(60)
+    yield
+    remove_placement_group(group)
 
 
 # --- engines --------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from memagent.cluster import Bundle, Cluster, OnClusterNote, in_bundle
+from memagent.cluster import Bundle, Cluster, OnClusterNote, full_store_errors, in_bundle
 from memagent.engines.balance import Balancer, prefix_keys
 from memagent.engines.base import BaseEngine, EngineChoice
 from memagent.engines.retry import Failure
@@ -313,9 +313,10 @@ class ReplicatedEngine(BaseEngine):
             actor = place.actor
             self._balancer.begin(place.number, prefixes)
             try:
-                reply: ReplicaReply = await _awaited(
-                    getattr(actor, method).remote(prompt, sampling)
-                )
+                with full_store_errors("a prompt or its reply"):
+                    reply: ReplicaReply = await _awaited(
+                        getattr(actor, method).remote(prompt, sampling)
+                    )
             except RayActorError as error:
                 self._lost(place, actor, error)
                 continue

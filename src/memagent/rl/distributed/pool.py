@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from memagent.cluster import OnClusterNote, node_ids, on_node
+from memagent.cluster import OnClusterNote, full_store_errors, node_ids, on_node
 from memagent.errors import ClusterError
 from memagent.rl.agents.offload import WorkerDied, WorkerPool, checked_work
 
@@ -105,7 +105,8 @@ class ClusterPool(WorkerPool):
             node = await self._node()
             node.num_running += 1
             try:
-                result: _Result = await node.actor.run.remote(work, arguments)
+                with full_store_errors("what a function gets or returns"):
+                    result: _Result = await node.actor.run.remote(work, arguments)
             except RayActorError:
                 self._lost(node)
                 continue
