@@ -7,7 +7,7 @@ command line, so a setting is described in one place only.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, get_args, get_origin
 
@@ -71,7 +71,8 @@ class AgentConfig(Settings):
     """In parallel mode, how often the text is read, at most: another round follows only where the memory says
     what is still missing."""
     segments: int = Field(default=1, ge=1)
-    """Parts of the text that are read at the same time, each of them in order; their memories are merged."""
+    """Parts of the text that are read at the same time, each of them in order; their memories are merged. Not with
+    mode=parallel."""
     notes: NoteSource = "asked"
     """Where sections are read apart from each other: prompts of their own ask for notes and merge them (asked); or
     sections are read with the prompts of reading in order, and the lines of their memories are put together
@@ -100,25 +101,25 @@ class AgentConfig(Settings):
     """Have the model quote the text word for word with each section. Quotes that are found in the text are
     kept with their place, outside the memory, and the answer cites them."""
     quotes: QuoteSource = "asked"
-    """Where quotes come from: prompts ask for them, and show them with the answer (asked); or prompts stay as they
+    """With evidence, where quotes come from: prompts ask for them, and show them with the answer (asked); or prompts stay as they
     are, and what a memory has word for word from its section is a quote (copied), for models that were
     trained to copy sentences into their memory."""
     items: bool = False
     """For questions that count, list, add up or ask for the i-th: have the model list items, each with a
     value and its quote, which are then counted and added up by code, not by the model."""
     quote_tokens: int = Field(default=256, ge=16)
-    """Tokens added to the limit of each reply to a section for its quotes or items."""
+    """Tokens added to the limit of each reply to a section for its quotes or items, where prompts ask for them."""
     ledger_tokens: int = Field(default=1024, ge=16)
-    """Tokens of quotes that are shown to the model when it answers, at most; of more quotes, those that fit
-    the question best."""
+    """Tokens of quotes or items that are shown to the model when it answers, at most, where prompts ask for them; of
+    more quotes, those that fit the question best."""
     stop_early: bool = False
     """Let the model say that its memory holds all that the question needs, and read no further then. Leave it
-    off for questions about the whole text."""
+    off for questions about the whole text. Not with items, mode=parallel or segments."""
     verify_stop: int = Field(default=0, ge=0)
-    """Further sections that are read before stop_early ends the reading; each must confirm it."""
+    """With stop_early, further sections that are read before it ends the reading; each must confirm it."""
     order: ReadingOrder = "text"
     """Order in which sections are read: that of the text, or those first that share most words with the
-    question (relevance; needs bm25s)."""
+    question (relevance; needs bm25s). Not with mode=parallel or segments."""
     temperature: float | None = Field(default=None, ge=0)
     """Sampling temperature; left to the engine when not given."""
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -150,6 +151,22 @@ class AgentConfig(Settings):
     def keeps_quotes(self) -> bool:
         """Whether quotes or items are kept, and answers cite them."""
         return self.evidence or self.items
+
+    def check_used(self, names: Iterable[str]) -> None:
+        """Raise ConfigError where one of these settings, which somebody gave, has no effect with the others."""
+        needs = {
+            "rounds": (self.mode == "parallel", "`mode=parallel`"),
+            "notes": (self.merges, "`mode=parallel` or `segments`"),
+            "quotes": (self.evidence, "`evidence`"),
+            "quote_tokens": (self.asks_quotes, "`evidence` with `quotes=asked`, or `items`"),
+            "ledger_tokens": (self.asks_quotes, "`evidence` with `quotes=asked`, or `items`"),
+        }
+        for name in names:
+            is_used, needed = needs.get(name, (True, ""))
+            if not is_used:
+                raise ConfigError(
+                    f"`{name}` has no effect without {needed}; give that, or leave it out"
+                )
 
     @model_validator(mode="after")
     def _modes_agree(self) -> Self:
@@ -257,7 +274,8 @@ class LocalConfig(Settings):
     half of what is free on a GPU."""
     keep_text: bool = False
     """Keep the keys and values of texts that a local model reads, so that later questions about them skip most
-    of the reading: in the cache, else in memory, else on disk. Needs mode=parallel or prompts=shared."""
+    of the reading: in the cache, else in memory, else on disk. Needs mode=parallel with notes=asked, or
+    prompts=shared."""
     keep_memory_gb: float = Field(default=4.0, ge=0, allow_inf_nan=False)
     """Memory for kept texts beside the cache, in gigabytes."""
     keep_disk_gb: float = Field(default=20.0, ge=0, allow_inf_nan=False)

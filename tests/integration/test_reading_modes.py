@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,14 @@ from tests.support.loopback import running
 IS_FORKED = True
 AT_ONCE = 4
 MODES = [("--mode", "parallel", "--rounds", "2"), ("--segments", "3")]
+
+
+def said_by(process: subprocess.Popen[bytes], words: str) -> None:
+    """Wait for a line on standard error."""
+    assert process.stderr is not None
+    while (line := process.stderr.readline()) and words.encode() not in line:
+        pass
+    assert line
 
 
 def steps_of(trace: Trace) -> list[tuple[str, int, int, str]]:
@@ -80,3 +89,60 @@ def test_a_plan_of_parallel_reading_has_the_least_and_the_most_calls(cli: Cli, b
     assert (plan["num_chunks"], plan["num_calls"]) == (5, 6)
     assert plan["max_calls"] == 3 * (5 + 1) + 1
     assert "6 to 19" in cli(*command, "--mode", "parallel").stdout
+
+
+def test_a_plan_of_a_reading_that_goes_on_has_only_the_calls_that_are_left(
+    cli: Cli, book: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    cli("ask", book, "-q", QUESTION, *SMALL_SECTIONS, "--engine", "scripted", "--run-dir", run)
+    for going_on in ("--resume", "--continue"):
+        plan = json.loads(cli("ask", going_on, run, "--dry-run", "--json").stdout)
+        assert (plan["num_chunks"], plan["num_calls"], plan["max_calls"]) == (5, 0, 0)
+
+
+def test_watching_goes_on_where_the_file_was_emptied_and_reads_only_what_is_new(
+    cli: Cli, tmp_path: Path
+) -> None:
+    log, run = tmp_path / "log.txt", tmp_path / "run"
+    log.write_text("Pump 3 ran all night.\n")
+    command = ("ask", log, "-q", "Which pump failed?", "--engine", "scripted", "--run-dir", run)
+    with cli.started(*command, "--watch", "--watch-seconds", "0.05") as process:
+        for text in ("", "Pump 7 failed at noon.\n", ""):
+            said_by(process, "watching")
+            log.write_text(text)
+            if not text:
+                said_by(process, "not read: ")
+        said_by(process, "watching")
+        outcome = finish(process, number=signal.SIGINT)
+    assert outcome.code == 130
+    assert outcome.stdout == "Pump 3 ran all night.\nPump 7 failed at noon.\n"
+    assert [path.name for path in sorted(tmp_path.glob("run*"))] == ["run", "run-2"]
+
+
+def test_standard_input_of_an_earlier_run_cannot_be_watched(cli: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    text = b"Pump 3 ran all night."
+    cli("ask", "-", "-q", "Who?", "--engine", "scripted", "--run-dir", run, stdin=text)
+    outcome = cli("ask", "--resume", run, "--watch")
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert "--watch follows files on disk" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "needed"),
+    [
+        (("--rounds", "2"), "--mode parallel"),
+        (("--notes", "memories"), "--segments"),
+        (("--quotes", "copied"), "--evidence"),
+        (("--quote-tokens", "64"), "--items"),
+        (("--ledger-tokens", "64", "--evidence", "--quotes", "copied"), "--quotes asked"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(
+    option: tuple[str, ...], needed: str, cli: Cli, book: Path
+) -> None:
+    outcome = cli("ask", book, "-q", QUESTION, "--engine", "scripted", *option)
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert f"{option[0]} has no effect without" in outcome.stderr
+    assert needed in outcome.stderr

@@ -106,12 +106,12 @@ def _row(step: Step, title: str) -> _Row:
 
 
 def _answer(trace: Trace) -> str:
-    return "no answer yet" if trace.answer is None else _cut(trace.answer)
+    return "no answer yet" if trace.final_answer is None else _cut(trace.final_answer)
 
 
 def _sources(trace: Trace) -> list[str]:
     """The quotes that the answer cites, with their places."""
-    return [_cut(f'[{one.number}] {one.where}: "{one.quote.text}"') for one in trace.citations]
+    return [_cut(one.line()) for one in trace.citations]
 
 
 def _summary(trace: Trace) -> str:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from memagent.agent.budget import NOTE_MARK_TOKENS, Budget
+from memagent.agent.journal import check_same, read_reading
+from memagent.agent.modes.carried import Replies
+from memagent.agent.modes.continuation import carry_over
 from memagent.agent.rates import CallRate, TimeEstimate, Work
 from memagent.agent.reader import Reader
+from memagent.agent.trace import Step, Trace
 from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
 from memagent.types import Prices
@@ -20,8 +26,8 @@ class ReadingPlan:
     num_questions: int
     num_chunks: int
     num_calls: int
-    """One per section and one for the answer, for each question: exact where sections are read in order, the
-    least where notes or memories are merged."""
+    """One per section and one for the answer, for each question, without those of an earlier run: exact where
+    sections are read in order, the least where notes or memories are merged."""
     max_calls: int
     """With all rounds, and with merges of all notes at their limit."""
     calls_at_once: int
@@ -58,19 +64,64 @@ class ReadingPlan:
         return self.work.seconds(rate, lanes=None if is_shared else self.calls_at_once)
 
 
+class DoneBefore(NamedTuple):
+    """What of the reading for one question was done in an earlier run."""
+
+    starts: frozenset[int] = frozenset()
+    """Where the sections begin that are not read again, at least in the first round."""
+    is_answered: bool = False
+
+
+def done_in(steps: Sequence[Step]) -> DoneBefore:
+    """What the steps of a run that is resumed or continued leave out."""
+    reads = [step.start for step in steps if step.round in (None, 1)]
+    return DoneBefore(
+        frozenset(start for start in reads if start is not None),
+        is_answered=bool(steps) and steps[-1].kind == "answer",
+    )
+
+
+def replied_in(reader: Reader, chunks: Chunks, replies: Replies) -> DoneBefore:
+    """What the replies of an earlier run leave out in the first round, or at the beginning of segments."""
+    known = (chunk for chunk in chunks if reader.reply_key(chunk) in replies)
+    return DoneBefore(frozenset(chunk.start for chunk in known))
+
+
+async def done_before(
+    reader: Reader,
+    questions: Sequence[str],
+    chunks: Chunks,
+    *,
+    resumes: Path | None = None,
+    continues: Path | None = None,
+) -> list[DoneBefore]:
+    """What a reading that resumes or continues a run leaves out, for each question."""
+    if resumes is not None:
+        check_same(read_reading(resumes), reader.identity(questions, chunks.document), resumes)
+        return [done_in(trace.steps) for trace in Trace.load(resumes)]
+    if continues is None:
+        return [DoneBefore() for _ in questions]
+    carried = await carry_over(reader, continues, questions, chunks)
+    return [
+        replied_in(reader, chunks, carried.replies[number])
+        if number in carried.replies
+        else done_in(carried.steps.get(number, ()))
+        for number in range(len(questions))
+    ]
+
+
 def plan_reading(
     reader: Reader,
     questions: Sequence[str],
     chunks: Chunks,
+    *,
+    done: Sequence[DoneBefore] | None = None,
 ) -> ReadingPlan:
-    """Count a reading's calls and tokens by rendering every prompt it will send."""
-    num_chunks = 0
-    prompt_tokens = [0] * len(questions)
-    """Of the sections, by question."""
-    budgets = [reader.check(question) for question in questions]
+    """Count a reading's calls and tokens by rendering every prompt it will send; `done` needs no call."""
+    done = done or [DoneBefore() for _ in questions]
+    counts = [_SectionCount() for _ in questions]
     for chunk in chunks:
-        num_chunks += 1
-        for number, question in enumerate(questions):
+        for question, count, before in zip(questions, counts, done, strict=True):
             messages = reader.prompts.section_messages(
                 is_parallel=reader.config.asks_notes,
                 question=question,
@@ -79,31 +130,71 @@ def plan_reading(
                 section_number=chunk.index + 1,
                 memory_tokens=reader.config.memory_tokens,
             )
-            prompt_tokens[number] += reader.tokenizer.count_messages(messages)
-    answers = [_answer_tokens(reader, question, num_chunks) for question in questions]
-    rounds = reader.config.rounds if reader.config.mode == "parallel" else 1
-    merges = [rounds * max_merges(reader.config, num_chunks, budget) for budget in budgets]
+            tokens = reader.tokenizer.count_messages(messages)
+            count.add(tokens, is_done=before.is_answered or chunk.start in before.starts)
+    num_chunks = counts[0].num_all if counts else 0
+    works = [
+        _work_of(reader, question, count)
+        for question, count, before in zip(questions, counts, done, strict=True)
+        if not before.is_answered
+    ]
     return ReadingPlan(
         num_questions=len(questions),
         num_chunks=num_chunks,
-        num_calls=len(questions) * (num_chunks + 1),
-        max_calls=len(questions) * (rounds * num_chunks + 1) + sum(merges),
-        calls_at_once=_calls_at_once(reader, num_chunks, len(questions)),
-        prompt_tokens=sum(prompt_tokens) + sum(answers),
-        max_memory_tokens=sum(
-            budget.memory * num_chunks * rounds
-            + (rounds - 1) * sections
-            + num_merges * (budget.window - budget.merge_reply)
-            + budget.ledger
-            for budget, sections, num_merges in zip(budgets, prompt_tokens, merges, strict=True)
-        ),
-        max_completion_tokens=sum(
-            budget.read_reply * num_chunks * rounds
-            + budget.answer_reply
-            + num_merges * budget.merge_reply
-            for budget, num_merges in zip(budgets, merges, strict=True)
-        ),
+        num_calls=sum(work.num_calls for work in works),
+        max_calls=sum(work.max_calls for work in works),
+        calls_at_once=_calls_at_once(reader, num_chunks, len(works)),
+        prompt_tokens=sum(work.prompt_tokens for work in works),
+        max_memory_tokens=sum(work.max_memory_tokens for work in works),
+        max_completion_tokens=sum(work.max_completion_tokens for work in works),
         is_exact=reader.tokenizer.is_exact and reader.tokenizer.knows_template,
+    )
+
+
+@dataclass(slots=True)
+class _SectionCount:
+    """The sections of a text, and those that are left to read in the first round."""
+
+    num_all: int = 0
+    all_tokens: int = 0
+    """Of the prompts."""
+    num_left: int = 0
+    left_tokens: int = 0
+
+    def add(self, tokens: int, *, is_done: bool) -> None:
+        self.num_all += 1
+        self.all_tokens += tokens
+        if not is_done:
+            self.num_left += 1
+            self.left_tokens += tokens
+
+
+class _QuestionWork(NamedTuple):
+    """What one question takes, as a plan counts it."""
+
+    num_calls: int
+    max_calls: int
+    prompt_tokens: int
+    max_memory_tokens: int
+    max_completion_tokens: int
+
+
+def _work_of(reader: Reader, question: str, count: _SectionCount) -> _QuestionWork:
+    budget = reader.check(question)
+    rounds = reader.config.rounds if reader.config.mode == "parallel" else 1
+    num_merges = rounds * max_merges(reader.config, count.num_all, budget)
+    num_reads = count.num_left + (rounds - 1) * count.num_all
+    return _QuestionWork(
+        num_calls=count.num_left + 1,
+        max_calls=num_reads + 1 + num_merges,
+        prompt_tokens=count.left_tokens + _answer_tokens(reader, question, count.num_all),
+        max_memory_tokens=budget.memory * num_reads
+        + (rounds - 1) * count.all_tokens
+        + num_merges * (budget.window - budget.merge_reply)
+        + budget.ledger,
+        max_completion_tokens=budget.read_reply * num_reads
+        + budget.answer_reply
+        + num_merges * budget.merge_reply,
     )
 
 

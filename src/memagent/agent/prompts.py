@@ -45,6 +45,8 @@ from memagent.errors import ConfigError
 from memagent.names import hint
 from memagent.types import Message
 
+BOX = "\\boxed{}"
+"""How templates ask for an answer in a box."""
 READ_SLOTS = ("question", "section", "memory", "section_number", "memory_tokens", "memory_words")
 ANSWER_SLOTS = ("question", "memory", "num_sections", "answer_tokens")
 NOTE_SLOTS = ("question", "section", "memory", "memory_tokens", "memory_words")
@@ -287,6 +289,11 @@ def _with_lines(template: str, lines: list[str]) -> str:
     if last.endswith(":") and len(last) <= MAX_LABEL_CHARS:
         return "\n".join([above.rstrip(), "", *lines, "", last, ""])
     return "\n".join([body, *lines, ""])
+
+
+def asks_box(name: str) -> bool:
+    r"""Whether answers to the prompt set of this name stand in `\boxed{}`; those to templates of one's own may."""
+    return name not in PROMPT_SETS or BOX in PROMPT_SETS[name].answer
 
 
 def open_prompts(name: str) -> PromptSet:

@@ -403,11 +403,8 @@ class Reader:
     ) -> ModelCall:
         """The reply to a section, shown as `section`; an earlier one where `replies` have it."""
         is_parallel = self.config.asks_notes
-        if replies:
-            number = chunk.index + 1 if self.prompts.numbers_sections(is_parallel) else None
-            key = read_key(section_digest(chunk.text), state.memory, number)
-            if (carried := carried_call(replies, key)) is not None:
-                return carried
+        if replies and (call := carried_call(replies, self.reply_key(chunk, state.memory))):
+            return call
         self.keep_section(chunk, section, document)
         messages = self.prompts.section_messages(
             is_parallel=is_parallel,
@@ -419,6 +416,11 @@ class Reader:
         )
         prompt_tokens = budget.read_template + budget.question + chunk.num_tokens + state.num_tokens
         return await self.call(messages, prompt_tokens, max_tokens=budget.read_reply)
+
+    def reply_key(self, chunk: Chunk, memory: str = "") -> str:
+        """What the reply to a section that is read with a memory is stored under."""
+        has_number = self.prompts.numbers_sections(self.config.asks_notes)
+        return read_key(section_digest(chunk.text), memory, chunk.index + 1 if has_number else None)
 
     def section_text(self, chunk: Chunk) -> str:
         """A section as the model sees it; where replies have marks, those that the text holds are none."""

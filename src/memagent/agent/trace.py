@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from memagent.agent import display
 from memagent.agent.evidence.ledger import Citation, ledger_of, without_sources
 from memagent.agent.evidence.quotes import Quote
+from memagent.agent.prompts import asks_box
 from memagent.documents.document import Chunk, Place
 from memagent.errors import RunError
 from memagent.rewards.text import unboxed
@@ -163,8 +164,10 @@ class Trace:
 
     @property
     def final_answer(self) -> str | None:
-        r"""The answer, without the `\boxed{}` where it is nothing else."""
-        return None if self.answer is None else unboxed(self.answer)
+        r"""The answer as it is shown: what stands in `\boxed{}` where the prompt asked for it, else all of it."""
+        if self.answer is None:
+            return None
+        return unboxed(self.answer, is_asked=asks_box(self.prompts))
 
     @property
     def status(self) -> Status:
@@ -266,6 +269,15 @@ class Trace:
 def total_usage(steps: Iterable[Step]) -> Usage:
     """What steps cost together."""
     return reduce(Usage.__add__, (step.usage for step in steps), Usage())
+
+
+def call_seconds(steps: Iterable[Step]) -> float:
+    """How long at least one call was in flight; less than the time of all calls where they overlap."""
+    total, until = 0.0, 0.0
+    for start, end in sorted((step.started, step.started + step.seconds) for step in steps):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
 
 
 def journal_line(question_number: int, step: Step, *, section_sha256: str | None = None) -> bytes:

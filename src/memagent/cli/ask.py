@@ -18,9 +18,9 @@ from memagent.agent import rates
 from memagent.agent.journal import Journal, check_same, read_reading
 from memagent.agent.modes.carried import Carried
 from memagent.agent.modes.continuation import carry_over
-from memagent.agent.plan import plan_reading
+from memagent.agent.plan import done_before, plan_reading
 from memagent.agent.reader import Reader
-from memagent.agent.trace import Step, Trace, total_usage
+from memagent.agent.trace import Step, Trace, call_seconds, total_usage
 from memagent.cli.ask_output import print_answers, print_plan
 from memagent.cli.ask_progress import ReadingProgress
 from memagent.cli.ask_request import AskOptions, AskRequest, make_request
@@ -42,6 +42,8 @@ from memagent.errors import DocumentError, RunError
 from memagent.runs import MANIFEST, Run
 from memagent.types import TextKeeper
 
+MAX_PLACES = 5
+"""Places that a message names."""
 STDIN_COPY = "stdin"
 """File in a run directory that keeps what came in on standard input, for resuming."""
 
@@ -170,7 +172,14 @@ class Ask:
                 reader.check(question)
             if self._options.dry_run:
                 with self._console.busy("counting"):
-                    plan = plan_reading(reader, request.questions, chunks)
+                    done = await done_before(
+                        reader,
+                        request.questions,
+                        chunks,
+                        resumes=self._options.run.resume,
+                        continues=self._continues,
+                    )
+                    plan = plan_reading(reader, request.questions, chunks, done=done)
                     rate = rates.recall(engine)
                     if rate is None and engine.runs_here:
                         mean = plan.prompt_tokens // max(1, plan.num_calls)
@@ -190,7 +199,11 @@ class Ask:
         while True:
             self._console.report(f"watching {', '.join(request.paths[:3])}; Ctrl-C ends")
             await self._wait_for_change(request)
-            document = await asyncio.to_thread(self._load, request)
+            try:
+                document = await asyncio.to_thread(self._load, request)
+            except DocumentError as error:  # a log that was emptied grows again
+                self._console.report(f"not read: {error}")
+                continue
             await self._read(request, reader, reader.chunks(document), engine)
 
     async def _wait_for_change(self, request: AskRequest) -> None:
@@ -234,6 +247,7 @@ class Ask:
             limits=request.limits(),
             **request.agent_settings,
         )
+        reader.config.check_used(self._options.reader.agent)
         if reader.tokenizer_note:
             self._console.report(
                 f"token counts are estimated with a margin: {reader.tokenizer_note}; "
@@ -274,7 +288,8 @@ class Ask:
         if carried.replies:
             what = "sections that did not change are not read again"
         else:
-            what = f"{num} sections are not read again" if num else "all sections are read again"
+            those = "1 section is" if num == 1 else f"{num} sections are"
+            what = f"{those} not read again" if num else "all sections are read again"
         self._console.report(f"continuing {self._continues}: {what}")
 
     # --- reading -------------------------------------------------------------------------------
@@ -290,7 +305,7 @@ class Ask:
             journal.close()
         print_answers(traces, as_json=self._options.as_json)
         sys.stdout.flush()  # whoever watches through a pipe sees it now
-        self._report_summary(traces, journal, reader)
+        self._report_summary(traces, journal, reader, chunks.document)
         self._continues = journal.path
         return 0
 
@@ -362,14 +377,16 @@ class Ask:
                 "`memagent models texts` lists kept texts"
             )
 
-    def _report_summary(self, traces: Sequence[Trace], journal: Journal, reader: Reader) -> None:
+    def _report_summary(
+        self, traces: Sequence[Trace], journal: Journal, reader: Reader, document: Document
+    ) -> None:
         steps = [step for trace in traces for step in trace.steps]
         usage = total_usage(steps)
         cost = f", cost {reader.limits.cost:.4f}" if reader.limits.has_prices else ""
         reused = f" ({usage.cached_tokens:,} not computed again)" if usage.cached_tokens else ""
         self._console.report(
             f"{usage.calls} calls, {usage.prompt_tokens:,} prompt{reused} and {usage.completion_tokens:,} "
-            f"completion tokens in {duration(sum(step.seconds for step in steps))} of calls{cost}"
+            f"completion tokens in {_call_time(steps)}{cost}"
         )
         cut = [step for step in steps if "reply_cut" in step.flags or "memory_cut" in step.flags]
         if cut:
@@ -377,7 +394,7 @@ class Ask:
                 f"{len(cut)} of {len(steps)} replies were cut by their limit (flagged in the trace); "
                 "raise `memory_tokens` or `answer_tokens`"
             )
-        for line in _notes_on(traces):
+        for line in _notes_on(traces, document):
             self._console.report(line)
         self._console.report(f"run: {journal.path}")
 
@@ -386,7 +403,18 @@ def _paths(request: AskRequest) -> list[Path]:
     return [Path(request.folder, path).expanduser() for path in request.paths]
 
 
-def _notes_on(traces: Sequence[Trace]) -> Iterator[str]:
+def _call_time(steps: Sequence[Step]) -> str:
+    """How long calls took; where many were in flight at once, how long that was as well."""
+    total, passed = sum(step.seconds for step in steps), call_seconds(steps)
+    together = duration(total)
+    return (
+        f"{together} of calls"
+        if duration(passed) == together
+        else (f"{duration(passed)}, {together} of calls at once")
+    )
+
+
+def _notes_on(traces: Sequence[Trace], document: Document) -> Iterator[str]:
     """What went otherwise than asked: the format of replies, quotes, parts that were not read."""
     reads = [step for trace in traces for step in trace.steps if step.section is not None]
     if num_malformed := sum("malformed" in step.flags for step in reads):
@@ -396,10 +424,17 @@ def _notes_on(traces: Sequence[Trace]) -> Iterator[str]:
     for trace in traces:
         if trace.unread:
             num_chars = sum(end - start for start, end in trace.unread)
-            yield f"stopped early: {num_chars:,} characters were not read"
+            yield f"stopped early: {num_chars:,} characters were not read: {_unread(trace, document)}"
         if trace.has_quotes and not trace.citations:
             kept = f"cites none of the {len(trace.ledger)} quotes that were kept"
             yield f"the answer {kept if trace.ledger else 'cites no quotes: none were found'}"
+
+
+def _unread(trace: Trace, document: Document) -> str:
+    """Where the parts are that were not read; of many, the first ones."""
+    places = [str(place) for span in trace.unread for place in document.places(*span)]
+    more = f" and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
+    return ", ".join(places[:MAX_PLACES]) + more
 
 
 def _applied(defaults: Mapping[str, Any], request: AskRequest) -> str:

@@ -22,14 +22,14 @@ def print_answers(traces: Sequence[Trace], *, as_json: bool) -> None:
         results = [_result(trace) for trace in traces]
         print_json(results[0] if len(results) == 1 else results)
     elif len(traces) == 1:
-        print(_answer_text(traces[0]))
+        print(answer_text(traces[0]))
     else:
-        print("\n\n".join(f"{trace.question}\n{_answer_text(trace)}" for trace in traces))
+        print("\n\n".join(f"{trace.question}\n{answer_text(trace)}" for trace in traces))
 
 
-def _answer_text(trace: Trace) -> str:
+def answer_text(trace: Trace) -> str:
     """The answer, and below it the quotes that it cites."""
-    lines = [f'[{one.number}] {one.where}: "{one.quote.text}"' for one in trace.citations]
+    lines = [one.line() for one in trace.citations]
     return "\n".join([f"{trace.final_answer}", *(["", *lines] if lines else [])])
 
 

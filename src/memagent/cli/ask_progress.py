@@ -35,6 +35,7 @@ class ReadingProgress(ProgressFrame):
         self._limits = {"read": config.memory_tokens, "answer": config.answer_tokens}
         self._limits["merge"] = config.memory_tokens + MISSING_TOKENS
         self._is_apart = config.merges
+        self._rounds = config.rounds if config.mode == "parallel" else 1
         self._reasoning = config.reasoning_tokens
         self._chunks = chunks
         self._num_finished = [len(steps) for steps in finished]
@@ -94,7 +95,7 @@ class ReadingProgress(ProgressFrame):
         wanted = total * len(those)
         if num_read >= wanted:
             return "merging and answering"
-        before = f"round {number}: " if number > 1 else ""
+        before = f"round {number} of up to {self._rounds}: " if self._rounds > 1 else ""
         return f"{before}{num_read} of {about}{wanted} sections"
 
     def _total_steps(self) -> int:

@@ -85,6 +85,10 @@ def make_request(options: AskOptions) -> AskRequest:
     request = _new_request(options) if manifest is None else _resumed_request(options, manifest)
     if not request.paths:
         raise ConfigError("name at least one file or folder to read, or - for standard input")
+    if options.watch and ("-" in request.paths or options.dry_run):
+        raise ConfigError(
+            "--watch follows files on disk; name files, and leave out --dry-run and -"
+        )
     if not request.questions:
         last = request.paths[-1]
         if len(last.split()) > 1 and not Path(request.folder, last).exists():
@@ -94,14 +98,10 @@ def make_request(options: AskOptions) -> AskRequest:
 
 
 def _check_continuing(options: AskOptions) -> None:
-    """Raise ConfigError for options that do not go together."""
+    """Raise ConfigError where a run is to be both resumed and continued."""
     if options.continues is not None and options.run.resume is not None:
         raise ConfigError(
             "give --resume for the same text or --continue for one that has changed, not both"
-        )
-    if options.watch and ("-" in options.files or options.dry_run):
-        raise ConfigError(
-            "--watch follows files on disk; name files, and leave out --dry-run and -"
         )
 
 

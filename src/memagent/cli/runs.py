@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from memagent.agent.trace import Trace
+from memagent.cli.ask_output import answer_text
 from memagent.cli.shared.lazy import HintingGroup
 from memagent.cli.shared.progress import size_text
 from memagent.cli.shared.run_command import print_json
@@ -99,7 +100,7 @@ def remove_runs(runs: tuple[str, ...], yes: bool) -> None:
 
 def _answer(trace: Trace) -> str:
     if trace.answer is not None:
-        return trace.answer
+        return answer_text(trace)
     return f"no answer yet; {trace.num_chunks} sections are read"
 
 

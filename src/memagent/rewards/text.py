@@ -40,6 +40,7 @@ _sentence_end = re.compile(r"[.!?](?=\s)")
 
 _strict_noise = re.compile(r"\\[!,;: ]|\\left|\\right|\^\{?\\circ\}?|°|\\?[$%]|\s+")
 _strict_frac = re.compile(r"\\[td]frac")
+_escape = re.compile(r"\\([%$&#_])")
 _wrapper = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it)|emph)\s*\{([^{}]*)\}")
 
 _ORIGINAL_CHANGES = (
@@ -100,10 +101,28 @@ def last_boxed(text: str) -> str | None:
     return _content(text, box.end()) if box else None
 
 
-def unboxed(text: str) -> str:
-    r"""A text that is nothing but one `\boxed{...}` without it; any other text as it is."""
+def unboxed(text: str, *, is_asked: bool = False) -> str:
+    r"""The answer of a reply as people read it: what stands in its box, without LaTeX around it.
+
+    Where the prompt asked for a box (`is_asked`), everything else of the reply is explanation, and several boxes on
+    its last line with one are several answers. Otherwise only a reply that is nothing but a box is unboxed.
+
+        >>> unboxed(r"It was cast in \boxed{\text{Paris}}.", is_asked=True)
+        'Paris'
+    """
     content = last_boxed(text)
-    return content if content and text.strip() == f"\\boxed{{{content}}}" else text
+    if content is None or not content.strip():
+        return text
+    if not is_asked:
+        return plain_text(content) if text.strip(" \t\r\n$.") == f"\\boxed{{{content}}}" else text
+    line = next(line for line in reversed(text.splitlines()) if _box.search(line))
+    boxes = [box.strip() for box in last_boxes(line)] or [content.strip()]
+    return ", ".join(dict.fromkeys(plain_text(box) for box in boxes if box))
+
+
+def plain_text(latex: str) -> str:
+    r"""What stands in a box without commands for text and without escapes: `\text{5\%}` is 5%."""
+    return _escape.sub(r"\1", _wrapper.sub(r"\1", latex)).strip()
 
 
 def last_boxes(text: str) -> list[str]:

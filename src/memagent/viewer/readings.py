@@ -14,6 +14,7 @@ from memagent.viewer.traces import (
     QuestionLine,
     StoredStep,
     StoredTrace,
+    shown_answer,
     stored_prompts,
     totals,
 )
@@ -78,6 +79,8 @@ class Reading:
         heads = [head for _, head in lines]
         is_answered = bool(heads) and heads[-1]["kind"] == "answer"
         answer = self._step(lines[-1][0]).answer if is_answered else None
+        if answer is not None:
+            answer = shown_answer(answer, stored_prompts(self._manifest.get("prompts")))
         return {"question": self.questions[number], "answer": answer, "totals": totals(heads)}
 
     def _lines(self, question: int) -> list[tuple[int, Json]]:

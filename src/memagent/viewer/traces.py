@@ -17,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from memagent.agent.evidence.ledger import ledger_of, without_sources
 from memagent.agent.evidence.quotes import Quote
-from memagent.agent.prompts import PROMPT_SETS, PromptSet, parse_prompts
+from memagent.agent.prompts import BOX, PROMPT_SETS, PromptSet, parse_prompts
 from memagent.documents.document import Document, Place
 from memagent.errors import ConfigError, RunError
+from memagent.rewards.text import unboxed
 from memagent.viewer.diffs import num_changed, word_diff, words
 
 Json = dict[str, Any]
@@ -176,7 +177,7 @@ class StoredTrace:
         answer = last.answer if last is not None else None
         return {
             "question": self.question,
-            "answer": answer,
+            "answer": None if answer is None else shown_answer(answer, self.prompts),
             "citations": citations(self, last.cited) if last is not None and last.cited else [],
             "memory": last.memory if last is not None and answer is None else None,
             "model": self.model,
@@ -185,6 +186,11 @@ class StoredTrace:
             "totals": totals(self.heads),
             **self.title,
         }
+
+
+def shown_answer(answer: str, prompts: PromptSet | None) -> str:
+    """An answer as people read it; as it came where the wording of its prompt is not known."""
+    return answer if prompts is None else unboxed(answer, is_asked=BOX in prompts.answer)
 
 
 def totals(heads: Sequence[Json]) -> Json:

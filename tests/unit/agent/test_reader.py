@@ -10,6 +10,7 @@ import pytest
 from memagent import Document, Reader, Step, Trace, open_engine
 from memagent.agent.limits import Limits
 from memagent.agent.plan import plan_reading
+from memagent.agent.trace import call_seconds
 from memagent.config import AgentConfig, ReadingSettings
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import (
@@ -301,6 +302,24 @@ def test_a_plan_is_what_a_reading_with_an_empty_memory_sends() -> None:
     assert plan.prompt_tokens == sum(sent)
     assert plan.max_completion_tokens == 2 * (plan.num_chunks * 100 + 60)
     assert plan.max_memory_tokens == 2 * plan.num_chunks * 100
+
+
+@pytest.mark.parametrize(("prompts", "shown"), [("keep", "red"), ("default", r"So: \boxed{red}")])
+def test_the_answer_that_is_shown_is_what_stands_in_the_box_that_was_asked_for(
+    prompts: str, shown: str
+) -> None:
+    reader = reader_of(["m1", r"So: \boxed{red}"], prompts=prompts, chunk_tokens=3000, window=8192)
+    trace = reader.ask("what?", TEXT)
+    assert (trace.final_answer, trace.answer) == (shown, r"So: \boxed{red}")
+
+
+def test_the_time_of_calls_in_flight_at_once_counts_once() -> None:
+    times = [(0.0, 4.0), (1.0, 1.0), (3.0, 2.0), (9.0, 1.0)]
+    steps = [
+        Step(kind="read", index=n, reply="", memory="", started=started, seconds=seconds)
+        for n, (started, seconds) in enumerate(times)
+    ]
+    assert call_seconds(steps) == 6.0
 
 
 def test_a_trace_survives_json() -> None:

@@ -170,8 +170,27 @@ def test_the_cost_of_unclosed_tags_grows_with_their_number_and_no_faster() -> No
         (r"\boxed{1} \boxed{2}", r"\boxed{1} \boxed{2}"),
         (r"\boxed{}", r"\boxed{}"),
         (r"\boxed{7", r"\boxed{7"),
+        (r"$\boxed{\text{Ada Holm}}$.", "Ada Holm"),
         ("plain", "plain"),
     ],
 )
 def test_a_box_around_the_whole_text_is_removed(text: str, plain: str) -> None:
     assert unboxed(text) == plain
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        (r"The memory says so: it is \boxed{Ada Holm}, the miller.", "Ada Holm"),
+        ("First \\boxed{3}.\nNo, it is $\\boxed{4}$.", "4"),
+        (r"They are \boxed{red} and \boxed{blue}, not \boxed{red}.", "red, blue"),
+        (r"\boxed{\text{Ada Holm}}", "Ada Holm"),
+        (r"It grew by \boxed{5\%}", "5%"),
+        ("\\boxed{a list:\none}", "a list:\none"),
+        (r"Nothing is in \boxed{}", r"Nothing is in \boxed{}"),
+        (r"It is \boxed{7", r"It is \boxed{7"),
+        ("It is red.", "It is red."),
+    ],
+)
+def test_of_a_reply_that_was_asked_for_a_box_the_box_is_the_answer(reply: str, answer: str) -> None:
+    assert unboxed(reply, is_asked=True) == answer

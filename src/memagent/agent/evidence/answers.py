@@ -8,6 +8,7 @@ from typing import NamedTuple
 from memagent.agent.evidence.ledger import (
     asked_entries,
     cited_numbers,
+    entries_of,
     held_numbers,
     inferred_numbers,
     look_up,
@@ -52,7 +53,7 @@ def show_ledger(
     while room > 0:
         shown = look_up(ledger, question, tokenizer, max_tokens=room)
         lines = [HEADING, *map(str, shown)] if shown else []
-        left_out = len(ledger) - len(shown)
+        left_out = len(entries_of(ledger)) - len(shown)
         more = [f"({left_out} more are not shown)"] if shown and left_out else []
         text = "\n\n".join(part for part in (counts, "\n".join([*lines, *more])) if part)
         excess = tokenizer.count(text) - max_tokens

@@ -61,6 +61,10 @@ class Citation(NamedTuple):
         """File and page or line, for people."""
         return ", ".join(str(place) for place in self.quote.places)
 
+    def line(self) -> str:
+        """For people: number, place and quote, always on one line, so that no quote can pass for another source."""
+        return one_line(f'[{self.number}] {self.where}: "{self.quote.text}"')
+
     def __str__(self) -> str:
         """As prompts show it: on one line and without marks, whatever the quote holds."""
         quote = self.quote
@@ -82,6 +86,23 @@ def ledger_of(quotes: Iterable[Quote]) -> tuple[Quote, ...]:
     return tuple(found[place] for place in sorted(found))
 
 
+def entries_of(ledger: Sequence[Quote]) -> tuple[Citation, ...]:
+    """The quotes with their numbers, each item once: where two of the same name and value overlap, the first.
+
+    The same sentence is often quoted with more or less of it when a section is read again.
+    """
+    kept: list[Citation] = []
+    ends: dict[tuple[str, str], int] = {}
+    """Where the last entry of an item ends, by name and value."""
+    for number, quote in enumerate(ledger, start=1):
+        key = (item_key(quote.item), item_key(quote.value))
+        start, end = quote.span
+        if quote.item is None or start >= ends.get(key, 0):
+            kept.append(Citation(number, quote))
+            ends[key] = end
+    return tuple(kept)
+
+
 def one_line(text: str) -> str:
     """A text with every run of white space as one blank."""
     return " ".join(text.split())
@@ -97,10 +118,10 @@ def look_up(
 
     Those that the question asks for by their position come before all others.
     """
-    entries = [Citation(number, quote) for number, quote in enumerate(ledger, start=1)]
+    entries = entries_of(ledger)
     sizes = {entry.number: tokenizer.count(str(entry)) + JOINT_TOKENS for entry in entries}
     if sum(sizes.values()) <= max_tokens:
-        return tuple(entries)
+        return entries
     scores = _scores(entries, question)
     chosen: list[Citation] = []
     room = max_tokens
@@ -120,7 +141,7 @@ def _scores(entries: Sequence[Citation], question: str) -> dict[int, float]:
         word: math.log(1 + len(entries) / frequency[word]) for word in asked if frequency[word]
     }
     top = sum(weights.values()) + 1
-    numbers = {one.number for one in asked_entries([entry.quote for entry in entries], question)}
+    numbers = {one.number for one in _asked(entries, question)}
     return {
         number: sum(weights.get(word, 0.0) for word in found) + top * (number in numbers)
         for number, found in words.items()
@@ -161,19 +182,22 @@ def asked_entries(ledger: Sequence[Quote], question: str) -> tuple[AskedEntry, .
     >>> asked_entries(poems, "Give the second poem about the sea.")
     (AskedEntry(name='poem about the sea', position=2, number=4),)
     """
+    return _asked(entries_of(ledger), question)
+
+
+def _asked(entries: Sequence[Citation], question: str) -> tuple[AskedEntry, ...]:
     positions = asked_numbers(question)
     if not positions:
         return ()
-    groups: dict[str, list[int]] = {}
-    for number, quote in enumerate(ledger, start=1):
-        groups.setdefault(item_key(quote.item), []).append(number)
+    groups: dict[str, list[Citation]] = {}
+    for entry in entries:
+        groups.setdefault(item_key(entry.quote.item), []).append(entry)
     shares = {key: name_fit(key, question) for key in groups}
     best = max(shares.values(), default=0.0)
     chosen = [key for key, share in shares.items() if share == best and share >= MIN_FIT]
-    numbers = [groups[key] for key in chosen] or [list(range(1, len(ledger) + 1))]
     return tuple(
-        AskedEntry(ledger[group[0] - 1].item or "", position, group[position - 1])
-        for group in numbers
+        AskedEntry(group[0].quote.item or "", position, group[position - 1].number)
+        for group in [groups[key] for key in chosen] or [list(entries)]
         for position in sorted(positions)
         if position <= len(group)
     )
@@ -189,7 +213,7 @@ def name_fit(name: str, question: str) -> float:
 
 
 def cited_numbers(reply: str, shown: Iterable[int]) -> tuple[int, ...] | None:
-    """The numbers that a reply names in its last line, else in brackets; None where it names none.
+    """The numbers that a reply names in its line of sources, else in brackets; None where it names none.
 
     Only numbers that were shown count.
 
@@ -198,7 +222,7 @@ def cited_numbers(reply: str, shown: Iterable[int]) -> tuple[int, ...] | None:
     """
     known = set(shown)
     line = _source_line(reply)
-    named = [line] if line is not None else _inline.findall(reply)
+    named = [line.named] if line is not None else _inline.findall(reply)
     numbers = {int(number) for text in named for number in _number.findall(text)}
     cited = tuple(sorted(numbers & known))
     return cited if line is not None or cited else None
@@ -206,16 +230,31 @@ def cited_numbers(reply: str, shown: Iterable[int]) -> tuple[int, ...] | None:
 
 def without_sources(reply: str) -> str:
     """A reply without its line of sources; the whole reply where nothing else is in it."""
-    if _source_line(reply) is None:
+    found = _source_line(reply)
+    if found is None:
         return reply
-    return reply.rstrip().rpartition("\n")[0].strip() or reply
+    lines = reply.rstrip().split("\n")
+    return "\n".join([*lines[: found.number], *lines[found.number + 1 :]]).strip() or reply
 
 
-def _source_line(reply: str) -> str | None:
-    """What the last line of a reply names as sources; None where it is another line."""
-    last = reply.rstrip().rpartition("\n")[2].strip()
-    found = _sources.fullmatch(last) if len(last) <= MAX_LINE_CHARS else None
-    return None if found is None else found.group(1)
+class _SourceLine(NamedTuple):
+    """The line of a reply that names sources."""
+
+    number: int
+    """Position among the lines, from 0."""
+    named: str
+
+
+def _source_line(reply: str) -> _SourceLine | None:
+    """The line that names sources: the last one, or the one before it, where a model writes its answer last."""
+    lines = reply.rstrip().split("\n")
+    filled = [number for number, line in enumerate(lines) if line.strip()]
+    for number in reversed(filled[-2:]):
+        line = lines[number].strip()
+        found = _sources.fullmatch(line) if len(line) <= MAX_LINE_CHARS else None
+        if found:
+            return _SourceLine(number, found.group(1))
+    return None
 
 
 def inferred_numbers(answer: str, ledger: Sequence[Quote]) -> tuple[int, ...]:

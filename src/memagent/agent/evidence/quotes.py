@@ -83,7 +83,8 @@ def place_quotes(
         span = locate(quote.text, section)
         used = taken.setdefault((item_key(quote.item), item_key(quote.value)), set())
         if span in used:
-            span = next((one for one in _all_places(quote.text, section) if one not in used), span)
+            others = (one for one in _all_places(quote.text, section) if one not in used)
+            span = next((one for one in others if _has_whole_words(one, section)), span)
         if span is not None:
             used.add(span)
         found.append(_placed(quote, span, document, start))
@@ -125,14 +126,49 @@ def place_copies(memory: str, document: Document, *, start: int, section: str) -
 def locate(said: str, section: str) -> Span | None:
     """Where a section has what was said: word for word, else without regard to case and white space.
 
-    Of several places the first counts. What holds no word is nowhere.
+    Of several places the first counts. A quote has whole words: what is only a part of a word is nowhere, and one of
+    several words that breaks off inside of one, as a reply does at its limit, is continued to its end.
+    What holds no word is nowhere.
     """
     wanted = said.strip(MARKS).strip()
     if not any(character.isalnum() for character in wanted):
         return None
-    if (start := section.find(wanted)) >= 0:
-        return start, start + len(wanted)
-    return next(_all_places(said, section), None)
+    if (start := section.find(wanted)) >= 0 and _has_whole_words(
+        (start, end := start + len(wanted)), section
+    ):
+        return start, end
+    places = _all_places(said, section)
+    first = next(places, None)
+    if first is None or _has_whole_words(first, section):
+        return first
+    whole = next((place for place in places if _has_whole_words(place, section)), None)
+    if whole is None and len(_word.findall(wanted)) >= MIN_WORDS:
+        return _with_whole_words(first, section)
+    return whole
+
+
+def _has_whole_words(span: Span, text: str) -> bool:
+    return not any(_is_inside_word(text, position) for position in span)
+
+
+def _with_whole_words(span: Span, text: str) -> Span:
+    """A span with the rest of the words that it begins and ends with."""
+    start, end = span
+    while _is_inside_word(text, start):
+        start -= 1
+    while _is_inside_word(text, end):
+        end += 1
+    return start, end
+
+
+def _is_inside_word(text: str, position: int) -> bool:
+    """Whether letters or digits stand on both sides, of a script that puts blanks between words."""
+    around = text[position - 1 : position + 1] if position else ""
+    return len(around) == 2 and all(map(_has_blanks_between_words, around))
+
+
+def _has_blanks_between_words(character: str) -> bool:
+    return character.isalnum() and (character < "\u0e00" or "\u1e00" <= character < "\u2000")
 
 
 def _all_places(said: str, section: str) -> Iterator[Span]:

@@ -20,15 +20,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import NamedTuple
 
-from memagent.agent.evidence.ledger import AskedEntry, name_fit, one_line
+from memagent.agent.evidence.ledger import AskedEntry, Citation, entries_of, name_fit, one_line
 from memagent.agent.evidence.quotes import Quote, item_key
 from memagent.agent.evidence.replies import shielded
 
 MAX_NAMES = 64
 """Names that are listed; of more, those that fit the question best, then those with the largest sums."""
 
-_number = re.compile(r"(?<![\w.])[-+]?\d{1,18}(?:,\d{3}){0,5}(?:\.\d{1,9})?")
+_number = re.compile(r"(?<![\w.])[-+\u2212]?\d{1,18}(?:,\d{3}){0,5}(?:\.\d{1,9})?")
+_unit = re.compile(r"\s*([^\W\d_]+|[%\u00b0]|[$\u20ac\u00a3\u00a5])")
+_currency = re.compile(r"([$\u20ac\u00a3\u00a5])\s*$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,7 @@ class NameTally:
     """As it stands in the first entry."""
     num_entries: int
     total: Decimal | None
-    """Sum of the values; None where one is not a number."""
+    """Sum of the values; None where one is not a number, or their units differ."""
     last_value: str | None
     last_number: int
     """Number of the last entry in the ledger, from 1."""
@@ -53,7 +56,7 @@ class Tally:
     names: tuple[NameTally, ...]
     """Largest sum first, then most entries, then first in the text."""
     total: Decimal | None
-    """Sum of all values; None where one is not a number."""
+    """Sum of all values; None where one is not a number, or their units differ."""
     largest: tuple[Decimal, int] | None
     """The largest value and the number of its entry."""
     smallest: tuple[Decimal, int] | None
@@ -88,34 +91,64 @@ class Tally:
 
 
 def tally_of(ledger: Sequence[Quote]) -> Tally:
-    """Count a ledger; places are counted once, as the ledger holds them."""
-    entries = list(enumerate(ledger, start=1))
-    groups: dict[str, list[tuple[int, Quote]]] = {}
-    for number, quote in entries:
-        groups.setdefault(item_key(quote.item), []).append((number, quote))
-    values = [
-        (value, number)
-        for number, quote in entries
-        if (value := number_in(quote.value)) is not None
-    ]
+    """Count a ledger; each place counts once."""
+    entries = entries_of(ledger)
+    groups: dict[str, list[Citation]] = {}
+    for entry in entries:
+        groups.setdefault(item_key(entry.quote.item), []).append(entry)
+    values = _values(entries)
     names = [_name_tally(group) for key, group in groups.items() if key]
     return Tally(
         num_entries=len(entries),
         names=tuple(sorted(names, key=lambda one: (-(one.total or 0), -one.num_entries))),
-        total=_total([quote for _, quote in entries]),
+        total=_total(entries),
         largest=max(values, key=lambda pair: (pair[0], -pair[1])) if values else None,
         smallest=min(values) if values else None,
     )
 
 
-def number_in(value: str | None) -> Decimal | None:
-    """The first number in a value.
+class _Value(NamedTuple):
+    """A number, and what it is a number of."""
 
-    >>> number_in("1,200.50 crowns")
-    Decimal('1200.50')
+    number: Decimal
+    unit: str
+    """Its unit or currency, in one form for singular and plural; empty without one."""
+
+
+def number_in(value: str | None) -> Decimal | None:
+    """The number in a value; None where there is none, or more than one, as in dates and times.
+
+    >>> number_in("1,200.50 crowns"), number_in("14:30")
+    (Decimal('1200.50'), None)
     """
-    found = _number.search(value or "")
-    return Decimal(found[0].replace(",", "")) if found else None
+    found = _value_in(value)
+    return None if found is None else found.number
+
+
+def _value_in(value: str | None) -> _Value | None:
+    text = value or ""
+    found = _number.search(text)
+    if found is None:
+        return None
+    before, after = text[: found.start()], text[found.end() :]
+    if any(map(str.isdigit, before + after)):
+        return None
+    number = Decimal(found[0].replace(",", "").replace("\u2212", "-"))
+    unit = _currency.search(before) or _unit.match(after)
+    return _Value(number, _singular(unit[1].casefold()) if unit else "")
+
+
+def _singular(word: str) -> str:
+    """One form for a unit and its plural: crate and crates, box and boxes, entry and entries."""
+    stem = word.removesuffix("s").removesuffix("e")
+    return f"{stem[:-1]}y" if stem.endswith("i") else stem
+
+
+def _values(entries: Sequence[Citation]) -> list[tuple[Decimal, int]]:
+    """The values that are numbers, with the numbers of their entries; none where their units differ."""
+    found = [(value, one.number) for one in entries if (value := _value_in(one.quote.value))]
+    units = {value.unit for value, _ in found if value.unit}
+    return [] if len(units) > 1 else [(value.number, number) for value, number in found]
 
 
 def plain_number(value: Decimal) -> str:
@@ -124,18 +157,18 @@ def plain_number(value: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _total(quotes: Sequence[Quote]) -> Decimal | None:
-    numbers = [number_in(quote.value) for quote in quotes]
-    known = [number for number in numbers if number is not None]
-    return sum(known, Decimal(0)) if known and len(known) == len(numbers) else None
+def _total(entries: Sequence[Citation]) -> Decimal | None:
+    values = _values(entries)
+    is_complete = values and len(values) == len(entries)
+    return sum((value for value, _ in values), Decimal(0)) if is_complete else None
 
 
-def _name_tally(group: Sequence[tuple[int, Quote]]) -> NameTally:
+def _name_tally(group: Sequence[Citation]) -> NameTally:
     number, last = group[-1]
     return NameTally(
-        name=one_line(group[0][1].item or ""),
+        name=one_line(group[0].quote.item or ""),
         num_entries=len(group),
-        total=_total([quote for _, quote in group]),
+        total=_total(group),
         last_value=last.value and one_line(last.value),
         last_number=number,
     )

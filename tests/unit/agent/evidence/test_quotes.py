@@ -81,3 +81,23 @@ def test_what_a_memory_copied_from_its_section_are_quotes() -> None:
         "Once upon a time.",
     ]
     assert all(quote.is_inferred for quote in found)
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("art", None),
+        ("red", "red"),
+        ("The party was in Ma", "The party was in May"),
+        ("he PARTY was  in May", "The party was in May"),
+        ("in 187", None),
+        ("sold it in 187", "sold it in 1871"),
+        ("\u6771\u4eac\u306b", "\u6771\u4eac\u306b"),
+    ],
+)
+def test_a_quote_has_whole_words(said: str, found: str | None) -> None:
+    section = (
+        "The party was in May. Hundred, and red. He sold it in 1871. \u6771\u4eac\u306b\u884c\u304f"
+    )
+    span = locate(said, section)
+    assert (span and section[slice(*span)]) == found

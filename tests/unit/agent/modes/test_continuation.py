@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memagent.agent.plan import done_before, plan_reading
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Trace
 from memagent.engines.scripted import ScriptedEngine
@@ -228,3 +229,23 @@ def test_a_damaged_file_of_replies_is_named(tmp_path: Path) -> None:
     (tmp_path / "b" / "carried.jsonl").write_text('{"question": "x"}\n{}\n')
     with pytest.raises(RunError, match=r"carried.jsonl, line 1, is damaged"):
         reader(**mode).ask(QUESTION, lines(0, 33), run_dir=tmp_path / "b")
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "parallel", "rounds": 1}])
+async def test_a_plan_leaves_out_what_an_earlier_run_read(
+    mode: dict[str, object], tmp_path: Path
+) -> None:
+    text, more = lines(0, 200), lines(0, 220)
+    one = Reader(ScriptedEngine(digest), tokenizer="bytes", **{**SMALL, **mode})  # type: ignore[arg-type]
+    await one.aask("what?", text, run_dir=tmp_path / "run")
+    same, longer = one.chunks(text), one.chunks(more)
+
+    done = await done_before(one, ["what?"], same, resumes=tmp_path / "run")
+    assert plan_reading(one, ["what?"], same, done=done).num_calls == 0
+    done = await done_before(one, ["what?"], longer, continues=tmp_path / "run")
+    plan = plan_reading(one, ["what?"], longer, done=done)
+    whole = plan_reading(one, ["what?"], longer)
+    trace = await one.aask("what?", more, continues=tmp_path / "run")
+    new = [step for step in trace.steps if "carried" not in step.flags and step.kind != "merge"]
+    assert plan.num_calls == len(new) < whole.num_calls
+    assert plan.prompt_tokens < whole.prompt_tokens
