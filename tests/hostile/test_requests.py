@@ -77,6 +77,8 @@ def test_a_page_of_another_site_is_refused(server: TinyServer) -> None:
         "null",
         "http://203.0.113.7",
         "http://localhost.evil.example",
+        "http://localhost:80.evil.example",
+        "http://evil.example\\@localhost",
     ):
         status, content = send(server, HELLO, Origin=origin)
         assert (status, content["error"]["code"]) == (403, "origin_not_allowed")
@@ -97,6 +99,9 @@ def test_a_page_of_another_site_is_refused(server: TinyServer) -> None:
         ("evil.example", False),
         ("127.0.0.1.evil.example", False),
         ("localhost@evil.example", False),
+        ("evil.example@localhost", False),
+        ("localhost:8000.evil.example", False),
+        ("localhost:99999", False),
         ("[::1", False),
         ("", False),
     ],

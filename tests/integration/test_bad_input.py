@@ -124,7 +124,7 @@ TEXTS = {
         "latin.txt is not utf-8: byte 7",
     ),
     "no encoding": (["good.txt", *ASKED, "--encoding", "utf-9"], "no text encoding named 'utf-9'"),
-    "scanned pdf": (["scanned.pdf", *ASKED], "scanned.pdf has 1 pages and no text"),
+    "scanned pdf": (["scanned.pdf", *ASKED], "scanned.pdf has 1 page and no text"),
     "locked pdf": (["locked.pdf", *ASKED], "locked.pdf is protected by a password"),
     "broken pdf": (["broken.pdf", *ASKED], "broken.pdf is not a readable pdf file"),
     "broken gzip": (["broken.gz", *ASKED], "broken.gz is not a readable gzip file"),

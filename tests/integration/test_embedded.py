@@ -134,6 +134,18 @@ def test_a_key_or_a_generic_address_alone_sends_nothing_away(
     assert endpoint.num_calls() == num_before
 
 
+@pytest.mark.parametrize(
+    "option", [("--timeout", "5"), ("--patience", "5"), ("--concurrency", "2")]
+)
+def test_an_option_of_endpoints_and_a_key_name_no_endpoint(
+    here: Call, data: Path, note: Path, option: tuple[str, str]
+) -> None:
+    outcome = here("ask", note, "-q", QUESTION, *option, env={"OPENAI_API_KEY": "a-key"})
+
+    assert outcome.code == 2
+    assert outcome.stderr.startswith("memagent: no endpoint is set; give --base-url")
+
+
 def test_options_of_a_local_model_go_with_the_embedded_one(
     here: Call, data: Path, note: Path
 ) -> None:

@@ -42,9 +42,8 @@ class Limits:
         """Make room for a call. Raises LimitReached when it could exceed a limit."""
         cost = self._cost(prompt_tokens, completion_tokens)
         if self.max_calls is not None and self.num_calls + 1 > self.max_calls:
-            raise LimitReached(
-                f"stopped after {self.num_calls} calls: `max_calls={self.max_calls}`"
-            )
+            calls = "1 call" if self.num_calls == 1 else f"{self.num_calls} calls"
+            raise LimitReached(f"stopped after {calls}: `max_calls={self.max_calls}`")
         if self.max_cost is not None and self.cost + cost > self.max_cost:
             raise LimitReached(
                 f"stopped at a cost of {self.cost:.4f}: the next call could cost {cost:.4f} and exceed "

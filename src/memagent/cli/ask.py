@@ -154,7 +154,7 @@ class Ask:
             document = self._load(request)
         check_installed(request.engine.kind)
         self._report_model(request)
-        with self._console.notice(f"opening {request.engine.spec}"):
+        with self._console.notice(f"opening {request.engine.title}"):
             check_engine(request.engine.kind)
             engine = open_chosen(request.engine, self._console)
         self._report_endpoint(request, engine)

@@ -16,6 +16,10 @@ ADDRESS_VARIABLES = ("MEMAGENT_BASE_URL", "OPENAI_BASE_URL")
 """Where an address is looked for, in this order, when none is given."""
 OPENAI_URL = "https://api.openai.com/v1"
 """Where calls go that name no address; OPENAI_API_KEY is for this host where OPENAI_BASE_URL is not set."""
+NO_ENDPOINT = (
+    "no endpoint is set; give `base_url` (and `api_key`), set MEMAGENT_BASE_URL, or use "
+    "`engine=local:memagent-135m` for a small model on this machine"
+)
 
 
 class Address(NamedTuple):
@@ -107,10 +111,7 @@ def check_address(config: EngineConfig) -> None:
         )
     if config.base_url is None:
         if config.api_key is None:
-            raise ConfigError(
-                "no endpoint is set; give `base_url` (and `api_key`), set MEMAGENT_BASE_URL, or use "
-                "`engine=local:memagent-135m` for a small model on this machine"
-            )
+            raise ConfigError(NO_ENDPOINT)
         return
     if not addresses(config.base_url):
         raise ConfigError("the address of the endpoint is empty; give one, or leave `base_url` out")

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Self
 from memagent import blocking, trust
 from memagent.config import EngineConfig, LocalConfig, Settings, VllmConfig
 from memagent.engines import store
-from memagent.engines.addresses import addresses, endpoint_from, origin, origins, public_url
+from memagent.engines.addresses import (
+    NO_ENDPOINT,
+    addresses,
+    endpoint_from,
+    origin,
+    origins,
+    public_url,
+)
 from memagent.engines.retry import RetryListener
 from memagent.errors import ConfigError
 from memagent.names import hint, nearest
@@ -45,6 +52,8 @@ ALMOST = 0.8
 """How similar to a kind of engine a plain name must be to be taken for a misspelt one."""
 SECRET_SETTINGS = ("api_key", "base_url")
 """Never kept as given: one is a key, the other may hold one."""
+ADDRESS_SETTINGS = ("base_url", "api_key")
+"""Settings that mean an endpoint, though no model is named."""
 CODE_SETTINGS = ("vllm_python", "vllm_args")
 """Settings that decide which code is run."""
 NEEDS: dict[str, tuple[str, ...]] = {"local": ("torch", "transformers")}
@@ -216,6 +225,11 @@ class EngineChoice:
         """Where an endpoint is, as far as the settings say."""
         return self.settings.get("base_url")
 
+    @property
+    def title(self) -> str:
+        """The spec; of an endpoint whose model is not named, what is known of it."""
+        return "the endpoint" if self.spec == ANY_ENDPOINT else self.spec
+
     def open(self, *, on_pull: Callable[[store.PullState], None] | None = None) -> BaseEngine:
         """The engine. A local model with a short name is pulled first; `on_pull` gets the progress."""
         opener = _opener(self.kind)  # before a download that would be in vain
@@ -319,9 +333,13 @@ def check_settings(spec: str, settings: Mapping[str, Any]) -> None:
 
 
 def _default_engine(settings: Mapping[str, Any]) -> str:
-    """An endpoint only where one is set: a key alone sends no text away."""
-    has_endpoint = settings.keys() & EngineConfig.model_fields.keys()
-    return ANY_ENDPOINT if has_endpoint or endpoint_from(os.environ).base_url else EMBEDDED
+    """An endpoint only where one is set: neither a key of the environment nor a timeout sends text away."""
+    is_set = not settings.keys().isdisjoint(ADDRESS_SETTINGS)
+    if is_set or endpoint_from(os.environ).base_url:
+        return ANY_ENDPOINT
+    if settings.keys() & EngineConfig.model_fields.keys():
+        raise ConfigError(NO_ENDPOINT)
+    return EMBEDDED
 
 
 def _own_settings(

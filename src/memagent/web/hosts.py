@@ -65,11 +65,13 @@ def _authority(value: str) -> str:
 
 
 def _name(authority: str) -> str:
-    """The name or address in `name:port`; empty where there is none."""
+    """The name or address in `name:port`; empty where there is none, or more than that."""
     try:
-        return (urlsplit(f"//{authority.strip()}").hostname or "").rstrip(".")
+        parts = urlsplit(f"//{authority.strip()}")
+        _ = parts.port  # raises where it is no number
     except ValueError:
         return ""
+    return "" if "@" in parts.netloc else (parts.hostname or "").rstrip(".")
 
 
 def _is_address(name: str) -> bool:

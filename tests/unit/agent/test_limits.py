@@ -17,6 +17,13 @@ def test_calls_stop_at_the_limit() -> None:
         limits.reserve(prompt_tokens=1, completion_tokens=1)
 
 
+def test_one_call_is_not_calls() -> None:
+    limits = Limits(max_calls=1)
+    limits.reserve(prompt_tokens=1, completion_tokens=1)
+    with pytest.raises(LimitReached, match="stopped after 1 call: "):
+        limits.reserve(prompt_tokens=1, completion_tokens=1)
+
+
 def test_a_call_that_could_pass_the_cost_does_not_leave() -> None:
     limits = Limits(max_cost=100, prices=PRICES)
     first = limits.reserve(prompt_tokens=40, completion_tokens=20)

@@ -178,7 +178,7 @@ async def _run(options: EvalOptions) -> int:
                 on_note=console.report,
                 on_pull=on_pull,
             )
-            with console.notice(f"opening {request.engine.spec} and the tasks"):
+            with console.notice(f"opening {request.engine.title} and the tasks"):
                 evaluation = await stack.enter_async_context(opening_run)
         records = await _evaluate(evaluation, console)
         print_results(records, as_json=options.as_json)

@@ -26,8 +26,9 @@ def read_pdf(raw: RawFile) -> Document:
     """The text of every page. A pdf of pictures of pages has none and is refused."""
     pages = list(_page_texts(_open(raw), raw))
     if not any(page.strip() for page in pages):
+        number = "1 page" if len(pages) == 1 else f"{len(pages)} pages"
         raise DocumentError(
-            f"{raw.source} has {len(pages)} pages and no text, so it is probably scanned; add a text "
+            f"{raw.source} has {number} and no text, so it is probably scanned; add a text "
             "layer with OCR, for example `ocrmypdf in.pdf out.pdf`"
         )
     return Document.from_pages(pages, raw.source)
