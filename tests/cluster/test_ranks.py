@@ -16,6 +16,7 @@ from memagent.errors import ClusterError
 from memagent.rl.distributed.rank_group import RankGroup
 from memagent.rl.trainer import Trainer
 from memagent.rl.weights.checkpoint import list_checkpoints
+from tests.support.broken_gpu import REASON, fail
 from tests.support.cluster_runs import assert_same_training, cancel, train
 from tests.support.ray_nodes import add_node, running_nodes
 from tests.support.tiny_training import tiny_run
@@ -114,6 +115,29 @@ def test_a_rank_that_ends_restarts_all_of_them_from_the_newest_checkpoint(
         "one of 2 trainer ranks has ended"
     ] * 2
     assert watch.notes[0].endswith("from warm-000006")
+    assert_same_training(tmp_path / "run", alone)
+
+
+def break_learner(rank: Any) -> None:
+    rank._learner.update = fail
+
+
+@pytest.mark.cluster
+def test_a_rank_whose_gpu_fails_restarts_all_of_them_from_the_newest_checkpoint(
+    nodes: Any, files: Path, alone: Path, tmp_path: Path
+) -> None:
+    broken: list[int] = []
+
+    def break_once(trainer: Trainer, step: int) -> None:
+        if not broken:
+            broken.append(step)
+            ray.get(ranks_of(trainer).actors[1].__ray_call__.remote(break_learner))
+
+    watch = train(on_cluster(files, nodes), tmp_path / "run", break_once)
+    assert broken == [1]
+    assert [note.partition(";")[0] for note in watch.notes] == [
+        f"a GPU of 2 trainer ranks has failed ({REASON})"
+    ]
     assert_same_training(tmp_path / "run", alone)
 
 
