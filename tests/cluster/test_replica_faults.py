@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from memagent.cluster import Cluster
-from memagent.errors import ConfigError, EngineError
+from memagent.errors import ClusterError, ConfigError, EngineError
 from memagent.rl.distributed.replica import EmbeddedReplica, OpenReplica, Replica
 from memagent.rl.distributed.replicas import ReplicaEngine, open_replicas
 from memagent.rl.distributed.shipping import ship
@@ -169,7 +169,8 @@ async def test_a_replica_that_cannot_be_replaced_ends_the_calls_with_its_reason(
         (pid,) = engine.pids
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(ConfigError, match=r"^engine replica 0: the model was removed$"):
+        left = r"^no engine replica is left: engine replica 0: the model was removed$"
+        with pytest.raises(ClusterError, match=left):
             await greedy(engine)
         assert notes[1:] == [
             f"start {number} of 3 failed: engine replica 0: the model was removed"

@@ -21,6 +21,7 @@ import torch
 from memagent.cluster import Cluster
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
+from memagent.engines.vllm.watchdog import is_anyone_left
 from memagent.types import Completion, Message, Sampling
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
@@ -134,10 +135,11 @@ async def test_all_weights_are_published_to_a_running_server_which_is_replaced_w
 
         running = [asyncio.ensure_future(engine.complete(MESSAGES, LONG)) for _ in range(4)]
         await asyncio.sleep(0.3)
-        kill_servers(str(models[0]))
+        killed = kill_servers(str(models[0]))
         replies = await asyncio.gather(*running)
         assert notes[0].startswith("engine replica 0 died (vLLM ended")
         assert notes[-1] == "engine replica 0 is back"
+        assert [is_left(server) for server in killed] == [False], "its workers ended with it"
         assert all(reply.policy_version == version for reply in replies)
         await assert_greedy(await engine.complete(MESSAGES, GREEDY), models[1])
 
@@ -176,15 +178,26 @@ def assert_sampled_by(reply: Completion, by_version: dict[int, Path]) -> None:
         assert_logprobs(reply, by_version[version], of=own)
 
 
-def kill_servers(model: str) -> None:
-    """End the vLLM servers of this test's own model, by their ids."""
+def is_left(server: int) -> bool:
+    """Whether anything runs that a server had started; its group has its number."""
+    try:
+        return is_anyone_left(server)
+    except ProcessLookupError:
+        return False
+
+
+def kill_servers(model: str) -> list[int]:
+    """End the vLLM servers of this test's own model, by their ids, but not what watches over them."""
+    killed = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        if "vllm.entrypoints.openai.api_server" in command and model in command:
-            os.kill(int(path.parent.name), signal.SIGKILL)
+        if command[1:3] == ["-m", "vllm.entrypoints.openai.api_server"] and model in command:
+            killed.append(int(path.parent.name))
+            os.kill(killed[-1], signal.SIGKILL)
+    return killed
 
 
 async def test_adapters_are_published_to_a_running_server(

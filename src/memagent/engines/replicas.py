@@ -356,7 +356,7 @@ class ReplicatedEngine(BaseEngine):
             async with asyncio.timeout(seconds), self._changed:
                 while not any(place.is_ready for place in self._places):
                     if not any(place.replacing for place in self._places):
-                        raise self._last_error or ClusterError("no engine replica is left")
+                        raise ClusterError(f"no engine replica is left: {self._last_error}")
                     await self._changed.wait()
         except TimeoutError:
             raise ClusterError(
