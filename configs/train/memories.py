@@ -31,8 +31,8 @@ WHOLE_SHARE, MAX_OTHERS = 0.4, 5
 PARTIAL_SHARE, UNRELATED_SHARE, MAX_LIKELY, MAX_UNRELATED = 0.25, 0.3, 8, 4
 """Lessons that name facts before the answer: how often evidence without the answer is missing from the memory, how often
 sentences are in it that have nothing to do with the question, and how many likely and unrelated ones, at most."""
-NUM_SENTENCES, SENTENCE_WEIGHTS = (1, 2, 3, 4), (4, 3, 2, 1)
-"""Tasks of memories: how much of a misleading paragraph is noted."""
+MAX_NOTED, NUM_SENTENCES, SENTENCE_WEIGHTS = 6, (1, 2, 3, 4), (4, 3, 2, 1)
+"""Tasks of memories: how many misleading paragraphs are noted at most, and how much of each."""
 
 
 def answer_lessons(
@@ -133,8 +133,8 @@ def _likely_notes(example: Example, generator: random.Random) -> list[str]:
     for end, _, rank in example.metadata["candidates"]:
         place = bisect_right(starts, end - 1) - 1
         ranks[place] = max(float(rank), ranks.get(place, 0.0))
-    likely = nlargest(2 * MAX_LIKELY, ranks.keys() - gold, key=lambda place: (ranks[place], place))
-    num = min(len(likely), generator.randint(0, MAX_LIKELY))
+    likely = nlargest(2 * MAX_NOTED, ranks.keys() - gold, key=lambda place: (ranks[place], place))
+    num = min(len(likely), generator.randint(0, MAX_NOTED))
     return [
         _beginning(example.passages[place], generator) for place in generator.sample(likely, num)
     ]

@@ -73,8 +73,6 @@ RL_SHARE = 0.5
 MAX_PLAIN = 1500
 """Questions without titles for reinforcement learning; the others are for the warm start."""
 NUM_LONG_PLAIN = 900
-NUM_LINKED = 400
-"""Questions of IIRC in the warm start; the others are for answers alone."""
 NUM_NATURAL = 1200
 """Questions of Natural Questions in the warm start; the others are for reinforcement learning."""
 SHORT = (
@@ -83,8 +81,8 @@ SHORT = (
     Shape(tokens=1150, chunk_tokens=640),
 )
 FACTS = Shape(tokens=2400, chunk_tokens=2048, is_spread=True)
-NUM_MEMORIES, MAX_NOTED_TOKENS = 2, 400
-"""Memories of each question for answers alone, and tokens of evidence in them at most."""
+NUM_MEMORIES, MAX_NOTED_TOKENS, LEAST_NOTED_RANK = 2, 400, 0.15
+"""Memories of each question for answers alone, tokens of evidence in them at most, and how likely other paragraphs are at least."""
 LONG = (Shape(tokens=6000, chunk_tokens=2048), Shape(tokens=4000, chunk_tokens=2048))
 FULL = {
     "titled": Shape(tokens=10200, chunk_tokens=2048),
@@ -201,8 +199,7 @@ def main() -> None:
     wiki = taken(other_questions(arguments.qa / "2wiki_train.jsonl.gz", pool, is_titled=True))
     natural = taken(other_questions(arguments.qa / "nq_open_gold.jsonl.gz", pool, is_titled=True))
     natural, rl_natural = natural[:NUM_NATURAL], natural[NUM_NATURAL:]
-    linked = taken(other_questions(arguments.qa / "iirc.jsonl.gz", pool, is_titled=False))
-    linked, rl_linked = linked[:NUM_LINKED], linked[NUM_LINKED:]
+    linked = taken(other_questions(arguments.qa / "iirc.jsonl.gz", pool, is_titled=False), 400)
     parts = {"seed": arguments.seed, "share": arguments.rl_share}
     titled, warm_titled = split([*official, *(one for one in cut if one.is_titled)], **parts)
     plain, warm_plain = split((one for one in cut if not one.is_titled), **parts)
@@ -214,7 +211,7 @@ def main() -> None:
         development=dev,
         **{
             "the warm start": [*long_ones, *short_ones],
-            "reinforcement learning": [*titled, *plain, *rl_natural, *rl_linked],
+            "reinforcement learning": [*titled, *plain, *rl_natural],
         },
     )
     writer = Writer(pool, tokenizer, arguments.seed)
@@ -253,9 +250,15 @@ def main() -> None:
         made = (example for example, _ in with_shapes(some, [FULL[name]], writer, purpose))
         num = write_examples(out / f"train_{name}.jsonl", made)
         print(f"train_{name}.jsonl: {num} examples")
-    noting = Writer(pool, tokenizer, arguments.seed, max_evidence_tokens=MAX_NOTED_TOKENS)
+    noting = Writer(
+        pool,
+        tokenizer,
+        arguments.seed,
+        max_evidence_tokens=MAX_NOTED_TOKENS,
+        least_rank=LEAST_NOTED_RANK,
+    )
     for_answers = {
-        "answers": [*titled, *plain, *rl_natural, *rl_linked],
+        "answers": [*titled, *plain, *rl_natural],
         "known": [*long_ones, *short_ones],
     }
     for name, some in for_answers.items():

@@ -39,6 +39,8 @@ class TrainingRow:
     """The same for all rows of a rollout."""
     weight: float
     """Weight of each sampled token in the loss."""
+    turn: int = 0
+    """Index of the sample in its rollout; rows of one turn of a group often share most of their prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ def rows_of(
             if advantage is None or not rollout.num_sampled:
                 continue
             weight = _weight(rollout, group, objective, counts)
-            for sample in rollout.samples:
+            for turn, sample in enumerate(rollout.samples):
                 if not sample.num_sampled:
                     continue
                 if is_stale(sample, policy_version, max_staleness=objective.max_staleness):
@@ -84,6 +86,7 @@ def rows_of(
                         rollout=number,
                         advantage=advantage,
                         weight=weight,
+                        turn=turn,
                     )
                 )
             number += 1

@@ -28,7 +28,7 @@ from memagent.rl.update.ranks import ALONE, Ranks
 from memagent.rl.update.rows import StepRows, TrainingRow, rows_of, split_groups
 from memagent.rl.weights.models import Snapshot, Trained
 
-IDLE_SHARE = 0.25
+IDLE_SHARE = 0.1
 """Tokens of rows without a gradient that are scored for statistics, per token that is trained on."""
 
 
@@ -118,16 +118,23 @@ class _Packs(NamedTuple):
 
     @classmethod
     def of(cls, step: StepRows, settings: UpdateSettings) -> _Packs:
-        """Of idle rows those at even distances, at most `IDLE_SHARE` of the tokens trained on, but at least
-        one pack."""
+        """Of the idle rows some, at most `IDLE_SHARE` of the tokens trained on, but at least one pack."""
         most = max(int(IDLE_SHARE * num_row_tokens(step.rows)), settings.max_tokens)
-        stride = max(1, -(-num_row_tokens(step.idle) // most))
-        some = step.idle[::stride]
+        some = sample_turns(step.idle, most)
         num_all, num_some = (
             sum(row.sample.num_sampled for row in rows) for rows in (step.idle, some)
         )
         factor = num_all / num_some if num_some else 1.0
         return cls(packed(step.rows, settings), packed(some, settings), factor)
+
+
+def sample_turns(rows: Sequence[TrainingRow], max_tokens: int) -> list[TrainingRow]:
+    """Rows of whole turns of groups, which share their prompts, at even distances; all of them if they fit."""
+    turns: dict[tuple[int, int], list[TrainingRow]] = {}
+    for row in rows:
+        turns.setdefault((row.group, row.turn), []).append(row)
+    stride = max(1, -(-num_row_tokens(rows) // max_tokens))
+    return [row for key in sorted(turns)[::stride] for row in turns[key]]
 
 
 def packed(rows: Sequence[TrainingRow], settings: UpdateSettings) -> list[Pack]:

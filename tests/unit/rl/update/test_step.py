@@ -16,12 +16,13 @@ from transformers import AutoModelForCausalLM
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError
 from memagent.rl.settings import ObjectiveSettings, OptimSettings, UpdateSettings
-from memagent.rl.types import Group
+from memagent.rl.types import Group, Sample
 from memagent.rl.update.agreement import check_agreement
 from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.packing import Pack
 from memagent.rl.update.policy import Policy, score
-from memagent.rl.update.step import update
+from memagent.rl.update.rows import TrainingRow
+from memagent.rl.update.step import sample_turns, update
 from memagent.types import Completion, Message, Sampling
 from tests.support.rollouts import near_policy, random_groups
 from tests.support.tiny_models import make_tiny_model
@@ -163,3 +164,21 @@ def test_a_step_without_signal_has_statistics_and_no_update(model: Any) -> None:
     assert sampled["packed_tokens"] < metrics["packed_tokens"], "a sample of the rows is scored"
     assert sampled["num_tokens"] == pytest.approx(trained["num_tokens"])
     assert sampled["entropy"] == pytest.approx(trained["entropy"], rel=0.05)
+
+
+def test_rows_for_statistics_are_whole_turns_of_groups_at_even_distances() -> None:
+    def row(group: int, rollout: int, turn: int) -> TrainingRow:
+        ids = (group, turn, rollout, 9)
+        sample = Sample(ids=ids, is_sampled=(False, False, False, True), logprobs=(0.0,) * 4)
+        return TrainingRow(
+            sample=sample, group=group, rollout=rollout, advantage=0.0, weight=0.0, turn=turn
+        )
+
+    rows = [
+        row(group, rollout, turn) for group in (0, 1) for rollout in (0, 1, 2) for turn in (0, 1, 2)
+    ]
+    found = sample_turns(rows, max_tokens=30)  # of 72
+    assert [(one.group, one.turn) for one in found] == [(0, 0)] * 3 + [(1, 0)] * 3
+    assert [one.rollout for one in found] == [0, 1, 2] * 2
+    assert sorted(sample_turns(rows, max_tokens=72), key=rows.index) == rows
+    assert sample_turns([], max_tokens=72) == []
