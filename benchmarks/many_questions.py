@@ -9,7 +9,10 @@
     python -m benchmarks.many_questions --model local:smollm2-135m --tokens 6000 --chunk-tokens 1500
     python -m benchmarks.many_questions --model local:memagent-1.5b --device cuda --tokens 448000
 
-The model may be any that the local engine reads; the counts do not depend on its answers. The last line is JSON.
+The model may be any that the local engine reads; the counts do not depend on its answers. The first line says how many
+prompt tokens are computed, and how long that takes at 150,000 a second (`--rate`): at 448,000 tokens, half a minute
+and the replies. With `--rows FILE` what is measured is kept there as JSON, and the same command goes on after a kill;
+the three ways that share a text are measured again together. The table comes last.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Any, NamedTuple
 from memagent import Document, Reader, open_engine
 from memagent.agent.trace import Trace
 from memagent.engines.base import BaseEngine
+from memagent.files import write_atomically
 from memagent.types import TextKeeper
 from tests.conftest import prose
 from tests.support.tiny_models import make_tiny_model
@@ -44,6 +48,8 @@ QUESTIONS = [
     )
 ]
 CHARS_PER_TOKEN = 3.0
+RATE = 150_000
+"""Prompt tokens a second that the estimate counts with."""
 
 
 class Row(NamedTuple):
@@ -63,25 +69,62 @@ class Row(NamedTuple):
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
-    """All ways on the same text."""
+    """All ways on the same text; those that `rows` holds already are not measured again."""
     model = options.model or f"local:{_tiny(folder)}"
     document = Document.from_text(_text(options.tokens), source="text")
-    settings = {"device": options.device, "cache_gb": options.cache_gb}
-    kept = {**settings, "keep_text": True, "keep_disk_gb": options.keep_disk_gb}
-    together = _reading(options, mode="parallel", rounds=1, notes="asked")
-    rows: list[Row] = []
-    with _opened(model, settings) as engine:
+    rows = _stored_rows(options) or _keep_rows(options, [_alone(options, model, document)])
+    if len(rows) == 1:
+        rows = _keep_rows(options, [*rows, *_shared(options, model, document)])
+    return rows
+
+
+def _alone(options: argparse.Namespace, model: str, document: Document) -> Row:
+    with _opened(model, _engine_settings(options)) as engine:
         reader = Reader(engine, **_reading(options))
         began = time.perf_counter()
-        alone = [reader.ask(question, document) for question in QUESTIONS[:8]]
-        rows.append(_row("alone", alone, time.perf_counter() - began))
+        traces = [reader.ask(question, document) for question in QUESTIONS[:8]]
+        return _row("alone", traces, time.perf_counter() - began)
+
+
+def _shared(options: argparse.Namespace, model: str, document: Document) -> list[Row]:
+    """The ways in which a text is computed once."""
+    settings = _engine_settings(options)
+    kept = {**settings, "keep_text": True, "keep_disk_gb": options.keep_disk_gb}
+    together = _reading(options, mode="parallel", rounds=1, notes="asked")
     with _opened(model, kept) as engine:
-        rows.append(_asked("together", Reader(engine, **together), QUESTIONS[:8], document))
+        rows = [_asked("together", Reader(engine, **together), QUESTIONS[:8], document)]
         rows.append(_asked("kept", Reader(engine, **together), QUESTIONS[8:], document))
         _print_kept(engine)
     with _opened(model, kept) as engine:
         rows.append(_asked("disk", Reader(engine, **together), QUESTIONS[8:], document))
     return rows
+
+
+def _engine_settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {"device": options.device, "cache_gb": options.cache_gb}
+
+
+def _stored_rows(options: argparse.Namespace) -> list[Row]:
+    """The rows of an earlier call with the same options."""
+    if options.rows is None or not options.rows.exists():
+        return []
+    stored = json.loads(options.rows.read_bytes())
+    if stored["options"] != _asked_for(options):
+        raise SystemExit(f"{options.rows} was measured with other options; name another file")
+    return [Row(**row) for row in stored["rows"]]
+
+
+def _keep_rows(options: argparse.Namespace, rows: list[Row]) -> list[Row]:
+    if options.rows is not None:
+        stored = {"options": _asked_for(options), "rows": [row._asdict() for row in rows]}
+        write_atomically(options.rows, json.dumps(stored).encode())
+    return rows
+
+
+def _asked_for(options: argparse.Namespace) -> dict[str, Any]:
+    """What decides the rows."""
+    names = ("model", "device", "tokens", "chunk_tokens", "window", "cache_gb", "keep_disk_gb")
+    return {name: getattr(options, name) for name in names}
 
 
 def _asked(way: str, reader: Reader, questions: list[str], document: Document) -> Row:
@@ -139,12 +182,20 @@ def parse_options() -> argparse.Namespace:
     add("--window", type=int, default=8_192)
     add("--cache-gb", type=float)
     add("--keep-disk-gb", type=float, default=20.0)
+    add("--rate", type=int, default=RATE, help="prompt tokens a second of the estimate")
+    add("--rows", type=Path, metavar="FILE", help="keep what is measured here, and go on from it")
     return parser.parse_args()
 
 
 def main() -> None:
     """Measure and print."""
     options = parse_options()
+    computed = (8 + 1) * options.tokens
+    print(
+        f"about {computed:,} prompt tokens are computed, {computed / options.rate:,.0f} s at "
+        f"{options.rate:,} a second",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # texts of the user are neither used nor dropped
         rows = measure(options, Path(folder))
@@ -160,7 +211,6 @@ def main() -> None:
         )
     times_fewer = rows[0].computed_tokens / rows[1].computed_tokens
     print(f"eight questions together: {times_fewer:.1f} times fewer prompt tokens computed")
-    print(json.dumps([row._asdict() for row in rows]))
 
 
 if __name__ == "__main__":

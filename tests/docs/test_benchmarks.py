@@ -87,3 +87,64 @@ def test_parallel_reading_has_few_calls_in_a_row_and_the_same_answers(
     assert {row.num_right for row in rows.values()} == {2}
     assert rows["in order"].in_a_row == rows["in order"].calls > 20
     assert rows["parallel"].in_a_row == 3
+
+
+@pytest.mark.parametrize(
+    ("part", "task", "num_modes"),
+    [
+        ("modes", "beyond/two_hop", 7),
+        ("reader", "ruler/niah_multikey_2", 5),
+        ("counting", "beyond/counting", 3),
+        ("citations", "beyond/two_hop", 2),
+    ],
+)
+def test_a_table_of_reading_modes_is_one_command_and_goes_on_after_a_kill(
+    part: str,
+    task: str,
+    num_modes: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bytes_only = 'length_tokenizer="bytes"'
+    options = ["--engine", "scripted", "--lengths", "12K:1", "--tasks", task, "--set", bytes_only]
+    monkeypatch.setattr(sys, "argv", [part, part, *options, "--run-dir", str(tmp_path)])
+    main = importlib.import_module("benchmarks.mode_tables").main
+    main()
+    first, count, head, *table = capsys.readouterr().out.splitlines()
+    assert "prompt tokens" in first
+    assert first.endswith(" at 150,000 a second")
+    assert count.startswith(f"0 of {num_modes} answers are in ")
+    assert head.split()[:4] == ["reader", "task", "length", "mode"]
+    assert len(table) == num_modes
+
+    journal = tmp_path / f"{part}-scripted" / "steps.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    main()
+    _, count, _, *again = capsys.readouterr().out.splitlines()
+    assert count.startswith(f"{num_modes - 1} of {num_modes} answers are in ")
+    assert [line.split()[:6] for line in again] == [line.split()[:6] for line in table]
+
+
+def test_many_questions_share_a_text_and_the_measurement_goes_on_after_a_kill(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.json"
+    sizes = ["--tokens", "600", "--chunk-tokens", "300", "--window", "1200", "--cache-gb", "0.1"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the benchmark sets one of its own
+    monkeypatch.setattr(sys, "argv", ["many", *sizes, "--device", "cpu", "--rows", str(rows)])
+    benchmark = importlib.import_module("benchmarks.many_questions")
+    benchmark.main()
+    *_, last = capsys.readouterr().out.splitlines()
+    stored = json.loads(rows.read_bytes())
+    alone, together, kept, disk = (benchmark.Row(**row) for row in stored["rows"])
+    assert alone.computed_tokens > 4 * together.computed_tokens
+    assert last.startswith("eight questions together: ")
+    for row in (kept, disk):
+        assert row.computed_tokens < 0.3 * alone.per_question  # of sections as short as these
+
+    monkeypatch.setattr(benchmark, "_alone", None)  # what is stored is not measured again
+    monkeypatch.setattr(benchmark, "_shared", lambda *_: [together, kept, disk])
+    rows.write_text(json.dumps({**stored, "rows": stored["rows"][:1]}))
+    benchmark.main()
+    assert json.loads(rows.read_bytes()) == stored
