@@ -94,6 +94,10 @@ def config_file() -> Path:
 def load_profile(name: str, path: Path | None = None) -> Profile:
     """A profile by its name. Raises ConfigError where there is none, or where it is wrong."""
     path = path or config_file()
+    if not path.exists():
+        raise ConfigError(
+            f"there is no file of profiles {path}; create it with a table [profiles.{name}]"
+        )
     profiles = _tables(path)
     if name not in profiles:
         raise ConfigError(f"there is no profile {name!r} in {path}; {hint(name, sorted(profiles))}")

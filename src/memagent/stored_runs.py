@@ -10,6 +10,7 @@ A run directory is data, and may be damaged: what cannot be read is said in `sta
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -98,7 +99,7 @@ def find_run(name: str) -> Path:
         newest = ", ".join(matching[: -MAX_NAMED - 1 : -1])
         more = f" and {len(matching) - MAX_NAMED} more" if len(matching) > MAX_NAMED else ""
         raise RunError(f"several runs begin with {name!r}: {newest}{more}; give more of the name")
-    if not matching and len(path.parts) > 1:
+    if not matching and name and (path.exists() or "/" in name or os.sep in name):
         why = f"holds no run: there is no {MANIFEST} in it" if path.exists() else "does not exist"
         raise RunError(f"{path} {why}")
     if not matching:

@@ -256,7 +256,10 @@ ENDPOINTS = {
     ),
 }
 OPTIONS = {
-    "unknown option": (["good.txt", *ASKED, "--windwo", "9"], "No such option '--windwo'"),
+    "unknown option": (
+        ["good.txt", *ASKED, "--windwo", "9"],
+        "No such option '--windwo'; did you mean '--window', '--yarn-window'? See `memagent ask --help`",
+    ),
     "no number": (["good.txt", *ASKED, "--window", "many"], "'many' is not a valid int"),
     "no JSON": (
         ["good.txt", *ASKED, "--extra-body", "{top_k: 20}"],

@@ -135,8 +135,12 @@ def test_a_dry_run_says_what_would_be_built(here: Callable[..., Outcome], tmp_pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["vt"], "there is no task 'vt'; did you mean ruler/vt?"),
-        (["hotpot", "--num", "3", "--out", "x.jsonl"], "there is no task 'hotpot'; did you mean"),
+        (["vt"], "there is no task or recipe 'vt'; did you mean ruler/vt?"),
+        (["smok"], "there is no task or recipe 'smok'; did you mean smoke?"),
+        (
+            ["hotpot", "--num", "3", "--out", "x.jsonl"],
+            "there is no task or recipe 'hotpot'; did you mean",
+        ),
         (["hotpotqa", "--out", "x.jsonl"], "give --num: how many examples to build"),
         (["hotpotqa", "--num", "3"], "give --out: the file to write, such as dev.jsonl"),
         (["none.toml"], "there is no recipe none.toml"),

@@ -94,5 +94,8 @@ def test_mistakes_are_reported_in_one_line(tmp_path: Path, text: str, message: s
 
 def test_without_a_file_there_is_no_profile(tmp_path: Path) -> None:
     assert list_profiles(tmp_path / "nosuch.toml") == []
-    with pytest.raises(ConfigError, match="there is no file of profiles"):
+    with pytest.raises(
+        ConfigError,
+        match=r"there is no file of profiles .*; create it with a table \[profiles.work\]",
+    ):
         load_profile("work", tmp_path / "nosuch.toml")

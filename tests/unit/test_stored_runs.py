@@ -146,6 +146,17 @@ def test_a_path_without_a_run_is_not_looked_for_by_name(
         find_run(name)
 
 
+def test_a_folder_without_a_run_is_not_looked_for_by_name_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    with pytest.raises(RunError, match=r"^here holds no run: there is no run\.json in it"):
+        find_run("here")
+    with pytest.raises(RunError, match=r"^nosuch does not exist"):
+        find_run("nosuch/")
+
+
 def test_the_newest_run_is_shown_where_none_is_named(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 import sys
 
 import click
@@ -36,6 +37,8 @@ COMMANDS: dict[str, str] = {
 TOOLS = ("completion", "doctor", "mcp", "view")
 MODULES = {"plan": "train.plan", **{name: f"tools.{name}" for name in TOOLS}}
 """Commands that live elsewhere below `memagent.cli`."""
+_suggestion = re.compile(r"\. \(?Did you mean(?: one of:)? (.*)\?\)?$")
+"""How click words what may have been meant."""
 
 
 @click.group(
@@ -90,9 +93,12 @@ def _without_reader() -> int:
 
 
 def _usage_message(error: click.ClickException) -> str:
-    message = error.format_message().rstrip(".")
+    message = _suggestion.sub(r"; did you mean \1?", error.format_message().rstrip("."))
     context = getattr(error, "ctx", None)
-    return f"{message}; see `{context.command_path} --help`" if context else message
+    if context is None:
+        return message
+    see = " See" if message.endswith("?") else "; see"
+    return f"{message}{see} `{context.command_path} --help`"
 
 
 def _fail(message: str, exit_code: int) -> int:

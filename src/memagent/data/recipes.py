@@ -41,8 +41,9 @@ from memagent.data.build import (
 from memagent.data.choices import TaskSelection, named_sources, source_settings
 from memagent.data.formats.files import FORMATS
 from memagent.data.manifest import Manifest
-from memagent.data.tasks.registry import TASKS, check_task
+from memagent.data.tasks.registry import TASKS
 from memagent.errors import ConfigError
+from memagent.names import hint_in_folders
 from memagent.processes import OpenPool
 from memagent.shipped import config_names, find_config
 
@@ -159,7 +160,10 @@ class BuildRequest:
     def _task_job(self) -> BuildJob:
         if self.what not in TASKS and Path(self.what).exists():
             raise ConfigError(f"{self.what} is not a task; a recipe is a file that ends in .toml")
-        check_task(self.what)
+        if self.what not in TASKS:
+            known = [*config_names("data"), *TASKS]
+            advice = hint_in_folders(self.what, known)
+            raise ConfigError(f"there is no task or recipe {self.what!r}; {advice}")
         if self.num is None:
             raise ConfigError("give `num`: how many examples to build")
         if self.out is None:

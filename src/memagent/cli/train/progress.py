@@ -26,6 +26,8 @@ SHOWN: dict[str, tuple[tuple[str, str, str], ...]] = {
 """Metrics of a line, by the kind of step: name, label, format."""
 QUIET_WARM_STEPS = 10
 """Every how many steps of the warm start a line is printed."""
+LEAST_SHARE = 0.1
+"""Share of the rollouts after which their speed is shown: most are still under way when the first one ends."""
 
 
 class TrainConsole(TrainingCallbacks):
@@ -49,11 +51,12 @@ class TrainConsole(TrainingCallbacks):
 
     def on_rollout(self, stats: RolloutStats, *, num_wanted: int) -> None:
         total = max(num_wanted, stats.num_rollouts)
+        speed = f"{stats.sampled_tokens_per_second:,.0f} tokens/s"
         self._frame.show(
             f"{stats.num_rollouts} of {total} rollouts",
             completed=stats.num_rollouts,
             total=total,
-            detail=f"{stats.sampled_tokens_per_second:,.0f} tokens/s",
+            detail=speed if stats.num_rollouts >= total * LEAST_SHARE else "",
         )
 
     def on_step(self, kind: str, step: int, metrics: dict[str, float]) -> None:

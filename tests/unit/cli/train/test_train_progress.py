@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from memagent.cli.shared import progress
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.cli.train.progress import TrainConsole
+from memagent.rl.rollouts.collect import RolloutStats
+from memagent.types import Usage
 
 
 def lines(capsys: pytest.CaptureFixture[str], kind: str, **metrics: float) -> str:
@@ -38,3 +41,20 @@ def test_a_step_shows_the_time_left_until_the_last_one(
     before, last = capsys.readouterr().err.splitlines()
     assert before.endswith("30 s  left 2 h 5 min")
     assert last.endswith("30 s")
+
+
+@pytest.mark.parametrize(
+    ("num_rollouts", "line"), [(1, "1 of 64 rollouts"), (32, "32 of 64 rollouts, 30 tokens/s")]
+)
+def test_no_speed_is_shown_while_nearly_all_rollouts_are_under_way(
+    num_rollouts: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    usage = Usage(calls=1, prompt_tokens=5, completion_tokens=60)
+    stats = RolloutStats(num_rollouts=num_rollouts, usage=usage, seconds=2.0)
+    with TrainConsole(CommandConsole(is_quiet=False)) as console:
+        console.on_rollout(stats, num_wanted=64)
+    assert line in capsys.readouterr().err.splitlines()
