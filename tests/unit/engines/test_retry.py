@@ -62,6 +62,17 @@ def test_the_servers_word_comes_before_our_own(clock: list[float]) -> None:
     assert 7 <= delay <= 7.7
 
 
+def test_a_server_that_asks_for_short_waits_is_asked_once_a_second_in_the_end(
+    clock: list[float],
+) -> None:
+    patience = Patience(60)
+    failure = Failure(kind="busy", reason="x", retry_after=0.25)
+    found = [patience.delay(failure, has_answered=True) for _ in range(5)]
+    for delay, floor in zip(found, (0.25, 0.5, 1.0, 1.0, 1.0), strict=True):
+        assert delay is not None
+        assert floor <= delay <= floor * 1.1
+
+
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
