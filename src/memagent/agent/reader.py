@@ -322,6 +322,7 @@ class Reader:
         if isinstance(document, Chunks):
             return document
         if isinstance(document, str):
+            _check_no_path(document)
             document = Document.from_text(document)
         if not isinstance(document, Document):
             raise DocumentError(
@@ -653,6 +654,12 @@ def _check_quotes(steps: Sequence[Step], text: str) -> None:
         for quote in step.quotes:
             if quote.is_found and text[slice(*quote.span)] != quote.text:
                 raise _damaged()
+
+
+def _check_no_path(text: str) -> None:
+    """Raise DocumentError for the name of a file in place of its text."""
+    if len(text) < 256 and len(text.split()) == 1 and Path(text).is_file():
+        raise DocumentError(f"{text} is a file; read it with Document.load({text!r})")
 
 
 def _damaged() -> RunError:

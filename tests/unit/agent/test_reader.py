@@ -365,6 +365,10 @@ def test_a_path_or_a_single_question_in_the_wrong_place_is_one_line() -> None:
     reader = reader_of([])
     with pytest.raises(DocumentError, match=r"not PosixPath; read files with Document\.load"):
         reader.ask("what?", Path("book.txt"))  # type: ignore[arg-type]
+    with pytest.raises(
+        DocumentError, match=r"test_reader\.py is a file; read it with Document\.load"
+    ):
+        reader.ask("what?", __file__)
     with pytest.raises(ConfigError, match="`questions` is a list"):
         reader.ask_many("what?", TEXT)
 
