@@ -227,7 +227,7 @@ def _tried(area: str, name: str, look: Callable[[], str]) -> Finding:
             area=area,
             name=name,
             state="missing" if is_missing else "broken",
-            detail=message,
+            detail=message.replace(f": {remedy[0]}", "") if remedy else message,
             remedy=remedy[0] if remedy else None,
         )
     except Exception as error:  # a library that is there and does not load is what is looked for

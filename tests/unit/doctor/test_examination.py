@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from memagent.doctor import examination
 from memagent.doctor.examination import Finding, examine
 from memagent.engines.base import ENGINES
 
@@ -36,6 +37,19 @@ def test_a_missing_library_is_named_with_the_command_that_adds_it(
     assert (extra.name, extra.state) == ("viewer", "missing")
     assert extra.detail == "without nosuch-library"
     assert extra.remedy == 'pip install "memagent[viewer]"'
+
+
+def test_an_engine_whose_library_is_missing_names_the_command_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_installed = examination._is_installed
+    monkeypatch.setattr(
+        examination, "_is_installed", lambda name: name != "vllm" and is_installed(name)
+    )
+    engine = found("engines")["vllm"]
+    assert engine.state == "missing"
+    assert engine.detail == "vLLM is not installed for this Python"
+    assert engine.remedy == 'pip install "memagent[vllm]"'
 
 
 def test_profiles_are_checked_and_endpoints_are_not_asked(

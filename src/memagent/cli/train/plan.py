@@ -228,8 +228,9 @@ def _run(plan: TrainingPlan) -> list[str]:
         ("checkpoints", plan.checkpoint_seconds),
     )
     parts += [f"{name} {duration(seconds)}" for name, seconds in around if seconds >= 1]
+    days = plan.run_seconds / DAY
     lines = [
-        f"the run: {duration(plan.run_seconds)} ({plan.run_seconds / DAY:.2f} days), "
+        f"the run: {duration(plan.run_seconds)}{f' ({days:.2f} days)' if days >= 1 else ''}, "
         f"{plan.gpu_hours:,.1f} GPU-hours: {', '.join(parts)}"
     ]
     if plan.cost is not None:
