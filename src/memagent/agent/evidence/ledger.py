@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from memagent.agent.evidence.quotes import Quote, item_key
+from memagent.agent.evidence.quotes import Quote, item_key, rewords
 from memagent.agent.evidence.replies import shielded
 from memagent.documents.tokenizers import Tokenizer
 from memagent.rewards.text import last_boxed
@@ -270,10 +270,12 @@ def inferred_numbers(answer: str, ledger: Sequence[Quote]) -> tuple[int, ...]:
 
 
 def held_numbers(memory: str, ledger: Sequence[Quote]) -> tuple[int, ...]:
-    """The quotes that a memory holds word for word."""
-    held = _padded(memory)
+    """The quotes that a memory holds, in the same or in other words."""
+    held, lines = _padded(memory), memory.splitlines()
     return tuple(
-        number for number, quote in enumerate(ledger, start=1) if _padded(quote.text) in held
+        number
+        for number, quote in enumerate(ledger, start=1)
+        if _padded(quote.text) in held or any(rewords(line, quote.text) for line in lines)
     )
 
 

@@ -21,12 +21,18 @@ MARKS = " \t\r\n\"'\u201c\u201d\u2018\u2019\u00ab\u00bb"
 """Blanks and quotation marks that models put around a quote."""
 MIN_WORDS = 4
 """Fewer words of a memory that a section has too are no quote."""
+MIN_SHARE, MIN_CONTENT_WORDS, MAX_SENTENCE_CHARS = 0.6, 3, 600
+"""A note rewords a sentence that has this share of its content words, of at least so many; longer sentences are no quote."""
 
 Span = tuple[int, int]
 """Where a quote begins and ends, in characters."""
 
 _word = re.compile(r"\w+")
 _sentence_end = re.compile(r"(?<=[.!?])\s+")
+_sentence = re.compile(r"\S.*?(?:[.!?](?=\s)|(?=\n\s*\n)|\Z)", re.DOTALL)
+_FUNCTION = """a an and are as at be been but by for from had has have he her his in into is it its no not of on or she so
+than that the their them there they this to was were which who will with"""
+_function_words = frozenset(_FUNCTION.split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +54,7 @@ class Quote:
     value: str | None = None
     """The item's value; None without one."""
     is_inferred: bool = False
-    """True for what the model did not mark as a quote, but wrote into its memory word for word."""
+    """True for what the model did not mark as a quote, but wrote into its memory, in the same or in other words."""
 
     @property
     def is_found(self) -> bool:
@@ -105,22 +111,61 @@ def _placed(said: Quote, span: Span | None, document: Document, start: int) -> Q
 
 
 def place_copies(memory: str, document: Document, *, start: int, section: str) -> tuple[Quote, ...]:
-    """What a memory has word for word from a section, as quotes: for a model that marks none.
+    """What a memory has from a section, as quotes: for a model that marks none.
 
-    Whole lines are searched first, then what follows a colon, then sentences; a few words are no quote.
+    Whole lines are searched word for word first, then what follows a colon, then sentences; a few words are no quote. For a
+    line of which nothing is found, the quote is the sentence that it says in other words, if there is one.
     """
     found: list[Quote] = []
     for line in memory.splitlines():
         for parts in (line,), (line.partition(": ")[2],), _sentence_end.split(line):
-            quotes = [
-                _placed(Quote(text=part, is_inferred=True), locate(part, section), document, start)
+            spans = [
+                span
                 for part in parts
-                if len(_word.findall(part)) >= MIN_WORDS
+                if len(_word.findall(part)) >= MIN_WORDS and (span := locate(part, section))
             ]
-            if any(quote.is_found for quote in quotes):
-                found += [quote for quote in quotes if quote.is_found]
+            if spans:
                 break
+        else:
+            spans = [span for span in (_reworded(line, section),) if span]
+        found += [
+            _placed(Quote(text=line, is_inferred=True), span, document, start) for span in spans
+        ]
     return tuple(dict.fromkeys(found))
+
+
+def _reworded(note: str, section: str) -> Span | None:
+    """Where the sentence stands that a note says in other words: the one with most of its words."""
+    spans = [match.span() for match in _sentence.finditer(section)]
+    shares = [(_shared_words(note, section[start:end]), -start, end) for start, end in spans]
+    share, negative, end = max(shares, default=(0.0, 0, 0))
+    return (-negative, end) if share else None
+
+
+def rewords(note: str, sentence: str) -> bool:
+    """Whether a note says a sentence in other words: with all of its names and numbers, and most of its other words.
+
+    >>> rewords(
+    ...     "The mayor of Norgate is Ann Lee.", "In Norgate, the post of mayor is held by Ann Lee."
+    ... )
+    True
+    """
+    return _shared_words(note, sentence) > 0
+
+
+def _shared_words(note: str, sentence: str) -> float:
+    """The share of a note's content words that a sentence has; 0 where it is too small, or a name or number is missing."""
+    words = [word for word in _word.findall(note) if word.casefold() not in _function_words]
+    if len(words) < MIN_CONTENT_WORDS or len(sentence) > MAX_SENTENCE_CHARS:
+        return 0.0
+    there = {word.casefold() for word in _word.findall(sentence)}
+    # the first word has a capital wherever it begins a sentence
+    telling = [word for word in words[1:] if word[0].isupper()]
+    telling += [word for word in words if any(map(str.isdigit, word))]
+    if not telling or any(word.casefold() not in there for word in telling):
+        return 0.0
+    share = sum(word.casefold() in there for word in words) / len(words)
+    return share if share >= MIN_SHARE else 0.0
 
 
 def locate(said: str, section: str) -> Span | None:

@@ -83,6 +83,34 @@ def test_what_a_memory_copied_from_its_section_are_quotes() -> None:
     assert all(quote.is_inferred for quote in found)
 
 
+TOWN = (
+    "Ann Lee came home in 1871.\n\nIn Norgate, the post of mayor is held\nby Ann Lee. Ann Lee owns 12 boats. "
+    "Ann Lee was seen in Norgate."
+)
+
+
+@pytest.mark.parametrize(
+    ("note", "sentence"),
+    [
+        ("The mayor of Norgate is Ann Lee.", "In Norgate, the post of mayor is held\nby Ann Lee."),
+        ("Number of boats of Ann Lee: 12", "Ann Lee owns 12 boats."),
+        ("The boats of Ann Lee: 13", None),  # another number
+        ("The mayor of Norgate is Bo Lee.", None),  # another name
+        ("Ann Lee sings, dances, paints and juggles.", None),  # too few of its words
+        ("the post of a mayor held by somebody", None),  # no name
+        ("Norgate: Lee", None),  # too short
+    ],
+)
+def test_a_note_in_other_words_is_a_quote_of_the_sentence_with_its_names_and_numbers(
+    note: str, sentence: str | None
+) -> None:
+    document = Document.from_text("Head. " + TOWN)
+    found = place_copies(note, document, start=6, section=TOWN)
+    assert [quote.text for quote in found] == ([sentence] if sentence else [])
+    assert all(document.text[slice(*quote.span)] == quote.text for quote in found)
+    assert all(quote.is_inferred for quote in found)
+
+
 @pytest.mark.parametrize(
     ("said", "found"),
     [
