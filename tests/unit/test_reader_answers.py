@@ -155,6 +155,14 @@ def test_the_reward_is_the_mean_of_the_strict_grade_and_the_overlap_of_words(
     assert asyncio.run(reward(task, Outcome(answer=reply))) == pytest.approx(value)
 
 
+def test_the_reward_of_an_unanswerable_question_is_for_saying_so() -> None:
+    reward = open_reward(f"{FOLDER / 'agent.py'}:reward")
+    task = Example(id="a", question="Who?", answers=(), grader="unanswerable")
+    said, invented = "\\boxed{The text does not tell.}", "\\boxed{Ann}"
+    values = [asyncio.run(reward(task, Outcome(answer=one))) for one in (said, invented)]
+    assert values == [1.0, 0.0]
+
+
 @pytest.mark.parametrize("seconds", [60.0, -1.0])
 def test_the_last_memory_of_each_text_is_collected_until_the_time_is_over(seconds: float) -> None:
     async def collect() -> list[Any]:

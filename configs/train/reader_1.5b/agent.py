@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from memagent.agent.prompts import open_prompts
 from memagent.data.example import Example
-from memagent.rewards.verifiers import grade
 from memagent.rl.agents import memory as reading
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.memory import MemorySettings
+from memagent.rl.agents.rewards import open_reward
 from memagent.rl.types import Outcome
+
+STRICT, OVERLAP = open_reward("strict"), open_reward("f1")
 
 
 async def agent(
@@ -36,5 +38,4 @@ async def agent(
 
 async def reward(task: Example, outcome: Outcome) -> float:
     """The mean of the strict grade and of the overlap of words."""
-    grades = (grade(name, outcome.answer, task.answers, task.match) for name in ("strict", "f1"))
-    return sum(one.value for one in grades) / 2
+    return (await STRICT(task, outcome) + await OVERLAP(task, outcome)) / 2

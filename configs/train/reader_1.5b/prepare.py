@@ -21,6 +21,7 @@ HotpotQA publishes them. ESSAYS is a folder of texts for needles to hide in. Wri
     OUT/train_natural.jsonl    questions of Natural Questions
     OUT/train_answers.jsonl    memories alone, for `answers.toml`: questions of no lesson, each with two memories
     OUT/train_known.jsonl      the same for questions of the lessons
+    OUT/train_tasks.jsonl      generated tasks that are in no lesson, so that `answers.toml` unlearns none
 
 HotpotQA questions are split by their wording: a share of them (`--rl-share`) is for reinforcement learning alone,
 so that its rewards are for questions the model has not been trained on; a question on both sides, or one of the
@@ -108,6 +109,8 @@ GENERATED = {
     "beyond/injection": 40, "beyond/counting": 40,
 }  # fmt: skip
 """Examples of generated tasks for the warm start."""
+TASK_SEED = 1000
+"""Added to the seed of generated tasks for reinforcement learning."""
 
 
 RULER_TOKENS, RULER_NUM, RULER_SEED = 8192, 12, 4242
@@ -234,6 +237,11 @@ def main() -> None:
         num_of = {name: min(num, arguments.limit or num) for name, num in GENERATED.items()}
         made_up = generated(num_of, arguments.essays, arguments.tokenizer, arguments.seed)
         num_tasks = write_lines(out / "lessons_tasks.jsonl", lessons(made_up, agent, tokenizer))
+        others = generated(
+            num_of, arguments.essays, arguments.tokenizer, arguments.seed + TASK_SEED
+        )
+        num = write_examples(out / "train_tasks.jsonl", (example for example, _ in others))
+        print(f"train_tasks.jsonl: {num} examples")
     if arguments.dev_essays is not None:
         found = ruler(RULER_TOKENS, RULER_NUM, arguments.dev_essays, arguments.tokenizer)
         print(f"dev_ruler_8k.jsonl: {write_examples(out / 'dev_ruler_8k.jsonl', found)} examples")
