@@ -68,7 +68,8 @@ class _Job:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     result: Future[Any]
-    num_attempts: int = 0
+    num_deaths: int = 0
+    """Of workers that were computing it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -170,9 +171,8 @@ class ClusterExecutor(Executor):
             self._send(worker, self._waiting.popleft())
 
     def _send(self, worker: _Worker, job: _Job) -> None:
-        if job.num_attempts == 0 and not job.result.set_running_or_notify_cancel():
+        if not job.result.running() and not job.result.set_running_or_notify_cancel():
             return
-        job.num_attempts += 1
         worker.num_jobs += 1
         worker.jobs.append(job)
         self._call(worker, "work", (job.function, job.arguments), partial(self._done, job))
@@ -198,19 +198,19 @@ class ClusterExecutor(Executor):
     def _done(self, job: _Job, worker: _Worker, actor: Any, done: Future[Any]) -> None:
         from ray.exceptions import RayActorError
 
-        if worker.actor is actor:
-            worker.jobs.remove(job)
         try:
             with full_store_errors("what a worker computed"):
                 value = done.result()
         except RayActorError:
             self._lost(worker, actor)
-            if job.num_attempts < MAX_ATTEMPTS:
+            if job.num_deaths < MAX_ATTEMPTS:
                 self._waiting.appendleft(job)
                 return
             value = _Failed(error=ClusterError(f"{MAX_ATTEMPTS} workers died at one function"))
         except Exception as error:
             value = _Failed(error=_told(error))
+        if worker.actor is actor:
+            worker.jobs.remove(job)
         if isinstance(value, _Failed):
             job.result.set_exception(value.error)
         else:
@@ -242,9 +242,11 @@ class ClusterExecutor(Executor):
             worker.is_ready = True
 
     def _lost(self, worker: _Worker, actor: Any) -> None:
-        """A worker died. What it had comes back one by one."""
+        """A worker died. What it had comes back one by one; only what it was computing, the first, may be the cause."""
         if worker.actor is not actor:
             return
+        if worker.jobs:
+            worker.jobs[0].num_deaths += 1
         if worker.is_ready:
             self._ready_at = monotonic()
         worker.is_ready, worker.jobs, worker.actor = False, [], None
