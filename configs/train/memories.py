@@ -18,9 +18,14 @@ from heapq import nlargest
 
 from questions import SENTENCE, YES_NO, Shape, titled
 
+from memagent.agent.evidence.answers import with_ledger
+from memagent.agent.evidence.ledger import ledger_of
+from memagent.agent.evidence.paragraphs import show_paragraphs
+from memagent.agent.evidence.quotes import place_copies
 from memagent.agent.prompts import open_prompts
 from memagent.config import AgentConfig
 from memagent.data.example import Example, Passage, body_starts
+from memagent.documents.document import Document
 from memagent.documents.tokenizers import Tokenizer
 from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.traces import answer_of
@@ -33,6 +38,9 @@ PARTIAL_SHARE, UNRELATED_SHARE, MAX_LIKELY, MAX_UNRELATED = 0.25, 0.3, 8, 4
 sentences are in it that have nothing to do with the question, and how many likely and unrelated ones, at most."""
 MAX_NOTED, NUM_SENTENCES, SENTENCE_WEIGHTS = 6, (1, 2, 3, 4), (4, 3, 2, 1)
 """Tasks of memories: how many misleading paragraphs are noted at most, and how much of each."""
+BEGINNING_SHARE, BARE_SHARE = 0.3, 0.2
+"""Where paragraphs stand beside the memory: how often other sentences than the evidence are noted of its paragraphs, and how often
+there are no paragraphs after all."""
 
 
 def answer_lessons(
@@ -72,19 +80,41 @@ def memory_tasks(
 ) -> Iterator[Example]:
     """Questions over memories with the evidence and likely paragraphs, or parts of them, in any order.
 
-    Evidence without the answer is missing now and then, as readers miss it.
+    Evidence without the answer is missing now and then, as readers miss it. With `paragraph_tokens` most memories come with the
+    paragraphs of their lines, as the reader shows them to an answer.
     """
     for example, _ in examples:
         generator = random.Random(f"{seed}/memory/{example.id}")
-        notes, others = _gold_notes(example, generator), _likely_notes(example, generator)
+        has_paragraphs = agent.paragraph_tokens > 0 and generator.random() >= BARE_SHARE
+        is_vague = has_paragraphs and generator.random() < BEGINNING_SHARE
+        noted = _gold_beginnings if is_vague else _gold_notes
+        notes, others = noted(example, generator), _likely_notes(example, generator)
         while others and tokenizer.count("\n".join((*notes, *others))) > agent.memory_tokens:
             others.pop()
         lines = list(dict.fromkeys((*notes, *others)))
         generator.shuffle(lines)
         memory = "\n".join(lines)
-        fits = tokenizer.count(memory) <= agent.memory_tokens
-        if fits and holds_answer(example, memory):
+        if tokenizer.count(memory) > agent.memory_tokens:
+            continue
+        if has_paragraphs:
+            memory = with_paragraphs(example, memory, agent, tokenizer)
+        if holds_answer(example, memory):
             yield memory_task(example, memory)
+
+
+def with_paragraphs(example: Example, memory: str, agent: AgentConfig, tokenizer: Tokenizer) -> str:
+    """A memory with the paragraphs of its lines, as they stand in the prompt of an answer."""
+    document = Document.from_text(example.text())
+    quotes = place_copies(memory, document, start=0, section=document.text)
+    paragraphs = show_paragraphs(
+        ledger_of(quotes),
+        document.text,
+        example.question,
+        tokenizer,
+        memory=memory,
+        max_tokens=agent.paragraph_tokens,
+    )
+    return with_ledger(memory, paragraphs)
 
 
 def memory_task(example: Example, memory: str) -> Example:
@@ -123,6 +153,12 @@ def _gold_notes(example: Example, generator: random.Random) -> list[str]:
     answer = example.answers[0].lower()
     telling = [note for note in notes if answer in note.lower()]
     return telling if telling and generator.random() < PARTIAL_SHARE else notes
+
+
+def _gold_beginnings(example: Example, generator: random.Random) -> list[str]:
+    """The first sentences of the paragraphs with evidence, whether it is among them or not."""
+    places = dict.fromkeys(item.document for item in example.evidence)
+    return [_beginning(example.passages[place], generator) for place in places]
 
 
 def _likely_notes(example: Example, generator: random.Random) -> list[str]:

@@ -112,6 +112,9 @@ class AgentConfig(Settings):
     ledger_tokens: int = Field(default=1024, ge=16)
     """Tokens of quotes or items that are shown to the model when it answers, at most, where prompts ask for them; of
     more quotes, those that fit the question best."""
+    paragraph_tokens: int = Field(default=0, ge=0)
+    """Tokens of the text around quotes, or around what a memory has word for word from its sections, that are shown to the
+    model when it answers, at most: whole paragraphs, side by side, in the order of the text. 0 shows none."""
     stop_early: bool = False
     """Let the model say that its memory holds all that the question needs, and read no further then. Leave it
     off for questions about the whole text. Not with items, mode=parallel or segments."""
@@ -151,6 +154,11 @@ class AgentConfig(Settings):
     def keeps_quotes(self) -> bool:
         """Whether quotes or items are kept, and answers cite them."""
         return self.evidence or self.items
+
+    @property
+    def finds_copies(self) -> bool:
+        """Whether what a memory has from its section is searched there, where a reply marks no quote."""
+        return (self.evidence or self.paragraph_tokens > 0) and not self.items
 
     def check_used(self, names: Iterable[str]) -> None:
         """Raise ConfigError where one of these settings, which somebody gave, has no effect with the others."""
@@ -223,6 +231,7 @@ class ReadingSettings(TypedDict, total=False):
     items: bool
     quote_tokens: int
     ledger_tokens: int
+    paragraph_tokens: int
     stop_early: bool
     verify_stop: int
     order: ReadingOrder

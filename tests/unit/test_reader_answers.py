@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from memagent.agent.evidence.paragraphs import HEADING
 from memagent.agent.reader import Reader
 from memagent.config import AgentConfig
 from memagent.data.example import Evidence, Example, Passage, body_starts
@@ -65,6 +66,52 @@ def test_lines_of_other_questions_are_added_but_never_one_that_holds_the_answer(
     assert 8 <= added <= 24, "two in five"
 
 
+def tasks_of(
+    texts: list[str], evidence: list[str], likely: list[Any], answer: str, **agent: int
+) -> list[str]:
+    """Sixty memories of one question."""
+    passages = tuple(Passage(title="", text=text) for text in texts)
+    starts = body_starts(passages)
+    gold = [
+        Evidence(
+            document=place,
+            start=(start := texts[place].index(text)),
+            end=start + len(text),
+            text=text,
+        )
+        for place, text in enumerate(evidence)
+    ]
+    candidates = [(starts[place] + len(texts[place]), text, rank) for place, text, rank in likely]
+    values = {
+        "documents": passages,
+        "evidence": tuple(gold),
+        "metadata": {"candidates": candidates},
+    }
+    config = AgentConfig(window=2000, chunk_tokens=500, memory_tokens=80, answer_tokens=20, **agent)  # type: ignore[arg-type]
+    examples = [(example(f"a{number}", answer, **values), None) for number in range(60)]
+    tasks = MEMORIES["memory_tasks"](examples, config, ByteTokenizer(), seed=1)
+    return [task.metadata["memory"] for task in tasks]
+
+
+def test_paragraphs_stand_beside_memories_and_may_alone_hold_the_answer() -> None:
+    texts = [
+        "Ann is a singer of some fame. She was born in Rome.",
+        "Bo is a town in the far north. It is old.",
+    ]
+    likely = [(1, "Bo is a town in the far north.", 0.5)]
+    memories = tasks_of(texts, ["She was born in Rome."], likely, "Rome", paragraph_tokens=300)
+    parts = [memory.partition(f"\n\n{HEADING}\n") for memory in memories]
+    beside = [(notes, paragraphs) for notes, _, paragraphs in parts if paragraphs]
+    assert 40 <= len(beside) <= 56, "four in five"
+    assert all(f"Document 1:\n{texts[0]}" in paragraphs for _, paragraphs in beside)
+    assert all(
+        ("Bo is a town" in notes) == (texts[1] in paragraphs) for notes, paragraphs in beside
+    )
+    vague = [notes for notes, _ in beside if "Rome" not in notes]
+    assert 4 <= len(vague) <= 20, "some of three in ten"
+    assert all("Rome" in notes for notes, _, paragraphs in parts if not paragraphs)
+
+
 def test_memories_of_tasks_have_the_evidence_among_beginnings_of_likely_paragraphs() -> None:
     texts = [
         "Ann was born in Rome. She sang.",
@@ -72,35 +119,9 @@ def test_memories_of_tasks_have_the_evidence_among_beginnings_of_likely_paragrap
         "Bo is a town. Bo has one wall.",
         "Cy.",
     ]
-    passages = tuple(Passage(title="", text=text) for text in texts)
-    starts = body_starts(passages)
-    gold = [
-        Evidence(document=place, start=0, end=len(text), text=text)
-        for place, text in enumerate(["Ann was born in Rome.", "Rome is old."])
-    ]
-    likely = [(starts[2] + len(texts[2]), "Bo has one wall.", 0.5)]
-    tasks = [
-        task
-        for number in range(60)
-        for task in MEMORIES["memory_tasks"](
-            [
-                (
-                    example(
-                        f"a{number}",
-                        "Rome",
-                        documents=passages,
-                        evidence=tuple(gold),
-                        metadata={"candidates": likely},
-                    ),
-                    None,
-                )
-            ],
-            AgentConfig(window=2000, chunk_tokens=500, memory_tokens=80, answer_tokens=20),
-            ByteTokenizer(),
-            seed=1,
-        )
-    ]
-    memories = [task.metadata["memory"].splitlines() for task in tasks]
+    likely = [(2, "Bo has one wall.", 0.5)]
+    found = tasks_of(texts, ["Ann was born in Rome.", "Rome is old."], likely, "Rome")
+    memories = [memory.splitlines() for memory in found]
     assert len(memories) == 60
     assert all(set(lines) & {texts[0], "Ann was born in Rome.", texts[1]} for lines in memories)
     assert not any("Cy." in lines for lines in memories), "nothing in it is likely"

@@ -19,7 +19,7 @@ HotpotQA publishes them. ESSAYS is a folder of texts for needles to hide in. Wri
     OUT/train_spread.jsonl     the same with all misleading paragraphs, far from each other: as in a very long text
     OUT/train_plain.jsonl      questions with one to three sentences of a paragraph and no titles
     OUT/train_natural.jsonl    questions of Natural Questions
-    OUT/train_answers.jsonl    memories alone, for `answers.toml`: questions of no lesson, each with two memories
+    OUT/train_answers.jsonl    memories with paragraphs, for `answers.toml`: questions of no lesson, each with two memories
     OUT/train_known.jsonl      the same for questions of the lessons
     OUT/train_tasks.jsonl      generated tasks that are in no lesson, so that `answers.toml` unlearns none
 
@@ -84,6 +84,8 @@ SHORT = (
 FACTS = Shape(tokens=2400, chunk_tokens=2048, is_spread=True)
 NUM_MEMORIES, MAX_NOTED_TOKENS, LEAST_NOTED_RANK = 2, 400, 0.15
 """Memories of each question for answers alone, tokens of evidence in them at most, and how likely other paragraphs are at least."""
+PARAGRAPH_TOKENS = 1024
+"""Tokens of paragraphs that stand beside a memory, at most; as in `answers.toml`."""
 LONG = (Shape(tokens=6000, chunk_tokens=2048), Shape(tokens=4000, chunk_tokens=2048))
 FULL = {
     "titled": Shape(tokens=10200, chunk_tokens=2048),
@@ -166,6 +168,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--limit", type=int, help="questions of each file, to try it out")
     parser.add_argument("--memory-tokens", type=int, default=512)
+    parser.add_argument(
+        "--paragraph-tokens",
+        type=int,
+        default=PARAGRAPH_TOKENS,
+        help="paragraphs beside the memories of `answers.toml`; 0: none",
+    )
     parser.add_argument(
         "--rl-share",
         type=float,
@@ -273,7 +281,8 @@ def main() -> None:
         texts = chain.from_iterable(
             with_shapes(some, [FACTS], noting, f"{name}_{number}") for number in range(NUM_MEMORIES)
         )
-        tasks = memory_tasks(texts, agent, tokenizer, arguments.seed)
+        answering = agent.model_copy(update={"paragraph_tokens": arguments.paragraph_tokens})
+        tasks = memory_tasks(texts, answering, tokenizer, arguments.seed)
         print(f"train_{name}.jsonl: {write_examples(out / f'train_{name}.jsonl', tasks)} memories")
     print(
         f"lessons_long.jsonl: {num_long}, lessons_short.jsonl: {num_short}, "

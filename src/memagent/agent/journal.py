@@ -44,6 +44,7 @@ LATER_SETTINGS: dict[str, Any] = {
     "items": False,
     "quote_tokens": 256,
     "ledger_tokens": 1024,
+    "paragraph_tokens": 0,
     "stop_early": False,
     "verify_stop": 0,
     "order": "text",

@@ -191,7 +191,8 @@ def _work_of(reader: Reader, question: str, count: _SectionCount) -> _QuestionWo
         max_memory_tokens=budget.memory * num_reads
         + (rounds - 1) * count.all_tokens
         + num_merges * (budget.window - budget.merge_reply)
-        + budget.ledger,
+        + budget.ledger
+        + budget.paragraphs,
         max_completion_tokens=budget.read_reply * num_reads
         + budget.answer_reply
         + num_merges * budget.merge_reply,

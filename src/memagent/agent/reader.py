@@ -28,8 +28,9 @@ from typing import Any, Unpack
 
 from memagent import blocking
 from memagent.agent.budget import Budget, check_budget
-from memagent.agent.evidence.answers import cite, show_ledger, with_ledger
+from memagent.agent.evidence.answers import ShownLedger, cite, show_ledger, with_ledger
 from memagent.agent.evidence.ledger import ledger_of
+from memagent.agent.evidence.paragraphs import show_paragraphs
 from memagent.agent.evidence.quotes import Quote, place_copies, place_quotes
 from memagent.agent.evidence.replies import ParsedReply, ReplyFormat, parse_reply, shielded
 from memagent.agent.journal import Journal, identity, section_digest
@@ -450,7 +451,7 @@ class Reader:
         self, parsed: ParsedReply, chunk: Chunk, section: str, document: Document
     ) -> tuple[Quote, ...]:
         """The quotes of a reply to a section, searched in it; without any, what its memory has of the section."""
-        if self.config.evidence and not self.config.items and not parsed.quotes:
+        if self.config.finds_copies and not parsed.quotes:
             return place_copies(parsed.memory, document, start=chunk.start, section=section)
         return place_quotes(parsed.quotes, document, start=chunk.start, section=section)
 
@@ -472,19 +473,14 @@ class Reader:
         """Answer from the memory and the quotes, as the step after those that are done."""
         ledger = ledger_of(quote for step in done for quote in step.quotes)
         spans = spans_of(done)
-        shown = show_ledger(
-            ledger,
-            question,
-            self.tokenizer,
-            max_tokens=budget.ledger,
-            with_counts=self.config.items,
-        )
+        shown = self._shown(question, ledger, state.memory, budget, sections.chunks.document)
         key = answer_key(
             state.memory,
             ledger,
             num_sections=len({span.start for span in spans}),
             answer_tokens=self.config.answer_tokens,
             ledger_tokens=self.config.ledger_tokens,
+            paragraphs=shown.text if self.config.paragraph_tokens else "",
         )
         call = carried_call(replies or {}, key)
         if call is None:
@@ -519,6 +515,32 @@ class Reader:
             unread=unread,
             **call.measures(),
         )
+
+    def _shown(
+        self,
+        question: str,
+        ledger: Sequence[Quote],
+        memory: str,
+        budget: Budget,
+        document: Document,
+    ) -> ShownLedger:
+        """What stands after the memory when the model answers: quotes, where it was asked for any, and paragraphs."""
+        quotes = show_ledger(
+            ledger,
+            question,
+            self.tokenizer,
+            max_tokens=budget.ledger,
+            with_counts=self.config.items,
+        )
+        paragraphs = show_paragraphs(
+            ledger,
+            document.text,
+            question,
+            self.tokenizer,
+            memory=memory,
+            max_tokens=budget.paragraphs,
+        )
+        return quotes._replace(text=with_ledger(quotes.text, paragraphs))
 
     async def call(
         self, messages: list[Message], prompt_tokens: int, *, max_tokens: int

@@ -95,7 +95,7 @@ class Step:
     cited: tuple[int, ...] | None = None
     """Numbers in `Trace.ledger` that the answer rests on; None where quotes are not kept."""
     shown: str = ""
-    """For the answer: the list of quotes that stood after the memory in its prompt."""
+    """For the answer: the list of quotes, and the paragraphs, that stood after the memory in its prompt."""
     unread: tuple[tuple[int, int], ...] = ()
     """For the answer: parts of the text that were not read, as character offsets."""
     round: int | None = None

@@ -21,6 +21,8 @@ class EvidenceScores(NamedTuple):
     """Evidence that was in any memory, word for word, or as its note words it."""
     retained: float | None = None
     """Evidence that was in the last memory."""
+    shown: float | None = None
+    """Evidence that was in the prompt of the answer; None where only the memory was there."""
     quoted: float | None = None
     """Evidence that is in the ledger, by its place."""
     citation_precision: float | None = None
@@ -38,16 +40,19 @@ def evidence_scores(example: Example, trace: Trace, *, is_cut: bool = False) -> 
 
     `is_cut`: the text was read without a part, so that places in it are not those of the example.
     """
-    noted = recall(
-        [(item.text, item.note) for item in example.evidence],
-        [step.memory for step in trace.steps],
-    )
+    evidence = [(item.text, item.note) for item in example.evidence]
+    noted = recall(evidence, [step.memory for step in trace.steps])
+    last = trace.steps[-1] if trace.steps else None
+    in_view = recall(evidence, [f"{last.memory}\n{last.shown}"]) if last and last.shown else None
     captured, retained = noted or (None, None)
+    found = EvidenceScores(captured, retained, in_view.retained if in_view else None)
     if not trace.has_quotes or not example.evidence or is_cut:
-        return EvidenceScores(captured, retained)
+        return found
     wanted = example.evidence_offsets()
     kept = overlap([quote.span for quote in trace.ledger], wanted)
     cited = overlap([one.quote.span for one in trace.citations], wanted)
     assert kept is not None, "there is evidence"
     assert cited is not None, "there is evidence"
-    return EvidenceScores(captured, retained, kept.recall, cited.precision, cited.recall)
+    return found._replace(
+        quoted=kept.recall, citation_precision=cited.precision, citation_recall=cited.recall
+    )

@@ -122,14 +122,23 @@ def look_up(
     sizes = {entry.number: tokenizer.count(str(entry)) + JOINT_TOKENS for entry in entries}
     if sum(sizes.values()) <= max_tokens:
         return entries
-    scores = _scores(entries, question)
     chosen: list[Citation] = []
     room = max_tokens
-    for entry in sorted(entries, key=lambda entry: (-scores[entry.number], entry.number)):
+    for entry in _by_fit(entries, question):
         if sizes[entry.number] <= room:
             room -= sizes[entry.number]
             chosen.append(entry)
     return tuple(sorted(chosen, key=lambda entry: entry.number))
+
+
+def ranked(ledger: Sequence[Quote], question: str) -> list[Citation]:
+    """The quotes with their numbers, those that fit the question best first."""
+    return _by_fit(entries_of(ledger), question)
+
+
+def _by_fit(entries: Sequence[Citation], question: str) -> list[Citation]:
+    scores = _scores(entries, question)
+    return sorted(entries, key=lambda entry: (-scores[entry.number], entry.number))
 
 
 def _scores(entries: Sequence[Citation], question: str) -> dict[int, float]:

@@ -101,10 +101,12 @@ def answer_key(
     num_sections: int,
     answer_tokens: int,
     ledger_tokens: int,
+    paragraphs: str = "",
 ) -> str:
-    """Key of an answer from a memory and quotes."""
+    """Key of an answer from a memory and quotes; `paragraphs`: all that is shown after the memory, where that has paragraphs."""
     quotes = [[quote.text, quote.item, quote.value] for quote in ledger]
-    return _key("answer", memory, quotes, num_sections, answer_tokens, ledger_tokens)
+    shown = [paragraphs] if paragraphs else []
+    return _key("answer", memory, quotes, num_sections, answer_tokens, ledger_tokens, *shown)
 
 
 def _key(*parts: object) -> str:

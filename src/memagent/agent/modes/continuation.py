@@ -149,7 +149,8 @@ def _unchanged_chars(manifest: Mapping[str, Any], chunks: Chunks) -> int:
 
 def _answer_limits(manifest: Mapping[str, Any]) -> dict[str, int]:
     agent = {**LATER_SETTINGS, **manifest["agent"]}
-    return {name: agent.get(name, 0) for name in ("answer_tokens", "ledger_tokens")}
+    names = ("answer_tokens", "ledger_tokens", "paragraph_tokens")
+    return {name: agent.get(name, 0) for name in names}
 
 
 class EarlierReading:
@@ -168,14 +169,12 @@ class EarlierReading:
         }
         """The merges that ended a round, by its number."""
 
-    def replies(
-        self, *, has_numbers: bool, answer_tokens: int, ledger_tokens: int
-    ) -> dict[str, CarriedReply]:
+    def replies(self, *, has_numbers: bool, **answer_limits: int) -> dict[str, CarriedReply]:
         """Replies by key; `has_numbers`: prompts tell the number of a section."""
         keys = {
             **self._read_keys(has_numbers),
             **self._merge_keys(),
-            **self._answer_keys(answer_tokens=answer_tokens, ledger_tokens=ledger_tokens),
+            **self._answer_keys(**answer_limits),
         }
         return {key: CarriedReply.of(self._steps[index]) for index, key in keys.items()}
 
@@ -218,7 +217,9 @@ class EarlierReading:
     def _number_at(self, start: int) -> int:
         return self._numbers.get(start, 0) - 1  # no section has the index -1: nothing is taken over
 
-    def _answer_keys(self, *, answer_tokens: int, ledger_tokens: int) -> dict[int, str]:
+    def _answer_keys(
+        self, *, answer_tokens: int, ledger_tokens: int, paragraph_tokens: int = 0
+    ) -> dict[int, str]:
         if not self._steps or self._steps[-1].kind != "answer":
             return {}
         answer = self._steps[-1]
@@ -228,6 +229,7 @@ class EarlierReading:
             num_sections=len(self._numbers),
             answer_tokens=answer_tokens,
             ledger_tokens=ledger_tokens,
+            paragraphs=answer.shown if paragraph_tokens else "",
         )
         return {answer.index: key}
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memagent.agent.evidence.paragraphs import HEADING
 from memagent.agent.plan import done_before, plan_reading
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Trace
@@ -249,3 +250,39 @@ async def test_a_plan_leaves_out_what_an_earlier_run_read(
     new = [step for step in trace.steps if "carried" not in step.flags and step.kind != "merge"]
     assert plan.num_calls == len(new) < whole.num_calls
     assert plan.prompt_tokens < whole.prompt_tokens
+
+
+@pytest.mark.parametrize("mode", ["in_order", "parallel"])
+def test_an_answer_is_written_again_when_the_text_around_its_quotes_has_changed(
+    tmp_path: Path, mode: str
+) -> None:
+    fact = "the seventh pump failed at noon"
+
+    def script(messages: Sequence[Message], sampling: Sampling) -> str:
+        prompt = messages[-1]["content"]
+        if HEADING in prompt:
+            return digest(messages, sampling)
+        return fact if fact in prompt.split("<memory>")[0] else "No change."
+
+    def notes(**given: object) -> Reader:
+        settings = {**SMALL, "mode": mode, "notes": "memories", "rounds": 1, "prompts": "add"}
+        return Reader(
+            ScriptedEngine(script),
+            tokenizer="bytes",
+            **{**settings, "paragraph_tokens": 500, **given},
+        )  # type: ignore[arg-type]
+
+    before = (
+        lines(0, 20)
+        + f"\n\n{'It was hot. ' * 9}\n{fact}.\n{'It was cold. ' * 9}\n\n"
+        + lines(20, 30)
+    )
+    notes().ask(QUESTION, before, run_dir=tmp_path / "a")
+    after = before.replace("It was cold. \n", "It was late. \n")
+    assert after != before
+    same, other, whole = notes(), notes(), notes()
+    assert "carried" in same.ask(QUESTION, before, continues=tmp_path / "a").steps[-1].flags
+    answer = other.ask(QUESTION, after, continues=tmp_path / "a").steps[-1]
+    assert "carried" not in answer.flags
+    assert answer.reply == whole.ask(QUESTION, after).steps[-1].reply
+    assert "It was late." in answer.shown

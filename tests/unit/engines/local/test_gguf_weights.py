@@ -1,0 +1,137 @@
+"""Weights of GGUF files: the bits that the gguf library computes, and errors of one line."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from transformers import LlamaForCausalLM
+
+from memagent.engines.local.gguf_files import open_header
+from memagent.engines.local.gguf_format import read_contents
+from memagent.engines.local.gguf_weights import CPU_PIECE, READERS, dequantised, read_weights
+from memagent.engines.local.kept.keys import weights_key
+from memagent.engines.local.loading import ARCHITECTURES, load
+from memagent.errors import ConfigError
+from tests.support.tiny_gguf import blocks_of_any_bytes, write_gguf
+from tests.support.tiny_models import make_tiny_model
+
+KINDS = GGMLQuantizationType
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "llama"
+    return make_tiny_model(folder, "llama", hidden_size=256, intermediate_size=256)
+
+
+def expected(packed: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> torch.Tensor:
+    with np.errstate(all="ignore"):
+        return torch.tensor(dequantize(packed, kind))
+
+
+def are_same_bits(some: torch.Tensor, others: torch.Tensor) -> bool:
+    """Of float32 tensors; any two NaNs are the same."""
+    is_same = some.view(torch.int32) == others.view(torch.int32)
+    return some.shape == others.shape and bool((is_same | some.isnan() & others.isnan()).all())
+
+
+@pytest.mark.parametrize("kind", list(READERS), ids=lambda kind: kind.name)
+def test_weights_have_the_bits_that_the_gguf_library_computes(kind: GGMLQuantizationType) -> None:
+    packed = blocks_of_any_bytes(kind, num_rows=40, num_blocks=30)
+    weights = dequantised(packed, kind, dtype=torch.float32, device=CPU)
+    assert weights.isfinite().any()
+    assert are_same_bits(weights, expected(packed, kind))
+    some = dequantised(packed[::16], kind, dtype=torch.float32, device=CPU)
+    assert are_same_bits(some, weights[::16])
+    rounded = dequantised(packed, kind, dtype=torch.bfloat16, device=CPU)
+    assert are_same_bits(rounded.float(), weights.bfloat16().float())
+
+
+def test_a_matrix_of_several_pieces_has_no_seams() -> None:
+    kind = KINDS.Q4_K
+    num_blocks = CPU_PIECE // 9 // GGML_QUANT_SIZES[kind][0]
+    packed = blocks_of_any_bytes(kind, num_rows=24, num_blocks=num_blocks)
+    weights = dequantised(packed, kind, dtype=torch.float32, device=CPU)
+    assert weights.numel() > 2 * CPU_PIECE
+    assert are_same_bits(weights, expected(packed, kind))
+
+
+@pytest.mark.parametrize("kind", [KINDS.IQ4_NL, KINDS.TQ2_0], ids=lambda kind: kind.name)
+def test_rare_types_are_left_to_the_gguf_library(kind: GGMLQuantizationType) -> None:
+    assert kind not in READERS
+    packed = blocks_of_any_bytes(kind, num_rows=10, num_blocks=3)
+    packed[:, :] &= 0x3B  # finite, without a warning of numpy
+    weights = dequantised(packed, kind, dtype=torch.float32, device=CPU)
+    assert are_same_bits(weights, expected(packed, kind))
+
+
+@pytest.mark.parametrize("kind", [KINDS.Q4_0, KINDS.Q5_1, KINDS.Q4_K, KINDS.Q6_K])
+def test_the_weights_of_a_file_are_those_of_its_blocks(
+    tiny: Path, tmp_path: Path, kind: GGMLQuantizationType
+) -> None:
+    path = write_gguf(tiny, tmp_path / "model.gguf", kind=kind)
+    header = open_header(path, architectures=ARCHITECTURES)
+    weights = read_weights(path, header, dtype=torch.float32, device=CPU)
+    (tensor,) = (one for one in header.tensors if one.name == "blk.1.ffn_up.weight")
+    assert tensor.kind == kind
+    packed = np.fromfile(path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
+    ours = weights["model.layers.1.mlp.up_proj.weight"]
+    assert torch.equal(ours, expected(packed.reshape(256, -1), kind))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_is_put_together_as_transformers_does_it(
+    tiny: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    path = write_gguf(tiny, tmp_path / "model.gguf", kind=KINDS.Q8_0)
+    ours = load(str(path), dtype=dtype).model
+    theirs = LlamaForCausalLM.from_pretrained(
+        None, config=ours.config, state_dict=ours.state_dict(), dtype=dtype
+    )
+    assert weights_key(ours) == weights_key(theirs)
+    assert ours.dtype == dtype
+    assert ours.training is theirs.training is False
+    assert all(one.requires_grad for one in ours.parameters())
+    buffers = dict(theirs.named_buffers())
+    assert buffers.keys() == dict(ours.named_buffers()).keys()
+    assert all(torch.equal(buffers[name], one) for name, one in ours.named_buffers())
+
+
+# --- damaged files ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [KINDS.Q4_K, KINDS.Q6_K])
+def test_a_file_without_its_last_block_is_refused(
+    tiny: Path, tmp_path: Path, kind: GGMLQuantizationType
+) -> None:
+    path = write_gguf(tiny, tmp_path / "model.gguf", kind=kind)
+    end = max(one.offset + one.num_bytes for one in read_contents(path).tensors)
+    path.write_bytes(path.read_bytes()[: end - 1])
+    with pytest.raises(ConfigError, match=r"^.*model\.gguf is truncated: [\d,]+ of [\d,]+ bytes;"):
+        load(str(path))
+
+
+def test_a_type_that_is_not_known_is_named(tiny: Path, tmp_path: Path) -> None:
+    path = write_gguf(tiny, tmp_path / "model.gguf")
+    data = bytearray(path.read_bytes())
+    name = b"blk.1.ffn_up.weight"
+    place = data.index(name) + len(name) + 4 + 2 * 8  # after the number of sizes and the sizes
+    assert struct.unpack_from("<I", data, place) == (KINDS.F32,)
+    struct.pack_into("<I", data, place, KINDS.I32)
+    path.write_bytes(data)
+    with pytest.raises(
+        ConfigError, match=r"model\.gguf stores weights as I32, which cannot be read$"
+    ):
+        load(str(path))
