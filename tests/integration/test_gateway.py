@@ -217,6 +217,7 @@ def _check_citations(client: openai.OpenAI) -> None:
         ({"reading": {"prompts": "/etc/passwd"}}, 400, "invalid_value"),
         ({"reading": {"prompts": ["default"]}}, 400, "invalid_value"),
         ({"reading": {"window": 9000}}, 400, "invalid_value"),
+        ({"reading": {"rounds": 2}}, 400, "invalid_value"),
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, 400, "question_not_found"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},

@@ -146,3 +146,12 @@ def test_an_option_that_would_have_no_effect_is_refused(
     assert (outcome.code, outcome.stdout) == (2, "")
     assert f"{option[0]} has no effect without" in outcome.stderr
     assert needed in outcome.stderr
+
+
+@pytest.mark.parametrize("command", [("serve", "--reader", "--port", "0"), ("mcp",)])
+def test_servers_refuse_an_option_that_would_have_no_effect(
+    command: tuple[str, ...], cli: Cli
+) -> None:
+    outcome = cli(*command, "--engine", "scripted", "--rounds", "2")
+    assert (outcome.code, outcome.stdout) == (2, "")
+    assert "--rounds has no effect without --mode parallel" in outcome.stderr

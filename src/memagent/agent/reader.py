@@ -70,8 +70,8 @@ class Reader:
 
         Settings may be given one by one: `Reader(engine, window=32768, chunk_tokens=20000)`.
         What is not given is as the engine's model reads best, where the engine knows. Raises
-        ConfigError when the engine serves a smaller window, and when exact sections are set without the
-        model's tokenizer.
+        ConfigError when the engine serves a smaller window, when exact sections are set without the
+        model's tokenizer, and for a setting that has no effect with the others.
 
         Without a tokenizer the model's own is opened; where it is not available, sizes are estimated
         with a margin and `reader.tokenizer_note` says why.
@@ -85,6 +85,7 @@ class Reader:
         self.engine: Engine = engine
         own = engine.reading_defaults if isinstance(engine, BaseEngine) else {}
         self.config = config or AgentConfig.parse({**own, **settings})
+        self.config.check_used(_changed(settings, own))
         _check_served_window(engine, self.config)
         self.prompts: PromptSet = prompts_for(self.config)
         self.reply_format = ReplyFormat.of(self.config)
@@ -625,6 +626,16 @@ def _check_names(settings: Mapping[str, object]) -> None:
         raise ConfigError(
             f"`{name}` is a setting of the engine, not of the reader; give it to open_engine"
         )
+
+
+def _changed(settings: Mapping[str, object], own: Mapping[str, object]) -> list[str]:
+    """Settings with a value that neither the model nor the package has by itself."""
+    fields = AgentConfig.model_fields
+    return [
+        name
+        for name, value in settings.items()
+        if value not in (own.get(name), fields[name].default)
+    ]
 
 
 def _check_served_window(engine: Engine, config: AgentConfig) -> None:

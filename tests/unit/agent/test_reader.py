@@ -434,3 +434,9 @@ def test_paragraphs_take_the_room_that_the_window_has_and_no_more() -> None:
     budget = showing.check("Who?")
     assert budget.paragraphs == budget.window - budget.answer_total
     assert reader_of([""], paragraph_tokens=50).check("Who?").paragraphs == 50
+
+
+def test_a_setting_without_effect_is_refused_unless_it_is_as_it_was() -> None:
+    with pytest.raises(ConfigError, match="`rounds` has no effect without `mode=parallel`"):
+        reader_of(["m"], rounds=2)
+    assert reader_of(["m"], rounds=3).config.rounds == 3

@@ -311,6 +311,7 @@ def _serve_reader(chosen: ServeOptions) -> None:
 
 def _reader(engine: BaseEngine, chosen: ServeOptions, console: CommandConsole) -> Reader:
     reader = Reader(engine, tokenizer=chosen.tokenizer, **chosen.reading)
+    reader.config.check_used(chosen.reading)
     if reader.tokenizer_note:
         console.report(
             f"token counts are estimated with a margin: {reader.tokenizer_note}; --tokenizer names one"

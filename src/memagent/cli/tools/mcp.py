@@ -61,5 +61,6 @@ def command(options: McpOptions) -> int:
             limits=limits_of(options.reader.limits.given),
             **options.reader.agent,
         )
+        reader.config.check_used(options.reader.agent)
         serve_tools(DocumentDesk(reader, options.folders, runs=runs))
     return 0

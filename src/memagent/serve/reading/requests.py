@@ -160,6 +160,7 @@ class GatewayRequest:
                 f"there are no prompts {prompts!r}; {hint(str(prompts), PROMPT_SETS)}"
             )
         config = AgentConfig.parse({**base.model_dump(), **settings})
+        config.check_used(self.settings)
         if config.window > base.window:
             raise ConfigError(f"`window` of this server is at most {base.window}")
         return config
