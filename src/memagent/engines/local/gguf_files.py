@@ -1,8 +1,8 @@
-"""GGUF files: their header as a Hugging Face folder, their weights as float32 arrays.
+"""GGUF files: their header as a Hugging Face folder, and where their weights are.
 
     path = Path("model.gguf")
     header = open_header(path, architectures=("llama",))     # config, tokenizer and index
-    for name, array in weights(path, header): ...
+    for tensor, packed in stored(path, header): ...          # quantised, see `gguf_weights.py`
 
 Reading a header takes seconds, most of them for the vocabulary, so its contents are cached under its
 fingerprint and later loads read only the weights. The tokenizer is built from the type that the file
@@ -19,10 +19,10 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from gguf import GGMLQuantizationType, dequantize
+from gguf import GGMLQuantizationType
 from platformdirs import user_cache_path
 from tokenizers import (
     AddedToken,
@@ -44,6 +44,11 @@ from memagent.engines.local.gguf_format import (
 from memagent.errors import ConfigError
 from memagent.files import evict_oldest, mark_used, reason_of, replacing_folder
 from memagent.foreign import foreign_file, plain
+
+if TYPE_CHECKING:
+    import torch
+
+_Weight = TypeVar("_Weight", np.ndarray[Any, Any], "torch.Tensor")
 
 FORMAT = 2
 """Version of the cached header; incremented when its contents change."""
@@ -108,17 +113,6 @@ def open_header(path: Path, *, architectures: tuple[str, ...]) -> GgufHeader:
     return header
 
 
-def weights(path: Path, header: GgufHeader) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Weights as float32 arrays, under transformers' names."""
-    for tensor, packed in _stored(path, header):
-        try:
-            array = dequantize(packed, GGMLQuantizationType(tensor.kind))
-        except NotImplementedError:
-            kind = GGMLQuantizationType(tensor.kind).name
-            raise ConfigError(f"{path} stores weights as {kind}, which cannot be read") from None
-        yield known_name(tensor), _unpermuted(tensor.name, array, header)
-
-
 def shapes(header: GgufHeader) -> dict[str, tuple[int, ...]]:
     """The shapes of the weights, by transformers' names."""
     return {known_name(tensor): tensor.shape for tensor in header.tensors}
@@ -128,13 +122,14 @@ def matrices(
     path: Path, header: GgufHeader
 ) -> Iterator[tuple[str, GGMLQuantizationType, np.ndarray[Any, Any]]]:
     """Matrices under transformers' names: storage type and the bytes of the rows."""
-    for tensor, packed in _stored(path, header):
+    for tensor, packed in stored(path, header):
         if packed.ndim == 2:
             kind = GGMLQuantizationType(tensor.kind)
-            yield known_name(tensor), kind, _unpermuted(tensor.name, packed, header)
+            yield known_name(tensor), kind, unpermuted(tensor.name, packed, header)
 
 
-def _stored(path: Path, header: GgufHeader) -> Iterator[tuple[GgufTensor, np.ndarray[Any, Any]]]:
+def stored(path: Path, header: GgufHeader) -> Iterator[tuple[GgufTensor, np.ndarray[Any, Any]]]:
+    """Weights as the bytes of their rows, which are read from the file when they are used."""
     contents = np.asarray(np.memmap(path, mode="r", dtype=np.uint8))
     for tensor in header.tensors:
         packed = contents[tensor.offset : tensor.offset + tensor.num_bytes]
@@ -463,9 +458,7 @@ def _name(gguf_name: str) -> str | None:
     return f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.{suffix}"
 
 
-def _unpermuted(
-    gguf_name: str, array: np.ndarray[Any, Any], header: GgufHeader
-) -> np.ndarray[Any, Any]:
+def unpermuted(gguf_name: str, array: _Weight, header: GgufHeader) -> _Weight:
     """Llama's queries and keys: GGUF interleaves the two halves of each rotated pair."""
     num_heads = _rotated_heads(gguf_name, header)
     if num_heads is None:

@@ -47,9 +47,6 @@ LOADING_SECONDS = 60.0
 SLOW_DISK_BYTES = 10e6
 """Files may take this long to load: so many seconds, and one for so many bytes."""
 MAX_WINDOW = 1 << 31
-ROWS_BETWEEN = 16
-QUANTISATION_ERROR = 0.15
-"""Maximum relative difference of two copies of a matrix; quantisation to four bits causes about 0.08."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +147,7 @@ def load(
     stretch = _Stretch(window=yarn_window, factor=yarn_factor)
     with quietly(), _memory_errors(source, device):
         target = _device(device)
-        folder, model = _load_model(path, _dtype(dtype, target), stretch)
+        folder, model = _load_model(path, _dtype(dtype, target), target, stretch)
         tokenizer = _load_tokenizer(folder, path)
         if adapter is not None:
             _require("peft")
@@ -240,11 +237,11 @@ class _Stretch:
 
 
 def _load_model(
-    path: Path, dtype: torch.dtype | None, stretch: _Stretch
+    path: Path, dtype: torch.dtype | None, device: torch.device, stretch: _Stretch
 ) -> tuple[Path, PreTrainedModel]:
-    """The folder with its tokenizer, and the model. `dtype` None: as stored."""
+    """The folder with its tokenizer, and the model, which may still be on the CPU. `dtype` None: as stored."""
     if path.is_file():
-        return _load_gguf(path, dtype, stretch)
+        return _load_gguf(path, dtype, device, stretch)
     from transformers import AutoConfig  # noqa: F401  before the guard: an import takes its time
 
     architecture = _check_folder(path)
@@ -275,41 +272,49 @@ def loading(
 
 
 def _load_gguf(
-    path: Path, dtype: torch.dtype | None, stretch: _Stretch
+    path: Path, dtype: torch.dtype | None, device: torch.device, stretch: _Stretch
 ) -> tuple[Path, PreTrainedModel]:
     import torch
     from transformers import GenerationConfig
 
     _require("gguf")
-    from memagent.engines.local import gguf_files
+    from memagent.engines.local import gguf_files, gguf_weights
 
     dtype = dtype or torch.bfloat16
     header = gguf_files.open_header(path, architectures=ARCHITECTURES)
     model_class = _model_class(header.architecture)
+    if device.type != "cuda":
+        device = torch.device("cpu")  # others lack operations on bytes
     with loading(path, path.stat().st_size):
         config = _config(header.folder, stretch)
         _check_shapes(path, model_class, config, gguf_files.shapes(header))
-        weights = {
-            name: torch.from_numpy(array).to(dtype, copy=True)
-            for name, array in gguf_files.weights(path, header)
-        }
-        if not config.tie_word_embeddings and _is_same_matrix(weights[HEAD], weights[EMBEDDINGS]):
-            config.tie_word_embeddings = True
-            weights[EMBEDDINGS] = weights.pop(HEAD)  # files store the head with more bits
-        model, report = model_class.from_pretrained(
-            None,
-            config=config,
-            state_dict=weights,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            output_loading_info=True,
-        )
+        weights = gguf_weights.read_weights(path, header, dtype=dtype, device=device)
+        config.tie_word_embeddings = HEAD not in weights
+        config.dtype = dtype
+        model = _assembled(model_class, config, weights)
         model.generation_config = GenerationConfig.from_pretrained(
             header.folder, local_files_only=True
         )
-    _check_report(path, report)
     model.name_or_path = str(path)  # adapters record their base model
     return header.folder, model
+
+
+def _assembled(
+    model_class: Any, config: Any, weights: Mapping[str, torch.Tensor]
+) -> PreTrainedModel:
+    """The model of these weights, as `from_pretrained` makes it; they are used as they are, on any device."""
+    import torch
+
+    config._attn_implementation = "sdpa"
+    config.name_or_path = None  # it is part of the fingerprint of a model, and not a folder here
+    with torch.device("meta"):
+        model: PreTrainedModel = model_class(config)
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    backbone: Any = model.get_decoder()
+    backbone.rotary_emb = type(backbone.rotary_emb)(config)  # computed, not stored
+    model.eval()
+    return model
 
 
 def _check_shapes(
@@ -356,15 +361,6 @@ def _stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             for name in weights.keys():  # noqa: SIM118  it is no mapping
                 shapes[name] = tuple(weights.get_slice(name).get_shape())
     return shapes
-
-
-def _is_same_matrix(head: torch.Tensor, embeddings: torch.Tensor) -> bool:
-    """Whether two matrices differ by no more than quantisation does; a sample of their rows is compared.
-
-    Files store the matrix of a tied model twice where the copies are quantised differently.
-    """
-    some, others = head[::ROWS_BETWEEN].float(), embeddings[::ROWS_BETWEEN].float()
-    return bool((some - others).norm() <= QUANTISATION_ERROR * some.norm())
 
 
 def _config(folder: Path, stretch: _Stretch) -> Any:

@@ -109,6 +109,22 @@ def test_a_model_is_put_together_as_transformers_does_it(
     assert all(torch.equal(buffers[name], one) for name, one in ours.named_buffers())
 
 
+def test_torch_has_as_many_threads_as_before(tiny: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / "model.gguf", tmp_path / "damaged.gguf"]
+    write_gguf(tiny, paths[0])
+    write_as_i32(write_gguf(tiny, paths[1]), b"blk.1.ffn_up.weight")
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        load(str(paths[0]))
+        assert torch.get_num_threads() == before + 1
+        with pytest.raises(ConfigError):
+            load(str(paths[1]))
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
 # --- damaged files ----------------------------------------------------------------------------------
 
 
@@ -125,13 +141,16 @@ def test_a_file_without_its_last_block_is_refused(
 
 def test_a_type_that_is_not_known_is_named(tiny: Path, tmp_path: Path) -> None:
     path = write_gguf(tiny, tmp_path / "model.gguf")
+    write_as_i32(path, b"blk.1.ffn_up.weight")
+    message = r"model\.gguf stores weights as I32, which cannot be read$"
+    with pytest.raises(ConfigError, match=message):
+        load(str(path))
+
+
+def write_as_i32(path: Path, name: bytes) -> None:
+    """Say in the header of a file that a matrix of float32 has integers."""
     data = bytearray(path.read_bytes())
-    name = b"blk.1.ffn_up.weight"
     place = data.index(name) + len(name) + 4 + 2 * 8  # after the number of sizes and the sizes
     assert struct.unpack_from("<I", data, place) == (KINDS.F32,)
     struct.pack_into("<I", data, place, KINDS.I32)
     path.write_bytes(data)
-    with pytest.raises(
-        ConfigError, match=r"model\.gguf stores weights as I32, which cannot be read$"
-    ):
-        load(str(path))
