@@ -213,12 +213,13 @@ def test_texts_that_were_not_used_for_longest_are_forgotten(folder: Path) -> Non
 
 
 def test_keeping_needs_sections_before_the_question(folder: Path) -> None:
+    in_order = {name: SETTINGS[name] for name in SETTINGS.keys() - {"mode", "rounds"}}
     with engine_of(folder) as engine:
         with pytest.raises(
             ConfigError, match="`mode=parallel` with `notes=asked`, or `prompts=shared`"
         ):
-            Reader(engine, **{**SETTINGS, "mode": "in_order"})  # type: ignore[arg-type]
-        Reader(engine, **{**SETTINGS, "mode": "in_order", "prompts": "shared"})  # type: ignore[arg-type]
+            Reader(engine, **in_order)  # type: ignore[arg-type]
+        Reader(engine, **{**in_order, "prompts": "shared"})  # type: ignore[arg-type]
 
 
 # --- files -----------------------------------------------------------------------------------------
