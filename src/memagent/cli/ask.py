@@ -31,6 +31,7 @@ from memagent.cli.shared.progress import duration, size_text
 from memagent.cli.shared.reader import reader_options
 from memagent.cli.shared.run_command import CommandConsole, resumable
 from memagent.cli.shared.run_options import run_options
+from memagent.config import AgentConfig
 from memagent.documents import watching
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
@@ -241,12 +242,10 @@ class Ask:
         return io.BytesIO(self._stdin_bytes)
 
     def _reader(self, request: AskRequest, engine: BaseEngine) -> Reader:
-        reader = Reader(
-            engine,
-            tokenizer=request.tokenizer,
-            limits=request.limits(),
-            **request.agent_settings,
-        )
+        settings: dict[str, Any] = request.agent_settings
+        if request.is_stored:  # with all settings, whatever suits the model now
+            settings = {"config": AgentConfig.parse(settings)}
+        reader = Reader(engine, tokenizer=request.tokenizer, limits=request.limits(), **settings)
         reader.config.check_used(self._options.reader.agent)
         if reader.tokenizer_note:
             self._console.report(

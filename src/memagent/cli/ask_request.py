@@ -54,6 +54,8 @@ class AskRequest:
     agent_settings: dict[str, Any]
     tokenizer: str | None
     limit_settings: dict[str, Any]
+    is_stored: bool = False
+    """Whether it is that of an earlier run, which has all settings."""
 
     @property
     def prices(self) -> Prices | None:
@@ -132,6 +134,7 @@ def _resumed_request(options: AskOptions, manifest: Mapping[str, Any]) -> AskReq
         agent_settings={**manifest["agent"], **_agent_settings(options)},
         tokenizer=_tokenizer(options) or str(manifest["tokenizer"]),
         limit_settings={**stored["limits"], **options.reader.limits.given},
+        is_stored=True,
     )
 
 

@@ -265,7 +265,8 @@ def test_an_answer_is_written_again_when_the_text_around_its_quotes_has_changed(
         return fact if fact in prompt.split("<memory>")[0] else "No change."
 
     def notes(**given: object) -> Reader:
-        settings = {**SMALL, "mode": mode, "notes": "memories", "rounds": 1, "prompts": "add"}
+        apart = {"notes": "memories", "rounds": 1} if mode == "parallel" else {}
+        settings = {**SMALL, "mode": mode, "prompts": "add", **apart}
         return Reader(
             ScriptedEngine(script),
             tokenizer="bytes",
