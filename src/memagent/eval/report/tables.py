@@ -111,7 +111,7 @@ class ResultRow:
     retained: float | None = None
     """Share of the evidence that was in the last memory."""
     shown: float | None = None
-    """Share of the evidence that was in the prompt of the answer, where that had quotes or passages."""
+    """Share of the evidence that was in the prompt of the answer, where that had quotes or paragraphs."""
     quoted: float | None = None
     """Share of the evidence that was quoted."""
     citation_precision: float | None = None
