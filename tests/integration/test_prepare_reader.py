@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from memagent.config import AgentConfig
 from memagent.data.formats.files import read_examples
+from memagent.documents.tokenizers import open_tokenizer
 from memagent.rl.warmstart.conversations import read_conversations
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +85,7 @@ def prepare(tmp_path_factory: pytest.TempPathFactory) -> Prepare:
             write(qa / f"{name}.jsonl.gz", [])
         write(published / "train.jsonl.gz", official)
         write(published / "dev.jsonl.gz", [hotpot("dev", 20)])
-        values = {"qa": qa, "hotpotqa": published, "tokenizer": "bytes", "out": out}
+        values = {"qa": qa, "hotpotqa": published, "tokenizer": "bytes", "out": out, "counted": 0}
         options = [word for name, value in values.items() for word in (f"--{name}", str(value))]
         command = [sys.executable, str(SCRIPT), *options, "--rl-share", str(share)]
         return subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -212,6 +214,27 @@ def test_facts_of_the_memory_come_before_the_answer_and_the_one_that_tells_it_la
         assert facts
         assert all(f"\n{fact}\n" in prompt for fact in facts), name
         assert answer.removeprefix("\\boxed{").removesuffix("}") in facts[-1]
+
+
+def test_questions_that_count_are_answered_from_items_that_code_counts() -> None:
+    script: dict[str, Any] = runpy.run_path(str(SCRIPT))
+    agent = AgentConfig(chunk_tokens=2048, memory_tokens=512, prompts="add", **script["LISTING"])
+    examples = list(script["counted"](4, "estimate", seed=7))
+    assert len(examples) == 16
+    found = [
+        json.loads(line) for line in script["lessons"](examples, agent, open_tokenizer("estimate"))
+    ]
+    answers = [one for one in found if one["kind"] == "answer"]
+    assert len(answers) == 16, "all fit"
+    assert all(
+        "Counted by code over everything" in one["messages"][0]["content"] for one in answers
+    )
+    replies = {
+        one["messages"][-1]["content"].partition("<item>")[0]
+        for one in found
+        if one["kind"] == "read"
+    }
+    assert replies <= {"", "No change."}
 
 
 def test_tasks_of_memories_have_the_answer_and_no_text(lessons: Path, tasks: Path) -> None:

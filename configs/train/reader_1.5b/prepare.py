@@ -12,6 +12,7 @@ HotpotQA publishes them. ESSAYS is a folder of texts for needles to hide in. Wri
     OUT/lessons_answers.jsonl  answers alone, from memories that hold other sentences or whole paragraphs besides
     OUT/lessons_facts.jsonl    the same with the facts that tell the answer before it, for `facts.toml`
     OUT/lessons_tasks.jsonl    conversations over generated tasks: needles, variables, corrections and others
+    OUT/lessons_items.jsonl    the same where the question counts, lists or adds up: items are listed and code counts them, for `items.toml`
     OUT/dev_ruler_8k.jsonl     examples for validation: the ten tasks of RULER in DEV_ESSAYS, other texts
     OUT/train_titled.jsonl     examples for reinforcement learning on other questions, whole paragraphs with titles
     OUT/train_short.jsonl      the same questions over texts of two sections: many questions for few tokens
@@ -111,6 +112,28 @@ GENERATED = {
     "beyond/injection": 40, "beyond/counting": 40,
 }  # fmt: skip
 """Examples of generated tasks for the warm start."""
+COUNTED: dict[str, dict[str, int]] = {
+    "beyond/counting": {"max_events": 30},
+    "beyond/aggregation": {"max_sales": 30, "max_sellers": 12},
+    "beyond/corrections": {"num_things": 12, "max_corrections": 3},
+    "beyond/coreference": {"max_similar": 12},
+}
+"""Tasks whose items are listed, with their settings."""
+NUM_COUNTED = 100
+ITEM_SHAPES = (
+    Shape(tokens=1800, chunk_tokens=512),
+    Shape(tokens=4000, chunk_tokens=1024),
+    Shape(tokens=6000, chunk_tokens=2048),
+    Shape(tokens=9000, chunk_tokens=2048),
+)
+LISTING = {
+    "items": True,
+    "window": 8192,
+    "answer_tokens": 256,
+    "quote_tokens": 1024,
+    "ledger_tokens": 2048,
+}
+"""How items are listed; as in `items.toml`."""
 TASK_SEED = 1000
 """Added to the seed of generated tasks for reinforcement learning."""
 
@@ -149,6 +172,16 @@ def generated(
                 yield task.example(index), shape
 
 
+def counted(num: int, tokenizer: str, seed: int) -> Iterator[tuple[Example, Shape]]:
+    """Examples of tasks that count, of each of the shapes in turn."""
+    for name, settings in COUNTED.items():
+        for place, shape in enumerate(ITEM_SHAPES):
+            values = {"tokens": shape.tokens, "tokenizer": tokenizer, "seed": seed + place}
+            task = open_task(name, {**values, **settings})
+            for index in range(place, num, len(ITEM_SHAPES)):
+                yield task.example(index), shape
+
+
 def ruler(tokens: int, num: int, essays: Path, tokenizer: str) -> Iterator[Example]:
     """Validation: RULER's ten tasks of the paper."""
     for name in GENERATED:
@@ -173,6 +206,9 @@ def main() -> None:
         type=int,
         default=PARAGRAPH_TOKENS,
         help="paragraphs beside the memories of `answers.toml`; 0: none",
+    )
+    parser.add_argument(
+        "--counted", type=int, default=NUM_COUNTED, help="examples of each task that counts"
     )
     parser.add_argument(
         "--rl-share",
@@ -240,6 +276,10 @@ def main() -> None:
     num_facts = write_lines(
         out / "lessons_facts.jsonl", fact_lessons(telling, agent, tokenizer, arguments.seed)
     )
+    num_counted = min(arguments.counted, arguments.limit or arguments.counted)
+    some_counted = counted(num_counted, arguments.tokenizer, arguments.seed)
+    listing = AgentConfig.model_validate({**agent.model_dump(), **LISTING})
+    num_items = write_lines(out / "lessons_items.jsonl", lessons(some_counted, listing, tokenizer))
     num_tasks = 0
     if arguments.essays is not None:
         num_of = {name: min(num, arguments.limit or num) for name, num in GENERATED.items()}
@@ -286,7 +326,8 @@ def main() -> None:
         print(f"train_{name}.jsonl: {write_examples(out / f'train_{name}.jsonl', tasks)} memories")
     print(
         f"lessons_long.jsonl: {num_long}, lessons_short.jsonl: {num_short}, "
-        f"lessons_answers.jsonl: {num_answers}, lessons_facts.jsonl: {num_facts}, lessons_tasks.jsonl: {num_tasks} conversations"
+        f"lessons_answers.jsonl: {num_answers}, lessons_facts.jsonl: {num_facts}, lessons_items.jsonl: {num_items}, "
+        f"lessons_tasks.jsonl: {num_tasks} conversations"
     )
 
 
