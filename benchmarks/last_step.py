@@ -41,7 +41,7 @@ from memagent.errors import MemagentError
 from memagent.eval.stats import paired_mean, wilson
 from memagent.jsonl import read_lines
 from memagent.rewards.verifiers import grade
-from memagent.types import Message, Sampling
+from memagent.types import Sampling
 
 WAYS = ("memory", "beside", "paragraphs", "again", "vote")
 GRADERS = {"strict": "strict", "as the paper": "original_sub_em_boxed"}
@@ -69,9 +69,6 @@ class Reading:
             num_sections=1,
             answer_tokens=self.reader.config.answer_tokens,
         )
-        return await self._reply(messages, **sampling)
-
-    async def _reply(self, messages: list[Message], **sampling: Any) -> str:
         limit = self.reader.config.answer_tokens
         given = {"max_tokens": limit, "temperature": 0.0, **sampling}
         return (await self.reader.engine.complete(messages, Sampling(**given))).text

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from memagent.agent.reader import Reader
 from memagent.data.example import Evidence, Example, Passage
 from memagent.engines.scripted import ScriptedEngine
 from memagent.types import Message, Sampling
+from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import make_tiny_model
 
 
@@ -209,3 +212,17 @@ def test_the_last_step_answers_one_reading_in_several_ways() -> None:
     )
     assert memory.startswith("memory      strict 0.0 (0.0 to 65.8), +0.0")
     assert beside.startswith("beside      strict 100.0 (34.2 to 100.0), +100.0")
+
+
+def test_weights_of_a_file_are_read_by_torch_and_by_the_library(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_gguf(make_tiny_model(tmp_path / "model", "llama"), tmp_path / "model.gguf")
+    num_threads = torch.get_num_threads()
+    try:
+        importlib.import_module("benchmarks.loading").main(["--model", str(path)])
+    finally:
+        torch.set_num_threads(num_threads)
+    weights, whole = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"weights: [\d.]+ s; gguf library [\d.]+ s, [\d.]+ times as long", weights)
+    assert re.fullmatch(r"load: [\d.]+ s", whole)

@@ -264,14 +264,10 @@ def test_an_answer_is_written_again_when_the_text_around_its_quotes_has_changed(
             return digest(messages, sampling)
         return fact if fact in prompt.split("<memory>")[0] else "No change."
 
-    def notes(**given: object) -> Reader:
+    def notes() -> Reader:
         apart = {"notes": "memories", "rounds": 1} if mode == "parallel" else {}
-        settings = {**SMALL, "mode": mode, "prompts": "add", **apart}
-        return Reader(
-            ScriptedEngine(script),
-            tokenizer="bytes",
-            **{**settings, "paragraph_tokens": 500, **given},
-        )  # type: ignore[arg-type]
+        settings = {**SMALL, "mode": mode, "prompts": "add", "paragraph_tokens": 500, **apart}
+        return Reader(ScriptedEngine(script), tokenizer="bytes", **settings)  # type: ignore[arg-type]
 
     before = (
         lines(0, 20)
