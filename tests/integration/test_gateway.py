@@ -627,6 +627,18 @@ def test_without_a_valid_key_nothing_is_answered(tmp_path: Path) -> None:
         assert num_calls(gateway) == 1
 
 
+def test_a_gateway_that_began_open_needs_a_key_from_when_one_is_added(tmp_path: Path) -> None:
+    with serving_gateway(tmp_path) as gateway:
+        assert gateway.send("GET", "/metrics").status_code == 200
+        with gateway.client() as client:
+            assert chat(client, HELLO).choices[0].message.content
+        key = KeyStore(tmp_path / "keys.json").add("anna")
+        for method, path in PATHS:
+            assert (gateway.send(method, path).status_code, path) == (401, path)
+        with gateway.client(key) as client:
+            assert chat(client, HELLO).choices[0].message.content
+
+
 def test_holders_do_not_see_each_others_files_and_readings(tmp_path: Path) -> None:
     store = KeyStore(tmp_path / "keys.json")
     keys = [store.add("anna"), store.add("bert")]

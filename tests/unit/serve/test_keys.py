@@ -58,6 +58,19 @@ def test_a_removed_key_stops_working_in_other_processes_too(
     assert store.exists  # a key is needed all the same
 
 
+def test_a_file_of_keys_counts_from_when_it_is_written_and_for_good(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    for before, opened_by in ((OneKey(None), None), (OneKey("one"), "one")):
+        store = KeyStore(file, without_file=before)
+        assert store.holder_of(opened_by) is not None
+        key = KeyStore(file).add("anna")
+        assert store.holder_of(opened_by) is None
+        assert store.holder_of(key) is not None
+        file.unlink()
+        assert store.holder_of(opened_by) is None
+        assert store.holder_of(key) is None
+
+
 def test_names_are_unique_and_visible(store: KeyStore) -> None:
     store.add("anna")
     with pytest.raises(ConfigError, match="already"):

@@ -354,11 +354,9 @@ def _warn_open(remedy: str) -> None:
 
 def _report_gateway(url: str, reader: Reader, chosen: ServeOptions) -> None:
     """As `_report`, for the gateway."""
-    from memagent.serve.keys import KeyStore
     from memagent.serve.reading.app import keys_of
 
-    keys = keys_of(chosen.gateway, chosen.server)
-    needs_key = isinstance(keys, KeyStore) or chosen.server.api_key is not None
+    needs_key = keys_of(chosen.gateway, chosen.server).holder_of(None) is None
     print(f"{url}/v1", flush=True)
     print(
         f"reading with {reader.engine.model} through a window of {reader.config.window:,} tokens; use it with",

@@ -89,20 +89,17 @@ def gateway_app(
         on_delete=answering.readings.forget_deleted,
     )
     service = GatewayService(answering, files, metrics)
-    keys = keys_of(config, server)
-    needs_key = not (isinstance(keys, OneKey) and server.api_key is None)
-    open_paths = ("/health",) if needs_key else ("/health", "/metrics")
     return guarded_app(
         [*service.endpoints, *Probes(gate, metrics, engine).endpoints],
         GuardRules(
             gate=gate,
             metrics=metrics,
             hosts=HostCheck(server.host, server.allowed_hosts),
-            keys=keys,
+            keys=keys_of(config, server),
             paths=GuardedPaths(
                 bodies={CHAT: JSON_TYPE, RESPONSES: JSON_TYPE, FILES: FORM_TYPE},
                 others=(MODELS, "/health", "/metrics", DESCRIPTION),
-                without_key=open_paths,
+                without_key=("/health",),
             ),
             max_request_bytes=server.max_request_bytes,
             on_request=on_request,
@@ -111,13 +108,14 @@ def gateway_app(
 
 
 def keys_of(config: GatewayConfig, server: ServeConfig) -> KeyCheck:
-    """Who may use the gateway: the holders of keys in a file, or of the one key, or anyone."""
+    """Who may use the gateway: the holders of keys in a file, or without one those of the one key, or anyone."""
     named = keys_file(config)
-    store = KeyStore(named)
+    one_key = OneKey(server.api_key.get_secret_value() if server.api_key else None)
+    store = KeyStore(named, without_file=one_key)
     if config.keys_file and not store.exists:
         raise ConfigError(f"there is no file of keys {named}; add a key to it first")
     if not store.exists:
-        return OneKey(server.api_key.get_secret_value() if server.api_key else None)
+        return store
     if server.api_key is not None:
         raise ConfigError(f"give either `api_key` or keys in {named}, not both")
     limited = [stored.name for stored in store.list() if stored.limits.max_cost is not None]
