@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from memagent.agent.evidence.quotes import Quote, item_key, rewords
+from memagent.agent.evidence.quotes import Quote, folded, item_key, rewords, words
 from memagent.agent.evidence.replies import shielded
 from memagent.documents.tokenizers import Tokenizer
 from memagent.rewards.text import last_boxed
@@ -27,7 +27,6 @@ MIN_FIT = 0.5
 JOINT_TOKENS = 2
 """What the end of a line adds to its tokens, at most."""
 
-_word = re.compile(r"\w+")
 MAX_LINE_CHARS = 2000
 """A line of sources is not longer."""
 
@@ -143,9 +142,9 @@ def _by_fit(entries: Sequence[Citation], question: str) -> list[Citation]:
 
 def _scores(entries: Sequence[Citation], question: str) -> dict[int, float]:
     """How well each entry fits: shared words, rare ones first; the number that is asked for above all."""
-    words = {entry.number: set(_word.findall(str(entry).casefold())) for entry in entries}
-    frequency = Counter(word for found in words.values() for word in found)
-    asked = set(_word.findall(question.casefold()))
+    having = {entry.number: set(words(folded(str(entry)))) for entry in entries}
+    frequency = Counter(word for found in having.values() for word in found)
+    asked = set(words(folded(question)))
     weights = {
         word: math.log(1 + len(entries) / frequency[word]) for word in asked if frequency[word]
     }
@@ -153,7 +152,7 @@ def _scores(entries: Sequence[Citation], question: str) -> dict[int, float]:
     numbers = {one.number for one in _asked(entries, question)}
     return {
         number: sum(weights.get(word, 0.0) for word in found) + top * (number in numbers)
-        for number, found in words.items()
+        for number, found in having.items()
     }
 
 
@@ -166,8 +165,8 @@ def asked_numbers(question: str) -> set[int]:
     [3, 4, 12, 22]
     """
     found = _ordinal_word.findall(question.casefold())
-    words = {TENS.get(tens, 0) + ORDINALS[unit] for tens, unit in found}
-    return words | {int(first or second) for first, second in _ordinal.findall(question)}
+    spelled = {TENS.get(tens, 0) + ORDINALS[unit] for tens, unit in found}
+    return spelled | {int(first or second) for first, second in _ordinal.findall(question)}
 
 
 class AskedEntry(NamedTuple):
@@ -214,8 +213,8 @@ def _asked(entries: Sequence[Citation], question: str) -> tuple[AskedEntry, ...]
 
 def name_fit(name: str, question: str) -> float:
     """The share of a name's words that stand in a question."""
-    words = set(_word.findall(name.casefold()))
-    return len(words & set(_word.findall(question.casefold()))) / len(words) if words else 0.0
+    named = set(words(folded(name)))
+    return len(named & set(words(folded(question)))) / len(named) if named else 0.0
 
 
 # --- what the answer cites ------------------------------------------------------------------------
@@ -289,5 +288,5 @@ def held_numbers(memory: str, ledger: Sequence[Quote]) -> tuple[int, ...]:
 
 
 def _padded(text: str) -> str:
-    words = " ".join(_word.findall(text.casefold()))
-    return f" {words} " if words else ""
+    joined = " ".join(words(folded(text)))
+    return f" {joined} " if joined else ""

@@ -1,8 +1,12 @@
-"""Quotes are found word for word, then without regard to case and white space; else they have no place."""
+"""Quotes are found word for word, then without regard to case, white space and typography; else they have no place."""
+
+import unicodedata
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
-from memagent.agent.evidence.quotes import Quote, locate, place_copies, place_quotes
+from memagent.agent.evidence.quotes import Quote, item_key, locate, place_copies, place_quotes
 from memagent.documents.document import Document
 
 SECTION = "Once upon a time.\nThe House  is\nred, and Anna   owns it. The end."
@@ -129,3 +133,119 @@ def test_a_quote_has_whole_words(said: str, found: str | None) -> None:
     )
     span = locate(said, section)
     assert (span and section[slice(*span)]) == found
+
+
+@pytest.mark.parametrize(
+    ("said", "text", "found"),
+    [
+        ("caf\u00e9 noir", "Un cafe\u0301 noir.", "cafe\u0301 noir"),
+        ("cafe\u0301", "Un caf\u00e9.", "caf\u00e9"),
+        ("don't stop", "We don\u2019t stop.", "don\u2019t stop"),
+        ("so-called 'rule'", "A so\u2011called \u2018rule\u2019.", "so\u2011called \u2018rule"),
+        ("example", "An ex\u00adam\u200bple.", "ex\u00adam\u200bple"),
+        ("ex\u00adample", "An example.", "example"),
+        ("wait...", "And wait\u2026 So", "wait\u2026"),
+        ("كتاب", "هذا كِتَابٌ جديد", "كِتَابٌ"),
+        ("كِتَابٌ", "هذا كتاب جديد", "كتاب"),
+        ("שלום", "אמר שָׁלוֹם.", "שָׁלוֹם"),
+        ("\u1ead", "x a\u0302\u0323 y", "a\u0302\u0323"),
+        ("❤ it", "I ❤\ufe0f it", "❤\ufe0f it"),
+    ],
+)
+def test_typography_does_not_hide_a_quote(said: str, text: str, found: str) -> None:
+    span = locate(said, text)
+    assert span == (text.index(found), text.index(found) + len(found))
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        ("कि", "यह किताब है"),
+        ("किता", "यह किताब है"),
+        ("क", "यह कि है"),
+        ("كتا", "هذا كِتَاب"),
+        ("cafe", "un cafe\u0301"),
+        ("ex", "an ex\u00adample"),
+        ("Stras", "die Straße"),
+        ("ก", "เขากิน"),  # Thai: a vowel stays with its letter
+        ("\u1112\u1161", "\u1112\u1161\u11ab"),  # a Korean syllable is not found in another one
+        ("\ud558", "\ud55c"),
+        ("კარ", "კარგი"),  # Georgian
+    ],
+)
+def test_no_quote_is_a_part_of_a_word(part: str, text: str) -> None:
+    assert locate(part, text) is None
+
+
+@pytest.mark.parametrize(
+    ("word", "text"), [("นก", "นกกิน"), ("東京", "東京都に行く"), ("서울", "서울에서")]
+)
+def test_a_word_is_found_beside_another_where_no_blank_stands_between_them(
+    word: str, text: str
+) -> None:
+    assert locate(word, text) == (0, 2)
+
+
+def test_the_spelling_of_the_quote_decides_between_places() -> None:
+    assert locate("caf\u00e9", "CAF\u00c9 cafe\u0301 caf\u00e9") == (11, 15)
+
+
+WORDS = {
+    "latin": ("c\u00e1fe\u0301", "Stra\u00dfe", "don't", "na\u00efve", "o\u2019clock", "r\u00f4le"),
+    "devanagari": ("\u0915\u093f\u0924\u093e\u092c", "\u0915\u093f", "\u0939\u0948", "\u0958\u093c\u0932\u092e"),
+    "arabic": ("\u0643\u062a\u0627\u0628", "\u0643\u062a\u0627", "\u0623\u062e", "\u0645\u062f\u0631\u0633\u0629"),
+    "vietnamese": ("ti\u1ebfng", "Vi\u1ec7t", "ti", "ph\u1ed1"),
+}  # fmt: skip
+INVISIBLE = ("\u00ad", "\u200b", "\u200d", "\ufeff")
+OTHER_FORMS = {"'": "'\u2019\u02bc", "\u2019": "'\u2019"}
+
+
+@st.composite
+def spellings(draw: st.DrawFn, word: str) -> str:
+    """A word in another composition, with other apostrophes, invisible characters and Arabic vowel marks."""
+    word = unicodedata.normalize(draw(st.sampled_from(["NFC", "NFD"])), word)
+    out = ""
+    for number, letter in enumerate(word):
+        is_mark = unicodedata.category(letter)[0] == "M"
+        if number and not is_mark and draw(st.integers(0, 3)) == 0:
+            out += draw(st.sampled_from(INVISIBLE))
+        out += draw(st.sampled_from(OTHER_FORMS.get(letter, letter)))
+        is_last_part = number + 1 == len(word) or unicodedata.category(word[number + 1])[0] != "M"
+        if "\u0620" <= letter <= "\u064a" and is_last_part and draw(st.booleans()):
+            out += draw(st.sampled_from("\u064b\u064e\u0650\u0652"))
+    return out
+
+
+@given(st.data())
+def test_a_quote_is_found_at_its_place_in_any_spelling(data: st.DataObject) -> None:
+    words = data.draw(st.permutations([word for script in WORDS.values() for word in script]))
+    text, spans = "", []
+    for word in words:
+        spelled = data.draw(spellings(word))
+        spans.append((len(text), len(text) + len(spelled)))
+        text += spelled + data.draw(st.sampled_from([" ", "\n", " \u200b ", ", "]))
+    first = data.draw(st.integers(0, len(words) - 1))
+    last = data.draw(st.integers(first, len(words) - 1))
+    said = ""
+    for number in range(first, last + 1):
+        until = spans[number + 1][0] if number < last else spans[number][1]
+        said += data.draw(spellings(words[number])) + text[spans[number][1] : until]
+    assert locate(said, text) == (spans[first][0], spans[last][1])
+
+
+@given(st.sampled_from(["devanagari", "arabic", "latin", "vietnamese"]), st.data())
+def test_no_part_of_a_word_is_found_in_it(script: str, data: st.DataObject) -> None:
+    word = unicodedata.normalize(
+        data.draw(st.sampled_from(["NFC", "NFD"])), data.draw(st.sampled_from(WORDS[script]))
+    )
+    assume("'" not in word and "\u2019" not in word)
+    start = data.draw(st.integers(0, len(word) - 1))
+    end = data.draw(st.integers(start + 1, len(word)))
+    part = word[start:end]
+    whole = part == word
+    assert locate(part, f"({word})") == ((1, 1 + len(word)) if whole else None)
+
+
+def test_names_that_differ_in_a_vowel_sign_are_two_items() -> None:
+    assert item_key("\u0915\u093f") != item_key("\u0915\u093e")
+    assert item_key("caf\u00e9") == item_key("CAFE\u0301")
