@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -752,6 +754,83 @@ def test_a_stream_that_a_client_leaves_is_counted(tmp_path: Path) -> None:
         used = gateway.state.used("anyone").usage
     assert used.prompt_tokens > 10
     assert 0 < used.completion_tokens < WINDOW
+
+
+class SilentStream(PatientEngine):
+    """An engine that streams tokens, as the local one does, and has not come to the first."""
+
+    def prompt_ids(self, messages: Any) -> list[int]:
+        return list(range(71))
+
+    async def stream(self, prompt_ids: list[int], sampling: Any) -> AsyncGenerator[Any, None]:
+        await self.complete([], sampling)
+        yield None
+
+
+@pytest.mark.parametrize(
+    ("kind", "messages"),
+    [(PatientEngine, HELLO), (SilentStream, HELLO), (PatientEngine, asking())],
+    ids=["short", "streamed", "long"],
+)
+def test_calls_that_clients_leave_count_with_their_prompts(
+    tmp_path: Path, kind: type[PatientEngine], messages: Any
+) -> None:
+    store = KeyStore(tmp_path / "keys.json")
+    key = store.add("anna", KeyLimits(max_cost=1.0))
+    engine = kind(60.0)
+    prices = {"price_in": 3000.0 if messages is HELLO else 300.0, "price_out": 0.0}
+    with serving_gateway(tmp_path, engine, **prices) as gateway:
+
+        def used() -> Any:
+            return gateway.state.used(store.list()[0].holder.id)
+
+        statuses = [
+            status_unless_left(gateway, key, messages, stream=number % 2 == 0)
+            for number in range(8)
+        ]
+        assert statuses[:2] == [None, None]
+        assert statuses[-1] is not None
+        num_left = statuses.count(None)
+        wait_until(lambda: used().usage.calls == engine.num_cancelled == num_left)
+        assert 0.5 < used().cost <= 1.0
+        assert used().usage.prompt_tokens > 2 * num_left
+
+
+def status_unless_left(gateway: Gateway, key: str, messages: Any, *, stream: bool) -> bytes | None:
+    """What a client receives that leaves as soon as its call has reached the engine; None if that one left."""
+    engine = gateway.engine
+    assert isinstance(engine, PatientEngine)
+    num_before = engine.num_cancelled
+    with connected(gateway) as connection:
+        connection.sendall(chat_request(messages, key, stream=stream))
+        connection.settimeout(0.01)
+        received = b""
+        while not engine.num_running and b"error" not in received:
+            with suppress(TimeoutError):
+                received += connection.recv(65536)
+    if b"error" in received:
+        return received
+    wait_until(lambda: engine.num_cancelled > num_before and not engine.num_running)
+    return None
+
+
+def connected(gateway: Gateway) -> socket.socket:
+    place = urlsplit(gateway.url)
+    return socket.create_connection((place.hostname or "", place.port or 0), timeout=60)
+
+
+def chat_request(messages: Any, key: str = "none", **fields: Any) -> bytes:
+    """The bytes of a chat request."""
+    body = json.dumps({"model": MODEL, "messages": messages, **fields}).encode()
+    return head_of("/v1/chat/completions", key, len(body)) + body
+
+
+def head_of(path: str, key: str, length: int, *, kind: str = "application/json") -> bytes:
+    """The head of a POST request."""
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: {kind}\r\nContent-Length: {length}\r\n\r\n"
+    ).encode()
 
 
 def test_foreign_hosts_and_origins_are_refused(gateway: Gateway) -> None:

@@ -27,6 +27,7 @@ from memagent.errors import ConfigError, EngineError, EngineRefused, PromptTooLo
 from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyHolder
 from memagent.serve.metrics import Measure
+from memagent.serve.reading.accounts import Account, CountedEngine
 from memagent.serve.reading.conversation import (
     LongText,
     Utterance,
@@ -155,13 +156,13 @@ class Answering:
     ) -> PreparedAnswer:
         """The answer to a request, short or long. Raises what is wrong with it."""
         limits = await self._limits_of(holder)
-        account = _Account(self._state, holder.id, self._prices)
+        account = Account(self._state, self._tokenizer, holder.id, limits, self._prices)
         config = request.reading_config(self.reading_config)
         if request.has_files:
             conversation = await in_thread(self._state.writing, request.conversation, open_file)
         else:
             conversation = request.conversation(open_file)
-        short = await self._short(request, conversation, limits, account, holder.cache_salt)
+        short = await self._short(request, conversation, account, holder.cache_salt)
         if short is not None:
             self.num_short += 1
             return short
@@ -171,17 +172,14 @@ class Answering:
             request,
             conversation,
             config,
-            limits,
             account,
-            holder,
         )
 
     async def _short(
         self,
         request: GatewayRequest,
         conversation: list[Utterance],
-        limits: Limits,
-        account: _Account,
+        account: Account,
         cache_salt: str | None,
     ) -> ShortAnswer | None:
         """The answer if the conversation fits the window."""
@@ -207,7 +205,7 @@ class Answering:
             cache_salt=cache_salt,
         )
         return ShortAnswer(
-            self._engine, self._tokenizer, limits, account, messages, sampling, prompt_tokens
+            self._engine, self._tokenizer, account, messages, sampling, prompt_tokens
         )
 
     def _long(
@@ -215,12 +213,10 @@ class Answering:
         request: GatewayRequest,
         conversation: list[Utterance],
         config: AgentConfig,
-        limits: Limits,
-        account: _Account,
-        holder: KeyHolder,
+        account: Account,
     ) -> LongAnswer:
         """The reading of a long conversation."""
-        reader = self.readings.reader(config, limits, holder)
+        reader = self.readings.reader(config, account)
         text = split_long(conversation, self._is_below(self._question_limit(reader)))
         question = checked_question(text.question)
         if request.max_tokens is not None:
@@ -229,9 +225,9 @@ class Answering:
             config = config.model_copy(
                 update={"answer_tokens": max(1, min(request.max_tokens, spare))}
             )
-            reader = self.readings.reader(config, limits, holder)
+            reader = self.readings.reader(config, account)
         reader.check(question)
-        return LongAnswer(self.readings, reader, account, holder.id, text, stop=request.stop)
+        return LongAnswer(self.readings, reader, account, text, stop=request.stop)
 
     def _question_limit(self, reader: Reader) -> int:
         """As `question_limit`, which measures prompts; requests mostly share their settings."""
@@ -301,28 +297,6 @@ def question_limit(reader: Reader) -> int:
     return min(room, max(MIN_QUESTION_TOKENS, int(QUESTION_SHARE * config.window)))
 
 
-class _Account:
-    """Counts what the calls of a request use, for its holder."""
-
-    def __init__(self, state: GatewayState, owner: str, prices: Prices | None) -> None:
-        self._state = state
-        self._owner = owner
-        self._prices = prices
-
-    async def add_soon(self, usage: Usage) -> None:
-        """As `add`, without blocking the event loop."""
-        await in_thread(self._state.counting, self.add, usage)
-
-    def add(self, usage: Usage) -> None:
-        """Put it on disk; blocks for the time of a write."""
-        cost = 0.0
-        if self._prices is not None:
-            cost = self._prices.cost(
-                prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
-            )
-        self._state.add_used(self._owner, usage, cost)
-
-
 class ShortAnswer:
     """A conversation that fits the window."""
 
@@ -330,15 +304,13 @@ class ShortAnswer:
         self,
         engine: BaseEngine,
         tokenizer: Tokenizer,
-        limits: Limits,
-        account: _Account,
+        account: Account,
         messages: list[Message],
         sampling: Sampling,
         prompt_tokens: int,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
-        self._limits = limits
         self._account = account
         self._messages = messages
         self._sampling = sampling
@@ -353,9 +325,9 @@ class ShortAnswer:
 
     async def _whole(self) -> AsyncGenerator[AnswerEvent, None]:
         call = await call_model(
-            self._engine,
+            CountedEngine(self._engine, self._account),
             self._tokenizer,
-            self._limits,
+            self._account.limits,
             self._messages,
             self._sampling,
             prompt_tokens=self._prompt_tokens,
@@ -367,11 +339,12 @@ class ShortAnswer:
     async def _streamed(self) -> AsyncGenerator[AnswerEvent, None]:
         engine = self._engine
         assert isinstance(engine, StreamsTokens)
-        reserved = self._limits.reserve(
+        reserved = self._account.limits.reserve(
             prompt_tokens=self._prompt_tokens, completion_tokens=self._sampling.max_tokens
         )
         usage = Usage()
         num_sampled = 0
+        prompt_ids: list[int] = []
         try:
             prompt_ids = engine.prompt_ids(self._messages)
             room = self._prompt_tokens + self._sampling.max_tokens - len(prompt_ids)
@@ -387,10 +360,12 @@ class ShortAnswer:
                     num_sampled += 1
                     if token.text:
                         yield AnswerText(text=token.text)
+        except (asyncio.CancelledError, GeneratorExit):  # the client has left with what it got
+            left = Usage(calls=1, prompt_tokens=len(prompt_ids), completion_tokens=num_sampled)
+            usage = usage if usage.calls else left
+            raise
         finally:
-            if num_sampled and not usage.calls:  # the client has left with what it got
-                usage = Usage(calls=1, prompt_tokens=len(prompt_ids), completion_tokens=num_sampled)
-            self._limits.settle(reserved, usage)
+            self._account.limits.settle(reserved, usage)
             await self._account.add_soon(usage)
 
 
@@ -401,8 +376,7 @@ class LongAnswer:
         self,
         readings: Readings,
         reader: Reader,
-        account: _Account,
-        owner: str,
+        account: Account,
         text: LongText,
         *,
         stop: tuple[str, ...],
@@ -410,7 +384,6 @@ class LongAnswer:
         self._readings = readings
         self._reader = reader
         self._account = account
-        self._owner = owner
         self._text = text
         self._stop = stop
 
@@ -425,10 +398,9 @@ class LongAnswer:
         text = self._text
         steps = self._readings.read(
             self._reader,
-            self._owner,
+            self._account,
             text.question,
             text.document,
-            on_usage=self._account.add,
             file_ids=text.all_file_ids,
         )
         async with aclosing(steps):

@@ -17,7 +17,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from memagent.agent.journal import FREE_SETTINGS, Journal
-from memagent.agent.limits import Limits
 from memagent.agent.modes.carried import Carried, CarriedReply
 from memagent.agent.modes.continuation import carry_over
 from memagent.agent.prompts import shares_sections
@@ -35,13 +34,14 @@ from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.tokenizers import Tokenizer
-from memagent.engines.base import BaseEngine, PassesOnTexts
+from memagent.engines.base import PassesOnTexts
 from memagent.errors import RunError, RunNotWritable
 from memagent.runs import MANIFEST
 from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyHolder
+from memagent.serve.reading.accounts import Account, CountedEngine
 from memagent.serve.reading.state import DAMAGED, GatewayState, in_thread
-from memagent.types import Completion, Engine, Message, Sampling, TextKeeper, Usage
+from memagent.types import Completion, Engine, Message, Sampling, TextKeeper
 
 MAX_EARLIER = 8
 """Earlier readings of a question that are compared with a new text, the newest ones."""
@@ -49,47 +49,52 @@ DROP_SECONDS = 3600.0
 """How often old readings are looked for."""
 
 
-class ReadingCalls(BaseEngine):
-    """The engine as readings use it: a limited number of their calls is in flight at once."""
+class ReadingCalls:
+    """The calls of readings: a limited number of them is in flight at once."""
 
     def __init__(self, engine: Engine, max_calls: int) -> None:
-        self.stand_for(engine)
-        self.calls_at_once = max_calls
+        self.engine = engine
+        self.max_calls = max_calls
         self.num_waiting = 0
-        self._engine = engine
         self._slots = asyncio.Semaphore(max_calls)
 
-    def of_owner(self, owner: str, *, keeps_text: bool = True) -> OwnersCalls:
+    def of_owner(
+        self, owner: str, *, account: Account | None = None, keeps_text: bool = True
+    ) -> OwnersCalls:
         """The engine for the holder of a key: what is computed and kept is used for this one alone."""
-        return OwnersCalls(self, self._engine if keeps_text else self, owner)
+        calls = OwnersCalls(self, CountedEngine(self.engine, account) if account else self.engine)
+        calls.owner = owner
+        if keeps_text:
+            calls.keep_through(self.engine, owner=owner)
+        return calls
 
-    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """One reply, when it is this call's turn."""
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a place, and hold it."""
         self.num_waiting += 1
         try:
             await self._slots.acquire()
         finally:
             self.num_waiting -= 1
         try:
-            return await self._engine.complete(messages, sampling)
+            yield
         finally:
             self._slots.release()
-
-    async def aclose(self) -> None:
-        """Nothing to free: the engine belongs to the server."""
 
 
 class OwnersCalls(PassesOnTexts):
     """The engine as readings for one holder use it."""
 
-    def __init__(self, calls: ReadingCalls, engine: Engine, owner: str) -> None:
-        self.stand_for(calls)
-        self.keep_through(engine, owner=owner)
+    def __init__(self, calls: ReadingCalls, engine: Engine) -> None:
+        self.stand_for(engine)
+        self.calls_at_once = calls.max_calls
         self._calls = calls
+        self._engine = engine
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """One reply, computed with nothing that was computed for others."""
-        return await self._calls.complete(messages, replace(sampling, cache_salt=self.owner))
+        """One reply when it is this call's turn, computed with nothing that was computed for others."""
+        async with self._calls.turn():
+            return await self._engine.complete(messages, replace(sampling, cache_salt=self.owner))
 
     async def aclose(self) -> None:
         """Nothing to free: the engine belongs to the server."""
@@ -140,25 +145,22 @@ class Readings:
         """Calls that wait for their turn."""
         return self._calls.num_waiting
 
-    def reader(self, config: AgentConfig, limits: Limits, holder: KeyHolder) -> Reader:
+    def reader(self, config: AgentConfig, account: Account) -> Reader:
         """The reader of a request of a holder. Raises ConfigError where the settings do not suit the engine."""
         keeps = self._keeper is not None and self._keeper.keeps_text and shares_sections(config)
-        calls: BaseEngine = self._calls
-        if keeps or holder.cache_salt is not None:
-            calls = self._calls.of_owner(holder.id, keeps_text=keeps)
-        return Reader(calls, tokenizer=self._tokenizer, config=config, limits=limits)
+        calls = self._calls.of_owner(account.owner, account=account, keeps_text=keeps)
+        return Reader(calls, tokenizer=self._tokenizer, config=config, limits=account.limits)
 
     async def read(
         self,
         reader: Reader,
-        owner: str,
+        account: Account,
         question: str,
         document: Document,
         *,
-        on_usage: Callable[[Usage], None],
         file_ids: Collection[str] = (),
     ) -> AsyncGenerator[ReadStep, None]:
-        """The steps of a reading: those on disk, then new ones. `on_usage` is called in a thread.
+        """The steps of a reading: those on disk, then new ones.
 
         Closing the iterator stops the work; what was read is kept until one of the stored files in it is deleted.
         """
@@ -166,11 +168,9 @@ class Readings:
         self.num_running += 1
         try:
             identity = await asyncio.to_thread(reader.identity, [question], document)
-            reading_id = _id_of(owner, identity)
+            reading_id = _id_of(account.owner, identity)
             async with self._turn(reading_id):
-                steps = self._steps(
-                    reader, owner, reading_id, identity, document, on_usage, file_ids
-                )
+                steps = self._steps(reader, account, reading_id, identity, document, file_ids)
                 async with aclosing(steps):
                     async for step in steps:
                         yield step
@@ -204,16 +204,16 @@ class Readings:
     async def _steps(
         self,
         reader: Reader,
-        owner: str,
+        account: Account,
         reading_id: str,
         identity: dict[str, Any],
         document: Document,
-        on_usage: Callable[[Usage], None],
         file_ids: Collection[str],
     ) -> AsyncGenerator[ReadStep, None]:
         question = identity["questions"][0]
         num_chars = len(document.text)
         writing = self._state.writing
+        owner = account.owner
         series = _series_of(owner, identity)
         begin = partial(self._state.begin_reading, text=document.sha256, file_ids=file_ids)
         path = await in_thread(
@@ -236,7 +236,7 @@ class Readings:
 
         def keep(step: Step) -> None:
             journal.append(0, step, text=document.text)
-            on_usage(step.usage)
+            account.add(step.usage)
 
         try:
             stored = journal.finished(0)

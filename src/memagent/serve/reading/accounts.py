@@ -1,0 +1,74 @@
+"""What the calls of a holder use: on disk, and within the holder's limits.
+
+A call counts when it has left for the engine. One whose client goes away counts with its prompt, because the
+engine has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from memagent.agent.limits import Limits
+from memagent.documents.tokenizers import Tokenizer
+from memagent.engines.base import BaseEngine
+from memagent.serve.reading.state import GatewayState, in_thread
+from memagent.types import Completion, Engine, Message, Prices, Sampling, Usage
+
+
+class Account:
+    """Counts what calls use, for their holder."""
+
+    def __init__(
+        self,
+        state: GatewayState,
+        tokenizer: Tokenizer,
+        owner: str,
+        limits: Limits,
+        prices: Prices | None,
+    ) -> None:
+        self.owner = owner
+        self.limits = limits
+        self._state = state
+        self._tokenizer = tokenizer
+        self._prices = prices
+
+    async def add_soon(self, usage: Usage) -> None:
+        """As `add`, without blocking the event loop."""
+        await in_thread(self._state.counting, self.add, usage)
+
+    def add(self, usage: Usage) -> None:
+        """Put it on disk; blocks for the time of a write."""
+        cost = 0.0
+        if self._prices is not None:
+            cost = self._prices.cost(
+                prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+            )
+        self._state.add_used(self.owner, usage, cost)
+
+    async def add_left(self, messages: Sequence[Message]) -> None:
+        """Count the prompt of a call whose reply nobody waits for; its reservation is released by the caller."""
+        prompt_tokens = self._tokenizer.count_messages(messages)
+        usage = Usage(calls=1, prompt_tokens=prompt_tokens, is_estimated=True)
+        self.limits.count(usage)
+        await self.add_soon(usage)
+
+
+class CountedEngine(BaseEngine):
+    """The engine of a server as the calls of one holder reach it."""
+
+    def __init__(self, engine: Engine, account: Account) -> None:
+        self.stand_for(engine)
+        self._engine = engine
+        self._account = account
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """One reply; a call that is cancelled counts with its prompt."""
+        try:
+            return await self._engine.complete(messages, sampling)
+        except asyncio.CancelledError:
+            await self._account.add_left(messages)
+            raise
+
+    async def aclose(self) -> None:
+        """Nothing to free: the engine belongs to the server."""
