@@ -8,7 +8,7 @@
     submit ──▶ waiting ──▶ a thread of the driver ──▶ workers that are ready      died: a new one, and its jobs again
                                                       those without room get nothing to do until they have it
 
-It stands where `memagent.processes.worker_pool` stands on one machine: each worker calls the initializer first. When
+It stands where `memagent.processes.ProcessPool` stands on one machine: each worker calls the initializer first. When
 no worker is ready for `wait_seconds` of the cluster, everything that waits fails with ClusterError. Files that the
 functions read must be at the same place on all nodes.
 """

@@ -20,7 +20,6 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -49,7 +48,7 @@ from memagent.data.tasks.registry import Task, open_task
 from memagent.errors import ConfigError, DataError, RunError
 from memagent.files import sync_file, sync_folder
 from memagent.jsonl import LineFile, read_lines, truncate
-from memagent.processes import OpenPool, worker_pool
+from memagent.processes import OpenPool, ProcessPool, WorkerDied
 
 Storing = Literal["auto", "text", "origin"]
 MAX_STORED_TOKENS = 65_536
@@ -191,7 +190,7 @@ def _examples(
     processes = min(processes, len(indices))
     if processes == 0 or (processes == 1 and open_pool is None):
         return (stored_example(task.example(index), job.store) for index in indices)
-    return _from_processes(job, indices, processes, open_pool or worker_pool)
+    return _from_processes(job, indices, processes, open_pool or ProcessPool)
 
 
 def _from_processes(
@@ -207,11 +206,8 @@ def _from_processes(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    except BrokenProcessPool:
-        raise DataError(
-            "a worker process was killed, perhaps because memory ran out; build again with fewer "
-            "`processes` to resume"
-        ) from None
+    except WorkerDied as error:
+        raise DataError(f"{error}; build again to resume") from None
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -35,7 +35,7 @@ from memagent.data.tasks.registry import MAX_ANSWER_TOKENS, Task, open_task, reb
 from memagent.errors import ConfigError, DataError, MemagentError
 from memagent.eval.suites import ReplyLimit, Suite, SuiteTasks
 from memagent.files import reason_of
-from memagent.processes import worker_pool
+from memagent.processes import ProcessPool
 
 QUICK_TOKENS = 2_000_000
 """Up to this many tokens of text are generated in this process: a worker takes a second to start."""
@@ -281,7 +281,7 @@ class ExamplePool:
             cores = os.cpu_count() or 1
             is_quick = plan.num_tokens <= QUICK_TOKENS
             processes = 0 if is_quick else max(1, min(MAX_PROCESSES, cores - 1))
-        self._pool: Executor = worker_pool(processes) if processes else ThreadPoolExecutor(1)
+        self._pool: Executor = ProcessPool(processes) if processes else ThreadPoolExecutor(1)
         typical = plan.items[0].num_tokens if plan.items else 0
         self.num_ahead = max(2, min(MAX_AHEAD, AHEAD_TOKENS // max(typical, 1)))
         """How many examples may wait for their turn."""
@@ -323,7 +323,7 @@ class ExamplePool:
 
     def close(self) -> None:
         """End the workers; what they have not delivered is discarded."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
         _cursor.cache_clear()  # closes the files that this process reads
 
     def __enter__(self) -> Self:

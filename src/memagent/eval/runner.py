@@ -30,7 +30,6 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from numbers import Real
@@ -49,7 +48,6 @@ from memagent.engines.base import BaseEngine
 from memagent.engines.embedding import Embedder
 from memagent.engines.retry import RetryListener
 from memagent.errors import (
-    DataError,
     EngineError,
     EngineRefused,
     LimitReached,
@@ -66,6 +64,7 @@ from memagent.eval.records import ItemKey, parse_item
 from memagent.eval.records import ItemRecord as ItemRecord
 from memagent.eval.stats import Interval, mean_interval
 from memagent.plugins import is_failure
+from memagent.processes import WorkerDied
 from memagent.rewards.answer_limits import limit_answer
 from memagent.rewards.verifiers import further_scores, grade
 from memagent.runs import Run
@@ -273,13 +272,8 @@ class Evaluation:
         """The example, or why it could not be generated."""
         try:
             return await future
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, WorkerDied):
             raise
-        except BrokenProcessPool:
-            raise DataError(
-                "a process that generates examples was killed, perhaps for lack of memory; "
-                "resume the run"
-            ) from None
         except Exception as error:  # one bad example does not stop a run
             return error
 

@@ -13,20 +13,14 @@ import asyncio
 import os
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextvars import ContextVar
 from typing import Any, Self, TypeVar
 
-from memagent.errors import ConfigError, EngineError
+from memagent.errors import ConfigError
 from memagent.plugins import portable
-from memagent.processes import end_workers, worker_pool
+from memagent.processes import ProcessPool
 
 T = TypeVar("T")
-
-
-class WorkerDied(EngineError):
-    """A process of the pool ended while it ran functions, whichever was to blame."""
 
 
 class WorkerPool:
@@ -35,28 +29,22 @@ class WorkerPool:
     def __init__(self, num_workers: int | None = None) -> None:
         """By default one worker per core but one, which generation may need."""
         self.num_workers = num_workers or max(1, (os.cpu_count() or 2) - 1)
-        self._executor: ProcessPoolExecutor | None = None
+        self._executor: ProcessPool | None = None
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """The function's result; what it raises is raised here."""
         work = checked_work(function, arguments)
         if self._executor is None:
-            self._executor = worker_pool(self.num_workers)
-        executor = self._executor
-        try:
-            result: T = await asyncio.wrap_future(executor.submit(work, *arguments))
-            return result
-        except BrokenProcessPool:
-            if self._executor is executor:  # the next call gets new workers
-                self._executor = None
-                executor.shutdown(wait=False)
-            raise WorkerDied("a worker process died, out of memory or by a crash") from None
+            # a function that kills its worker would kill the next one too
+            self._executor = ProcessPool(self.num_workers, max_attempts=1)
+        result: T = await asyncio.wrap_future(self._executor.submit(work, *arguments))
+        return result
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
         executor, self._executor = self._executor, None
         if executor is not None:
-            end_workers(executor)
+            executor.shutdown(cancel_futures=True)
 
     def use(self) -> None:
         """Make this the pool of `offload`, in this task and those that it starts."""

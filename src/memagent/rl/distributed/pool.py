@@ -27,7 +27,8 @@ from ray.exceptions import RayActorError, RayError
 
 from memagent.cluster import OnClusterNote, full_store_errors, node_ids, on_node
 from memagent.errors import ClusterError
-from memagent.rl.agents.offload import WorkerDied, WorkerPool, checked_work
+from memagent.processes import WorkerDied
+from memagent.rl.agents.offload import WorkerPool, checked_work
 
 T = TypeVar("T")
 

@@ -13,7 +13,8 @@ import pytest
 import ray
 
 from memagent.errors import ConfigError, DataError
-from memagent.rl.agents.offload import WorkerDied, offload
+from memagent.processes import WorkerDied
+from memagent.rl.agents.offload import offload
 from memagent.rl.distributed.pool import ClusterPool
 from tests.support.ray_nodes import ray_nodes
 
