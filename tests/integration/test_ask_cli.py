@@ -148,6 +148,45 @@ def test_a_reader_that_leaves_early_causes_no_traceback(
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("environment", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "not"])
+def test_a_full_output_is_one_line_after_the_place_of_the_answer(
+    cli: Cli, ask: tuple[str, ...], book: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    run = tmp_path / "run"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [MEMAGENT, *ask, book, "-q", QUESTION, "--run-dir", run],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=cli.environment(environment),
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines()[-2:] == [
+        f"run: {run}",
+        "memagent: standard output cannot be written: No space left on device",
+    ]
+    shown = cli("runs", "show", run)
+    assert CODE in shown.stdout
+
+
+def test_a_closed_output_is_refused_before_the_first_call(
+    cli: Cli, endpoint: Endpoint, ask: tuple[str, ...], book: Path
+) -> None:
+    num_before = endpoint.num_calls()
+    done = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", MEMAGENT, *ask, book, "-q", QUESTION],
+        capture_output=True,
+        env=cli.environment(),
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr.decode().splitlines()) == (
+        2,
+        ["memagent: standard output is closed; redirect it, to /dev/null if need be"],
+    )
+    assert endpoint.num_calls() == num_before
+
+
 def test_an_answer_is_printed_where_the_terminal_lacks_its_letters(
     cli: Cli, ask: tuple[str, ...], tmp_path: Path
 ) -> None:

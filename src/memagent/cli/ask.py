@@ -302,9 +302,11 @@ class Ask:
                 traces = await self._with_progress(request, reader, chunks, journal, engine)
         finally:
             journal.close()
-        print_answers(traces, as_json=self._options.as_json)
-        sys.stdout.flush()  # whoever watches through a pipe sees it now
-        self._report_summary(traces, journal, reader, chunks.document)
+        try:
+            print_answers(traces, as_json=self._options.as_json)
+            sys.stdout.flush()  # whoever watches through a pipe sees it now
+        finally:  # also where the output is full: it says where the answers are kept
+            self._report_summary(traces, journal, reader, chunks.document)
         self._continues = journal.path
         return 0
 

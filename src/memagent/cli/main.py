@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import re
 import sys
@@ -14,7 +13,7 @@ from memagent._version import __version__
 from memagent.cli.shared.interrupt import INTERRUPTED
 from memagent.cli.shared.lazy import LazyGroup
 from memagent.cli.shared.messages import with_options
-from memagent.cli.shared.terminal import escaped_for, protect_output
+from memagent.cli.shared.terminal import OutputLost, escaped_for, protect_output
 from memagent.errors import MemagentError
 
 COMMANDS: dict[str, str] = {
@@ -55,19 +54,35 @@ def app() -> None:
 
 def main() -> None:
     """Entry point: runs a command and turns errors into one line and an exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # an answer may not fit the terminal
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the program runs
+    if sys.stdout is None:  # before hours of work whose result nobody would get
+        sys.exit(_fail("standard output is closed; redirect it, to /dev/null if need be", 2))
     protect_output()
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
     """Run a command; the exit code."""
-    commands: list[click.Command] = [app]
     stdout = sys.stdout
     try:
-        result = app.main(arguments, prog_name="memagent", standalone_mode=False, obj=commands)
+        exit_code = _run(arguments)
         sys.stdout.flush()  # a closed pipe shows here, not when Python has shut down
+        return exit_code
+    except BrokenPipeError:  # its reader has ended, as in `memagent ask ... | head -1`
+        return _without_output(0)
+    except SystemExit:
+        if sys.stdout is not stdout:  # click replaces it when a pipe is closed
+            return _without_output(0)
+        raise
+    except OutputLost as error:
+        return _without_output(_fail(str(error), 1))
+
+
+def _run(arguments: list[str]) -> int:
+    commands: list[click.Command] = [app]
+    try:
+        result = app.main(arguments, prog_name="memagent", standalone_mode=False, obj=commands)
     except MemagentError as error:
         return _fail(with_options(str(error), commands[-1]), error.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -77,19 +92,13 @@ def run(arguments: list[str]) -> int:
         return _fail(_usage_message(error), 2)
     except (KeyboardInterrupt, click.Abort, asyncio.CancelledError):  # again, while it shuts down
         return _fail("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        return _without_reader()
-    except SystemExit:
-        if sys.stdout is not stdout:  # click replaces it when a pipe is closed
-            return _without_reader()
-        raise
     return result if isinstance(result, int) else 0
 
 
-def _without_reader() -> int:
-    """The reader of our output has ended, as in `memagent ask ... | head -1`."""
+def _without_output(exit_code: int) -> int:
+    """Let Python discard what is left of the output when it shuts down."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    return exit_code
 
 
 def _usage_message(error: click.ClickException) -> str:

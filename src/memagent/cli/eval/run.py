@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -181,9 +182,12 @@ async def _run(options: EvalOptions) -> int:
             with console.notice(f"opening {request.engine.title} and the tasks"):
                 evaluation = await stack.enter_async_context(opening_run)
         records = await _evaluate(evaluation, console)
-        print_results(records, as_json=options.as_json)
         assert evaluation.run is not None
-        console.report(f"run: {evaluation.run.path}")
+        try:
+            print_results(records, as_json=options.as_json)
+            sys.stdout.flush()
+        finally:  # also where the output is full: it says where the records are kept
+            console.report(f"run: {evaluation.run.path}")
     return 0
 
 

@@ -33,9 +33,34 @@ def escaped_for(stream: TextIO, text: str) -> str:
     return escaped(text) if stream.isatty() else text
 
 
+class OutputLost(Exception):
+    """Standard output takes no more, as on a full disk. It is no error of the work that prints."""
+
+
+class _Output(io.FileIO):
+    """Standard output, whose errors are told from those of other files."""
+
+    def write(self, data: Any) -> int | None:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputLost(f"standard output cannot be written: {error.strerror}") from None
+
+
 def protect_output() -> None:
-    """Escape what is printed from now on if standard output is a terminal."""
-    if sys.stdout is not None and sys.stdout.isatty():
+    """From now on escape what is printed to a terminal, and raise OutputLost where nothing can be printed."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        output: Any = _Output(sys.stdout.fileno(), "w", closefd=False)
+        sys.stdout = io.TextIOWrapper(
+            output if sys.stdout.write_through else io.BufferedWriter(output),
+            encoding=sys.stdout.encoding,
+            errors="backslashreplace",  # an answer may not fit the terminal
+            line_buffering=sys.stdout.line_buffering,
+            write_through=sys.stdout.write_through,
+        )
+    if sys.stdout.isatty():
         sys.stdout = EscapingStream(sys.stdout)
 
 
