@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, m
 
 from memagent.errors import ConfigError
 from memagent.names import hint, nearest
+from memagent.types import Prices
 
 SectionEnds = Literal["natural", "exact"]
 EmptyReplies = Literal["keep", "overwrite"]
@@ -371,9 +372,14 @@ class GatewayConfig(Settings):
     """Price of a million completion tokens."""
 
     @property
-    def has_prices(self) -> bool:
-        """Whether cost can be counted."""
-        return self.price_in is not None or self.price_out is not None
+    def prices(self) -> Prices | None:
+        """What calls cost; None where no price is set."""
+        return Prices.of(self.price_in, self.price_out)
+
+    @model_validator(mode="after")
+    def _prices_agree(self) -> Self:
+        _ = self.prices  # raises where one is missing
+        return self
 
 
 class KeyLimits(Settings):

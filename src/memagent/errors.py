@@ -19,6 +19,8 @@ Anything else that escapes is a bug in memagent and keeps its traceback.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class MemagentError(Exception):
     """Base of every error meant for the user."""
@@ -72,6 +74,11 @@ class EngineError(MemagentError):
 
 class EmptyAnswer(EngineError):
     """The model gave an empty answer, or reasoning only."""
+
+    def __init__(self, message: str, step: Any = None) -> None:
+        super().__init__(message)
+        self.step = step
+        """The Step of the answer, with what it used."""
 
 
 class MachineError(EngineError):

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypedDict, runtime_checkable
 
+from memagent.errors import ConfigError
+
 AttemptStatus = Literal["ok", "failed"]
 """How an attempt ended: at a task in training, at an item in an evaluation."""
 
@@ -186,6 +188,18 @@ class Prices:
 
     prompt: float
     completion: float
+
+    @classmethod
+    def of(cls, price_in: float | None, price_out: float | None) -> Prices | None:
+        """The prices as settings give them; None where neither is given."""
+        if price_in is None and price_out is None:
+            return None
+        if price_in is None or price_out is None:
+            missing, what = ("in", "prompts") if price_in is None else ("out", "replies")
+            raise ConfigError(
+                f"`price_{missing}` is not given, so {what} would count as free; give it, 0 if they are"
+            )
+        return cls(prompt=price_in, completion=price_out)
 
     def cost(self, *, prompt_tokens: int, completion_tokens: int) -> float:
         """The price of so many tokens."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +21,7 @@ from memagent.agent.trace import Step, journal_line, steps_by_question
 from memagent.config import AgentConfig
 from memagent.documents.document import Document
 from memagent.errors import RunError
-from memagent.jsonl import sealed
+from memagent.jsonl import LineFile, recover, sealed
 from memagent.runs import (
     JOURNAL,
     MANIFEST,
@@ -28,13 +30,17 @@ from memagent.runs import (
     Run,
     check_manifest,
     read_manifest,
+    stored_usage,
 )
+from memagent.types import Usage
 
 KIND = "ask"
 FREE_SETTINGS = ("prompts", "answer_tokens", "ledger_tokens")
 """Settings that may change on resuming: the wording counts, not its name, and no memory depends on
 the length of the answer or on what it is shown."""
 
+SPENT = "spent.jsonl"
+"""File of a run with the usage of calls whose replies led to no step, one line for each step that failed."""
 LATER_SETTINGS: dict[str, Any] = {
     "section_ends": "natural",
     "empty_replies": "keep",
@@ -164,6 +170,10 @@ class Journal:
             else {number: list(steps) for number, steps in carried.steps.items()}
         )
         self._replies = read_replies(run.path) if run else carried.replies
+        self.spent = Usage()
+        """What calls used whose replies led to no step, in earlier processes too."""
+        for record in recover(run.path / SPENT) if run else ():
+            self.spent += stored_usage(record)
 
     @classmethod
     def create(
@@ -226,6 +236,13 @@ class Journal:
         if self._run:
             with self._lock:
                 self._run.append(line_of(question_number, step, text))
+
+    def spend(self, usage: Usage) -> None:
+        """Put on disk what calls used whose replies led to no step."""
+        self.spent += usage
+        if self._run:
+            with self._lock, LineFile(self._run.path / SPENT, checksums=True) as lines:
+                lines.append(json.dumps(asdict(usage)).encode())
 
     async def append_in_thread(self, question_number: int, step: Step, *, text: str) -> None:
         """As `append`, while other calls go on. Cancelled, it still waits until the step is safe."""

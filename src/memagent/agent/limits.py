@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from memagent.errors import ConfigError, LimitReached
@@ -31,6 +32,8 @@ class Limits:
         self.has_prices = prices is not None
         self.num_calls = 0
         self.cost = 0.0
+        self.on_lost: Callable[[Usage], None] | None = None
+        """Called with what calls used whose replies led to no step, such as empty answers."""
         self._prices = prices or Prices(prompt=0.0, completion=0.0)
 
     def count(self, usage: Usage) -> None:
@@ -61,6 +64,11 @@ class Limits:
         """Give back the room of a call that failed."""
         self.num_calls -= 1
         self.cost -= reservation.cost
+
+    def lose(self, usage: Usage) -> None:
+        """What was settled led to no step, so no step counts it."""
+        if self.on_lost and usage.calls:
+            self.on_lost(usage)
 
     def _cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         return self._prices.cost(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)

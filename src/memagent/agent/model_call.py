@@ -7,12 +7,16 @@ step = Step(kind="answer", index=0, reply=call.completion.text, memory="", **cal
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from memagent.agent.limits import Limits
 from memagent.documents.tokenizers import Tokenizer
+from memagent.engines.base import BaseEngine
+from memagent.engines.retry import Failure, Patience
 from memagent.errors import LimitReached
 from memagent.types import Completion, Engine, Message, Sampling, Usage
 
@@ -64,21 +68,54 @@ async def call_model(
 ) -> ModelCall:
     """One reply. Raises LimitReached before a call that could exceed a limit.
 
+    An empty reply of an endpoint is requested again a few times; each request is a call.
     Without `prompt_tokens` the prompt is counted only if a limit on cost or a missing usage needs it:
     counting a long prompt can take longer than the call.
     """
+    serving = engine.serving if isinstance(engine, BaseEngine) else None
     if prompt_tokens is None and limits.max_cost is not None:
         prompt_tokens = tokenizer.count_messages(messages)
+    started, clock = time.time(), time.perf_counter()
+    used, num_attempts, patience = Usage(), 0, Patience(math.inf)
+    try:
+        for tries_left in reversed(range(serving.num_tries if serving else 1)):
+            completion, usage = await _request(
+                engine, tokenizer, limits, messages, sampling, prompt_tokens
+            )
+            used += usage
+            num_attempts += completion.num_attempts
+            is_empty = not completion.text.strip() and completion.finish_reason != "length"
+            if not is_empty or not tries_left:
+                break
+            failure = Failure(kind="failed", reason="an empty reply")
+            delay = patience.delay(failure, has_answered=True) or 0.0
+            if isinstance(engine, BaseEngine) and engine.on_retry:
+                engine.on_retry(failure, delay)
+            await asyncio.sleep(delay)
+    except BaseException:
+        limits.lose(used)
+        raise
+    completion = replace(completion, num_attempts=num_attempts)
+    return ModelCall(completion, used, started, time.perf_counter() - clock)
+
+
+async def _request(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    limits: Limits,
+    messages: Sequence[Message],
+    sampling: Sampling,
+    prompt_tokens: int | None,
+) -> tuple[Completion, Usage]:
+    """One reply and what it took, within the limits."""
     reservation = limits.reserve(
         prompt_tokens=prompt_tokens or 0, completion_tokens=sampling.max_tokens
     )
-    started, clock = time.time(), time.perf_counter()
     try:
         completion = await engine.complete(messages, sampling)
     except BaseException:
         limits.release(reservation)
         raise
-    seconds = time.perf_counter() - clock
     usage = completion.usage
     if usage is None:
         if prompt_tokens is None:
@@ -90,7 +127,7 @@ async def call_model(
             is_estimated=True,
         )
     limits.settle(reservation, usage)
-    return ModelCall(completion, usage, started, seconds)
+    return completion, usage
 
 
 async def all_or_none(calls: Sequence[Awaitable[T]]) -> list[T]:

@@ -183,6 +183,8 @@ class Reader:
         is raised. `on_step` gets the number of a question and its new step. What the journal
         holds already counts towards the limits.
         """
+        self.limits.on_lost = journal.spend
+        self.limits.count(journal.spent)
         for number in range(len(questions)):
             self.limits.count(total_usage(journal.finished(number)))
         slots = self.call_slots()
@@ -495,8 +497,6 @@ class Reader:
             prompt_tokens += self.tokenizer.count(shown.text)
             call = await self.call(messages, prompt_tokens, max_tokens=budget.answer_reply)
         reply, reasoning = split_reasoning(call.completion.text)
-        if not reply:
-            raise EmptyAnswer(_no_answer(call.was_cut))
         unread = sections.unread(spans)
         copied = state.memory if self.config.quotes == "copied" else ""
         cited = cite(reply, ledger, shown, memory=copied) if self.config.keeps_quotes else None
@@ -504,7 +504,7 @@ class Reader:
         flags += ["stopped_early"] if unread else []
         flags += ["citations_inferred"] if cited and cited.is_inferred else []
         flags += ["carried"] if call.is_carried else []
-        return Step(
+        step = Step(
             kind="answer",
             index=len(done),
             reply=reply,
@@ -516,6 +516,10 @@ class Reader:
             unread=unread,
             **call.measures(),
         )
+        if not reply:
+            self.limits.lose(call.usage)
+            raise EmptyAnswer(_no_answer(call.was_cut), step)
+        return step
 
     def _shown(
         self,

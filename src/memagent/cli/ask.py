@@ -382,7 +382,7 @@ class Ask:
         self, traces: Sequence[Trace], journal: Journal, reader: Reader, document: Document
     ) -> None:
         steps = [step for trace in traces for step in trace.steps]
-        usage = total_usage(steps)
+        usage = total_usage(steps) + journal.spent
         cost = f", cost {reader.limits.cost:.4f}" if reader.limits.has_prices else ""
         reused = f" ({usage.cached_tokens:,} not computed again)" if usage.cached_tokens else ""
         self._console.report(

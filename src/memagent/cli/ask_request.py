@@ -96,6 +96,7 @@ def make_request(options: AskOptions) -> AskRequest:
         if len(last.split()) > 1 and not Path(request.folder, last).exists():
             raise ConfigError(f"{last!r} is no file; ask it as a question with -q")
         raise ConfigError("ask something: -q QUESTION, or --questions FILE")
+    request.limits()  # raises before an engine is opened in vain
     return request
 
 

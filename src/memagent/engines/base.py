@@ -60,6 +60,14 @@ NEEDS: dict[str, tuple[str, ...]] = {"local": ("torch", "transformers")}
 """Libraries of the extra of a kind, looked for before anything is fetched."""
 
 
+@dataclass(slots=True)
+class Serving:
+    """How the replies of an endpoint are judged; one record for all engines that stand for it."""
+
+    num_tries: int = 4
+    """How often an empty reply is requested before it is accepted."""
+
+
 class BaseEngine(ABC):
     """What our engines have in common: `with engine:` and `async with engine:` close them."""
 
@@ -79,6 +87,8 @@ class BaseEngine(ABC):
     """Copies of the model that share the calls, each with a limit of calls at once of its own."""
     on_retry: RetryListener | None = None
     """Called with each failed attempt that is repeated, by engines that repeat attempts."""
+    serving: Serving | None = None
+    """Of an endpoint; None where replies are taken as they come."""
 
     @property
     def is_alive(self) -> bool:
@@ -105,6 +115,8 @@ class BaseEngine(ABC):
             self.served_window = engine.served_window
             self.reading_defaults = engine.reading_defaults
             self.calls_at_once = engine.calls_at_once
+            self.serving = engine.serving
+            self.on_retry = engine.on_retry
 
     def close(self) -> None:
         """As `aclose`, for code that is not async."""

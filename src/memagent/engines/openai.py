@@ -1,7 +1,7 @@
 """The endpoint engine: any server that speaks OpenAI's chat completions, Azure included.
 
-Transient failures (no connection, stalls, 429, 5xx, broken or empty replies) are retried until
-`patience` runs out; refusals (key, model, size) are reported at once. The key appears in no
+Transient failures (no connection, stalls, 429, 5xx, broken replies) are retried until `patience`
+runs out; refusals (key, model, size) are reported at once. The key appears in no
 message, trace or log. Several addresses, separated by commas, are one engine: see `balance.py`.
 """
 
@@ -37,7 +37,7 @@ from memagent.engines.addresses import (
     origins,
     public_url,
 )
-from memagent.engines.base import BaseEngine
+from memagent.engines.base import BaseEngine, Serving
 from memagent.engines.queueing import slot
 from memagent.engines.retry import (
     Failure,
@@ -55,8 +55,6 @@ T = TypeVar("T")
 AZURE_API_VERSION = "2024-10-21"
 CONNECT_SECONDS = 10.0
 MODELS_SECONDS = 5.0
-NUM_EMPTY_TRIES = 4
-"""How often an empty reply is requested before it is accepted."""
 PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Values without effect; without them a server takes those of the model's generation_config.json."""
 MAX_REPLY_BYTES = 64_000_000
@@ -131,6 +129,7 @@ class EndpointEngine(BaseEngine):
         self.tokenizer = self.model
         self.served_window: int | None = None  # until `inspect` is called
         self.calls_at_once = config.concurrency
+        self.serving = Serving()
         self.endpoints: tuple[EndpointEngine, ...] = (self,)
         """One for each address."""
         self.on_retry = on_retry
@@ -168,21 +167,13 @@ class EndpointEngine(BaseEngine):
         if not self.model:
             raise ConfigError("no model is chosen; open the engine as openai:MODEL")
         patience = Patience(self.config.patience)
-        num_empty = 0
         while True:
             result = await self._attempt(messages, sampling)
             if isinstance(result, Completion):
                 self._has_answered = True
-                is_empty = not result.text.strip() and result.finish_reason != "length"
-                is_empty = is_empty and not self._is_plain
-                num_empty += is_empty
-                if not is_empty or num_empty == NUM_EMPTY_TRIES:
-                    num_attempts = patience.num_attempts + result.num_attempts
-                    return replace(result, num_attempts=num_attempts)
-                result = Failure(
-                    kind="failed", reason="an empty reply", num_attempts=result.num_attempts
-                )
-            elif result.kind != "unreachable":
+                num_attempts = patience.num_attempts + result.num_attempts
+                return replace(result, num_attempts=num_attempts)
+            if result.kind != "unreachable":
                 self._has_answered = True
             await self._wait(result, patience)
 
@@ -256,6 +247,7 @@ class EndpointEngine(BaseEngine):
     def sample_plainly(self) -> None:
         """Sample from the model's own distribution, for training: no default of the server applies, and an
         empty reply is one."""
+        self.serving = None
         for engine in (self, *self.endpoints):
             engine._is_plain = True
 
@@ -576,7 +568,7 @@ def parse_completion(data: Any) -> Completion:
     return Completion(
         text=_valid_unicode(text),
         finish_reason=finish_reason if isinstance(finish_reason, str) else None,
-        usage=_usage(data.get("usage")),
+        usage=_usage(data.get("usage"), has_text=bool(text)),
         reasoning=_valid_unicode(reasoning) if isinstance(reasoning, str) else None,
         prompt_ids=_token_ids(data.get("prompt_token_ids") or choice.get("prompt_token_ids")),
         completion_ids=completion_ids,
@@ -689,7 +681,7 @@ def _headers(config: EngineConfig) -> dict[str, str]:
     return headers
 
 
-def _usage(reported: Any) -> Usage | None:
+def _usage(reported: Any, *, has_text: bool) -> Usage | None:
     """The usage that is reported; None where it cannot be right, so that it is counted here."""
     if not isinstance(reported, dict):
         return None
@@ -697,7 +689,7 @@ def _usage(reported: Any) -> Usage | None:
     prompt = _count(reported.get("prompt_tokens"))
     completion = _count(reported.get("completion_tokens") or 0)
     cached = _count((details.get("cached_tokens") if isinstance(details, dict) else None) or 0)
-    if prompt is None or completion is None:
+    if not prompt or completion is None or (has_text and not completion):
         return None
     return Usage(
         calls=1,

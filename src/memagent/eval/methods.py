@@ -49,7 +49,7 @@ from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import BaseEngine, as_endpoint
 from memagent.engines.embedding import DEFAULT_EMBEDDER, Embedder, open_embedder
 from memagent.engines.store import OnPull
-from memagent.errors import BudgetError, ConfigError, EngineError
+from memagent.errors import BudgetError, ConfigError, EmptyAnswer, EngineError
 from memagent.eval import prompts
 from memagent.eval.retrieval import best_passages, by_meaning, by_words, check_words, cut_passages
 from memagent.names import hint
@@ -128,8 +128,6 @@ class Context:
         )
         call = await call_model(self.engine, self.tokenizer, self.limits, messages, sampling)
         reply, reasoning = split_reasoning(call.completion.text)
-        if kind == "answer" and not reply:
-            raise EngineError("the model returned an empty answer")
         step = Step(
             kind=kind,
             index=len(self.steps) if index is None else index,
@@ -141,6 +139,8 @@ class Context:
             **call.measures(),
         )
         self.steps.append(step)
+        if kind == "answer" and not reply:
+            raise EngineError("the model returned an empty answer")
         return step
 
     def cut(self, **details: Any) -> None:
@@ -189,8 +189,12 @@ async def reader(example: Example, context: Context) -> Trace:
     )
     context.keeps_memory = True
     async with aclosing(reader.steps(example.question, context.document)) as steps:
-        async for step in steps:
-            context.steps.append(step)
+        try:
+            async for step in steps:
+                context.steps.append(step)
+        except EmptyAnswer as error:
+            context.steps.append(error.step)  # what it used counts
+            raise
     trace = context.trace()
     if trace.unread:
         context.cut(unread_chars=sum(end - start for start, end in trace.unread))

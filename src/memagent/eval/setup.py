@@ -107,9 +107,7 @@ class EvalRequest:
     @property
     def prices(self) -> Prices | None:
         """What the endpoint charges; None if neither price is set."""
-        if self.price_in is None and self.price_out is None:
-            return None
-        return Prices(prompt=self.price_in or 0.0, completion=self.price_out or 0.0)
+        return Prices.of(self.price_in, self.price_out)
 
     def limits(self) -> Limits:
         """Fresh limits, with nothing used."""
@@ -203,6 +201,7 @@ def make_request(
         **{**before, **given},
     )
     _check_engines(request)
+    request.limits()  # raises before an engine is opened in vain
     return request
 
 

@@ -7,11 +7,15 @@ import asyncio
 import pytest
 
 from memagent.agent.limits import Limits
-from memagent.agent.model_call import all_or_none, call_model
+from memagent.agent.model_call import ModelCall, all_or_none, call_model
+from memagent.config import EngineConfig
 from memagent.documents.tokenizers import ByteTokenizer
+from memagent.engines.openai import EndpointEngine
+from memagent.engines.retry import Failure
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import LimitReached
-from memagent.types import Message, Prices, Sampling
+from memagent.types import Message, Prices, Sampling, Usage
+from tests.support.chat_servers import chat_server, each_second, said
 
 MESSAGES: list[Message] = [{"role": "user", "content": "Who?"}]
 SAMPLING = Sampling(max_tokens=5)
@@ -34,6 +38,44 @@ async def test_a_call_that_could_exceed_the_cost_is_not_made_and_its_prompt_is_c
     with pytest.raises(LimitReached):
         await call_model(ScriptedEngine(["x"]), ByteTokenizer(), limits, MESSAGES, SAMPLING)
     assert (limits.num_calls, limits.cost) == (0, 0.0)
+
+
+async def called(engine: EndpointEngine, limits: Limits) -> ModelCall:
+    async with engine:
+        return await call_model(engine, ByteTokenizer(), limits, MESSAGES, SAMPLING)
+
+
+def engine_at(base_url: str) -> EndpointEngine:
+    return EndpointEngine(EngineConfig(model="test-model", base_url=base_url))
+
+
+async def test_an_empty_reply_is_requested_again_and_both_requests_are_calls() -> None:
+    heard: list[Failure] = []
+    limits = Limits(prices=Prices(prompt=1e6, completion=1e6))
+    with chat_server(each_second(lambda request: said("Anna"))) as server:
+        engine = engine_at(server.base_url)
+        engine.on_retry = lambda failure, delay: heard.append(failure)
+        call = await called(engine, limits)
+    assert (call.completion.text, call.completion.num_attempts) == ("Anna", 2)
+    assert call.usage == Usage(calls=2, prompt_tokens=2000, completion_tokens=100)
+    assert (limits.num_calls, limits.cost) == (2, 2100)
+    assert [failure.reason for failure in heard] == ["an empty reply"]
+
+
+async def test_an_always_empty_reply_is_believed_in_the_end() -> None:
+    limits = Limits()
+    with chat_server(lambda request: said("")) as server:
+        call = await called(engine_at(server.base_url), limits)
+    assert call.completion.text == ""
+    assert call.usage.calls == limits.num_calls == len(server.chats) == 4
+
+
+async def test_in_training_an_empty_reply_is_data_and_not_requested_again() -> None:
+    with chat_server(lambda request: said("")) as server:
+        engine = engine_at(server.base_url)
+        engine.sample_plainly()
+        call = await called(engine, Limits())
+    assert call.completion.num_attempts == len(server.chats) == 1
 
 
 async def test_when_one_call_fails_the_others_are_cancelled() -> None:

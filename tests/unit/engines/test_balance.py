@@ -321,7 +321,7 @@ async def test_a_refusal_is_reported_at_once(endpoints: list[Endpoint], tmp_path
 
 
 async def test_faults_of_all_kinds_are_worked_around(tmp_path: Path) -> None:
-    faults = "500=0.1,reset=0.1,malformed=0.05,429=0.05,empty=0.05"
+    faults = "500=0.1,reset=0.1,malformed=0.05,429=0.05"
     with ExitStack() as stack:
         endpoints = [
             stack.enter_context(

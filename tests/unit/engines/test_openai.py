@@ -226,7 +226,6 @@ class TestFailures:
             ("500", "HTTP 500"),
             ("429", "HTTP 429"),
             ("malformed", "not valid"),
-            ("empty", "empty reply"),
             ("reset", ""),
             ("cut", ""),
         ],
@@ -271,22 +270,6 @@ class TestFailures:
             pytest.raises(EngineError, match="asks to wait 3600 s"),
         ):
             await complete(engine_at(busy.base_url))
-
-    async def test_an_always_empty_reply_is_believed_in_the_end(self, tmp_path: Path) -> None:
-        with running(tmp_path / "log", faults="empty=1.0") as silent:
-            completion = await complete(engine_at(silent.base_url))
-            assert completion.text == ""
-            assert len(silent.calls()) == 4
-
-    async def test_in_training_an_empty_reply_is_data_and_not_asked_again(
-        self, tmp_path: Path
-    ) -> None:
-        with running(tmp_path / "log", faults="empty=1.0") as silent:
-            engine = engine_at(silent.base_url)
-            engine.sample_plainly()
-            completion = await complete(engine)
-            assert (completion.text, completion.num_attempts) == ("", 1)
-            assert len(silent.calls()) == 1
 
 
 @pytest.mark.parametrize("key", ["ключ", "key\n", "a\rb", "a\x00b"])

@@ -75,8 +75,11 @@ def test_python_and_the_command_line_give_the_same_records_and_manifest(
 ) -> None:
     suite = suite_of("reader", "direct", "map_reduce", **settings)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    asyncio.run(evaluate(suite, "scripted", run_dir=tmp_path / "python", price_in=2.0))
-    command = ["eval", *options_of(suite), *flags, "--engine=scripted", "--price-in=2", "--quiet"]
+    asyncio.run(
+        evaluate(suite, "scripted", run_dir=tmp_path / "python", price_in=2.0, price_out=4.0)
+    )
+    flags += ["--engine=scripted", "--price-in=2", "--price-out=4", "--quiet"]
+    command = ["eval", *options_of(suite), *flags]
     code = run_command([*command, f"--run-dir={tmp_path / 'command'}"])
     assert code == 0, capsys.readouterr().err
     assert records_of(tmp_path / "python") == records_of(tmp_path / "command")
@@ -169,7 +172,9 @@ def test_a_stored_request_keeps_suite_engine_and_limits(tmp_path: Path) -> None:
 
     asyncio.run(run())
     assert stored_request(tmp_path / "run") == request
-    resumed = make_request(request.suite, resumed=request, max_calls=20, price_in=1.0)
+    resumed = make_request(
+        request.suite, resumed=request, max_calls=20, price_in=1.0, price_out=2.0
+    )
     assert (resumed.engine, resumed.concurrency) == (request.engine, 3)
     assert (resumed.max_calls, resumed.price_in, resumed.max_cost) == (20, 1.0, None)
 

@@ -224,6 +224,7 @@ def make_request(options: FilterOptions) -> FilterRequest:
             if price is not None
         },
     )
+    prices_of(request.prices)  # raises before an engine is opened in vain
     check_paths(request.file, request.out)
     if options.run.resume is None and not options.force:
         refuse_to_overwrite(request.out)

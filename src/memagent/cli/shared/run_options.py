@@ -116,9 +116,7 @@ def _given(**values: float | None) -> dict[str, float]:
 
 def prices_of(settings: Mapping[str, Any]) -> Prices | None:
     """What the endpoint charges; None where no price is given."""
-    if "price_in" not in settings and "price_out" not in settings:
-        return None
-    return Prices(prompt=settings.get("price_in", 0.0), completion=settings.get("price_out", 0.0))
+    return Prices.of(settings.get("price_in"), settings.get("price_out"))
 
 
 def limits_of(settings: Mapping[str, Any]) -> Limits:

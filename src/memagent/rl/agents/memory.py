@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pydantic import Field
 
 from memagent.agent.reader import Reader
@@ -46,8 +44,8 @@ async def agent(task: Example, client: Client, settings: MemorySettings = DEFAUL
     try:
         async for step in reader.steps(task.question, sections.chunks):
             steps.append(step)
-    except EmptyAnswer:  # a wrong answer like any other, not a failure
-        steps.append(_empty_answer(steps, session.steps[-1]))
+    except EmptyAnswer as error:  # a wrong answer like any other, not a failure
+        steps.append(error.step)
     trace = reader.trace(task.question, document, steps)
     return Outcome(
         answer=trace.answer or "",
@@ -56,17 +54,4 @@ async def agent(task: Example, client: Client, settings: MemorySettings = DEFAUL
             **metrics_of(task, trace, settings, is_cut=sections.is_cut),
             **({"cut_texts": float(sections.is_cut)} if settings.long_texts != "refuse" else {}),
         },
-    )
-
-
-def _empty_answer(reads: list[Step], call: Step) -> Step:
-    """The step of an answer that holds no text, or nothing but reasoning."""
-    reasoning = call.reasoning or call.reply.strip() or None
-    return replace(
-        call,
-        kind="answer",
-        index=len(reads),
-        reply="",
-        memory=reads[-1].memory,
-        reasoning=reasoning,
     )

@@ -140,11 +140,7 @@ class Answering:
         self._engine = engine
         self._tokenizer: Tokenizer = reader.tokenizer
         self._state = state
-        self._prices = (
-            Prices(prompt=config.price_in or 0.0, completion=config.price_out or 0.0)
-            if config.has_prices
-            else None
-        )
+        self._prices = config.prices
         self._question_limits: dict[str, int] = {}
         """By the settings of the reader."""
         self._limits: dict[str, Limits] = {}

@@ -119,7 +119,7 @@ def keys_of(config: GatewayConfig, server: ServeConfig) -> KeyCheck:
     if server.api_key is not None:
         raise ConfigError(f"give either `api_key` or keys in {named}, not both")
     limited = [stored.name for stored in store.list() if stored.limits.max_cost is not None]
-    if limited and not config.has_prices:
+    if limited and config.prices is None:
         raise ConfigError(
             f"the key {limited[0]!r} has a limit on cost, which needs prices; give `price_in` and `price_out`"
         )
