@@ -23,10 +23,11 @@ import pytest
 from fastapi import Request
 
 from memagent.agent.reader import Reader
-from memagent.config import GatewayConfig, KeyLimits, LocalConfig
+from memagent.config import EngineConfig, GatewayConfig, KeyLimits, LocalConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.kept.disk import TextFiles
 from memagent.engines.local.loading import load
+from memagent.engines.openai import EndpointEngine
 from memagent.errors import RunError
 from memagent.serve.keys import KeyHolder, KeyStore
 from memagent.serve.reading.answering import Answering
@@ -37,6 +38,7 @@ from memagent.serve.wire import parse
 from tests.conftest import prose
 from tests.hostile import requests as hostile
 from tests.hostile.harness import tried
+from tests.support.chat_servers import Json, chat_server, prompt_of, said
 from tests.support.gateways import (
     FACT,
     MODEL,
@@ -794,6 +796,28 @@ def test_calls_that_clients_leave_count_with_their_prompts(
         wait_until(lambda: used().usage.calls == engine.num_cancelled == num_left)
         assert 0.5 < used().cost <= 1.0
         assert used().usage.prompt_tokens > 2 * num_left
+
+
+def test_an_answer_that_never_comes_counts_with_all_its_requests(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path / "keys.json")
+    key = store.add("anna", KeyLimits(max_cost=100.0))
+
+    def silent(request: Json) -> Json:
+        return said("noted") if "<section" in prompt_of(request) else said("")
+
+    with chat_server(silent) as server:
+        engine = EndpointEngine(EngineConfig(model="test-model", base_url=server.base_url))
+        engine.tokenizer = "estimate"
+        with serving_gateway(tmp_path, engine, price_in=10.0, price_out=0.0) as gateway:
+            with pytest.raises(openai.APIStatusError, match="empty answer"):
+                chat(gateway.client(key), asking())
+
+            def used() -> Any:
+                return gateway.state.used(store.list()[0].holder.id)
+
+            wait_until(lambda: used().usage.calls == len(server.chats))
+            assert used().cost == pytest.approx(0.01 * len(server.chats))
+        assert sum("<section" not in prompt_of(request) for request in server.chats) == 4
 
 
 def status_unless_left(gateway: Gateway, key: str, messages: Any, *, stream: bool) -> bytes | None:

@@ -32,7 +32,7 @@ class Limits:
         self.has_prices = prices is not None
         self.num_calls = 0
         self.cost = 0.0
-        self.on_lost: Callable[[Usage], None] | None = None
+        self.on_lost: Callable[[Usage], object] | None = None
         """Called with what calls used whose replies led to no step, such as empty answers."""
         self._prices = prices or Prices(prompt=0.0, completion=0.0)
 

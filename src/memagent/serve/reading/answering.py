@@ -37,7 +37,7 @@ from memagent.serve.reading.conversation import (
 from memagent.serve.reading.readings import Readings, ReadStep
 from memagent.serve.reading.requests import GatewayRequest, OpenFile
 from memagent.serve.reading.state import GatewayState, in_thread
-from memagent.types import Completion, Message, Prices, Sampling, Usage
+from memagent.types import Completion, Message, Sampling, Usage
 
 CHARS_PER_TOKEN = 16
 """A conversation with more characters for each token of the window is long, without counting."""
@@ -256,6 +256,8 @@ class Answering:
         if self._prices is not None:
             used = await in_thread(self._state.counting, self._state.used, holder.id)
             limits.cost = used.cost
+        account = Account(self._state, self._tokenizer, holder.id, limits, self._prices)
+        limits.on_lost = lambda usage: self._state.counting.submit(account.add, usage)
         return limits
 
     def gauges(self) -> list[Measure]:
