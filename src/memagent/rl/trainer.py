@@ -48,7 +48,7 @@ from memagent.rl.settings import (
 )
 from memagent.rl.setup import SCRATCH, Setup, open_setup
 from memagent.rl.update.advantages import group_advantages, has_signal
-from memagent.rl.update.agreement import check_agreement
+from memagent.rl.update.agreement import check_agreement, check_longer
 from memagent.rl.update.metrics import group_metrics, staleness_metrics, task_metrics
 from memagent.rl.warmstart.lessons import ahead
 from memagent.rl.warmstart.rows import sft_rows
@@ -254,6 +254,8 @@ class Trainer:
             pending=self.progress.pending,
         )
         self._best = best_of_run(self.run_dir)
+        self._num_checked = 0
+        """Tokens of the longest row of which engine and trainer were compared."""
         self._pace = Pace()
         self._tasks: TasksAhead | None = None
 
@@ -410,6 +412,14 @@ class Trainer:
         found = await self._gatherer.gather(number, tasks)
         rolled = perf_counter()
         await release(self.setup.sync)
+        if self.config.rollout.engine is not None and self.config.rollout.sync != "none":
+            self._num_checked = await check_longer(
+                found.groups,
+                self.setup.backend.score,
+                num_checked=self._num_checked,
+                policy_version=self.progress.step,
+                model=self.setup.engine.model,
+            )
         updated = await self.setup.backend.update(found.groups, policy_version=self.progress.step)
         self._check_signal(has_signal=bool(updated["num_updates"]))
         self.progress.step = number

@@ -47,6 +47,8 @@ LOADING_SECONDS = 60.0
 SLOW_DISK_BYTES = 10e6
 """Files may take this long to load: so many seconds, and one for so many bytes."""
 MAX_WINDOW = 1 << 31
+SLIDING = "sliding_attention"
+"""Layers that attend to the last tokens only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,7 +374,27 @@ def _config(folder: Path, stretch: _Stretch) -> Any:
     if yarn is not None:
         for name, value in yarn.overrides.items():
             setattr(config, name, value)
+    check_full_attention(config, str(folder))
     return config
+
+
+def check_full_attention(config: Any, name: str) -> None:
+    """Refuse a model whose tokens do not attend to all tokens before them, or whose angles depend on other rows."""
+    window = getattr(config, "sliding_window", None)
+    layers = set(getattr(config, "layer_types", None) or ([SLIDING] if window else []))
+    if window and window >= config.max_position_embeddings:
+        layers.discard(SLIDING)
+    if others := layers - {"full_attention"}:
+        raise ConfigError(
+            f"{name} has layers that are not full attention ({plain(', '.join(sorted(others)), 80)}, `sliding_window` {window}), "
+            "which would be computed wrong; use a model with full attention in all layers"
+        )
+    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    if kind in ("dynamic", "longrope"):
+        raise ConfigError(
+            f"{name} has rotary angles that depend on the longest row of a batch (`rope_type` {kind}); "
+            "set a fixed kind such as yarn in its config.json"
+        )
 
 
 def _model_class(architecture: str) -> Any:

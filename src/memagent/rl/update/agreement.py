@@ -1,10 +1,11 @@
 """Before the first step: does an engine outside this process sample what the trainer computes?
 
-    one reply of the engine ──▶ its log-probabilities ─┐
-              └── scored by the trainer ───────────────┴──▶ mean difference per token, refused above a limit
+    two replies of the engine ──▶ its log-probabilities ─┐
+              └── scored by the trainer, in one pack ────┴──▶ mean difference per token, refused above a limit
 
 A server may apply a repetition penalty or another temperature, report log-probabilities of another
-distribution, or serve other weights. Every update would be wrong then, and no reward shows it.
+distribution, or serve other weights. Every update would be wrong then, and no reward shows it. Steps whose rows are
+twice as long as what was compared are compared again: a window may end in between.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+import numpy as np
+
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError
 from memagent.rl.agents.recorder import call_of, merge_calls
-from memagent.rl.update.packing import Pack, pack
+from memagent.rl.types import Group, Sample
+from memagent.rl.update.packing import Pack, num_shared, pack
 from memagent.rl.update.rows import TrainingRow
 from memagent.types import Message, Sampling
 
@@ -34,7 +38,7 @@ MAX_DIFFERENCE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How far engine and trainer differ over one reply, in nats per token."""
+    """How far engine and trainer differ over some replies, in nats per token."""
 
     num_tokens: int
     mean: float
@@ -52,44 +56,71 @@ class Agreement:
 async def check_agreement(
     engine: BaseEngine, score: Score, *, temperature: float, vocabulary: int, seed: int = 0
 ) -> Agreement:
-    """Have the engine sample one reply and score it. Raises ConfigError when trainer and engine disagree.
+    """Have the engine sample two replies and score them. Raises ConfigError when trainer and engine disagree.
 
     `score` is that of the trainer, whose model has a vocabulary of this size and computes log-probabilities
     at this temperature.
     """
-    found = await compare(engine, score, temperature=temperature, vocabulary=vocabulary, seed=seed)
-    if not found.is_good:
+    samples: list[Sample] = []
+    for number in range(2):
+        sampling = Sampling(max_tokens=REPLY_TOKENS, temperature=temperature, seed=seed + number)
+        completion = await engine.complete([PROMPT], sampling)
+        samples += merge_calls([call_of(completion, model=engine.model, policy_version=0)])
+    largest = max(max(sample.ids) for sample in samples)
+    if largest >= vocabulary:
         raise ConfigError(
-            f"{engine.model} reports log-probabilities that are not the trainer's: over {found.num_tokens} "
-            f"tokens of one reply they differ by {found.mean:.3f} per token (at most {MAX_DIFFERENCE:g} is "
-            f"expected), by up to {found.largest:.3f}; mean {found.engine_logprob:.3f} there, "
-            f"{found.trainer_logprob:.3f} here. Serve the weights of `model.source`, without a repetition "
-            "penalty; start vLLM with --generation-config vllm --logprobs-mode processed_logprobs"
-        )
-    return found
-
-
-async def compare(
-    engine: BaseEngine, score: Score, *, temperature: float, vocabulary: int, seed: int = 0
-) -> Agreement:
-    """The difference between engine and trainer over one reply."""
-    sampling = Sampling(max_tokens=REPLY_TOKENS, temperature=temperature, seed=seed)
-    completion = await engine.complete([PROMPT], sampling)
-    (sample,) = merge_calls([call_of(completion, model=engine.model, policy_version=0)])
-    if max(sample.ids) >= vocabulary:
-        raise ConfigError(
-            f"{engine.model} has the token {max(sample.ids)}, and `model.source` {vocabulary} tokens; serve "
+            f"{engine.model} has the token {largest}, and `model.source` {vocabulary} tokens; serve "
             "the model that is trained"
         )
-    row = TrainingRow(sample=sample, group=0, rollout=0, advantage=1.0, weight=1.0)
-    (one,) = pack([row], max_tokens=len(sample.ids))
+    return await _compared(samples, score, engine.model)
+
+
+async def check_longer(
+    groups: Sequence[Group], score: Score, *, num_checked: int, policy_version: int, model: str
+) -> int:
+    """Compare the longest row of a step, if it is twice as long as rows that were, in a pack with one that is much like it.
+
+    Only rows of these weights can be compared. The number of tokens of the longest row that was compared.
+    """
+    fresh = [
+        (number, sample)
+        for number, group in enumerate(groups)
+        for rollout in group.rollouts
+        for sample in rollout.samples
+        if sample.policy_version == policy_version and sample.num_sampled
+    ]
+    group, longest = max(fresh, key=lambda one: len(one[1].ids), default=(0, None))
+    if longest is None or len(longest.ids) < 2 * num_checked:
+        return num_checked
+    others = [one for number, one in fresh if number == group and one is not longest]
+    others.sort(key=lambda one: num_shared(np.array(one.ids), np.array(longest.ids)))
+    await _compared([longest, *others[-1:]], score, model)
+    return len(longest.ids)
+
+
+async def _compared(samples: Sequence[Sample], score: Score, model: str) -> Agreement:
+    """The difference between engine and trainer over rows that share a pack; refused if it is too large."""
+    rows = [
+        TrainingRow(sample=sample, group=0, rollout=number, advantage=1.0, weight=1.0)
+        for number, sample in enumerate(samples)
+    ]
+    (one,) = pack(rows, max_tokens=sum(len(sample.ids) for sample in samples))
     theirs: list[float] = one.targets.behaviour.tolist()
     (ours,) = await score([one])
     differences = [abs(a - b) for a, b in zip(theirs, ours, strict=True)]
-    return Agreement(
+    found = Agreement(
         num_tokens=len(differences),
         mean=fmean(differences),
         largest=max(differences),
         engine_logprob=fmean(theirs),
         trainer_logprob=fmean(ours),
     )
+    if not found.is_good:
+        raise ConfigError(
+            f"{model} reports log-probabilities that are not the trainer's: over {found.num_tokens} "
+            f"tokens of {len(rows)} rows of up to {max(map(len, (each.ids for each in samples)))} tokens they differ by "
+            f"{found.mean:.3f} per token (at most {MAX_DIFFERENCE:g} is expected), by up to {found.largest:.3f}; mean "
+            f"{found.engine_logprob:.3f} there, {found.trainer_logprob:.3f} here. Serve the weights of `model.source`, "
+            "without a repetition penalty; start vLLM with --generation-config vllm --logprobs-mode processed_logprobs"
+        )
+    return found

@@ -133,7 +133,7 @@ def _trees(
             f"a row has {longest} tokens, more than the {max_tokens} of a packed sequence; set "
             f"`update.max_tokens={longest}`"
         )
-    shared = [0, *(_num_shared(a, b) for a, b in pairwise(arrays))]
+    shared = [0, *(num_shared(a, b) for a, b in pairwise(arrays))]
     for first, end in _cut(shared, lengths, max_tokens):
         here = (0, *shared[first + 1 : end])
         yield _Tree(
@@ -143,7 +143,8 @@ def _trees(
         )
 
 
-def _num_shared(a: IntArray, b: IntArray) -> int:
+def num_shared(a: IntArray, b: IntArray) -> int:
+    """The length of the prefix that two rows share."""
     length = min(len(a), len(b))
     differs = a[:length] != b[:length]
     return int(differs.argmax()) if differs.any() else length

@@ -22,6 +22,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from memagent.engines.local.loading import ARCHITECTURES, check_full_attention
+from memagent.errors import ConfigError
 from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.update.attention.parts import fits_parts
 from memagent.rl.update.attention.tree import (
@@ -34,6 +36,9 @@ from memagent.rl.update.logprobs import chosen_logprobs, entropies
 from memagent.rl.update.loss import LossInputs, LossStats, merged, policy_loss
 from memagent.rl.update.packing import Pack
 
+PACKED = (*ARCHITECTURES, "mistral")
+"""`model_type` of models whose packs score as their rows do. Others mix tokens of several rows (linear attention,
+convolutions), or scale, cap or add to what is computed here."""
 HEAD_PLACES = 1024
 """Places whose logits are computed at once."""
 
@@ -54,7 +59,7 @@ class Policy(nn.Module):
     less memory and about a third more time. `attention` defaults to "blocks" on a GPU without `compiled`,
     else to "parts", see `attention/tree.py`. `compiled` compiles the layers, which takes about a minute and
     pays off in long runs on a GPU. `device` is where the model computes, if that is not where its parameters
-    are now: shards may be kept in CPU memory.
+    are now: shards may be kept in CPU memory. Raises ConfigError for models that packs do not fit.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Policy(nn.Module):
         device: str | None = None,
     ) -> None:
         super().__init__()
+        _check_model(decoder_of(model).config)
         self.model: Any = model
         self.temperature = temperature
         self._device = None if device is None else torch.device(device)
@@ -172,6 +178,15 @@ class Policy(nn.Module):
 def decoder_of(model: Any) -> Any:
     """The layers of a model without its head, with or without peft around it."""
     return model.get_decoder()
+
+
+def _check_model(config: Any) -> None:
+    if config.model_type not in PACKED:
+        raise ConfigError(
+            f"a {config.model_type} model cannot be trained: packs are known to score as their rows do only for "
+            f"{', '.join(PACKED)}"
+        )
+    check_full_attention(config, f"the {config.model_type} model")
 
 
 def score(policy: Policy, packs: Sequence[Pack]) -> list[torch.Tensor]:

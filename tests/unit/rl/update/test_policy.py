@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from memagent.engines.local.generator import Generator
+from memagent.errors import ConfigError
 from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.types import Group, Rollout, Sample
 from memagent.rl.update.attention.tree import BLOCK, block_mask, use_tree_attention
@@ -388,3 +389,84 @@ def test_tree_attention_does_not_change_other_masks(llama: Any) -> None:
     expected = llama(ids, attention_mask=mask).logits[:, 4:]
     use_tree_attention(copy)
     assert torch.equal(copy(ids, attention_mask=mask).logits[:, 4:], expected)
+
+
+# --- models that packs do not fit -----------------------------------------------------------------
+
+OTHERS: dict[str, Any] = {
+    "vocab_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.5,
+    "pad_token_id": 0,
+}
+
+
+def random_model(kind: str, **values: Any) -> Any:
+    config = AutoConfig.for_model(kind, **{**SMALL, **OTHERS, "num_hidden_layers": 4, **values})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("llama", {}),
+        ("qwen2", {}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 4}),
+        ("qwen3", {}),
+        ("mistral", {"sliding_window": None}),
+        ("mistral", {"sliding_window": 128}),
+    ],
+)
+def test_two_rows_with_a_prefix_score_in_a_pack_as_they_do_alone(
+    kind: str, values: dict[str, Any]
+) -> None:
+    model = random_model(kind, **values)
+    rng = random.Random(0)
+    prefix = [rng.randrange(3, 64) for _ in range(40)]
+    rows = [prefix + [rng.randrange(3, 64) for _ in range(20)] for _ in range(2)]
+    with torch.no_grad():
+        alone = [row_logprobs(model, row)[39:].tolist() for row in rows]
+    samples = [
+        Sample(ids=tuple(row), is_sampled=(False,) * 40 + (True,) * 20, logprobs=(0.0,) * 60)
+        for row in rows
+    ]
+    (one,) = pack(
+        [
+            TrainingRow(sample=sample, group=0, rollout=number, advantage=1.0, weight=1.0)
+            for number, sample in enumerate(samples)
+        ],
+        max_tokens=200,
+    )
+    assert one.num_tokens == 80
+    (found,) = score(Policy(model), [one])
+    expected = [
+        alone[row][offset - 40]
+        for row, offset in zip(one.targets.rows, one.targets.offsets, strict=True)
+    ]
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "reason"),
+    [
+        ("qwen3_5_text", {}, "only for llama, qwen2, qwen3, mistral"),
+        ("qwen3_next", {"num_experts": 2, "num_experts_per_tok": 1}, "only for"),
+        ("lfm2", {}, "only for"),
+        ("gemma3_text", {}, "only for"),
+        ("gemma2", {}, "only for"),
+        ("cohere", {"eos_token_id": 1, "bos_token_id": 2}, "only for"),
+        ("mistral", {"sliding_window": 127}, "not full attention"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}, "8"),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, "8"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+    ],
+)  # fmt: skip
+def test_a_model_that_packs_do_not_fit_is_refused(
+    kind: str, values: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Policy(random_model(kind, **values))

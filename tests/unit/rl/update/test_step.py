@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError
 from memagent.rl.settings import ObjectiveSettings, OptimSettings, UpdateSettings
 from memagent.rl.types import Group, Sample
-from memagent.rl.update.agreement import check_agreement
+from memagent.rl.update.agreement import check_agreement, check_longer
 from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.packing import Pack
 from memagent.rl.update.policy import Policy, score
@@ -68,8 +68,11 @@ class Noisy(BaseEngine):
     async def aclose(self) -> None: ...
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        rng = random.Random(0)
-        ids = [rng.randrange(3, self._model.config.vocab_size) for _ in range(20)]
+        prompt, reply = random.Random("prompt"), random.Random(sampling.seed)
+        size = self._model.config.vocab_size
+        ids = [prompt.randrange(3, size) for _ in range(8)] + [
+            reply.randrange(3, size) for _ in range(12)
+        ]
         with torch.no_grad():
             row = torch.tensor([ids])
             logits = self._model(row, attention_mask=torch.ones_like(row)).logits
@@ -84,12 +87,20 @@ class Noisy(BaseEngine):
         )
 
 
-async def agreement(model: Any, change: Callable[[float], float], temperature: float = 1.0) -> Any:
-    policy = Policy(model, temperature=temperature)
+Scores = Callable[[Sequence[Pack]], Awaitable[list[list[float]]]]
 
+
+def scores_of(policy: Policy) -> Scores:
     async def scores(packs: Sequence[Pack]) -> list[list[float]]:
         return [one.tolist() for one in score(policy, packs)]
 
+    return scores
+
+
+async def agreement(
+    model: Any, change: Callable[[float], float], temperature: float = 1.0, scores: Any = None
+) -> Any:
+    scores = scores or scores_of(Policy(model, temperature=temperature))
     vocabulary = model.config.vocab_size
     return await check_agreement(
         Noisy(model, change), scores, temperature=temperature, vocabulary=vocabulary
@@ -100,14 +111,90 @@ async def test_an_engine_whose_log_probabilities_are_not_the_trainers_is_refused
     model: Any,
 ) -> None:
     exact = await agreement(model, lambda p: p)
-    assert exact.num_tokens == 12
+    assert exact.num_tokens == 24
     assert exact.largest < 1e-5
     rounded = await agreement(model, lambda p: round(p, 1))
     assert 0 < rounded.mean < 0.05
-    with pytest.raises(ConfigError, match=r"over 12 tokens .* differ by 0\.300 per token"):
+    with pytest.raises(
+        ConfigError, match=r"over 24 tokens of 2 rows .* differ by 0\.300 per token"
+    ):
         await agreement(model, lambda p: p - 0.3)
     with pytest.raises(ConfigError, match="noisy"):
         await agreement(model, lambda p: p, temperature=0.5)
+
+
+def without_branches(model: Any) -> Scores:
+    """Scores as of a model whose rows in a pack see each other."""
+
+    async def scores(packs: Sequence[Pack]) -> list[list[float]]:
+        found = []
+        for one in packs:
+            with torch.no_grad():
+                logits = model(
+                    torch.from_numpy(one.ids)[None],
+                    position_ids=torch.from_numpy(one.positions)[None],
+                    attention_mask=torch.ones((1, one.num_tokens), dtype=torch.int64),
+                ).logits[0]
+            chosen = logits.log_softmax(-1)[one.targets.places, one.targets.ids]
+            found.append(chosen.tolist())
+        return found
+
+    return scores
+
+
+async def test_rows_that_see_each_other_in_a_pack_are_refused(model: Any) -> None:
+    with pytest.raises(ConfigError, match="over 24 tokens of 2 rows of up to 20 tokens"):
+        await agreement(model, lambda p: p, scores=without_branches(model))
+
+
+def longer(group: Group, num: int, model: Any) -> Group:
+    """The group with prompts that are longer by `num` tokens, sampled from the model."""
+    before = (5,) * num
+    rollouts = [
+        replace(
+            rollout,
+            samples=tuple(
+                replace(
+                    one,
+                    ids=before + one.ids,
+                    is_sampled=(False,) * num + one.is_sampled,
+                    logprobs=(0.0,) * num + one.logprobs,
+                )
+                for one in rollout.samples
+            ),
+        )
+        for rollout in group.rollouts
+    ]
+    return near_policy(model, [replace(group, rollouts=tuple(rollouts))], noise=0.0)[0]
+
+
+async def test_rows_twice_as_long_as_what_was_compared_are_compared_again(model: Any) -> None:
+    short, other = random_groups(model)
+    long = longer(other, 10, model)
+    num_long = max(len(one.ids) for rollout in long.rollouts for one in rollout.samples)
+    policy_version = 0
+    packs: list[Pack] = []
+
+    async def scores(some: Sequence[Pack]) -> list[list[float]]:
+        packs.extend(some)
+        return await scores_of(Policy(model))(some)
+
+    async def check(groups: Sequence[Group], num_checked: int, score: Scores = scores) -> int:
+        return await check_longer(
+            groups, score, num_checked=num_checked, policy_version=policy_version, model="there"
+        )
+
+    assert await check([short, long], 0) == num_long
+    (one,) = packs
+    assert len(set(one.targets.rows.tolist())) == 2
+    assert await check([short, long], num_long // 2 + 1) == num_long // 2 + 1
+    assert len(packs) == 1
+    with pytest.raises(ConfigError, match="there reports log-probabilities that are not"):
+        await check([short], 0)  # its log-probabilities are made up
+    with pytest.raises(ConfigError, match="of 2 rows"):
+        await check([long], 0, without_branches(model))
+    policy_version = 1  # the weights have changed since
+    assert await check([short, long], 0) == 0
 
 
 def run_update(
