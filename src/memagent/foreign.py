@@ -17,8 +17,9 @@ from pathlib import Path
 
 from memagent.errors import ConfigError, MemagentError, UserError
 
-AGAIN_SECONDS = 0.2
-"""A thread whose time is up is stopped again after this: code of others may ignore it once."""
+AGAIN_SECONDS = 2.0
+"""A thread whose time is up is stopped again after this: code of others may ignore it once, and freeing what it
+had built takes a while."""
 MAX_REASON = 200
 """Characters of a library's own message."""
 

@@ -441,7 +441,7 @@ def test_the_bytes_of_a_file_are_sent_in_pieces(tmp_path: Path) -> None:
             sizes.append(len(message.get("body", b"")))
 
         async def fetched() -> None:
-            files = FileStore(state, max_stored_bytes=1, on_delete=forgets)
+            files = FileStore(state, max_stored_bytes=1, max_request_bytes=1000, on_delete=forgets)
             scope = {"type": "http", "method": "GET", "headers": [], "state": {}}
             request = Request(scope)
             request.state.holder = KeyHolder()

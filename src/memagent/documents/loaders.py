@@ -137,9 +137,15 @@ def load_stdin(stream: BinaryIO, *, encoding: str | None = None) -> Document:
     return load_bytes(data, "stdin", encoding=encoding)
 
 
-def load_bytes(data: bytes, source: str, *, encoding: str | None = None) -> Document:
-    """A document from bytes. The ending of `source` decides the format (`book.txt.gz`)."""
-    return _read(RawFile(source=source, name=source, data=data, encoding=encoding))
+def load_bytes(
+    data: bytes, source: str, *, encoding: str | None = None, max_bytes: int | None = None
+) -> Document:
+    """A document from bytes. The ending of `source` decides the format (`book.txt.gz`).
+
+    `max_bytes` is what a file of a stranger may unpack to.
+    """
+    raw = RawFile(source=source, name=source, data=data, encoding=encoding, max_bytes=max_bytes)
+    return _read(raw)
 
 
 class _Tree(NamedTuple):

@@ -32,12 +32,13 @@ from memagent.serve.http import (
     Json,
     event,
     guarded_app,
+    parsed,
     unless_disconnected,
 )
 from memagent.serve.keys import OneKey, key_in
 from memagent.serve.metrics import Metrics
 from memagent.serve.run import serving_here
-from memagent.serve.wire import ChatRequest, parse
+from memagent.serve.wire import ChatRequest
 from memagent.types import Message
 from memagent.web.hosts import HostCheck
 
@@ -114,7 +115,7 @@ class AgentServer:
 
     async def _chat(self, request: Request) -> Response:
         answer = self._rollout(request.headers)
-        body = parse(ChatRequest, await request.body())
+        body = await parsed(ChatRequest, request)
         call = AgentCall(
             messages=body.conversation,
             max_tokens=body.token_limit,

@@ -25,6 +25,7 @@ from memagent.serve.http import (
     Probes,
     event,
     guarded_app,
+    parsed,
     unless_disconnected,
     with_error_event,
 )
@@ -32,7 +33,7 @@ from memagent.serve.keys import OneKey
 from memagent.serve.metrics import Metrics, load_gauges
 from memagent.serve.request_log import OnRequest
 from memagent.serve.responses import ResponseWriter, model_card, total, writer_of
-from memagent.serve.wire import ChatRequest, CompletionRequest, parse
+from memagent.serve.wire import ChatRequest, CompletionRequest
 from memagent.types import Completion
 from memagent.web.hosts import HostCheck
 
@@ -87,10 +88,10 @@ class Service:
         self._created = int(time.time())
 
     async def chat(self, request: Request) -> Response:
-        return await self._generate(request, parse(ChatRequest, await request.body()))
+        return await self._generate(request, await parsed(ChatRequest, request))
 
     async def complete(self, request: Request) -> Response:
-        return await self._generate(request, parse(CompletionRequest, await request.body()))
+        return await self._generate(request, await parsed(CompletionRequest, request))
 
     async def models(self) -> Response:
         return JSONResponse({"object": "list", "data": [self._card]})

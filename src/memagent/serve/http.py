@@ -27,12 +27,16 @@ from memagent.serve.guard import (
     shutting_down,
 )
 from memagent.serve.metrics import Metrics
+from memagent.serve.wire import WireModel, parse
 
 T = TypeVar("T")
+W = TypeVar("W", bound=WireModel)
 Json = dict[str, Any]
 Endpoint = tuple[str, str, Callable[..., Any]]
 """Path, method and handler."""
 END_OF_EVENTS = "data: [DONE]\n\n"
+QUICK_BYTES = 20_000
+"""Bodies up to this size are parsed at once; larger ones in a thread."""
 log = logging.getLogger(__name__)
 
 
@@ -47,6 +51,14 @@ def guarded_app(endpoints: Sequence[Endpoint], rules: GuardRules) -> FastAPI:
     app.add_exception_handler(Exception, _internal_error_response)
     app.add_middleware(Guard, rules=rules)
     return app
+
+
+async def parsed(kind: type[W], request: Request) -> W:
+    """The body of a request, parsed without holding up others. Raises ApiError."""
+    body = await request.body()
+    if len(body) <= QUICK_BYTES:
+        return parse(kind, body)
+    return await asyncio.to_thread(parse, kind, body)
 
 
 class Probes:

@@ -6,7 +6,8 @@ unsupported ones are refused rather than ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self, TypeVar
+import re
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -45,11 +46,22 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Fields of OpenAI and vLLM that would change the reply, with the values that have no effect."""
 
+_mark = re.compile(rb'[\[{,]|"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A string of a JSON text, or where something else begins."""
+
 W = TypeVar("W", bound="WireModel")
 
 
 def parse(kind: type[W], body: bytes) -> W:
-    """Parse a request body. Raises ApiError 400 that names the field."""
+    """Parse a request body. Raises ApiError: 400 that names the field, or 413."""
+    for number, _ in enumerate(_mark.finditer(body)):  # what the body becomes is not built for this
+        if number >= kind.max_marks:
+            raise ApiError(
+                413,
+                f"the request has more than {kind.max_marks:,} strings, brackets and commas; send fewer messages "
+                "and parts, or the text as a file",
+                code="too_many_parts",
+            )
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -67,6 +79,9 @@ class WireModel(BaseModel):
         hide_input_in_errors=True,
         use_attribute_docstrings=True,
     )
+
+    max_marks: ClassVar[int] = 100_000
+    """Strings, brackets and commas of a body, at most; each becomes an object or more."""
 
 
 class StreamOptions(WireModel):
@@ -251,6 +266,7 @@ def _are_ids(value: list[Any]) -> bool:
 class CompletionRequest(ApiRequest):
     """POST /v1/completions."""
 
+    max_marks: ClassVar[int] = 1_000_000  # prompts may be token ids, a comma each
     prompt: Annotated[tuple[Prompt, ...], BeforeValidator(_prompts)]
     logprobs: NumAlternatives = None
 

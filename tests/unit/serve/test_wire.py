@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+import threading
+from typing import Annotated, Any
 
 import pytest
+from fastapi import Request
+from pydantic import AfterValidator
 
 from memagent.serve.errors import ApiError
-from memagent.serve.wire import ChatRequest, CompletionRequest, parse
+from memagent.serve.http import QUICK_BYTES, parsed
+from memagent.serve.reading.requests import GatewayChat
+from memagent.serve.wire import ChatRequest, CompletionRequest, WireModel, parse
 from memagent.types import Sampling
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -136,3 +142,63 @@ def test_stream_options_without_stream_are_refused() -> None:
     assert chat(stream=True, stream_options={"include_usage": True}).wants_usage
     error = refusal(ChatRequest, json.dumps({**HELLO, "stream_options": {}}).encode())
     assert "stream_options" in error.message
+
+
+# --- what a body may become -----------------------------------------------------------------------
+
+
+PART = b'{"type":"text","text":"a"}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages":[{"role":"user","content":[' + b",".join([PART] * 20_000) + b"]}]}",
+        b'{"messages":[' + b",".join([b'{"role":"user"}'] * 40_000) + b"]}",
+        b'{"messages":[],"reading":{"x":' + b"[[],{}]," * 40_000 + b"0}}",
+        b'{"messages":[],"other":"' + b'"' * 200_000,
+    ],
+    ids=["parts", "messages", "empty values", "quotes"],
+)
+def test_a_body_of_more_pieces_than_are_built_is_refused_unbuilt(body: bytes) -> None:
+    for kind in (ChatRequest, GatewayChat):
+        with pytest.raises(ApiError) as caught:
+            parse(kind, body)
+        assert (caught.value.status, caught.value.code) == (413, "too_many_parts")
+
+
+def test_marks_inside_texts_are_not_counted() -> None:
+    text = '[{"a": 1, "b": [2, 3]}, \\" \\\\ \\\\\\"]' * 50_000
+    parts = [{"type": "text", "text": "x"}] * 10_000
+    request = parse(
+        GatewayChat,
+        json.dumps({"messages": [*HELLO["messages"], {"role": "user", "content": text}]}).encode(),
+    )
+    assert request.messages[1].content == text
+    body = json.dumps({"messages": [{"role": "user", "content": parts}]}).encode()
+    assert len(parse(GatewayChat, body).messages[0].content or "") == 10_000
+    assert len(completion(prompt=[list(range(200_000))]).prompt[0]) == 200_000
+
+
+async def test_a_large_body_is_parsed_while_the_event_loop_goes_on() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slow(text: str) -> str:
+        begun.set()
+        assert may_end.wait(30), "the event loop waits for this"
+        return text
+
+    class Slow(WireModel):
+        text: Annotated[str, AfterValidator(slow)]
+
+    text = "x" * QUICK_BYTES
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": json.dumps({"text": text}).encode()}
+
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    parsing = asyncio.ensure_future(parsed(Slow, request))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    may_end.set()
+    assert (await parsing).text == text

@@ -46,7 +46,8 @@ class Cost(IntEnum):
 
 def max_unpacked(raw: RawFile) -> int:
     """How many bytes a compressed file may unpack to."""
-    return min(MAX_UNPACKED_BYTES, max(MIN_UNPACKED_BYTES, MAX_GROWTH * raw.num_given))
+    most = MAX_UNPACKED_BYTES if raw.max_bytes is None else raw.max_bytes
+    return min(most, max(MIN_UNPACKED_BYTES, MAX_GROWTH * raw.num_given))
 
 
 def check_pieces(raw: RawFile, num: int, cost: Cost, what: str, *, is_plain: bool = False) -> None:
@@ -54,7 +55,8 @@ def check_pieces(raw: RawFile, num: int, cost: Cost, what: str, *, is_plain: boo
 
     `is_plain`: they are in the file as it was given, not compressed.
     """
-    memory = max(MEMORY, PLAIN_GROWTH * raw.num_given) if is_plain else MEMORY
+    grows = is_plain and raw.max_bytes is None
+    memory = max(MEMORY, PLAIN_GROWTH * raw.num_given) if grows else MEMORY
     most = memory // cost
     if num > most:
         raise DocumentError(

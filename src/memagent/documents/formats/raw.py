@@ -32,6 +32,8 @@ class RawFile:
     """Encoding that the user named; None: detect it. Formats with a fixed encoding ignore it."""
     num_packed: int | None = None
     """Bytes of the compressed file that `data` was in; None: it was in none."""
+    max_bytes: int | None = None
+    """What it may unpack to at most, whatever its size; None: what `budget` says."""
 
     @property
     def num_given(self) -> int:

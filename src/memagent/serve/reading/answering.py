@@ -35,7 +35,7 @@ from memagent.serve.reading.conversation import (
     split_long,
 )
 from memagent.serve.reading.readings import Readings, ReadStep
-from memagent.serve.reading.requests import GatewayRequest, OpenFile
+from memagent.serve.reading.requests import GatewayRequest, OpensFiles
 from memagent.serve.reading.state import GatewayState, in_thread
 from memagent.types import Completion, Message, Sampling, Usage
 
@@ -148,16 +148,16 @@ class Answering:
         self._opening_limits = asyncio.Lock()
 
     async def prepare(
-        self, request: GatewayRequest, holder: KeyHolder, open_file: OpenFile
+        self, request: GatewayRequest, holder: KeyHolder, files: OpensFiles
     ) -> PreparedAnswer:
         """The answer to a request, short or long. Raises what is wrong with it."""
         limits = await self._limits_of(holder)
         account = Account(self._state, self._tokenizer, holder.id, limits, self._prices)
         config = request.reading_config(self.reading_config)
         if request.has_files:
-            conversation = await in_thread(self._state.writing, request.conversation, open_file)
+            conversation = await in_thread(self._state.opening, request.conversation, files)
         else:
-            conversation = request.conversation(open_file)
+            conversation = request.conversation(files)
         short = await self._short(request, conversation, account, holder.cache_salt)
         if short is not None:
             self.num_short += 1
@@ -180,10 +180,10 @@ class Answering:
     ) -> ShortAnswer | None:
         """The answer if the conversation fits the window."""
         window = self.reading_config.window
-        messages = as_messages(conversation)
-        num_chars = sum(len(message["content"]) for message in messages)
+        num_chars = sum(one.num_chars for one in conversation)
         if num_chars > CHARS_PER_TOKEN * window:
             return None
+        messages = as_messages(conversation)
         count = self._tokenizer.count_messages
         if num_chars <= QUICK_CHARS:
             prompt_tokens = count(messages)

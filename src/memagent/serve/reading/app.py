@@ -31,6 +31,7 @@ from memagent.serve.http import (
     Json,
     Probes,
     guarded_app,
+    parsed,
     unless_disconnected,
     with_error_event,
 )
@@ -50,7 +51,6 @@ from memagent.serve.reading.requests import (
 from memagent.serve.reading.responses_format import ResponseAnswer
 from memagent.serve.reading.state import GatewayState, keys_file
 from memagent.serve.request_log import OnRequest
-from memagent.serve.wire import parse
 from memagent.web.hosts import HostCheck
 
 CHAT, RESPONSES, FILES, MODELS = (
@@ -86,6 +86,7 @@ def gateway_app(
     files = FileStore(
         state,
         max_stored_bytes=config.max_stored_bytes,
+        max_request_bytes=server.max_request_bytes,
         on_delete=answering.readings.forget_deleted,
     )
     service = GatewayService(answering, files, metrics)
@@ -169,7 +170,7 @@ class GatewayService:
         return JSONResponse(self._description)
 
     async def chat(self, request: Request) -> Response:
-        body = parse(GatewayChat, await request.body())
+        body = await parsed(GatewayChat, request)
         writer = ChatAnswer(has_usage=body.wants_usage)
         events = await self._prepared(request, body.request)
         if body.stream:
@@ -177,7 +178,7 @@ class GatewayService:
         return await self._whole(request, writer, events)
 
     async def responses(self, request: Request) -> Response:
-        body = parse(ResponsesRequest, await request.body())
+        body = await parsed(ResponsesRequest, request)
         writer = ResponseAnswer(body)
         events = await self._prepared(request, body.request)
         if body.stream:
@@ -190,7 +191,7 @@ class GatewayService:
     ) -> AsyncGenerator[AnswerEvent, None]:
         """The events of the answer."""
         holder = request.state.holder
-        prepared = await self._answering.prepare(asked, holder, self._files.opener(holder.id))
+        prepared = await self._answering.prepare(asked, holder, self._files.opener(holder))
         return prepared.events()
 
     async def _whole(

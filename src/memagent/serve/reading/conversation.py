@@ -54,6 +54,11 @@ class Utterance:
         return separator.join(piece.shown for piece in self.pieces)
 
     @property
+    def num_chars(self) -> int:
+        """Characters of all of it, without headings."""
+        return sum(len(piece.file.text if piece.file else piece.text) for piece in self.pieces)
+
+    @property
     def is_system(self) -> bool:
         return self.role in SYSTEM_ROLES
 
@@ -132,8 +137,13 @@ def _documents(one: Utterance) -> Iterator[Document]:
 
 def _asked(last: Utterance, is_short: IsShort) -> tuple[str, list[Document]]:
     """The question in the last message, and its other texts."""
-    long = [piece for piece in last.pieces if piece.file or not is_short(piece.text)]
-    short = [piece.text.strip() for piece in last.pieces if piece not in long]
+    long: list[MessagePart] = []
+    short: list[str] = []
+    for piece in last.pieces:
+        if piece.file or not is_short(piece.text):
+            long.append(piece)
+        else:
+            short.append(piece.text.strip())
     question = "\n".join(filter(None, short))
     texts = [piece.file or Document.from_text(piece.text, last.role) for piece in long]
     if question:

@@ -14,9 +14,12 @@ from memagent.documents.document import Document
 from memagent.documents.loaders import load_bytes
 from memagent.serve.errors import ApiError
 from memagent.serve.http import Json
-from memagent.serve.reading.requests import OpenFile, file_name
+from memagent.serve.keys import KeyHolder
+from memagent.serve.reading.requests import file_name
 from memagent.serve.reading.state import GatewayState, StoredFile, in_thread
 
+BYTES_PER_CHAR = 4
+"""Of a file, unpacked, at most: as many as UTF-8 takes."""
 MAX_LISTED = 1000
 MAX_PURPOSE = 40
 
@@ -29,11 +32,13 @@ class FileStore:
         state: GatewayState,
         *,
         max_stored_bytes: int,
+        max_request_bytes: int,
         on_delete: Callable[[str], Awaitable[None]],
     ) -> None:
         """`on_delete` is called with the owner of a file that was deleted."""
         self._state = state
         self._max_stored_bytes = max_stored_bytes
+        self._max_request_bytes = max_request_bytes
         self._on_delete = on_delete
 
     async def create(self, request: Request) -> Response:
@@ -46,16 +51,16 @@ class FileStore:
                 data, name = await upload.read(), file_name(upload.filename)
         except HTTPException as error:
             raise ApiError(400, f"the form cannot be read: {error.detail}") from None
-        owner = request.state.holder.id
+        holder = request.state.holder
         stored = await in_thread(
-            self._state.writing, self._stored, owner, name, str(purpose or "user_data"), data
+            self._state.opening, self._stored, holder, name, str(purpose or "user_data"), data
         )
         return JSONResponse(_card(stored))
 
-    def _stored(self, owner: str, name: str, purpose: str, data: bytes) -> StoredFile:
-        load_bytes(data, name)  # raises what is wrong with it
+    def _stored(self, holder: KeyHolder, name: str, purpose: str, data: bytes) -> StoredFile:
+        self.opener(holder).given(data, name)  # raises what is wrong with it
         limit = self._max_stored_bytes
-        stored = self._state.add_file(owner, name, purpose[:MAX_PURPOSE], data, max_bytes=limit)
+        stored = self._state.add_file(holder.id, name, purpose[:MAX_PURPOSE], data, max_bytes=limit)
         if stored is None:
             raise ApiError(
                 413,
@@ -102,22 +107,53 @@ class FileStore:
         await self._on_delete(owner)
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
-    def opener(self, owner: str) -> OpenFile:
-        """Opens files of an owner by id."""
-
-        def opened(file_id: str) -> Document:
-            stored = self._state.file(owner, file_id)
-            if stored is None:
-                raise _no_file(file_id)
-            return load_bytes(self._state.file_bytes(stored), stored.name)
-
-        return opened
+    def opener(self, holder: KeyHolder) -> RequestFiles:
+        """Opens the files of one request."""
+        own = holder.limits.max_request_bytes or self._max_request_bytes
+        return RequestFiles(self._state, holder.id, min(own, self._max_request_bytes))
 
     async def _found(self, request: Request, file_id: str) -> StoredFile:
         stored = await asyncio.to_thread(self._state.file, request.state.holder.id, file_id)
         if stored is None:
             raise _no_file(file_id)
         return stored
+
+
+class RequestFiles:
+    """The files of one request: each is opened once, and all have a number of characters together."""
+
+    def __init__(self, state: GatewayState, owner: str, max_chars: int) -> None:
+        self._state = state
+        self._owner = owner
+        self._max_chars = max_chars
+        self._num_chars = 0
+        self._opened: dict[str, Document] = {}
+
+    def stored(self, file_id: str) -> Document:
+        """A file of the owner by its id. Raises ApiError."""
+        if file_id in self._opened:
+            return self._counted(self._opened[file_id])
+        stored = self._state.file(self._owner, file_id)
+        if stored is None:
+            raise _no_file(file_id)
+        self._opened[file_id] = self.given(self._state.file_bytes(stored), stored.name)
+        return self._opened[file_id]
+
+    def given(self, data: bytes, name: str) -> Document:
+        """A file by its contents. Raises ApiError."""
+        left = self._max_chars - self._num_chars
+        return self._counted(load_bytes(data, name, max_bytes=BYTES_PER_CHAR * left))
+
+    def _counted(self, document: Document) -> Document:
+        self._num_chars += len(document.text)
+        if self._num_chars > self._max_chars:
+            raise ApiError(
+                413,
+                f"the files of a request have at most {self._max_chars:,} characters of text together, as many as "
+                "it may have bytes; send less at once",
+                code="too_much_text",
+            )
+        return document
 
 
 def _no_file(file_id: str) -> ApiError:

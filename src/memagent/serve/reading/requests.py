@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from memagent.agent.prompts import PROMPT_SETS
 from memagent.config import AgentConfig, with_override
 from memagent.documents.document import Document
-from memagent.documents.loaders import load_bytes
 from memagent.errors import ConfigError
 from memagent.names import hint
 from memagent.serve.errors import ApiError
@@ -36,8 +35,17 @@ TEXT_TYPES = ("text", "input_text", "output_text", "refusal")
 MAX_NAME = 200
 """Characters of a file's name."""
 
-OpenFile = Callable[[str], Document]
-"""A stored file by its id. Raises ApiError 404."""
+
+class OpensFiles(Protocol):
+    """Opens the files of a request. Raises ApiError: 404, or 413 where they have too much text together."""
+
+    def stored(self, file_id: str) -> Document:
+        """A file that was sent before."""
+        ...
+
+    def given(self, data: bytes, name: str) -> Document:
+        """A file whose contents came with the request."""
+        ...
 
 
 # --- parts of messages ----------------------------------------------------------------------------
@@ -51,13 +59,13 @@ class AttachedFile(WireModel):
     """The contents in base64, as a data URL or alone."""
     filename: str | None = Field(default=None, max_length=1000)
 
-    def part(self, open_file: OpenFile) -> MessagePart:
+    def part(self, files: OpensFiles) -> MessagePart:
         """The file as a part of a message."""
-        return MessagePart(text="", file=self._opened(open_file), file_id=self.file_id)
+        return MessagePart(text="", file=self._opened(files), file_id=self.file_id)
 
-    def _opened(self, open_file: OpenFile) -> Document:
+    def _opened(self, files: OpensFiles) -> Document:
         if self.file_id is not None:
-            return open_file(self.file_id)
+            return files.stored(self.file_id)
         if self.file_data is None:
             raise ApiError(400, "a file needs file_id or file_data", param="messages")
         _, _, encoded = self.file_data.rpartition(",")
@@ -65,7 +73,7 @@ class AttachedFile(WireModel):
             data = base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
             raise ApiError(400, "file_data is not base64", param="messages") from None
-        return load_bytes(data, file_name(self.filename))
+        return files.given(data, file_name(self.filename))
 
 
 class ContentPart(WireModel):
@@ -78,17 +86,17 @@ class ContentPart(WireModel):
     file_data: str | None = None
     filename: str | None = Field(default=None, max_length=1000)
 
-    def piece(self, open_file: OpenFile) -> MessagePart:
+    def piece(self, files: OpensFiles) -> MessagePart:
         """The part with the text of its file."""
         if self.type in TEXT_TYPES:
             return MessagePart(text=self.text or "")
         if self.type == "file" and self.file is not None:
-            return self.file.part(open_file)
+            return self.file.part(files)
         if self.type == "input_file":
             attached = AttachedFile(
                 file_id=self.file_id, file_data=self.file_data, filename=self.filename
             )
-            return attached.part(open_file)
+            return attached.part(files)
         raise ApiError(
             400,
             f"parts of type {self.type[:40]!r} are not supported; send text or files with text",
@@ -107,10 +115,10 @@ class GatewayMessage(WireModel):
     content: Content = None
     type: str | None = None
 
-    def utterance(self, open_file: OpenFile) -> Utterance:
+    def utterance(self, files: OpensFiles) -> Utterance:
         """The message with the texts of its files."""
         if isinstance(self.content, list):
-            pieces = tuple(part.piece(open_file) for part in self.content)
+            pieces = tuple(part.piece(files) for part in self.content)
         else:
             pieces = (MessagePart(text=self.content or ""),)
         return Utterance(role=self.role, pieces=pieces)
@@ -145,9 +153,9 @@ class GatewayRequest:
             for part in message.content
         )
 
-    def conversation(self, open_file: OpenFile) -> list[Utterance]:
+    def conversation(self, files: OpensFiles) -> list[Utterance]:
         """The messages with the texts of their files, which takes time where there are files."""
-        return [message.utterance(open_file) for message in self.messages]
+        return [message.utterance(files) for message in self.messages]
 
     def reading_config(self, base: AgentConfig) -> AgentConfig:
         """How a long text is read: the server's settings, and those of the request."""

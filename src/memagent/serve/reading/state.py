@@ -42,6 +42,8 @@ DAMAGED = "-damaged"
 SECONDS_PER_DAY = 86400.0
 WRITERS = 16
 """Threads that put steps on disk."""
+OPENERS = 4
+"""Threads that read files of clients, which may take long and much memory."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS files (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT NOT NULL, purpose TEXT NOT NULL,
@@ -122,7 +124,9 @@ class GatewayState:
         self.preparing = ThreadPoolExecutor(1, "gateway-preparing")
         """For counting tokens of long requests: one thread leaves the event loop its share of the processor."""
         self.writing = ThreadPoolExecutor(WRITERS, "gateway-writing")
-        """For steps of readings until they are on disk, and for files until they are read."""
+        """For steps of readings until they are on disk."""
+        self.opening = ThreadPoolExecutor(OPENERS, "gateway-opening")
+        """For files until they are read."""
         with _database_errors(folder):
             self._database = sqlite3.connect(
                 folder / DATABASE, check_same_thread=False, isolation_level=None
@@ -352,7 +356,7 @@ class GatewayState:
 
     def close(self) -> None:
         """Release the folder."""
-        for pool in (self.counting, self.preparing, self.writing):
+        for pool in (self.counting, self.preparing, self.writing, self.opening):
             pool.shutdown()
         with self._guard:
             self._database.close()
