@@ -23,9 +23,9 @@ PART = ".part"
 """Suffix of files that are being written. They are hidden, and may be deleted when no process writes them."""
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Put a file on disk: all of it, or what was there before."""
-    with replacing(path) as part:
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = True) -> None:
+    """Put a file on disk: all of it, or what was there before. `sync` as for `replacing`."""
+    with replacing(path, sync=sync) as part:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         try:
             write_all(descriptor, data)

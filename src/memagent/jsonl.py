@@ -11,6 +11,7 @@ without it, so that a changed value is found too; lines of earlier versions have
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, Self
 
 from memagent.errors import RunError
 from memagent.files import sync_folder, write_all
+from memagent.run_files import MAX_LINE_BYTES, each_line, open_file, open_reader
 
 Record = dict[str, Any]
 Shrink = Callable[[Record], Record]
@@ -40,12 +42,15 @@ class Line(NamedTuple):
     """Offset of the first byte after the line."""
 
 
-def read_lines(path: Path) -> Iterator[Line]:
-    """The complete lines of a file. A torn last line is left out; any other damage is a RunError."""
+def read_lines(path: Path, *, inside: Path | None = None) -> Iterator[Line]:
+    """The complete lines of a file. A torn last line is left out; any other damage is a RunError.
+
+    Here and below, files are opened as `memagent.run_files` does, `inside` a folder.
+    """
     end = 0
     has_checksums = False
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
+    with open_reader(path, inside=inside) as lines:
+        for number, line in enumerate(each_line(lines, path), start=1):
             if not line.endswith(b"\n"):
                 return
             is_sealed = _seal.fullmatch(line[-_SEAL_BYTES:]) is not None
@@ -88,36 +93,53 @@ def _parsed(line: bytes, is_sealed: bool) -> Record | None:
 
 def recover(path: Path, shrink: Shrink | None = None) -> list[Record]:
     """The records of a file that will be appended to; a torn last line is removed from it."""
-    if not path.exists():
-        return []
     records, end = [], 0
-    for record, end in read_lines(path):  # noqa: B007 - the last one is needed below
-        records.append(shrink(record) if shrink else record)
+    try:
+        for record, end in read_lines(path):  # noqa: B007 - the last one is needed below
+            records.append(shrink(record) if shrink else record)
+    except FileNotFoundError:
+        return []
     truncate(path, end)
     return records
 
 
-def truncate(path: Path, num_bytes: int) -> None:
+def truncate(path: Path, num_bytes: int, *, inside: Path | None = None) -> None:
     """Cut a file, if it is longer."""
-    if num_bytes < path.stat().st_size:
-        os.truncate(path, num_bytes)
+    descriptor = open_file(path, os.O_WRONLY, inside=inside)
+    try:
+        if num_bytes < os.fstat(descriptor).st_size:
+            os.ftruncate(descriptor, num_bytes)
+    finally:
+        os.close(descriptor)
 
 
 class LineFile:
     """A file that lines are appended to, created if it is not there."""
 
     def __init__(
-        self, path: Path, *, sync: bool = True, checksums: bool = False, mode: int = 0o600
+        self,
+        path: Path,
+        *,
+        inside: Path | None = None,
+        sync: bool = True,
+        checksums: bool = False,
+        mode: int = 0o600,
     ) -> None:
         """With `sync`, a line survives a power cut; without, it survives the process.
 
         `mode` is that of a new file.
         """
+        self._path = path
         self._checksums = checksums
         self._sync = sync
-        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
-        if sync:
-            sync_folder(path.parent)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._descriptor: int | None = open_file(path, flags, inside=inside, mode=mode)
+        try:
+            if sync:
+                sync_folder(path.parent)
+        except OSError:
+            self.close()
+            raise
 
     def append(self, *lines: bytes) -> None:
         """Put lines on disk: all of them or, if the disk is full, none."""
@@ -125,12 +147,22 @@ class LineFile:
         size = os.fstat(self._descriptor).st_size
         try:
             whole = [sealed(line) if self._checksums else line for line in lines]
+            if max(map(len, whole), default=0) >= MAX_LINE_BYTES:  # it could not be read again
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             write_all(self._descriptor, b"".join(line + b"\n" for line in whole))
             if self._sync:
                 _sync_data(self._descriptor)
         except OSError:
             os.ftruncate(self._descriptor, size)
             raise
+
+    def is_on_disk(self) -> bool:
+        """Whether the open file is still the one with its path."""
+        assert self._descriptor is not None, "the file is closed"
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._path.lstat())
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Close the file. Does nothing the second time."""

@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from platformdirs import user_state_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,19 +29,19 @@ from memagent.errors import RunError, RunNotWritable
 from memagent.files import reason_of, write_atomically
 from memagent.foreign import one_line, plain
 from memagent.jsonl import LineFile, Shrink, read_lines, recover
+from memagent.run_files import LOCK, MAX_BYTES, FolderLock, read_file
 from memagent.types import Usage
 
 FORMAT = 1
 MANIFEST = "run.json"
 JOURNAL = "steps.jsonl"
-LOCK = ".lock"
 
 
 class Run:
     """An open run directory. Only one process at a time can hold it."""
 
     def __init__(
-        self, path: Path, manifest: dict[str, Any], lock: FileLock, records: list[dict[str, Any]]
+        self, path: Path, manifest: dict[str, Any], lock: FolderLock, records: list[dict[str, Any]]
     ) -> None:
         self.path = path
         self.manifest = manifest
@@ -67,26 +67,35 @@ class Run:
         `files` are kept beside the manifest; they are on disk before it is.
         """
         path = path or default_path()
-        if (path / MANIFEST).exists():
+        if os.path.lexists(path / MANIFEST):
             raise RunError(f"{path} already holds a run; resume it, or name another folder")
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file; name a folder for the run")
-        if (path / JOURNAL).exists():
+        if os.path.lexists(path / JOURNAL):
             raise RunError(
                 f"{path} holds steps of a run whose {MANIFEST} is gone; name another folder"
+            )
+        header = {"format": FORMAT, "memagent": __version__, "created": _now()}
+        contents = {**header, **manifest}
+        text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
+        if len(data := text.encode("utf-8", "backslashreplace")) > MAX_BYTES:
+            raise RunError(
+                f"what is asked takes {len(data):,} bytes in {MANIFEST}, more than {MAX_BYTES:,}; ask "
+                "less in one run"
             )
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             present = frozenset(os.listdir(path))
             lock = _locked(path)
-            header = {"format": FORMAT, "memagent": __version__, "created": _now()}
-            contents = {**header, **manifest}
-            for name, data in (files or {}).items():
-                write_atomically(path / name, data)
-            text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
-            write_atomically(path / MANIFEST, text.encode("utf-8", "backslashreplace"))
         except OSError as error:
-            raise RunError(f"cannot write the run to {path}: {reason_of(error)}") from None
+            raise _cannot_write(path, error) from None
+        try:
+            for name, kept in (files or {}).items():
+                write_atomically(path / name, kept)
+            write_atomically(path / MANIFEST, data)
+        except OSError as error:
+            lock.release()
+            raise _cannot_write(path, error) from None
         run = cls(path, contents, lock, [])
         run._created = frozenset((MANIFEST, LOCK, *(files or ())))
         run._present = present
@@ -133,6 +142,14 @@ class Run:
             self.path.rmdir()
         return True
 
+    def check_kept(self) -> None:
+        """Raise RunNotWritable where what was written is no longer at the run's path."""
+        journal = self._journal
+        if not self._lock.is_at(self.path) or not (journal is None or journal.is_on_disk()):
+            raise RunNotWritable(
+                f"{self.path} was deleted or replaced while it was written to: nothing of this run is kept"
+            )
+
     def close(self) -> None:
         """Close the journal and let others open the run."""
         if self._journal is not None:
@@ -150,7 +167,7 @@ class Run:
 def read_manifest(path: Path) -> dict[str, Any]:
     """What a run is, checked. Does not lock the run."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_file(path / MANIFEST).decode("utf-8"))
     except FileNotFoundError:
         raise RunError(f"{path} holds no run: there is no {MANIFEST} in it") from None
     except NotADirectoryError:
@@ -224,16 +241,17 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return [line.record for line in read_lines(journal)] if journal.exists() else []
 
 
-def _locked(path: Path) -> FileLock:
-    # a run may be opened in one thread and closed in another
-    lock = FileLock(path / LOCK, mode=0o600, thread_local=False)
+def _cannot_write(path: Path, error: OSError) -> RunError:
+    return RunError(f"cannot write the run to {path}: {reason_of(error)}")
+
+
+def _locked(path: Path) -> FolderLock:
     try:
-        lock.acquire(timeout=0)
+        return FolderLock(path)
     except Timeout:
         raise RunError(f"{path} is in use by another memagent process") from None
     except OSError as error:
         raise RunError(f"cannot lock {path}: {reason_of(error)}") from None
-    return lock
 
 
 def _now() -> str:

@@ -19,19 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from memagent.errors import RunError
 from memagent.files import reason_of, size_of
 from memagent.jsonl import read_lines
 from memagent.names import hint
-from memagent.runs import JOURNAL, LOCK, MANIFEST, read_manifest, runs_folder
+from memagent.run_files import LOCK, FolderLock, each_line, open_reader
+from memagent.runs import JOURNAL, MANIFEST, read_manifest, runs_folder
 
 METRICS = "metrics.jsonl"
 """What training appends to."""
 MAX_NAMED = 5
 """Runs that a message lists."""
-BLOCK_BYTES = 1 << 20
 TAIL_BYTES = 1 << 16
 RECENT_SECONDS = 120.0
 """A run that grew within this time counts as being worked on, where its lock is not asked."""
@@ -126,7 +126,7 @@ def remove_run(path: Path) -> None:
     if not (path / MANIFEST).is_file():
         raise RunError(f"{path} holds no run: there is no {MANIFEST} in it")
     try:
-        with FileLock(path / LOCK, mode=0o600).acquire(timeout=0):
+        with FolderLock(path):
             shutil.rmtree(path)
     except Timeout:
         raise RunError(f"{path} is in use by another memagent process") from None
@@ -215,8 +215,8 @@ def _num_answers(path: Path) -> int:
 
 def _num_lines(path: Path) -> int:
     def count() -> int:
-        with path.open("rb") as file:
-            return sum(block.count(b"\n") for block in iter(lambda: file.read(BLOCK_BYTES), b""))
+        with open_reader(path) as file:
+            return sum(line.endswith(b"\n") for line in each_line(file, path))
 
     return _read(path, count)
 
@@ -225,8 +225,8 @@ def _last_step(path: Path) -> int:
     """The step of the last line that has one; only the end of the file is read."""
 
     def find() -> int:
-        with path.open("rb") as file:
-            file.seek(max(path.stat().st_size - TAIL_BYTES, 0))
+        with open_reader(path) as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - TAIL_BYTES, 0))
             lines = file.read().split(b"\n")
         for line in reversed(lines):
             try:
@@ -262,9 +262,9 @@ def _is_in_use(path: Path) -> bool:
     if not (path / LOCK).exists():
         return False
     try:
-        with FileLock(path / LOCK, mode=0o600).acquire(timeout=0):
+        with FolderLock(path):
             return False
     except Timeout:
         return True
-    except OSError:
+    except (OSError, RunError):
         return False

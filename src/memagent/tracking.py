@@ -36,6 +36,7 @@ from memagent.errors import ConfigError, RunError
 from memagent.extras import hidden, require
 from memagent.files import reason_of, write_atomically
 from memagent.jsonl import LineFile, read_lines, truncate
+from memagent.run_files import make_folder, read_file
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -148,7 +149,7 @@ def _opened(path: Path, num_lines: int | None) -> tuple[list[dict[str, Any]], li
     """The lines that are kept and those that are cut; afterwards the file exists and ends with a complete line."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.touch(mode=0o600)
+        LineFile(path, sync=False).close()
         lines = list(read_lines(path))
         num_kept = len(lines) if num_lines is None else num_lines
         if num_kept > len(lines):
@@ -240,6 +241,7 @@ class _Wandb:
 
     def __init__(self, folder: Path, *, config: Mapping[str, Any], name: str, project: str) -> None:
         wandb = import_module("wandb")
+        make_folder(folder, "wandb")  # it writes there
         try:
             self._run = wandb.init(
                 project=project,
@@ -312,7 +314,7 @@ def _require(library: str) -> None:
 def _wandb_id(path: Path) -> str:
     if not path.exists():
         write_atomically(path, secrets.token_hex(4).encode())
-    return path.read_text()
+    return read_file(path).decode("utf-8", "replace")
 
 
 def _one_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@
     row 3   eval  serve
     row 2   agent  data
     row 1   documents  engines  rewards  web
-    row 0   types  errors  config  cluster  cluster_workers  runs  tracking  blocking  jsonl  files  processes  names  plugins
+    row 0   types  errors  config  cluster  cluster_workers  runs  run_files  tracking  blocking  jsonl  files  processes  names  plugins
             control_tokens  chat_templates  template_worker  extras  shipped  foreign  quick_counts  _version
 
 A module may import its own room and rooms of lower rows; row 0 is one room. `memagent/__init__.py`
@@ -40,6 +40,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "cluster",
         "cluster_workers",
         "runs",
+        "run_files",
         "tracking",
         "blocking",
         "jsonl",

@@ -48,15 +48,16 @@ def damage(run: Path, rng: random.Random) -> None:
     path.write_bytes(damaged_bytes(data, rng) if rng.random() < 0.1 else data)
 
 
-def look_at_everything(folder: Path) -> list[str]:
-    """Ask the viewer for all that it shows; whatever is no answer and no error for users."""
+def look_at_everything(folder: Path, *, secret: str = "\0") -> list[str]:
+    """Ask the viewer for all that it shows; whatever is no answer and no error for users, or has the secret."""
     api = ViewerApi(Library([folder]))
     wrong: list[str] = []
 
     def tried(ask: Callable[..., Json], *arguments: object) -> Json:
         try:
             found = ask(*arguments)
-            as_json(found)
+            if secret in as_json(found).body.decode():
+                wrong.append(f"{arguments} shows {secret}")
         except MemagentError as error:
             if "\n" in str(error):
                 wrong.append(repr(error))

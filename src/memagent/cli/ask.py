@@ -35,11 +35,12 @@ from memagent.config import AgentConfig
 from memagent.documents import watching
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
-from memagent.documents.loaders import lines_of_skipped, load_with_report, read_pipe
+from memagent.documents.loaders import MAX_PIPE_BYTES, lines_of_skipped, load_with_report, read_pipe
 from memagent.engines import store
 from memagent.engines.addresses import OPENAI_URL, endpoint_from
 from memagent.engines.base import BaseEngine, check_engine, check_installed
 from memagent.errors import DocumentError, RunError
+from memagent.run_files import read_file
 from memagent.runs import MANIFEST, Run
 from memagent.types import TextKeeper
 
@@ -447,7 +448,7 @@ def _applied(defaults: Mapping[str, Any], request: AskRequest) -> str:
 
 def _kept_stdin(path: Path) -> io.BytesIO:
     try:
-        return io.BytesIO(path.read_bytes())
+        return io.BytesIO(read_file(path, max_bytes=MAX_PIPE_BYTES))
     except OSError as error:
         raise RunError(
             f"{path}, the text that came in on standard input, cannot be read ({error.strerror}); "

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memagent.documents.formats.raw import missing_library
 from memagent.errors import DocumentError
-from memagent.runs import JOURNAL, LOCK, MANIFEST
+from memagent.run_files import LOCK
+from memagent.runs import JOURNAL, MANIFEST
 
 if TYPE_CHECKING:
     from pathspec import Pattern

@@ -27,7 +27,7 @@ from memagent.engines.base import BaseEngine, PassesOnTexts
 from memagent.engines.embedding import Embedder, Vector
 from memagent.engines.queueing import Queue, slot
 from memagent.errors import EngineError, EngineRefused, RunError, RunNotWritable
-from memagent.files import reason_of, replacing
+from memagent.files import reason_of, write_atomically
 from memagent.jsonl import LineFile, read_lines, sealed
 from memagent.runs import stored_usage
 from memagent.types import Completion, Engine, Message, Sampling, TokenEngine
@@ -119,8 +119,7 @@ class CallLog:
             self._file.close()
         data = b"".join(line + b"\n" for lines in self._lines.values() for line in lines)
         try:
-            with replacing(self._path, sync=False) as part:
-                part.write_bytes(data)
+            write_atomically(self._path, data, sync=False)
             self._file = LineFile(self._path, sync=False)
         except OSError as error:
             raise RunNotWritable(f"cannot write {self._path}: {reason_of(error)}") from None

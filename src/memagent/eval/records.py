@@ -267,7 +267,7 @@ def _later_scores(path: Path) -> dict[ItemKey, dict[str, float]]:
     """Scores of the graders that graded later, by item."""
     found: dict[ItemKey, dict[str, float]] = {}
     for file in sorted((path / GRADES).glob("*.jsonl")):
-        for number, (values, _) in enumerate(read_lines(file), start=1):
+        for number, (values, _) in enumerate(read_lines(file, inside=path), start=1):
             try:
                 key, score = _key.validate_python(values["item"]), float(values["score"])
             except (KeyError, TypeError, ValueError):

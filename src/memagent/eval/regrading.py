@@ -20,6 +20,7 @@ from memagent.errors import ConfigError, RunError
 from memagent.eval.records import GRADES, ItemRecord, read_items
 from memagent.files import reason_of, write_atomically
 from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Score, grade, open_grader
+from memagent.run_files import make_folder
 
 
 def regrade(path: Path, graders: Sequence[str]) -> list[ItemRecord]:
@@ -42,7 +43,7 @@ def regrade(path: Path, graders: Sequence[str]) -> list[ItemRecord]:
             if score is not None:
                 records[number] = replace(record, scores={**record.scores, name: score.value})
                 lines.append(_line(record, score))
-        _write(path / GRADES / f"{name}.jsonl", lines)
+        _write(path, f"{name}.jsonl", lines)
     return records
 
 
@@ -73,9 +74,8 @@ def _line(record: ItemRecord, score: Score) -> bytes:
     return json.dumps(values, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
-def _write(file: Path, lines: Sequence[bytes]) -> None:
+def _write(run: Path, name: str, lines: Sequence[bytes]) -> None:
     try:
-        file.parent.mkdir(exist_ok=True)
-        write_atomically(file, b"".join(lines))
+        write_atomically(make_folder(run, GRADES) / name, b"".join(lines))
     except OSError as error:
-        raise RunError(f"cannot write {file}: {reason_of(error)}") from None
+        raise RunError(f"cannot write {run / GRADES / name}: {reason_of(error)}") from None

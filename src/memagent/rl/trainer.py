@@ -30,13 +30,15 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from memagent.errors import ClusterError, EngineError, RunError
+from memagent.errors import ClusterError, EngineError, RunError, RunNotWritable
+from memagent.files import reason_of, write_atomically
 from memagent.foreign import foreign_file
 from memagent.rl.agents.offload import WorkerPool
 from memagent.rl.backend import RanksLost
 from memagent.rl.progress import Pace, TimeLimit, TrainProgress
 from memagent.rl.rollouts.asynchronous import open_gatherer
 from memagent.rl.rollouts.collect import RolloutStats
+from memagent.rl.rollouts.rollout_log import FOLDER as ROLLOUTS
 from memagent.rl.rollouts.rollout_log import forget_rollouts, readable_group
 from memagent.rl.rollouts.step import StepRollouts
 from memagent.rl.rollouts.tasks import TasksAhead
@@ -62,9 +64,10 @@ from memagent.rl.weights.checkpoint import (
     read_state,
     restore_random_state,
 )
-from memagent.rl.weights.sync import release
+from memagent.rl.weights.sync import SYNC, release
+from memagent.run_files import check_tree, make_folder
 from memagent.runs import Run, read_manifest
-from memagent.tracking import METRICS, Tracker
+from memagent.tracking import METRICS, TENSORBOARD, Tracker
 
 KIND = "train"
 """Kind of a training run in its manifest."""
@@ -72,6 +75,8 @@ REFERENCE = "start.safetensors"
 SAMPLES = "samples"
 VALIDATION = "validation"
 FINAL = "final"
+OWN = (METRICS, ROLLOUTS, SAMPLES, VALIDATION, REFERENCE, SCRATCH, SYNC, TENSORBOARD, FINAL)
+"""What a training run has beside its checkpoints."""
 NOTED_WITHOUT_SIGNAL = (1, 10, 100)
 """Consecutive steps without signal after which a note is due."""
 
@@ -137,6 +142,8 @@ async def resume_training(
     with Run.open(run_dir) as run:
         config = config_of_run(run_dir, changes=changes)
         remember_named(config)
+        for name in OWN:
+            check_tree(run.path / name)
         async with _open_trainer(config, run.path, callbacks, limit) as trainer:
             yield trainer
 
@@ -496,10 +503,8 @@ class Trainer:
             return False
         started = perf_counter()
         result = await validation.run(self.setup.engine)
-        folder = self.run_dir / VALIDATION
-        folder.mkdir(exist_ok=True)
         lines = "".join(f"{json.dumps(record)}\n" for record in result.records)
-        (folder / f"step-{step:06}.jsonl").write_text(lines, encoding="utf-8")
+        self._write(VALIDATION, step, lines)
         self.progress.validated = step
         seconds = perf_counter() - started
         self._log("validation", step, {**result.metrics, "time/validation": seconds})
@@ -534,10 +539,17 @@ class Trainer:
             )
         )
         lines = list(islice(records, num))
-        folder = self.run_dir / SAMPLES
-        folder.mkdir(exist_ok=True)
         text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
-        (folder / f"step-{number:06}.jsonl").write_text(text, encoding="utf-8")
+        self._write(SAMPLES, number, text)
+
+    def _write(self, name: str, step: int, lines: str) -> None:
+        """Put what people read of a step into a folder of the run."""
+        try:
+            file = make_folder(self.run_dir, name) / f"step-{step:06}.jsonl"
+            write_atomically(file, lines.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            where = self.run_dir / name
+            raise RunNotWritable(f"cannot write to {where}: {reason_of(error)}") from None
 
     async def _save(self) -> None:
         """Write a checkpoint of the finished steps, unless there is one."""

@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 from memagent.errors import RunError
 from memagent.files import reason_of
 from memagent.jsonl import Record, parse_line
+from memagent.run_files import each_line, open_reader
 
 H = TypeVar("H")
 
@@ -42,21 +43,20 @@ class LineIndex(Generic[H]):
     def refresh(self) -> None:
         """Read what was appended; all of it again where the file was replaced or cut."""
         with self._lock:
-            path = inside(self._folder, self._name)
-            if path is None:
-                self._forget(None)
-                return
+            path = self._folder / self._name
             try:
-                with path.open("rb") as file:
+                with open_reader(path, inside=self._folder) as file:
                     state = os.fstat(file.fileno())
                     file_id = (state.st_dev, state.st_ino)
                     if file_id != self._file_id or state.st_size < self._end:
                         self._forget(file_id)
                     file.seek(self._end)
-                    while line := file.readline():
+                    for line in each_line(file, path):
                         if not line.endswith(b"\n"):
                             break
                         self._add(line)
+            except FileNotFoundError:
+                self._forget(None)
             except OSError as error:
                 raise RunError(f"cannot read {path}: {reason_of(error)}") from None
 
@@ -74,11 +74,9 @@ class LineIndex(Generic[H]):
                 raise RunError(f"{self._name} has no line {number + 1}")
             start = self._ends[number - 1] if number else 0
             length = self._ends[number] - start
-        path = inside(self._folder, self._name)
-        if path is None:
-            raise RunError(f"{self._name} is gone")
+        path = self._folder / self._name
         try:
-            with path.open("rb") as file:
+            with open_reader(path, inside=self._folder) as file:
                 file.seek(start)
                 return file.read(length)
         except OSError as error:
@@ -107,9 +105,3 @@ class LineIndex(Generic[H]):
         self._file_id = file_id
         self._ends, self.heads = [], []
         self.generation += 1
-
-
-def inside(folder: Path, name: str) -> Path | None:
-    """A file of a folder; None where there is none, or where a link leads out of the folder."""
-    path = (folder / name).resolve()
-    return path if path.is_file() and path.is_relative_to(folder.resolve()) else None

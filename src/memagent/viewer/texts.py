@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from memagent.documents.document import Document
-from memagent.documents.loaders import load, load_bytes
-from memagent.errors import DocumentError
-from memagent.viewer.line_index import inside
+from memagent.documents.loaders import MAX_PIPE_BYTES, load, load_bytes
+from memagent.errors import DocumentError, RunError
+from memagent.run_files import read_file
 
 STDIN = "stdin"
 """What a run keeps of standard input."""
@@ -43,11 +43,8 @@ class Texts:
 
 
 def _kept_input(sha256: str, run: Path) -> Document | None:
-    path = inside(run, STDIN)
-    if path is None:
-        return None
     try:
-        document = load_bytes(path.read_bytes(), STDIN)
-    except (DocumentError, OSError):
+        document = load_bytes(read_file(run / STDIN, max_bytes=MAX_PIPE_BYTES), STDIN)
+    except (DocumentError, RunError, OSError):
         return None
     return document if document.sha256 == sha256 else None

@@ -24,6 +24,7 @@ from memagent.agent.trace import Trace
 from memagent.errors import RunError
 from memagent.jsonl import LineFile, read_lines, truncate
 from memagent.rl.types import Group, Rollout, Sample
+from memagent.run_files import make_folder
 
 FOLDER = "rollouts"
 WAVE = "wave"
@@ -35,6 +36,7 @@ class RolloutLog:
 
     def __init__(self, run: Path, step: int) -> None:
         """Opens the file of a step, if there is one. Raises RunError when it is damaged."""
+        self._run = run
         self._path = _file(run, step)
         self.waves: list[list[Rollout]] = []
         """The rollouts of each finished wave."""
@@ -43,10 +45,10 @@ class RolloutLog:
         self._waves_end = 0
         """Bytes of the finished waves."""
         try:
-            self._path.parent.mkdir(exist_ok=True)
+            make_folder(run, FOLDER)
             if self._path.exists():
                 self._read()
-            self._lines = LineFile(self._path, sync=False, checksums=True)
+            self._lines = LineFile(self._path, inside=run, sync=False, checksums=True)
         except OSError as error:
             raise self._cannot_write(error) from None
 
@@ -62,7 +64,7 @@ class RolloutLog:
     def add_wave(self, rollouts: Sequence[Rollout]) -> None:
         """Append the rollouts of a wave, all or none. Those of an unfinished wave are removed first."""
         if self._rest:
-            truncate(self._path, self._waves_end)
+            truncate(self._path, self._waves_end, inside=self._run)
             self._rest = []
         self._append(*map(_line, rollouts), json.dumps({WAVE: len(rollouts)}).encode())
 
@@ -84,7 +86,7 @@ class RolloutLog:
 
     def _read(self) -> None:
         end = 0
-        for number, (record, end) in enumerate(read_lines(self._path), start=1):
+        for number, (record, end) in enumerate(read_lines(self._path, inside=self._run), start=1):
             if WAVE in record:
                 self.waves.append(self._rest)
                 self._rest, self._waves_end = [], end
@@ -93,7 +95,7 @@ class RolloutLog:
                 self._rest.append(rollout_from_dict(record))
             except RunError as error:
                 raise RunError(f"{self._path}, line {number}: {error}") from None
-        truncate(self._path, end)
+        truncate(self._path, end, inside=self._run)
 
     def _cannot_write(self, error: OSError) -> RunError:
         return RunError(f"cannot write to {self._path}: {error.strerror or error}")

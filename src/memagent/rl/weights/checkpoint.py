@@ -49,6 +49,7 @@ from memagent.errors import ConfigError, RunError
 from memagent.files import reason_of, replacing_folder
 from memagent.foreign import foreign_file, one_line
 from memagent.rl.weights.shards import gathered, like
+from memagent.run_files import check_tree, make_folder, read_file
 from memagent.tracking import METRICS, read_metrics
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def new_checkpoint(
     folder = run / CHECKPOINTS
     path = folder / name
     with disk_errors(path):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(run, CHECKPOINTS)
         for incomplete in folder.glob(".*"):
             shutil.rmtree(incomplete)
         with replacing_folder(path) as part:
@@ -118,7 +119,7 @@ def new_checkpoint(
 
 def list_checkpoints(run: Path) -> list[Path]:
     """The checkpoints of a run, in the order of its steps: the warm start comes first."""
-    folder = run / CHECKPOINTS
+    folder = check_tree(run / CHECKPOINTS)
     found = (
         [path for path in folder.iterdir() if NAME.fullmatch(path.name)] if folder.is_dir() else []
     )
@@ -207,7 +208,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     """The `state` that was saved."""
     path = checkpoint / STATE
     try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
+        contents = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"cannot read {path}: {one_line(error)}; remove {checkpoint}") from None
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:

@@ -169,7 +169,7 @@ class LoraEndpoint:
         """
         self.policy_version = 0
         self._engine = engine
-        self._folder = folder.resolve()
+        self._folder = folder.parent.resolve() / folder.name
         self._save = save
         self._num_versions = num_versions
         self._pushed: deque[tuple[str, Path]] | None = None

@@ -25,8 +25,9 @@ from memagent.agent.reader import Reader, checked_question
 from memagent.agent.trace import Step, Trace
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
-from memagent.documents.loaders import load
+from memagent.documents.loaders import MAX_PIPE_BYTES, load
 from memagent.errors import ConfigError, DocumentError, RunError
+from memagent.run_files import read_file
 from memagent.runs import MANIFEST, default_path
 
 KEY = "desk"
@@ -203,7 +204,9 @@ def names_file(path_or_text: str) -> bool:
 
 def _kept_text(path: Path) -> Document:
     try:
-        return Document.from_text((path / TEXT).read_bytes().decode("utf-8", "surrogatepass"))
+        return Document.from_text(
+            read_file(path / TEXT, max_bytes=MAX_PIPE_BYTES).decode("utf-8", "surrogatepass")
+        )
     except (OSError, ValueError):
         raise RunError(f"the text of the reading {path.name} is gone") from None
 

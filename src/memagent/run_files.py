@@ -1,0 +1,179 @@
+"""The one door to the files of a run directory, which may come from anybody.
+
+    with open_reader(run / "steps.jsonl") as file:
+        ...
+    data = read_file(run / "run.json")
+    folder = make_folder(run, "grades")                  # for what is written beside the journal
+    with open_reader(folder / "f1.jsonl", inside=run) as file:
+        ...
+
+A file is opened only if it is a regular one, in folders that are no links up to the run directory (`inside`, by
+default the folder of the file); the run directory itself may be a link, for the user names it. Nothing waits:
+a pipe is refused, not read. A file with other names (hard links) is read and not written to, because the
+other names would change too. Lines and whole files have limits, so that no file takes all memory.
+
+Whatever is refused is a RunError; other errors of the system pass as they are.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from filelock import FileLock, Timeout
+
+from memagent.errors import RunError
+
+LOCK = ".lock"
+MAX_BYTES = 32 << 20
+"""Of a file that is read as a whole, such as a manifest."""
+MAX_LINE_BYTES = 256 << 20
+NOT_A_FILE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
+"""What opening a link, a folder, a pipe or a socket gives, or a file beneath one."""
+LOCKS_NO_FOLDERS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What locking a folder gives on file systems that lock files only, such as NFS."""
+
+
+def open_file(
+    path: Path, flags: int = os.O_RDONLY, *, inside: Path | None = None, mode: int = 0o600
+) -> int:
+    """The descriptor of a regular file; `mode` is that of a new one."""
+    folder = inside or path.parent
+    *folders, name = path.relative_to(folder).parts
+    if ".." in folders:
+        raise _refused(path)
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for each in folders:
+            inner = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = inner
+        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode, dir_fd=at)
+    except OSError as error:
+        if error.errno in NOT_A_FILE:
+            raise _refused(path) from None
+        raise
+    finally:
+        os.close(at)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise _refused(path)
+        if found.st_nlink > 1 and flags & (os.O_WRONLY | os.O_RDWR):
+            raise RunError(
+                f"{path} has other names (hard links), which would change with it; copy the folder and "
+                "use the copy"
+            )
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_reader(path: Path, *, inside: Path | None = None) -> BinaryIO:
+    """A regular file, to be read in parts."""
+    return os.fdopen(open_file(path, inside=inside), "rb")
+
+
+def read_file(path: Path, *, inside: Path | None = None, max_bytes: int = MAX_BYTES) -> bytes:
+    """A whole file, if it is not larger than that."""
+    with open_reader(path, inside=inside) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise RunError(f"{path} has more than {max_bytes:,} bytes")
+    return data
+
+
+def each_line(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The lines from where a file is, each with its end, which only the last one may lack."""
+    while line := file.readline(MAX_LINE_BYTES):
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            raise RunError(
+                f"{path} has a line of more than {MAX_LINE_BYTES:,} bytes; it is damaged"
+            )
+        yield line
+
+
+def make_folder(run: Path, name: str) -> Path:
+    """A folder of a run, made if it is not there. Raises RunError for a link or a file."""
+    path = run / name
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        raise _refused(path)
+    return path
+
+
+def check_tree(path: Path) -> Path:
+    """The path, if beneath it are regular files and folders only: for libraries that open files themselves.
+
+    It need not be there.
+    """
+    with suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            for each in path.iterdir():
+                check_tree(each)
+        elif not stat.S_ISREG(mode):
+            raise _refused(path)
+    return path
+
+
+class FolderLock:
+    """A folder that one process at a time holds, until it releases it or ends.
+
+    Locked are the file `.lock` and the folder itself: the folder stays locked when the file is deleted, and
+    there are file systems that lock files only.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises Timeout where another process holds the folder."""
+        os.close(open_file(folder / LOCK, os.O_RDWR | os.O_CREAT))  # no link to another file
+        # it may be taken in one thread and released in another
+        self._file = FileLock(folder / LOCK, mode=0o600, thread_local=False)
+        self._file.acquire(timeout=0)
+        self._descriptor: int | None = None
+        try:
+            self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise Timeout(str(folder)) from None
+        except OSError as error:
+            if error.errno not in LOCKS_NO_FOLDERS:
+                self.release()
+                raise
+
+    def is_at(self, folder: Path) -> bool:
+        """Whether the folder that is held is still the one with this path."""
+        assert self._descriptor is not None, "the folder was released"
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), folder.stat())
+        except OSError:
+            return False
+
+    def release(self) -> None:
+        """Let other processes have the folder. Does nothing the second time."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        self._file.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+
+def _refused(path: Path) -> RunError:
+    return RunError(
+        f"{path} is a link, or no regular file, or in a folder that is a link; files of a run are opened "
+        "only where they are none of these"
+    )
