@@ -155,6 +155,7 @@ def _is_harmless(name: str, plant: str) -> bool:
         ("carried.jsonl", "to_nothing"),
         ("carried.jsonl", "hard_link"),
         ("calls.jsonl", "to_nothing"),
+        ("calls.jsonl", "hard_link"),
         ("checkpoints", "hard_link"),
         ("sync", "hard_link"),
         ("scratch_model", "hard_link"),

@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from memagent.errors import RunError
+from memagent.errors import RunError, RunNotWritable
 from memagent.runs import Run, read_manifest, read_records
 
 
@@ -168,3 +170,38 @@ def test_a_run_may_be_closed_in_another_thread(tmp_path: Path) -> None:
         run = pool.submit(Run.create, tmp_path / "run", {"kind": "test"}).result()
     run.close()
     Run.open(tmp_path / "run").close()
+
+
+def test_a_run_stays_locked_when_its_lock_file_is_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    opened = (
+        f"from memagent.runs import Run; from pathlib import Path; Run.open(Path({str(path)!r}))"
+    )
+    with Run.create(path, {"kind": "ask"}):
+        (path / ".lock").unlink()
+        done = subprocess.run(
+            [sys.executable, "-c", opened], capture_output=True, text=True, check=False
+        )
+        assert done.stderr.endswith(f"RunError: {path} is in use by another memagent process\n")
+    assert subprocess.run([sys.executable, "-c", opened], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("replaced", ["run", "run/steps.jsonl"])
+def test_a_run_that_is_deleted_while_it_is_written_to_is_noticed(
+    tmp_path: Path, replaced: str
+) -> None:
+    path = tmp_path / "run"
+    with Run.create(path, {"kind": "ask"}) as run:
+        run.check_kept()
+        run.append(b"{}")
+        run.check_kept()
+        (tmp_path / replaced).rename(tmp_path / "elsewhere")
+        with pytest.raises(RunNotWritable, match="was deleted or replaced"):
+            run.check_kept()
+        run.append(b"{}")  # the work goes on: its result is shown
+
+
+def test_a_manifest_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="ask less in one run"):
+        Run.create(tmp_path / "run", {"questions": ["x" * (32 << 20)]})
+    assert not (tmp_path / "run").exists()

@@ -106,6 +106,7 @@ def new_checkpoint(
     folder = run / CHECKPOINTS
     path = folder / name
     with disk_errors(path):
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_folder(run, CHECKPOINTS)
         for incomplete in folder.glob(".*"):
             shutil.rmtree(incomplete)
