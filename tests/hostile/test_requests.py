@@ -7,7 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from memagent.engines.local.loading import LoadedModel
 from memagent.serve import guard
 from memagent.serve.errors import ApiError
+from memagent.serve.keys import KeyHolder
 from memagent.web import deadline
 from memagent.web.hosts import ForeignRequest, HostCheck
 from tests.hostile import requests
@@ -167,17 +168,27 @@ def test_headers_of_a_second_request_have_a_deadline_too(
         assert received(connection) == b""
 
 
-def test_bodies_that_are_arriving_have_a_common_limit() -> None:
+def test_bodies_that_are_arriving_have_limits_of_each_of_a_key_and_of_all() -> None:
     bodies = guard._Bodies(10)
-    with bodies.arriving() as first, pytest.raises(ApiError) as caught:
+    with bodies.arriving(KeyHolder()) as first, pytest.raises(ApiError) as caught:
         bodies.add(first, 11)
     assert caught.value.status == 413
-    many = [guard._Body(bodies, 10) for _ in range(guard.MAX_WAITING_BODIES)]
-    for body in many:
-        bodies.add(body, 10)
-    with bodies.arriving() as last, pytest.raises(ApiError) as caught:
-        bodies.add(last, 1)
-    assert caught.value.status == 429
+    with ExitStack() as arriving:
+        for number in range(guard.MAX_WAITING_BODIES):
+            key = KeyHolder(id=f"key-{number // guard.MAX_WAITING_OF_KEY}")
+            bodies.add(arriving.enter_context(bodies.arriving(key)), 10)
+        for key in (KeyHolder(id="key-0"), KeyHolder()):
+            with bodies.arriving(key) as last, pytest.raises(ApiError) as caught:
+                bodies.add(last, 1)
+            assert caught.value.status == 429
+    with ExitStack() as arriving:  # all of them are forgotten
+        for _ in range(guard.MAX_WAITING_OF_KEY):
+            bodies.add(arriving.enter_context(bodies.arriving(KeyHolder(id="key-1"))), 10)
+        with bodies.arriving(KeyHolder(id="key-1")) as last, pytest.raises(ApiError) as caught:
+            bodies.add(last, 1)
+        assert caught.value.status == 429
+        with bodies.arriving(KeyHolder(id="key-2")) as other:
+            bodies.add(other, 10)
 
 
 # --- size -----------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -47,6 +45,8 @@ from tests.support.gateways import (
     Gateway,
     PatientEngine,
     asking,
+    chat_request,
+    connected,
     novel,
     serving_gateway,
 )
@@ -836,25 +836,6 @@ def status_unless_left(gateway: Gateway, key: str, messages: Any, *, stream: boo
         return received
     wait_until(lambda: engine.num_cancelled > num_before and not engine.num_running)
     return None
-
-
-def connected(gateway: Gateway) -> socket.socket:
-    place = urlsplit(gateway.url)
-    return socket.create_connection((place.hostname or "", place.port or 0), timeout=60)
-
-
-def chat_request(messages: Any, key: str = "none", **fields: Any) -> bytes:
-    """The bytes of a chat request."""
-    body = json.dumps({"model": MODEL, "messages": messages, **fields}).encode()
-    return head_of("/v1/chat/completions", key, len(body)) + body
-
-
-def head_of(path: str, key: str, length: int, *, kind: str = "application/json") -> bytes:
-    """The head of a POST request."""
-    return (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
-        f"Content-Type: {kind}\r\nContent-Length: {length}\r\n\r\n"
-    ).encode()
 
 
 def test_foreign_hosts_and_origins_are_refused(gateway: Gateway) -> None:

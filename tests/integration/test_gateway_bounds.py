@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import select
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from memagent.config import KeyLimits
+from memagent.serve import guard
 from memagent.serve.errors import ApiError
+from memagent.serve.keys import KeyStore
 from memagent.serve.reading.files import RequestFiles
 from memagent.serve.reading.requests import AttachedFile
 from memagent.serve.reading.state import GatewayState
-from tests.support.gateways import serving_gateway
+from memagent.web import deadline
+from tests.support.gateways import MODEL, Gateway, connected, head_of, serving_gateway
+from tests.support.timing import wait_until
 
 # --- memory ---------------------------------------------------------------------------------------
 
@@ -21,7 +29,9 @@ MEASURED = """
 import gzip, json, resource, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tests.support.gateways import MODEL, serving_gateway
+from memagent.web import deadline
+from tests.support.gateways import MODEL, Gateway, connected, head_of, serving_gateway
+from tests.support.timing import wait_until
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000
@@ -86,3 +96,72 @@ def test_a_file_that_no_request_could_have_is_refused_when_it_is_sent(tmp_path: 
         packed = gzip.compress(b"It rained. " * 300)
         reply = gateway.send("POST", "/v1/files", files={"file": ("a.txt.gz", packed)})
         assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_much_text")
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+HELLO = [{"role": "user", "content": "Hello?"}]
+
+
+def status_of(gateway: Gateway, key: str) -> int:
+    """The status of a one-line chat with a key."""
+    body = {"model": MODEL, "messages": HELLO}
+    headers = {"Authorization": f"Bearer {key}"}
+    return gateway.send("POST", "/v1/chat/completions", json=body, headers=headers).status_code
+
+
+@pytest.mark.parametrize(
+    ("max_concurrency", "num_admitted"), [(3, 3), (None, guard.MAX_WAITING_OF_KEY)]
+)
+def test_half_sent_bodies_take_places_of_their_own_key_only(
+    tmp_path: Path, max_concurrency: int | None, num_admitted: int
+) -> None:
+    store, size = KeyStore(tmp_path / "keys.json"), 1_000_000
+    anna, bert = store.add("anna", KeyLimits(max_concurrency=max_concurrency)), store.add("bert")
+    with (
+        serving_gateway(tmp_path, server={"max_request_bytes": size}) as gateway,
+        ExitStack() as opened,
+    ):
+        connections = [opened.enter_context(connected(gateway)) for _ in range(17)]
+        for connection in connections:
+            with suppress(ConnectionResetError, BrokenPipeError):  # refused while it is sent
+                connection.sendall(head_of("/v1/responses", anna, size + 1) + b" " * size)
+        wait_until(lambda: sum(map(has_answer, connections)) == 17 - num_admitted)
+        assert (status_of(gateway, anna), status_of(gateway, bert)) == (429, 200)
+
+
+def has_answer(connection: socket.socket) -> bool:
+    """Whether the server has answered or closed the connection."""
+    return bool(select.select([connection], [], [], 0)[0])
+
+
+def ask_for_file(gateway: Gateway, key: str, owner: str, connection: socket.socket) -> None:
+    """Ask for a file of 11 MB and read no more than its first bytes."""
+    data = b"It rained. " * 1_000_000
+    stored = gateway.state.add_file(owner, "a.txt", "", data, max_bytes=len(data))
+    assert stored is not None
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    head = f"GET /v1/files/{stored.id}/content HTTP/1.1\r\nHost: localhost\r\n"
+    connection.sendall(f"{head}Authorization: Bearer {key}\r\n\r\n".encode())
+    assert connection.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def test_downloads_take_places_of_their_key(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path / "keys.json")
+    anna, bert = store.add("anna", KeyLimits(max_concurrency=1)), store.add("bert")
+    with serving_gateway(tmp_path) as gateway:
+        with connected(gateway) as connection:
+            ask_for_file(gateway, anna, store.list()[0].holder.id, connection)
+            assert (status_of(gateway, anna), status_of(gateway, bert)) == (429, 200)
+        wait_until(lambda: status_of(gateway, anna) == 200)
+
+
+def test_a_client_that_does_not_read_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadline, "WRITE_SECONDS", 0.2)
+    store = KeyStore(tmp_path / "keys.json")
+    anna = store.add("anna", KeyLimits(max_concurrency=1))
+    with serving_gateway(tmp_path) as gateway, connected(gateway) as connection:
+        ask_for_file(gateway, anna, store.list()[0].holder.id, connection)
+        wait_until(lambda: status_of(gateway, anna) == 200)

@@ -7,12 +7,15 @@ with serving_gateway(tmp_path) as gateway:
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -122,3 +125,22 @@ def prompts_of(gateway: Gateway) -> list[list[Message]]:
     """Every prompt that the engine was given."""
     assert isinstance(gateway.engine, ScriptedEngine)
     return gateway.engine.prompts
+
+
+def connected(gateway: Gateway) -> socket.socket:
+    place = urlsplit(gateway.url)
+    return socket.create_connection((place.hostname or "", place.port or 0), timeout=60)
+
+
+def chat_request(messages: Any, key: str = "none", **fields: Any) -> bytes:
+    """The bytes of a chat request."""
+    body = json.dumps({"model": MODEL, "messages": messages, **fields}).encode()
+    return head_of("/v1/chat/completions", key, len(body)) + body
+
+
+def head_of(path: str, key: str, length: int, *, kind: str = "application/json") -> bytes:
+    """The head of a POST request."""
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: {kind}\r\nContent-Length: {length}\r\n\r\n"
+    ).encode()

@@ -1,6 +1,7 @@
 """Middleware for every request: host and origin, API key, body, admission, counting.
 
-A place is taken when the body has arrived, so clients that send half a request do not lock out others.
+A place of the server is taken when the body has arrived, so clients that send half a request do not lock out
+others; a place of the key when the request begins.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ import asyncio
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memagent.serve.errors import INTERNAL, ApiError
-from memagent.serve.keys import KeyCheck, KeyHolder, checked_holder
+from memagent.serve.keys import ANYONE, KeyCheck, KeyHolder, checked_holder
 from memagent.serve.metrics import Metrics
 from memagent.serve.request_log import OnRequest, RequestRecord, client_of, path_of
 from memagent.types import Usage
@@ -33,6 +35,8 @@ BODY_SECONDS = 60.0
 """Time limit for receiving a request body."""
 MAX_WAITING_BODIES = 16
 """Memory for bodies that are arriving, in bodies of the maximum size."""
+MAX_WAITING_OF_KEY = 4
+"""The same for bodies with one key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,8 @@ class GuardedPaths:
     """Further paths that are counted by name; what clients invent is counted together."""
     without_key: tuple[str, ...]
     """Paths that need no key."""
+    downloads: tuple[str, ...] = ()
+    """Endings of paths whose response is a file, and takes a place."""
 
     def counted(self, path: str) -> str:
         """The name under which a path is counted."""
@@ -130,7 +136,8 @@ class Guard:
             return
         request_id = f"req_{secrets.token_hex(12)}"
         scope.setdefault("state", {}).update(usage=Usage(), request_id=request_id)
-        counted = _CountedSend(send, request_id)
+        receive = arriving = _Arriving(scope, receive)
+        counted = _CountedSend(send, request_id, arriving)
         started = time.monotonic()
         is_cut = False
         try:
@@ -173,27 +180,28 @@ class Guard:
         if path not in self._paths.without_key:
             holder = checked_holder(self._keys, headers)
         scope["state"]["holder"] = holder
-        if scope["method"] != "POST" or path not in self._paths.bodies:
+        has_body = scope["method"] == "POST" and path in self._paths.bodies
+        if not has_body and not path.endswith(self._paths.downloads):
             await self._app(scope, receive, send)
             return
         self._gate.check_open()
-        _check_type(headers, self._paths.bodies[path])
-        with self._bodies.arriving(holder.limits.max_request_bytes) as arriving:
-            body = await arriving.receive(receive)
-        if body is None:  # the client has left
-            return
-        with self._admitted(holder):
-            await self._app(scope, _replayed(body, receive), send)
+        with self._own_place(holder):
+            if has_body:
+                _check_type(headers, self._paths.bodies[path])
+                with self._bodies.arriving(holder) as arriving:
+                    body = await arriving.receive(receive)
+                if body is None:  # the client has left
+                    return
+                receive = _replayed(body, receive)
+            with self._gate.admit():
+                await self._app(scope, receive, send)
 
-    @contextmanager
-    def _admitted(self, holder: KeyHolder) -> Iterator[None]:
-        """Hold a place, among those of the key too."""
-        with ExitStack() as places:
-            if (limit := holder.limits.max_concurrency) is not None:
-                own = self._key_gates.setdefault((holder.id, limit), AdmissionGate(limit))
-                places.enter_context(own.admit())
-            places.enter_context(self._gate.admit())
-            yield
+    def _own_place(self, holder: KeyHolder) -> AbstractContextManager[None]:
+        """One of the places of a key, where it has a limit."""
+        limit = holder.limits.max_concurrency
+        if limit is None:
+            return nullcontext()
+        return self._key_gates.setdefault((holder.id, limit), AdmissionGate(limit)).admit()
 
 
 async def _cut_off(scope: Scope, receive: Receive, send: _CountedSend) -> None:
@@ -214,33 +222,37 @@ def _check_type(headers: Headers, expected: str) -> None:
 
 
 class _Bodies:
-    """Receives request bodies within a time limit, and within limits of each and of all together."""
+    """Receives request bodies within a time limit, and within limits of each, of those with one key, and of all."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._num_bytes = 0
-        """Bytes of bodies that are arriving."""
+        self._num_bytes: Counter[str] = Counter()
+        """Bytes of bodies that are arriving, by their holder."""
 
     @contextmanager
-    def arriving(self, max_bytes: int | None = None) -> Iterator[_Body]:
-        """A body to receive, of at most `max_bytes`; its bytes count until the block ends."""
-        body = _Body(self, min(max_bytes or self._max_bytes, self._max_bytes))
+    def arriving(self, holder: KeyHolder) -> Iterator[_Body]:
+        """A body to receive; its bytes count until the block ends."""
+        own = holder.limits.max_request_bytes or self._max_bytes
+        body = _Body(self, holder.id, min(own, self._max_bytes))
         try:
             yield body
         finally:
-            self._num_bytes -= body.num_bytes
+            self._num_bytes[holder.id] -= body.num_bytes
+            self._num_bytes += Counter()  # forgets those with none
 
     def add(self, body: _Body, num_bytes: int) -> None:
         """Count bytes of a body. Raises ApiError if it or all together are too large."""
         body.num_bytes += num_bytes
-        self._num_bytes += num_bytes
+        self._num_bytes[body.owner] += num_bytes
         if body.num_bytes > body.max_bytes:
             raise ApiError(
                 413,
                 f"the request is larger than {body.max_bytes:,} bytes; shorten it",
                 code="request_too_large",
             )
-        if self._num_bytes > MAX_WAITING_BODIES * self._max_bytes:
+        share = MAX_WAITING_BODIES if body.owner == ANYONE else MAX_WAITING_OF_KEY
+        is_full = self._num_bytes.total() > MAX_WAITING_BODIES * self._max_bytes
+        if is_full or self._num_bytes[body.owner] > share * self._max_bytes:
             raise ApiError(
                 429,
                 "too many large requests are arriving; try again soon",
@@ -251,8 +263,9 @@ class _Bodies:
 class _Body:
     """One body that is arriving."""
 
-    def __init__(self, bodies: _Bodies, max_bytes: int) -> None:
+    def __init__(self, bodies: _Bodies, owner: str, max_bytes: int) -> None:
         self.num_bytes = 0
+        self.owner = owner
         self.max_bytes = max_bytes
         self._bodies = bodies
 
@@ -283,11 +296,30 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return next_message
 
 
-class _CountedSend:
-    """Forwards messages, records the status and adds the id of the request."""
+class _Arriving:
+    """Forwards messages, and knows whether all of the request has arrived."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        headers = Headers(scope=scope)
+        has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+        self.is_whole = not has_body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self.is_whole |= not message.get("more_body", False)
+        return message
+
+
+class _CountedSend:
+    """Forwards messages, records the status and adds the id of the request.
+
+    A response to half a request closes the connection, so that the server does not read the rest.
+    """
+
+    def __init__(self, send: Send, request_id: str, arriving: _Arriving) -> None:
         self._send = send
+        self._arriving = arriving
         self._header = (REQUEST_ID.encode(), request_id.encode())
         self.status = CLIENT_GONE
         self.is_started = False
@@ -296,5 +328,7 @@ class _CountedSend:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.is_started = True
-            message = {**message, "headers": [*message.get("headers", ()), self._header]}
+            closing = () if self._arriving.is_whole else ((b"connection", b"close"),)
+            headers = [*message.get("headers", ()), self._header, *closing]
+            message = {**message, "headers": headers}
         await self._send(message)

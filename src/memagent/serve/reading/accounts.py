@@ -22,7 +22,6 @@ class Account:
     def __init__(
         self,
         state: GatewayState,
-        tokenizer: Tokenizer,
         owner: str,
         limits: Limits,
         prices: Prices | None,
@@ -30,7 +29,6 @@ class Account:
         self.owner = owner
         self.limits = limits
         self._state = state
-        self._tokenizer = tokenizer
         self._prices = prices
 
     async def add_soon(self, usage: Usage) -> None:
@@ -46,28 +44,25 @@ class Account:
             )
         self._state.add_used(self.owner, usage, cost)
 
-    async def add_left(self, messages: Sequence[Message]) -> None:
-        """Count the prompt of a call whose reply nobody waits for; its reservation is released by the caller."""
-        prompt_tokens = self._tokenizer.count_messages(messages)
-        usage = Usage(calls=1, prompt_tokens=prompt_tokens, is_estimated=True)
-        self.limits.count(usage)
-        await self.add_soon(usage)
-
 
 class CountedEngine(BaseEngine):
     """The engine of a server as the calls of one holder reach it."""
 
-    def __init__(self, engine: Engine, account: Account) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, limits: Limits) -> None:
         self.stand_for(engine)
         self._engine = engine
-        self._account = account
+        self._tokenizer = tokenizer
+        self._limits = limits
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """One reply; a call that is cancelled counts with its prompt."""
         try:
             return await self._engine.complete(messages, sampling)
         except asyncio.CancelledError:
-            await self._account.add_left(messages)
+            prompt_tokens = self._tokenizer.count_messages(messages)
+            usage = Usage(calls=1, prompt_tokens=prompt_tokens, is_estimated=True)
+            self._limits.count(usage)  # the caller releases what it reserved
+            self._limits.lose(usage)
             raise
 
     async def aclose(self) -> None:

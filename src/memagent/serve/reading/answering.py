@@ -152,7 +152,7 @@ class Answering:
     ) -> PreparedAnswer:
         """The answer to a request, short or long. Raises what is wrong with it."""
         limits = await self._limits_of(holder)
-        account = Account(self._state, self._tokenizer, holder.id, limits, self._prices)
+        account = Account(self._state, holder.id, limits, self._prices)
         config = request.reading_config(self.reading_config)
         if request.has_files:
             conversation = await in_thread(self._state.opening, request.conversation, files)
@@ -256,7 +256,7 @@ class Answering:
         if self._prices is not None:
             used = await in_thread(self._state.counting, self._state.used, holder.id)
             limits.cost = used.cost
-        account = Account(self._state, self._tokenizer, holder.id, limits, self._prices)
+        account = Account(self._state, holder.id, limits, self._prices)
         limits.on_lost = lambda usage: self._state.counting.submit(account.add, usage)
         return limits
 
@@ -323,7 +323,7 @@ class ShortAnswer:
 
     async def _whole(self) -> AsyncGenerator[AnswerEvent, None]:
         call = await call_model(
-            CountedEngine(self._engine, self._account),
+            CountedEngine(self._engine, self._tokenizer, self._account.limits),
             self._tokenizer,
             self._account.limits,
             self._messages,

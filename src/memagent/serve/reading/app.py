@@ -101,6 +101,7 @@ def gateway_app(
                 bodies={CHAT: JSON_TYPE, RESPONSES: JSON_TYPE, FILES: FORM_TYPE},
                 others=(MODELS, "/health", "/metrics", DESCRIPTION),
                 without_key=("/health",),
+                downloads=("/content",),
             ),
             max_request_bytes=server.max_request_bytes,
             on_request=on_request,

@@ -59,10 +59,13 @@ class ReadingCalls:
         self._slots = asyncio.Semaphore(max_calls)
 
     def of_owner(
-        self, owner: str, *, account: Account | None = None, keeps_text: bool = True
+        self, owner: str, *, engine: Engine | None = None, keeps_text: bool = True
     ) -> OwnersCalls:
-        """The engine for the holder of a key: what is computed and kept is used for this one alone."""
-        calls = OwnersCalls(self, CountedEngine(self.engine, account) if account else self.engine)
+        """The engine for the holder of a key: what is computed and kept is used for this one alone.
+
+        `engine` is what the calls go through.
+        """
+        calls = OwnersCalls(self, engine or self.engine)
         calls.owner = owner
         if keeps_text:
             calls.keep_through(self.engine, owner=owner)
@@ -148,7 +151,8 @@ class Readings:
     def reader(self, config: AgentConfig, account: Account) -> Reader:
         """The reader of a request of a holder. Raises ConfigError where the settings do not suit the engine."""
         keeps = self._keeper is not None and self._keeper.keeps_text and shares_sections(config)
-        calls = self._calls.of_owner(account.owner, account=account, keeps_text=keeps)
+        counted = CountedEngine(self._calls.engine, self._tokenizer, account.limits)
+        calls = self._calls.of_owner(account.owner, engine=counted, keeps_text=keeps)
         return Reader(calls, tokenizer=self._tokenizer, config=config, limits=account.limits)
 
     async def read(
