@@ -11,7 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from memagent.errors import ConfigError
 from memagent.names import hint, nearest
@@ -27,10 +35,39 @@ NoteSource = Literal["asked", "memories"]
 ReadingMode = Literal["in_order", "parallel"]
 
 
+MAX_REAL, MAX_WHOLE = 1e9, (1 << 63) - 1
+"""Largest numbers that somebody can mean: a timeout of 31 years, and what fits 64 bits."""
+
+
+def sensible_number(value: Any) -> Any:
+    """A setting or an option as it is. Raises ValueError for NaN, infinity and larger numbers than are meant, also in lists."""
+    if isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            sensible_number(one)
+    limit = MAX_WHOLE if isinstance(value, int) else MAX_REAL
+    if isinstance(value, int | float) and not abs(value) <= limit:
+        raise ValueError(f"must be a finite number of at most {limit:,.0f}")
+    return value
+
+
+def check_numbers(**values: float | None) -> None:
+    """Raise ConfigError for arguments that must be sensible numbers from 0 on, where they are given."""
+    for name, value in values.items():
+        if value is not None and not 0 <= value <= MAX_REAL:
+            raise ConfigError(f"`{name}={value}` must be a finite number, at least 0")
+
+
 class Settings(BaseModel):
     """Base of all settings: unknown keys are errors, values never change after creation."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    @field_validator("*")
+    @classmethod
+    def _is_sensible(cls, value: Any) -> Any:
+        return sensible_number(value)
 
     @classmethod
     def parse(cls, values: dict[str, Any], *, changes: Sequence[str] = ()) -> Self:
@@ -279,16 +316,16 @@ class LocalConfig(Settings):
     small products take longer than the rest of a step."""
     device: str | None = None
     """Where a local model runs, such as cpu or cuda:0; the first GPU, else the CPU, when not given."""
-    cache_gb: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    cache_gb: float | None = Field(default=None, gt=0)
     """Memory for the keys and values of a local model, in gigabytes; when not given, 2 on a CPU and
     half of what is free on a GPU."""
     keep_text: bool = False
     """Keep the keys and values of texts that a local model reads, so that later questions about them skip most
     of the reading: in the cache, else in memory, else on disk. Needs mode=parallel with notes=asked, or
     prompts=shared."""
-    keep_memory_gb: float = Field(default=4.0, ge=0, allow_inf_nan=False)
+    keep_memory_gb: float = Field(default=4.0, ge=0)
     """Memory for kept texts beside the cache, in gigabytes."""
-    keep_disk_gb: float = Field(default=20.0, ge=0, allow_inf_nan=False)
+    keep_disk_gb: float = Field(default=20.0, ge=0)
     """Disk for kept texts, in gigabytes, also for later runs; those that were not used for longest are dropped."""
     max_batch_tokens: int | None = Field(default=None, ge=16)
     """Tokens of prompts that a local model computes in one step, at most; when not given, 512 on a CPU
@@ -300,7 +337,7 @@ class LocalConfig(Settings):
     """On a CPU, generate with a kernel that is compiled once; needs a C compiler, else torch is used."""
     yarn_window: int | None = Field(default=None, ge=1)
     """Window to extend the model to with YaRN, in tokens; also for vllm:MODEL."""
-    yarn_factor: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    yarn_factor: float | None = Field(default=None, ge=1)
     """As yarn_window, as a multiple of the model's own window."""
 
 
@@ -317,13 +354,13 @@ class VllmConfig(Settings):
     """Further arguments of vLLM's server, in one string, such as '--max-model-len 32768 --dtype half'."""
     vllm_log_dir: str | None = None
     """Folder for the logs of vLLM; one in your state folder when not given."""
-    start_seconds: float = Field(default=1200.0, gt=0, allow_inf_nan=False)
+    start_seconds: float = Field(default=1200.0, gt=0)
     """Seconds to wait until vLLM has loaded the model."""
     token_ids: bool = True
     """Ask vLLM for the token ids and log-probabilities of every prompt and reply."""
     yarn_window: int | None = Field(default=None, ge=1)
     """As for a local model."""
-    yarn_factor: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    yarn_factor: float | None = Field(default=None, ge=1)
     """As for a local model."""
 
 
@@ -364,11 +401,11 @@ class GatewayConfig(Settings):
     below what the engine computes at once."""
     max_stored_bytes: int = Field(default=1_000_000_000, ge=1000)
     """Size of the files of one key together, at most."""
-    keep_days: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    keep_days: float = Field(default=30.0, gt=0)
     """Days that a reading is kept after its last step, so that it can be continued."""
-    price_in: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    price_in: float | None = Field(default=None, ge=0)
     """Price of a million prompt tokens, for limits on cost."""
-    price_out: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    price_out: float | None = Field(default=None, ge=0)
     """Price of a million completion tokens."""
 
     @property
@@ -389,7 +426,7 @@ class KeyLimits(Settings):
     """Concurrent requests with this key, at most; further ones get status 429."""
     max_request_bytes: int | None = Field(default=None, ge=1000)
     """Maximum size of a request with this key, within the server's own."""
-    max_cost: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    max_cost: float | None = Field(default=None, ge=0)
     """Cost of all requests with this key, at most, in the currency of the server's prices."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from memagent.config import check_numbers
 from memagent.errors import ConfigError, LimitReached
 from memagent.types import Prices, Usage
 
@@ -25,6 +26,9 @@ class Limits:
         max_cost: float | None = None,
         prices: Prices | None = None,
     ) -> None:
+        check_numbers(max_calls=max_calls, max_cost=max_cost)
+        if prices is not None:
+            check_numbers(price_in=prices.prompt, price_out=prices.completion)
         if max_cost is not None and prices is None:
             raise ConfigError("a limit on cost needs prices; give `price_in` and `price_out`")
         self.max_calls = max_calls

@@ -108,7 +108,7 @@ def list_texts() -> None:
 
 
 @command.command("drop-text")
-@click.argument("number", type=int, required=False)
+@click.argument("number", type=click.IntRange(min=1), required=False)
 @click.option("--all", "drop_all", is_flag=True, help="Drop all of them.")
 def drop_text(number: int | None, drop_all: bool) -> None:
     """Drop a kept text by its NUMBER in the list, or all."""

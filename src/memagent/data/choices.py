@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -57,7 +57,7 @@ class TaskSelection(Settings):
     """Names of tasks."""
     tokens: list[Length] | None = None
     """Lengths of the texts in tokens, such as 8192 or "8k"."""
-    docs: list[int] | None = None
+    docs: list[Annotated[int, Field(ge=1)]] | None = None
     """Lengths of the texts in documents, for tasks that have documents."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Further settings of the tasks."""

@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from memagent.config import check_numbers
+
 PACE_STEPS = 50
 """Steps that the time left is estimated from."""
 
@@ -43,6 +45,7 @@ class TimeLimit:
     """The time a run may take, counted from the creation of this object."""
 
     def __init__(self, minutes: float | None) -> None:
+        check_numbers(max_minutes=minutes)
         self.minutes = minutes
         self._started = perf_counter()
 

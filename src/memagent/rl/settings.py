@@ -22,7 +22,6 @@ Everything that can be known to be wrong is refused here, before a model is load
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -193,8 +192,6 @@ class RolloutSettings(Settings):
             check_group_size(self.group_size)
         except ConfigError as error:
             raise ValueError(str(error)) from None
-        if self.failure_reward is not None and not isfinite(self.failure_reward):
-            raise ValueError(f"`on_failure={self.on_failure}` must be a finite number")
         return self
 
 

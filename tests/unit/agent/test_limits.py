@@ -52,3 +52,17 @@ def test_what_was_used_before_counts() -> None:
 def test_a_cost_limit_needs_prices() -> None:
     with pytest.raises(ConfigError, match="`price_in`"):
         Limits(max_cost=1)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e308, -1.0])
+def test_limits_and_prices_are_sensible_numbers(number: float) -> None:
+    with pytest.raises(ConfigError, match=r"`max_cost=.*` must be a finite number"):
+        Limits(max_cost=number, prices=PRICES)
+    with pytest.raises(ConfigError, match=r"`max_calls=.*`"):
+        Limits(max_calls=number)  # type: ignore[arg-type]
+    for name, prices in (
+        ("price_in", Prices(prompt=number, completion=1.0)),
+        ("price_out", Prices(prompt=1.0, completion=number)),
+    ):
+        with pytest.raises(ConfigError, match=rf"`{name}=.*` must be a finite number"):
+            Limits(max_cost=1.0, prices=prices)

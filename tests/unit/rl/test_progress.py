@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from memagent.errors import ConfigError
 from memagent.rl import progress
 from memagent.rl.progress import Pace, TimeLimit, TrainProgress
 
@@ -40,3 +41,9 @@ def test_no_more_time_is_left_than_the_limit_leaves(clock: list[float]) -> None:
     clock[0] += 90.0
     assert limit.limited(1000.0) == 0.0
     assert TimeLimit(None).limited(1000.0) == 1000.0
+
+
+@pytest.mark.parametrize("minutes", [float("nan"), float("inf"), -1.0])
+def test_a_time_limit_is_a_sensible_number(minutes: float) -> None:
+    with pytest.raises(ConfigError, match=r"`max_minutes=.*` must be a finite number"):
+        TimeLimit(minutes)

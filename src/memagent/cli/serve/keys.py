@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from memagent.cli.shared.lazy import HintingGroup
 from memagent.cli.shared.options import all_options, given, panel_option, settings_options
 from memagent.config import GatewayConfig, KeyLimits
 from memagent.extras import require
@@ -38,7 +39,7 @@ def _store(options: dict[str, Any]) -> KeyStore:
     return KeyStore(keys_file(GatewayConfig.parse(given(GatewayConfig, options))))
 
 
-@click.group("keys", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("keys", cls=HintingGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """Add, list and remove keys of the reading gateway. Once there is a file of keys, every request needs
     one; a running gateway sees changes at once. The file has hashes only.

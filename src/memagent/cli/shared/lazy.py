@@ -10,15 +10,31 @@ import click
 
 from memagent.names import nearest
 
+NUMBERS = (click.types.IntParamType, click.types.FloatParamType)
+
+
+def _sensible(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """What was given for an option or argument; numbers that nobody can mean are refused."""
+    from memagent.config import sensible_number  # takes its time
+
+    try:
+        return sensible_number(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value} {error}", ctx, param) from None
+
 
 class HintingGroup(click.Group):
-    """A group that suggests a command for a misspelt one."""
+    """A group that suggests a command for a misspelt one, and refuses NaN and its like for all of them."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+        command = self.get_command(ctx, name)
+        for param in command.params if command is not None else ():
+            if isinstance(param.type, NUMBERS):
+                param.callback = _sensible
+        if not ctx.resilient_parsing and command is None:
             near = nearest(name, self.list_commands(ctx))
             if near is not None:
                 ctx.fail(f"No such command {name!r} (did you mean {near}?)")
