@@ -28,7 +28,12 @@ settings classes. Change the string under a field, then run `make docs`.
 
 Settings of reading and of engines are options of the commands (`chunk_tokens` is `--chunk-tokens`) and keyword
 arguments in Python. Suites, recipes and training configs are TOML files; `--set KEY=VALUE` changes a key from the
-command line, with dots for tables: `--set optim.lr=2e-6`. An unknown key is an error.
+command line, with dots for tables: `--set optim.lr=2e-6`. An unknown key is an error, and so is a number that nobody can
+mean: NaN, infinity, more than 1,000,000,000.
+
+A suite, a recipe or a config is a program of its author: it can name code, which is run, programs, which are started,
+and addresses, which get the texts. Read one of a stranger before you run it. An address that a suite or config names gets
+only a key that was set for this address ([which key goes where](reading.md#endpoints)).
 """
 PARTS: tuple[tuple[str, str, str], ...] = (
     (

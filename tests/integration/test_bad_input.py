@@ -228,11 +228,11 @@ ENDPOINTS = {
             "--api-key",
             "wrong",
         ],
-        "refused the key (HTTP 401: Incorrect API key provided.); set --api-key or MEMAGENT_API_KEY",
+        "refused the key (HTTP 401: Incorrect API key provided.); set --api-key, or MEMAGENT_API_KEY with MEMAGENT_BASE_URL",
     ),
     "no key and no model": (
         ["good.txt", *ASKED, "--base-url", "GUARDED"],
-        "refused the key (HTTP 401: Incorrect API key provided.); set --api-key or MEMAGENT_API_KEY",
+        "refused the key (HTTP 401: Incorrect API key provided.); set --api-key, or MEMAGENT_API_KEY with MEMAGENT_BASE_URL",
     ),
     "wrong path": (
         ["good.txt", *ASKED, "--base-url", "LIVE/nowhere", "--model", "other"],

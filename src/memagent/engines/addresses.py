@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import SecretStr
@@ -16,6 +17,8 @@ ADDRESS_VARIABLES = ("MEMAGENT_BASE_URL", "OPENAI_BASE_URL")
 """Where an address is looked for, in this order, when none is given."""
 OPENAI_URL = "https://api.openai.com/v1"
 """Where calls go that name no address; OPENAI_API_KEY is for this host where OPENAI_BASE_URL is not set."""
+NO_KEY = "none"
+"""Sent where no key is set: local servers take anything, and the header must not be empty."""
 NO_ENDPOINT = (
     "no endpoint is set; give `base_url` (and `api_key`), set MEMAGENT_BASE_URL, or use "
     "`engine=local:memagent-135m` for a small model on this machine"
@@ -36,16 +39,33 @@ def endpoint_from(
 ) -> Address:
     """Address and key as given, else from the environment. A key goes only to the host it was set for."""
     base_url = base_url or next(filter(None, map(environment.get, ADDRESS_VARIABLES)), None)
-    return Address(base_url, api_key or _key_for(base_url or OPENAI_URL, environment))
+    usual = base_url or OPENAI_URL
+    return Address(base_url, api_key or _key_for(usual, environment, free_for=usual))
 
 
-def _key_for(base_url: str, environment: Mapping[str, str]) -> str | None:
+def key_of_named(named: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The key for the address among settings that a file names, as a setting; empty where the file has the key, or no address.
+
+    It is that of the user's own settings, `given`, if they have this address; else one that was set for this address in the
+    environment; else none.
+    """
+    address = named.get("base_url")
+    if address is None or named.get("api_key") is not None:
+        return {}
+    if origins(str(address)) <= origins(str(given.get("base_url") or "")):
+        return {"api_key": given["api_key"]} if given.get("api_key") is not None else {}
+    return {"api_key": _key_for(str(address), os.environ) or NO_KEY}
+
+
+def _key_for(
+    base_url: str, environment: Mapping[str, str], *, free_for: str | None = None
+) -> str | None:
     """The key in the environment that was set for the hosts of an address.
 
-    MEMAGENT_API_KEY without an address of its own is for whatever endpoint the user names.
+    MEMAGENT_API_KEY without an address of its own is for whatever endpoint the user names, `free_for`.
     """
     pairs = (
-        (environment.get("MEMAGENT_BASE_URL") or base_url, environment.get("MEMAGENT_API_KEY")),
+        (environment.get("MEMAGENT_BASE_URL") or free_for, environment.get("MEMAGENT_API_KEY")),
         (environment.get("OPENAI_BASE_URL") or OPENAI_URL, environment.get("OPENAI_API_KEY")),
         (environment.get("URL"), environment.get("API_KEY")),
     )

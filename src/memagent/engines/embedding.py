@@ -96,11 +96,11 @@ def _open_endpoint(model: str, base_url: str | None, settings: EngineConfig | No
     if not model:
         raise ConfigError("name the model of the embeddings: `embedder=openai:MODEL`")
     given: dict[str, Any] = {}
-    if base_url is None and settings is not None:
+    if len(addresses(base_url)) > 1:
+        raise ConfigError("`embedder_url` is one address")
+    if settings is not None and base_url in (None, settings.base_url):
         given = settings.model_dump(exclude={"model", "extra_body"})
         base_url = next(iter(addresses(settings.base_url)), None)
-    elif len(addresses(base_url)) > 1:
-        raise ConfigError("`embedder_url` is one address")
     from memagent.engines.openai import open_endpoint_at  # brings the client library
 
     return EndpointEmbedder(open_endpoint_at(model, **{**given, "base_url": base_url}))

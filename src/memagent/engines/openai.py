@@ -28,6 +28,7 @@ from memagent import blocking
 from memagent.config import EngineConfig
 from memagent.engines import store
 from memagent.engines.addresses import (
+    NO_KEY,
     OPENAI_URL,
     addresses,
     check_address,
@@ -67,8 +68,6 @@ MEMAGENT = "memagent"
 SALTED_OWNERS = frozenset({MEMAGENT, "vllm"})
 """What servers that know `cache_salt` report as the owner of their models."""
 OPENAI_HEADERS = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
-NO_KEY = "none"
-"""Sent where no key is set: local servers take anything, and the header must not be empty."""
 
 # the HTTP library that the client library uses: httpx, or httpx2 in newer versions
 _http: Any = import_module(openai.DefaultAsyncHttpxClient.__mro__[1].__module__.partition(".")[0])
@@ -369,7 +368,7 @@ class EndpointEngine(BaseEngine):
 
     async def _refusal(self, status: int, code: str | None, reason: str) -> str:
         if status in (401, 403):
-            return f"{self.address} refused the key ({reason}); set `api_key` or MEMAGENT_API_KEY"
+            return f"{self.address} refused the key ({reason}); set `api_key`, or MEMAGENT_API_KEY with MEMAGENT_BASE_URL"
         if status == 404:
             known = [str(entry["id"]) for entry in await self.list_models()]
             if not known:
@@ -390,7 +389,7 @@ class EndpointEngine(BaseEngine):
         reason = f" ({self._clean(self._why_unlisted)})" if self._why_unlisted else ""
         if not models and self._refused_key:
             raise EngineRefused(
-                f"{self.address} refused the key{reason}; set `api_key` or MEMAGENT_API_KEY"
+                f"{self.address} refused the key{reason}; set `api_key`, or MEMAGENT_API_KEY with MEMAGENT_BASE_URL"
             )
         if not models and self._is_unreachable:
             raise ConfigError(

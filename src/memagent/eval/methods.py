@@ -41,11 +41,12 @@ from memagent.agent.modes.section_order import cut_chunk
 from memagent.agent.prompts import PROMPT_SETS, MemoryChange
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Section, Step, StepKind, Trace
-from memagent.config import AgentConfig
+from memagent.config import AgentConfig, EngineConfig
 from memagent.data.example import Example
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Chunk, Document
 from memagent.documents.tokenizers import Tokenizer
+from memagent.engines.addresses import key_of_named
 from memagent.engines.base import BaseEngine, as_endpoint
 from memagent.engines.embedding import DEFAULT_EMBEDDER, Embedder, open_embedder
 from memagent.engines.store import OnPull
@@ -350,10 +351,14 @@ def embedder_for(
     if name != "dense":
         return None
     endpoint = as_endpoint(engine)
+    config = endpoint.config if endpoint else None
+    if (url := settings.embedder_url) is not None:
+        named = {"base_url": url}
+        config = EngineConfig.parse(named | key_of_named(named, dict(config) if config else {}))
     return open_embedder(
         settings.embedder or DEFAULT_EMBEDDER,
-        base_url=settings.embedder_url,
-        settings=endpoint.config if endpoint else None,
+        base_url=url,
+        settings=config,
         on_pull=on_pull,
     )
 

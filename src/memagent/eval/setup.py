@@ -36,7 +36,7 @@ from memagent.config import EngineConfig
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.engines import store
-from memagent.engines.addresses import origins, public_url
+from memagent.engines.addresses import key_of_named, origins, public_url
 from memagent.engines.base import (
     SETTINGS,
     BaseEngine,
@@ -126,6 +126,7 @@ class EvalRequest:
         if method.name == "yarn" and self.engine.kind in STRETCHED and "yarn_window" not in own:
             factor = method.settings.get("yarn_factor") or self.suite.agent.get("yarn_factor")
             own.setdefault("yarn_factor", factor or MethodSettings().yarn_factor)
+        own |= key_of_named(own, self.engine.settings)
         return replace(self.engine, settings={**self.engine.settings, **own})
 
     def concurrency_of(self, engine: Engine) -> int:
@@ -268,6 +269,14 @@ def _choose_engine(
         if own and (suite.engine is None or split_spec(suite.engine)[0] == choice.kind):
             both = {**own, **settings, "model": None}
             choice = replace(choose_engine(choice.spec, both), is_embedded=choice.is_embedded)
+    address = suite.engine_settings.get("base_url")
+    if address == choice.settings.get("base_url") and settings.get("base_url") is None:
+        if address is not None and settings.get("api_key") is not None:
+            raise ConfigError(
+                f"the suite names the endpoint {public_url(str(address))}; if `api_key` is for it, give `base_url`, too"
+            )
+        key = key_of_named(suite.engine_settings, {})
+        choice = replace(choice, settings={**choice.settings, **key})
     if choice.kind == "vllm":  # only training needs token ids, and they make replies long
         choice = replace(choice, settings={"token_ids": False, **choice.settings})
     return choice

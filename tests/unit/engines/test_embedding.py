@@ -14,8 +14,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from memagent.engines.embedding import open_embedder, unit
-from memagent.engines.openai import parse_embeddings
+from memagent.engines.openai import open_endpoint_at, parse_embeddings
 from memagent.errors import ConfigError, EngineRefused
+from memagent.eval.methods import MethodSettings, embedder_for
 from memagent.eval.records import read_items
 from memagent.eval.setup import evaluate, stored_request
 from memagent.eval.suites import Suite, parse_suite
@@ -160,6 +161,25 @@ async def test_an_endpoint_embeds_in_batches_and_keeps_the_order() -> None:
     assert sorted(len(body["input"]) for body in bodies) == [2, 64, 64]
     assert {body["model"] for body in bodies} == {"some-embedder"}
     assert all(one.startswith(b"POST /v1/embeddings ") for one in server.requests)
+
+
+async def test_an_address_of_embeddings_that_a_suite_names_gets_its_own_key_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MEMAGENT_API_KEY", "mine")
+    for is_users in (False, True):
+        async with hostile(vectors_for) as server:
+            address = server.base_url if is_users else "http://users/v1"
+            embedder = embedder_for(
+                "dense",
+                MethodSettings(embedder="openai:e", embedder_url=server.base_url),
+                open_endpoint_at("m", base_url=address, api_key="users"),
+            )
+            assert embedder is not None
+            await embedder.embed(["x"])
+            await embedder.aclose()
+        key = b"users" if is_users else b"none"
+        assert b"authorization: Bearer " + key in server.requests[0]
 
 
 async def test_an_endpoint_that_fails_once_is_asked_again_and_one_that_refuses_is_not() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +12,20 @@ from typing import Any
 
 import pytest
 
+from memagent import trust
 from memagent.agent import rates
 from memagent.agent.rates import CallRate
 from memagent.cli.main import run as run_command
 from memagent.data.example import Example, Origin
 from memagent.data.formats.files import write_examples
 from memagent.documents.tokenizers import ByteTokenizer
-from memagent.engines.base import open_engine
+from memagent.engines.addresses import endpoint_from, origin
+from memagent.engines.base import EngineChoice, open_engine
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import ConfigError, EngineRefused, MemagentError, RunError
 from memagent.eval.records import KIND, ItemRecord, read_items
 from memagent.eval.setup import (
+    EvalRequest,
     OpenForecast,
     check_same,
     evaluate,
@@ -208,11 +212,12 @@ def test_the_suites_engine_settings_are_for_its_own_kind_of_engine() -> None:
     settings = {"base_url": "http://a/v1", "timeout": 5, "concurrency": 7}
     suite = suite_of("direct", engine="openai:m", engine_settings=settings)
     own = make_request(suite).engine
-    assert (own.spec, dict(own.settings)) == ("openai:m", settings)  # type: ignore[union-attr]
+    assert (own.spec, dict(own.settings)) == ("openai:m", {**settings, "api_key": "none"})  # type: ignore[union-attr]
     other = make_request(suite, "scripted")
     assert (dict(other.engine.settings), other.concurrency) == ({}, 7)  # type: ignore[union-attr]
     given = make_request(suite, engine_settings={"timeout": 9, "concurrency": 2})
-    assert dict(given.engine.settings) == {**settings, "timeout": 9, "concurrency": 2}  # type: ignore[union-attr]
+    changed = {"timeout": 9, "concurrency": 2, "api_key": "none"}
+    assert dict(given.engine.settings) == {**settings, **changed}  # type: ignore[union-attr]
 
 
 def test_yarn_stretches_engines_that_are_opened_here_only() -> None:
@@ -364,3 +369,66 @@ async def test_time_is_estimated_as_the_last_run_took_or_by_a_probe() -> None:
     assert opened.rate == rate
     assert len(engine.prompts) == 2, "it is not measured again"
     assert opened.seconds == pytest.approx((3.0, 3.0))  # 18 calls of 0.5 s, three at once
+
+
+# --- keys of addresses that a suite names ---------------------------------------------------------
+
+SUITES_OWN = {"base_url": "http://suite/v1"}
+
+
+def stored(request: EvalRequest) -> EvalRequest:
+    """As a run directory has it: without a key."""
+    assert isinstance(request.engine, EngineChoice)
+    settings = {**request.engine.settings}
+    settings.pop("api_key")
+    return replace(request, engine=replace(request.engine, settings=settings))
+
+
+def key_of(engine: Any) -> str | None:
+    """The key that calls of an engine would carry."""
+    settings = engine.settings
+    address = endpoint_from(os.environ, settings.get("base_url"), settings.get("api_key"))
+    return str(address.api_key) if address.api_key is not None else None
+
+
+@pytest.mark.parametrize(
+    ("environment", "key"),
+    [
+        ({"MEMAGENT_API_KEY": "mine"}, "none"),
+        ({"OPENAI_API_KEY": "mine"}, "none"),
+        ({"MEMAGENT_API_KEY": "mine", "MEMAGENT_BASE_URL": "http://mine/v1"}, "none"),
+        ({"MEMAGENT_API_KEY": "mine", "MEMAGENT_BASE_URL": "http://suite/v1"}, "mine"),
+        ({"OPENAI_API_KEY": "mine", "OPENAI_BASE_URL": "http://suite/v1"}, "mine"),
+    ],
+)
+def test_an_address_that_a_suite_names_gets_its_own_key_only(
+    environment: dict[str, str], key: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for variable in ("MEMAGENT_API_KEY", "MEMAGENT_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    suite = suite_of("direct", engine="openai:m", engine_settings=SUITES_OWN)
+    request = make_request(suite)
+    assert key_of(request.engine) == key
+    trust.remember("address", origin(SUITES_OWN["base_url"]))
+    assert key_of(make_request(suite, resumed=stored(request)).engine) == key
+    method = {"name": "direct", "engine_settings": SUITES_OWN}
+    suite = parse_suite(
+        {"tasks": [{"tasks": ["ruler/vt"]}], "methods": [{"name": "reader"}, method]}
+    )
+    theirs = {"base_url": "http://users/v1", "api_key": "users"}
+    request = make_request(suite, "openai:m", engine_settings=theirs)
+    assert [key_of(request.engine_of(one)) for one in suite.methods] == ["users", key]
+
+
+def test_the_users_own_address_keeps_the_users_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMAGENT_API_KEY", "mine")
+    suite = suite_of("direct", engine="openai:m", engine_settings=SUITES_OWN)
+    assert key_of(make_request(suite, engine_settings={"base_url": "http://users/v1"}).engine) == (
+        "mine"
+    )
+    with_key = make_request(suite, engine_settings={**SUITES_OWN, "api_key": "users"})
+    assert key_of(with_key.engine) == "users"
+    with pytest.raises(ConfigError, match="the suite names the endpoint http://suite/v1"):
+        make_request(suite, engine_settings={"api_key": "users"})

@@ -65,7 +65,9 @@ class BuildOptions:
     type=click.Choice(get_args(Storing)),
     help="Write texts (text), or only their origin (origin); auto: texts up to 64K tokens.",
 )
-@click.option("--processes", type=click.IntRange(min=1), help="Worker processes (default: one for each core).")
+@click.option(
+    "--processes", type=click.IntRange(min=1), help="Worker processes (default: one for each core)."
+)
 @cluster_option
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @click.option("--figure/--no-figure", default=True, help="Plot the depth of the evidence.")

@@ -143,7 +143,8 @@ def command(options: EvalOptions) -> int:
       memagent eval paper_hqa --engine vllm:MODEL --cluster 10.0.0.1:6379
       memagent eval --resume RUN
 
-    SUITE is a TOML file, or the name of a suite that comes with memagent; a wrong name lists them.
+    SUITE is a TOML file, or the name of a suite that comes with memagent; a wrong name lists them. A suite
+    can name code, which is run, and addresses, which get the texts: read one of a stranger before you run it.
     Each finished item is a record in the run directory, with its full trace. A failed item counts as
     wrong and is reported. At the end a table is printed, with 95 % intervals.
 

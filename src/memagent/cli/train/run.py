@@ -80,7 +80,8 @@ def command(options: RunTrainOptions) -> int:
       memagent train --resume runs/tiny
       memagent train --resume runs/tiny --set steps=200
 
-    CONFIG is a TOML file, or the name of a config that comes with memagent; a wrong name lists them.
+    CONFIG is a TOML file, or the name of a config that comes with memagent; a wrong name lists them. A config
+    can name code, which is run, and addresses, which get the texts: read one of a stranger before you run it.
 
     The run's folder gets metrics.jsonl, checkpoints, a few rollouts of each step to read, the answers
     of each validation, and at the end the trained model or adapter as `final`. A run may be killed

@@ -19,6 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from memagent.config import LocalConfig
+from memagent.engines.addresses import key_of_named
 from memagent.engines.base import BaseEngine, open_engine, split_spec
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import LoadedModel, load, with_quick_encoder
@@ -119,6 +120,7 @@ def open_outside(name: str, values: dict[str, Any]) -> BaseEngine:
     """An engine outside this process that samples from the model's own distribution."""
     kind = split_spec(name)[0]
     if kind == "openai":
+        values |= key_of_named(values, {})
         values["extra_body"] = {**EXACT_TOKENS, **values.get("extra_body", {})}
     if kind == "vllm":
         given = values.get("vllm_args") or ""

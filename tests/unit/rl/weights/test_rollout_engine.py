@@ -68,3 +68,16 @@ def test_vllm_is_started_without_the_sampling_defaults_of_the_model(
     engine_of("vllm:m", **({} if given is None else {"vllm_args": given}))
     ((name, values),) = opened
     assert (name, values["vllm_args"], values["token_ids"]) == ("vllm:m", expected, True)
+
+
+def test_an_address_that_a_config_names_gets_its_own_key_only(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMAGENT_API_KEY", "mine")
+    monkeypatch.delenv("MEMAGENT_BASE_URL", raising=False)
+    engine_of("openai:m", base_url="http://config/v1")
+    engine_of("openai:m", base_url="http://config/v1", api_key="theirs")
+    monkeypatch.setenv("MEMAGENT_BASE_URL", "http://config/v1")
+    engine_of("openai:m", base_url="http://config/v1")
+    engine_of("openai:m")  # the user's own address
+    assert [values.get("api_key") for _, values in opened] == ["none", "theirs", "mine", None]
