@@ -33,6 +33,7 @@ NoteSource = Literal["asked", "memories"]
 
 
 ReadingMode = Literal["in_order", "parallel"]
+USUAL_WINDOW = 8192
 
 
 MAX_REAL, MAX_WHOLE = 1e9, (1 << 63) - 1
@@ -115,10 +116,10 @@ class AgentConfig(Settings):
     """Where sections are read apart from each other: prompts of their own ask for notes and merge them (asked); or
     sections are read with the prompts of reading in order, and the lines of their memories are put together
     without a call (memories), for models that were trained to read in order only."""
-    window: int = Field(default=8192, ge=64)
+    window: int = Field(default=USUAL_WINDOW, ge=64)
     """Tokens the model can see at once: question, section, memory, reply and template together."""
     chunk_tokens: int = Field(default=5000, ge=16)
-    """Tokens of text per section."""
+    """Tokens of text per section; fewer where a window below 8192 is set, as for the two sizes below."""
     section_ends: SectionEnds = "natural"
     """Where sections end: at a paragraph, sentence or word near the limit (natural), or after exactly
     chunk_tokens tokens of the whole text, wherever that falls (exact)."""
@@ -232,6 +233,18 @@ class AgentConfig(Settings):
                 "out with `mode=parallel` and `segments`"
             )
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes_follow_the_window(cls, values: Any) -> Any:
+        """Sizes that are not given, for a window below the usual one: the same shares, with room for the template."""
+        window = values.get("window") if isinstance(values, dict) else None
+        if not isinstance(window, int) or not 64 <= window < USUAL_WINDOW:
+            return values
+        part = window // 8
+        sizes = {"memory_tokens": part, "answer_tokens": part}
+        room = window - 2 * part - min(1144, window // 4 + 256)
+        return {**sizes, "chunk_tokens": max(16, room), **values}
 
     @model_validator(mode="after")
     def _memory_fits(self) -> Self:

@@ -13,7 +13,8 @@ Anything else that escapes is a bug in memagent and keeps its traceback.
     ├── EngineError          the endpoint failed after retries: exit code 3
     │   ├── EmptyAnswer      the model gave an empty answer
     │   └── MachineError     the machine that computes failed, whatever it was asked: out of memory, a lost GPU
-    │       └── ClusterError     a Ray cluster is out of reach, too small, or lost a part for too long
+    │       ├── ClusterError     a Ray cluster is out of reach, too small, or lost a part for too long
+    │       └── PromptCut        the server cut a prompt and said nothing
     └── LimitReached         a limit on calls or cost stopped the run: exit code 4
 """
 
@@ -87,6 +88,10 @@ class MachineError(EngineError):
 
 class ClusterError(MachineError):
     """A Ray cluster cannot be reached, is too small, or lost a part for too long. Finished work is kept."""
+
+
+class PromptCut(MachineError):
+    """The server cut a prompt to its window and said nothing; what it replies is worth nothing."""
 
 
 class LimitReached(MemagentError):

@@ -11,9 +11,11 @@ import math
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from memagent.agent.limits import Limits
+from memagent.agent.prompt_cuts import check_not_cut
 from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.engines.retry import Failure, Patience
@@ -21,6 +23,9 @@ from memagent.errors import LimitReached
 from memagent.types import Completion, Engine, Message, Sampling, Usage
 
 T = TypeVar("T")
+
+COMPARED_TOKENS = 16
+"""Most tokens of a reply that nobody needs, where only the prompt is to be counted."""
 
 
 class ModelCall(NamedTuple):
@@ -69,19 +74,25 @@ async def call_model(
     """One reply. Raises LimitReached before a call that could exceed a limit.
 
     An empty reply of an endpoint is requested again a few times; each request is a call.
-    Without `prompt_tokens` the prompt is counted only if a limit on cost or a missing usage needs it:
-    counting a long prompt can take longer than the call.
+    Without `prompt_tokens` the prompt is counted only for a limit on cost, a missing usage or an endpoint that may
+    cut it: counting a long prompt can take longer than the call.
     """
     serving = engine.serving if isinstance(engine, BaseEngine) else None
-    if prompt_tokens is None and limits.max_cost is not None:
-        prompt_tokens = tokenizer.count_messages(messages)
+    tries_left = serving.num_tries if serving else 1
+    request = partial(_request, engine, tokenizer, limits)
     started, clock = time.time(), time.perf_counter()
     used, num_attempts, patience = Usage(), 0, Patience(math.inf)
+
+    async def count(others: Sequence[Message]) -> int | None:
+        nonlocal used
+        _, usage = await request(others, replace(sampling, max_tokens=COMPARED_TOKENS), None)
+        used += usage
+        return None if usage.is_estimated else usage.prompt_tokens
+
     try:
-        for tries_left in reversed(range(serving.num_tries if serving else 1)):
-            completion, usage = await _request(
-                engine, tokenizer, limits, messages, sampling, prompt_tokens
-            )
+        while True:
+            completion, usage = await request(messages, sampling, prompt_tokens)
+            tries_left -= 1
             used += usage
             num_attempts += completion.num_attempts
             is_empty = not completion.text.strip() and completion.finish_reason != "length"
@@ -92,6 +103,16 @@ async def call_model(
             if isinstance(engine, BaseEngine) and engine.on_retry:
                 engine.on_retry(failure, delay)
             await asyncio.sleep(delay)
+        if serving and not usage.is_estimated:
+            await check_not_cut(
+                serving,
+                messages,
+                tokenizer,
+                count,
+                reported=usage.prompt_tokens,
+                own=prompt_tokens or tokenizer.count_messages(messages),
+                reply_tokens=sampling.max_tokens,
+            )
     except BaseException:
         limits.lose(used)
         raise
@@ -108,6 +129,8 @@ async def _request(
     prompt_tokens: int | None,
 ) -> tuple[Completion, Usage]:
     """One reply and what it took, within the limits."""
+    if prompt_tokens is None and limits.max_cost is not None:
+        prompt_tokens = tokenizer.count_messages(messages)
     reservation = limits.reserve(
         prompt_tokens=prompt_tokens or 0, completion_tokens=sampling.max_tokens
     )

@@ -647,7 +647,8 @@ def _check_served_window(engine: Engine, config: AgentConfig) -> None:
     if served is not None and served < config.window:
         raise ConfigError(
             f"{engine.model} has a window of {served} tokens, less than `window={config.window}`; "
-            f"give `window={served}` and, if needed, a lower `chunk_tokens`"
+            f"give `window={served}` and, if needed, a lower `chunk_tokens`, or raise the window of the server "
+            f"(OLLAMA_CONTEXT_LENGTH={config.window} for Ollama)"
         )
 
 

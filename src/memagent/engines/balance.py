@@ -164,6 +164,7 @@ class BalancedEngine(EndpointEngine):
             endpoint._learn(models)
         known = [endpoint for endpoint, _ in listing] or [self.endpoints[0]]
         self._check_alike(known)
+        await asyncio.gather(*(endpoint._learn_window() for endpoint, _ in listing))
         self.model, self.tokenizer = known[0].model, known[0].tokenizer
         self.reading_defaults = known[0].reading_defaults
         windows = [engine.served_window for engine in known if engine.served_window is not None]

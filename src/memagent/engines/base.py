@@ -66,6 +66,10 @@ class Serving:
 
     num_tries: int = 4
     """How often an empty reply is requested before it is accepted."""
+    longest_prompt: int = 0
+    """Tokens of the longest prompt that the server has counted."""
+    longest_counted: int = 0
+    """Tokens of the same prompt by our own count."""
 
 
 class BaseEngine(ABC):

@@ -15,7 +15,7 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -48,6 +48,7 @@ from memagent.engines.retry import (
     retry_after,
 )
 from memagent.engines.shielding import Shield, ShieldedMessages
+from memagent.engines.told_windows import told_window
 from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError, PromptTooLong
 from memagent.types import Completion, Message, Sampling, Usage
 
@@ -73,7 +74,8 @@ OPENAI_HEADERS = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPE
 _http: Any = import_module(openai.DefaultAsyncHttpxClient.__mro__[1].__module__.partition(".")[0])
 _azure_path = re.compile(r"/openai/deployments/([^/]+)/?$")
 _window_words = re.compile(
-    r"context.?length|context window|maximum context|too long|too many tokens|max_model_len", re.I
+    r"context.?length|context window|context size|maximum context|too long|too many tokens|max_model_len",
+    re.I,
 )
 
 
@@ -194,7 +196,25 @@ class EndpointEngine(BaseEngine):
 
         vLLM reports all of this; others report less, and what they do not report stays as it is.
         """
-        self._learn(await self.list_models())
+        models = await self.list_models()
+        self._learn(models)
+        if models:
+            await self._learn_window()
+
+    async def _learn_window(self) -> None:
+        """Take over the window where the server tells it elsewhere."""
+        base = (self.config.base_url or OPENAI_URL).rstrip("/")
+        if self.served_window is None and base != OPENAI_URL:
+            page = partial(self._page, base.removesuffix("/v1"))
+            self.served_window = await told_window(page, self.model)
+
+    async def _page(self, root: str, method: str, path: str, body: Any = None) -> Any:
+        """A page beside OpenAI's API; an empty object where it cannot be read. Loading a model takes its time."""
+        seconds = self.config.timeout if body else min(MODELS_SECONDS, self.config.timeout)
+        try:
+            return json.loads(await self._client().request(method, root + path, seconds, body))
+        except (_BadStatus, EngineRefused, *UNREACHABLE, *UNREADABLE):
+            return {}
 
     def _learn(self, models: list[dict[str, Any]]) -> None:
         """Take over what the endpoint reports about its models."""

@@ -53,6 +53,7 @@ from memagent.errors import (
     LimitReached,
     MachineError,
     MemagentError,
+    PromptCut,
     RunNotWritable,
 )
 from memagent.eval.calls import CALLS, CallLog, EngineGate, OnCall, item_engine
@@ -311,7 +312,7 @@ class Evaluation:
             suspect = _Suspect(name, record, error)
             self._suspects.append(suspect)
             most = MACHINE_FAILURES if suspect.is_unanswered else self._max_failures
-            if method.gate.num_failed_in_a_row >= most:
+            if method.gate.num_failed_in_a_row >= most or isinstance(error, PromptCut):
                 self._stopped = self._last_error()
             return
         if record.status == "ok":

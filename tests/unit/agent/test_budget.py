@@ -27,7 +27,7 @@ def test_the_parts_are_counted_by_hand() -> None:
 
 def test_reasoning_is_added_to_both_replies() -> None:
     budget = measure_budget("?", config(reasoning_tokens=33), TINY, ByteTokenizer())
-    assert (budget.read_reply, budget.answer_reply) == (133, 1024 + 33)
+    assert (budget.read_reply, budget.answer_reply) == (133, 1000 // 8 + 33)
 
 
 def test_the_defaults_leave_room_for_a_long_question() -> None:
