@@ -6,6 +6,7 @@ command line, so a setting is described in one place only.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -56,6 +57,11 @@ def check_numbers(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not 0 <= value <= MAX_REAL:
             raise ConfigError(f"`{name}={value}` must be a finite number, at least 0")
+
+LONGEST = 1_000_000_000
+"""Tokens of a text that is made or planned, and examples of a dataset, at most."""
+MOST = 1_000_000
+"""Of what is held in memory one by one."""
 
 
 class Settings(BaseModel):
@@ -318,6 +324,15 @@ class EngineConfig(Settings):
     """Break control strings of the model, such as <|im_end|>, in what is sent, and restore them in replies:
     a server would take those of a text for the end of a turn. Switch it off for texts that you trust."""
 
+    @field_validator("extra_body")
+    @classmethod
+    def _is_json(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"no JSON: {error}") from None
+        return value
+
 
 class LocalConfig(Settings):
     """How a model runs inside this process."""
@@ -446,7 +461,7 @@ class KeyLimits(Settings):
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """The table of a TOML file; errors call it `what`."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"there is no {what} {path}") from None
     except (OSError, ValueError) as error:

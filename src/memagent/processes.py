@@ -25,9 +25,11 @@ from multiprocessing import connection, get_context, parent_process
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from memagent.errors import EngineError
+from memagent.errors import ConfigError, EngineError
 
 T = TypeVar("T")
+
+MAX_WORKERS = 1024
 
 
 class WorkerDied(EngineError):
@@ -79,6 +81,8 @@ class ProcessPool(Executor):
         """Workers call `initializer(*initargs)` first. A function whose worker dies is run again by a new one, up to
         `max_attempts` times in all; then it raises WorkerDied.
         """
+        if num_workers > MAX_WORKERS:
+            raise ConfigError(f"`processes={num_workers}` is too many; give at most {MAX_WORKERS}")
         self._begin = (initializer, initargs)
         self._max_attempts = max_attempts
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="memagent-worker")

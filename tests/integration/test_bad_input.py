@@ -15,6 +15,7 @@ import pytest
 from tests.integration.conftest import FACT, QUESTION, SMALL_SECTIONS, Cli, Outcome, story
 from tests.support.loopback import running
 
+ROOT = Path(__file__).resolve().parents[2]
 ASKED = ("-q", QUESTION)
 Call = Callable[..., Outcome]
 READ_SLOTS = "{question} {section} {memory}"
@@ -265,6 +266,10 @@ OPTIONS = {
         ["good.txt", *ASKED, "--extra-body", "{top_k: 20}"],
         "is not a JSON object, such as",
     ),
+    "no number in JSON": (
+        ["good.txt", *ASKED, "--extra-body", '{"x": NaN}'],
+        "extra_body: no JSON: Out of range float values are not JSON compliant",
+    ),
     "JSON list": (["good.txt", *ASKED, "--extra-body", "[1]"], "'[1]' is not a JSON object"),
     "negative temperature": (["good.txt", *ASKED, "--temperature", "-1"], "temperature: "),
     "no calls": (
@@ -330,6 +335,10 @@ RUNS = {
         ["good.txt", *ASKED, "--run-dir", "run"],
         "run already holds a run; resume it, or name another folder",
     ),
+    "no name of a run folder": (
+        ["good.txt", *ASKED, "--run-dir", ""],
+        "Invalid value for '--run-dir': the path is empty; name one, or leave it out",
+    ),
     "run folder is a file": (["good.txt", *ASKED, "--run-dir", "blank.txt"], "blank.txt is a file"),
 }
 STDIN_CASES = {
@@ -354,6 +363,68 @@ def test_bad_input_gives_code_2_and_one_line_with_the_remedy(
     assert_one_line(outcome, remedy)
     assert "hidden" not in outcome.stderr
     assert cli.runs == [], "nothing was read, so there is nothing to keep"
+
+
+LARGE = "99999999999999"
+TINY = str(ROOT / "configs" / "train" / "tiny_cpu.toml")
+EVAL = ("eval", "smoke", "--engine", "scripted", "--tokenizer", "bytes")
+LARGE_NUMBERS = [
+    (["plan", TINY, "--text-tokens", LARGE], "text_tokens: input should be less than or equal to"),
+    (["plan", TINY, "--text-tokens", "1000000000"], "a step has 4,587,813,888 calls, and at most"),
+    (["plan", TINY, "--set", f"rollout.group_size={LARGE}"], "lower prompts, group_size or --text"),
+    (["plan", TINY, "--gpus", LARGE], "is not in the range 1<=x<=16384"),
+    (["plan", TINY, "--scale-to", LARGE], "is not in the range 1<=x<=16384"),
+    (
+        ["plan", TINY, "--reply-sigma", "1e9"],
+        "reply_sigma: input should be less than or equal to 10",
+    ),
+    (
+        ["plan", TINY, "--set", f"cluster.engine_replicas={LARGE}"],
+        "cluster.engine_replicas: input should be less than or equal to 16384",
+    ),
+    (
+        ["data", "build", "ruler/vt", "--tokens", LARGE, "--num", "1", "--out", "x.jsonl"],
+        "tokens: input should be less than or equal to 1000000000",
+    ),
+    (
+        ["data", "build", "small/colours", "--num", LARGE, "--out", "x.jsonl"],
+        "a dataset has 1 to 1,000,000,000 examples; change --num",
+    ),
+    (
+        [
+            "data",
+            "build",
+            "small/colours",
+            "--num",
+            "9999",
+            "--processes",
+            "9999",
+            "--out",
+            "x.jsonl",
+        ],
+        "--processes 9999 is too many; give at most 1024",
+    ),
+    ([*EVAL, "--num", LARGE], "num: input should be less than or equal to 1000000"),
+    ([*EVAL, "--samples", LARGE], "samples: input should be less than or equal to 1000000"),
+    ([*EVAL, "--processes", LARGE], f"--processes {LARGE} is too many; give at most 1024"),
+]
+
+
+@pytest.mark.parametrize(("typed", "remedy"), LARGE_NUMBERS)
+def test_numbers_that_no_machine_can_serve_are_refused_at_once(
+    here: Call, typed: list[str], remedy: str
+) -> None:
+    assert_one_line(here(*typed), remedy)
+
+
+def test_questions_of_a_windows_editor_are_read(here: Call, inputs: Path) -> None:
+    (inputs / "questions.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(QUESTION).encode())
+    outcome = here(
+        *("ask", "good.txt", "--questions", "questions.jsonl", "--engine", "scripted"),
+        *SMALL_SECTIONS,
+        cwd=inputs,
+    )
+    assert (outcome.code, outcome.stdout) == (0, f"{FACT}\n")
 
 
 @pytest.mark.parametrize(("typed", "remedy"), STDIN_CASES.values(), ids=STDIN_CASES.keys())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from memagent.agent.trace import Step, Trace
 from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
 from memagent.types import Prices
+
+MOST_COUNTED = 500
+"""Questions whose prompts are counted, at most; of more, these are a sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,7 @@ class ReadingPlan:
     max_completion_tokens: int
     """Every reply at its limit."""
     is_exact: bool
-    """False when tokens were estimated, or the chat template is an allowance."""
+    """False when tokens were estimated, the chat template is an allowance, or not all questions were counted."""
 
     @property
     def work(self) -> Work:
@@ -117,11 +121,15 @@ def plan_reading(
     *,
     done: Sequence[DoneBefore] | None = None,
 ) -> ReadingPlan:
-    """Count a reading's calls and tokens by rendering every prompt it will send; `done` needs no call."""
+    """Count a reading's calls and tokens by rendering the prompts it will send; `done` needs no call."""
     done = done or [DoneBefore() for _ in questions]
-    counts = [_SectionCount() for _ in questions]
+    step = -(-len(questions) // MOST_COUNTED)  # of so many questions, the first stands for all
+    alike = Counter(
+        (questions[number - number % step], before) for number, before in enumerate(done)
+    )
+    counts = {each: _SectionCount() for each in alike}
     for chunk in chunks:
-        for question, count, before in zip(questions, counts, done, strict=True):
+        for (question, before), count in counts.items():
             messages = reader.prompts.section_messages(
                 is_parallel=reader.config.asks_notes,
                 question=question,
@@ -132,11 +140,12 @@ def plan_reading(
             )
             tokens = reader.tokenizer.count_messages(messages)
             count.add(tokens, is_done=before.is_answered or chunk.start in before.starts)
-    num_chunks = counts[0].num_all if counts else 0
+    num_chunks = max((count.num_all for count in counts.values()), default=0)
     works = [
-        _work_of(reader, question, count)
-        for question, count, before in zip(questions, counts, done, strict=True)
+        work
+        for (question, before), num in alike.items()
         if not before.is_answered
+        for work in [_work_of(reader, question, counts[question, before])] * num
     ]
     return ReadingPlan(
         num_questions=len(questions),
@@ -147,7 +156,7 @@ def plan_reading(
         prompt_tokens=sum(work.prompt_tokens for work in works),
         max_memory_tokens=sum(work.max_memory_tokens for work in works),
         max_completion_tokens=sum(work.max_completion_tokens for work in works),
-        is_exact=reader.tokenizer.is_exact and reader.tokenizer.knows_template,
+        is_exact=step <= 1 and reader.tokenizer.is_exact and reader.tokenizer.knows_template,
     )
 
 

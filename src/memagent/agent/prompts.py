@@ -306,7 +306,7 @@ def open_prompts(name: str) -> PromptSet:
             f"there is no prompt set or template file {name!r}; {hint(name, PROMPT_SETS)}"
         )
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the prompts in {path}: {error}") from None
     return parse_prompts(values, source=str(path))

@@ -570,7 +570,7 @@ class Reader:
 def read_questions(path: str | Path) -> list[str]:
     """The questions of a JSON Lines file: on each line a string, or an object with `question`."""
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").split("\n")
+        lines = Path(path).expanduser().read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise ConfigError(f"the questions in {path} cannot be read: {reason_of(error)}") from None
     except UnicodeDecodeError:

@@ -18,7 +18,7 @@ from memagent.agent import rates
 from memagent.agent.journal import Journal, check_same, read_reading
 from memagent.agent.modes.carried import Carried
 from memagent.agent.modes.continuation import carry_over
-from memagent.agent.plan import done_before, plan_reading
+from memagent.agent.plan import MOST_COUNTED, done_before, plan_reading
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace, call_seconds, total_usage
 from memagent.cli.ask_output import print_answers, print_plan
@@ -27,6 +27,7 @@ from memagent.cli.ask_request import AskOptions, AskRequest, make_request
 from memagent.cli.shared.engine import open_chosen
 from memagent.cli.shared.interrupt import INTERRUPTED
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
+from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.progress import duration, size_text
 from memagent.cli.shared.reader import reader_options
 from memagent.cli.shared.run_command import CommandConsole, resumable
@@ -88,7 +89,7 @@ STDIN_COPY = "stdin"
 @panel_option(
     "--continue",
     "continues",
-    type=click.Path(path_type=Path),
+    type=PathType(),
     panel="Run",
     help="Read on after the text of the run in this folder has grown or changed: a new run, which takes over the "
     "sections before the first change. FILES are those of the run when not given.",
@@ -170,7 +171,8 @@ class Ask:
         try:
             reader = self._reader(request, engine)
             chunks = reader.chunks(document)
-            for question in request.questions:
+            longest = sorted(request.questions, key=len, reverse=True)
+            for question in longest[: MOST_COUNTED if self._options.dry_run else None]:
                 reader.check(question)
             if self._options.dry_run:
                 with self._console.busy("counting"):

@@ -28,6 +28,7 @@ from typing import Any, Literal, NamedTuple, Self
 from filelock import FileLock, Timeout
 
 from memagent._version import __version__
+from memagent.config import LONGEST
 from memagent.data.example import Example
 from memagent.data.formats.files import FORMATS, ExampleWriter, disk_errors, from_json, to_json
 from memagent.data.manifest import (
@@ -170,8 +171,8 @@ def _is_text_stored(example: Example, store: Storing) -> bool:
 
 
 def _check(job: BuildJob, processes: int) -> None:
-    if job.num < 1:
-        raise ConfigError(f"num={job.num}: a dataset has at least one example; raise `num`")
+    if not 1 <= job.num <= LONGEST:
+        raise ConfigError(f"num={job.num}: a dataset has 1 to {LONGEST:,} examples; change `num`")
     if processes < 1:
         raise ConfigError(f"processes={processes}: give at least one with `processes`")
     if not job.out.name.endswith(tuple(FORMATS)):

@@ -109,7 +109,7 @@ def inspect_dataset(
     With `with_text`, texts that the file has only the origin of are rebuilt: those of `indices`, or all.
     """
     file = Path(file)
-    wanted = set(indices) or set(range(samples))
+    wanted = set(indices) or range(samples)
     rebuilt: Collection[int] | None = ()
     if with_text:
         rebuilt = indices or None
@@ -123,7 +123,7 @@ def inspect_dataset(
 
 
 def _passing(
-    file: Path, wanted: set[int], shown: dict[int, Example], rebuilt: Collection[int] | None
+    file: Path, wanted: Collection[int], shown: dict[int, Example], rebuilt: Collection[int] | None
 ) -> Iterator[Example]:
     """The examples of a file; those of `wanted` are kept in `shown`.
 

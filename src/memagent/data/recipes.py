@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from memagent.config import Settings, with_override
+from memagent.config import LONGEST, Settings, with_override
 from memagent.data.build import (
     BuildJob,
     BuildProgress,
@@ -53,7 +53,7 @@ class DatasetRecipe(TaskSelection):
 
     tasks: list[str] = Field(min_length=1)
     """Names of tasks."""
-    num: int = Field(ge=1)
+    num: int = Field(ge=1, le=LONGEST)
     """Examples in each file."""
     store: Storing | None = None
     """Whether texts are written (text), or only their origin (origin); auto decides by length."""

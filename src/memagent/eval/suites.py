@@ -26,7 +26,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from memagent.config import Settings, read_toml
+from memagent.config import MOST, Settings, read_toml
 from memagent.data.choices import ExampleChoice
 from memagent.data.filtering.screening import FilterSettings
 from memagent.errors import ConfigError
@@ -67,7 +67,7 @@ class MethodChoice(Settings):
 class SuiteTasks(ExampleChoice):
     """Tasks, or files of examples, with the same settings."""
 
-    num: int | None = Field(default=None, ge=1)
+    num: int | None = Field(default=None, ge=1, le=MOST)
     """Examples of each task and length; for files, the most examples of each file."""
     grader: str | None = None
     """Overrides the grader that each example names."""
@@ -82,7 +82,7 @@ class QuestionSelection(Settings):
     """Dataset with the questions, in their order: one that was filtered, or a file of the original project."""
     engines: list[str] = Field(default_factory=list)
     """Without a file: engines as KIND:MODEL that are asked without the text, one after the other."""
-    candidates: int = Field(default=400, ge=1)
+    candidates: int = Field(default=400, ge=1, le=MOST)
     """Questions that they are asked, in the order of their file."""
     screening: FilterSettings = FilterSettings()
     """How they are asked, and when a reply is right."""
@@ -107,9 +107,9 @@ class Suite(Settings):
     """Tokenizer of the model; its own when not given."""
     length_tokenizer: str | None = None
     """Tokenizer that counts the lengths of generated texts; the model's when not given."""
-    num: int = Field(default=DEFAULT_NUM, ge=1)
+    num: int = Field(default=DEFAULT_NUM, ge=1, le=MOST)
     """Examples of each task and length, where a task sets no `num`."""
-    samples: int = Field(default=1, ge=1)
+    samples: int = Field(default=1, ge=1, le=MOST)
     """Answers to each question by each method; scores are averaged over them first."""
     seed: int = 0
     """Every example and every sample depends on it."""

@@ -46,6 +46,9 @@ LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 NO_CLUSTER = "none"
 """Address of a cluster that leaves the rest of [cluster] out: the run is in this process."""
 
+MOST_GPUS = 16_384
+"""A plan tries their splits one by one."""
+
 LossMean = Literal["token", "group", "rollout", "constant"]
 
 
@@ -414,12 +417,12 @@ class ClusterSettings(Settings):
     """HOST:PORT of the head node of a running cluster. auto: the cluster in the variable RAY_ADDRESS, as
     inside `ray job submit`; without it a cluster of this machine alone, which ends with the run. none: no
     cluster; everything is in this process, whatever else [cluster] says."""
-    trainer_ranks: int = Field(default=1, ge=1)
+    trainer_ranks: int = Field(default=1, ge=1, le=MOST_GPUS)
     """Processes that train together, each with one GPU and a shard of the weights, gradients and optimizer
     (FSDP2). May differ when a run is resumed."""
-    engine_replicas: int = Field(default=1, ge=1)
+    engine_replicas: int = Field(default=1, ge=1, le=MOST_GPUS)
     """Engines that sample replies, each with tensor_parallel_size GPUs."""
-    tensor_parallel_size: int = Field(default=1, ge=1)
+    tensor_parallel_size: int = Field(default=1, ge=1, le=MOST_GPUS)
     """GPUs that share the weights of one engine replica; above 1 for vLLM only."""
     placement: Literal["colocated", "separate"] = "separate"
     """separate: engine replicas have their own GPUs. colocated: they share those of the trainer ranks, and

@@ -304,6 +304,21 @@ def test_a_plan_is_what_a_reading_with_an_empty_memory_sends() -> None:
     assert plan.max_memory_tokens == 2 * plan.num_chunks * 100
 
 
+def test_a_plan_of_very_many_questions_counts_the_prompts_of_a_sample() -> None:
+    reader = reader_of([])
+    chunks = reader.chunks(Document.from_text(TEXT))
+    questions = [f"what is {number}?" for number in range(10_000, 12_345)]
+    rendered: list[str] = []
+    reader.tokenizer.count_messages = lambda messages: rendered.append("") or 100  # type: ignore
+    reader.tokenizer.knows_template = True
+    plan = plan_reading(reader, questions, chunks)
+    assert (plan.num_calls, plan.prompt_tokens) == (2345 * 4, 2345 * 4 * 100)
+    assert not plan.is_exact
+    assert len(rendered) < 500 * 10
+    few = plan_reading(reader, questions[:500], chunks)
+    assert (few.num_calls, few.is_exact) == (500 * 4, True)
+
+
 @pytest.mark.parametrize(("prompts", "shown"), [("keep", "red"), ("default", r"So: \boxed{red}")])
 def test_the_answer_that_is_shown_is_what_stands_in_the_box_that_was_asked_for(
     prompts: str, shown: str

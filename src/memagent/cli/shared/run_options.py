@@ -11,6 +11,7 @@ import click
 
 from memagent.agent.limits import Limits
 from memagent.cli.shared.options import all_options, panel_option
+from memagent.cli.shared.paths import PathType
 from memagent.errors import ConfigError
 from memagent.types import Prices
 
@@ -22,13 +23,13 @@ def run_options(kept: str) -> Callable[[F], F]:
     return all_options(
         panel_option(
             "--run-dir",
-            type=click.Path(path_type=Path),
+            type=PathType(),
             panel="Run",
             help=f"Folder to keep {kept} in. [default: a new one in your state folder]",
         ),
         panel_option(
             "--resume",
-            type=click.Path(path_type=Path),
+            type=PathType(),
             panel="Run",
             help="Resume the run in this folder; nothing that was finished is repeated.",
         ),

@@ -40,7 +40,7 @@ class OutputLost(Exception):
 class _Output(io.FileIO):
     """Standard output, whose errors are told from those of other files."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
         try:
             return super().write(data)
         except BrokenPipeError:

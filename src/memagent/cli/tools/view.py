@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from memagent.cli.shared.paths import PathType
 from memagent.errors import ConfigError
 from memagent.extras import require
 from memagent.files import reason_of, write_atomically
@@ -25,7 +26,7 @@ LIBRARIES = ("fastapi", "uvicorn")
     "texts",
     multiple=True,
     metavar="FILE",
-    type=click.Path(path_type=Path, exists=True),
+    type=PathType(exists=True),
     help="A text that runs read, to show its sections and whole prompts; may be given several times.",
 )
 @click.option(
@@ -39,7 +40,7 @@ LIBRARIES = ("fastapi", "uvicorn")
     "--export",
     "export",
     metavar="FILE.html",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    type=PathType(dir_okay=False, writable=True),
     help="Write the runs as one page that needs no server, instead of serving them.",
 )
 @click.option("--open", "opens", is_flag=True, help="Open the page in your browser.")

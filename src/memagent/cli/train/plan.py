@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import click
 
 from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
+from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.progress import duration
 from memagent.cli.shared.run_command import print_json
 from memagent.cli.train.options import CONFIG
@@ -18,7 +19,7 @@ from memagent.rl.planning.layouts import Layout
 from memagent.rl.planning.memory import GpuMemory
 from memagent.rl.planning.plan import LayoutPlan, Problem, TrainingPlan, make_plan
 from memagent.rl.planning.workload import PlanAssumptions
-from memagent.rl.settings import read_config
+from memagent.rl.settings import MOST_GPUS, read_config
 
 GPUS = "GPUs"
 ASSUMPTIONS = "Assumptions"
@@ -42,7 +43,7 @@ class PlanOptions:
 
 
 @click.command("plan", cls=PanelCommand, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("config", type=PathType())
 @panel_option("--model", panel=CONFIG, help="Model in place of the config's.")
 @panel_option(
     "--set",
@@ -61,7 +62,7 @@ class PlanOptions:
 )
 @panel_option(
     "--gpus",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=MOST_GPUS),
     panel=GPUS,
     help="Number of GPUs. [default: as many as [cluster] of the config names, else 1]",
 )
@@ -73,7 +74,7 @@ class PlanOptions:
 )
 @panel_option(
     "--scale-to",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=MOST_GPUS),
     panel=GPUS,
     help="Also show the best split of 2, 4, 8 ... times as many GPUs, up to this number.",
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
+from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.run_options import run_options
 from memagent.cli.train.options import (
     CONFIG,
@@ -33,7 +34,7 @@ class SftOptions(TrainOptions):
     "--file",
     "files",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=PathType(),
     panel=CONFIG,
     help="Conversations to train on, as `memagent data traces` writes them; in place of the config's.",
 )

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from memagent.agent.prompts import closed_book_messages
-from memagent.config import Settings
+from memagent.config import MOST, Settings
 from memagent.data.example import Example
 from memagent.data.formats.files import read_examples
 from memagent.errors import EngineError, EngineRefused, MachineError, RunError
@@ -47,7 +47,7 @@ GRADERS_OF_RULE: dict[ScreeningRule, dict[str, str]] = {
 class FilterSettings(Settings):
     """How questions are screened."""
 
-    samples: int = Field(default=2, ge=1)
+    samples: int = Field(default=2, ge=1, le=MOST)
     """Replies requested from each engine for a question, at most."""
     rule: ScreeningRule = "either"
     """When a reply is right: its boxed answer is (boxed), it states the answer (contains), or either; original

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from memagent.config import MOST
 from memagent.data.example import Evidence, Example, Origin, Passage, fingerprint
 from memagent.data.tasks.beyond.facts import COLOURS
 from memagent.data.tasks.beyond.filler import SHORT_SENTENCES
@@ -27,7 +28,7 @@ THINGS = ("coin", "lamp", "door", "boat", "cup", "hat", "kite", "drum", "chair",
 class ColourSettings(TaskSettings):
     """How many sentences there are, and how many of them are distractors."""
 
-    sentences: int = Field(default=24, ge=1)
+    sentences: int = Field(default=24, ge=1, le=MOST)
     """Sentences of the text, all of them."""
     others: int = Field(default=0, ge=0, lt=len(THINGS))
     """Other things whose colours are stated too."""

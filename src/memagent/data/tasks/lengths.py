@@ -25,6 +25,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
+from memagent.config import LONGEST
 from memagent.documents.tokenizers import HuggingFaceTokenizer, Tokenizer, open_tokenizer
 from memagent.engines import store
 from memagent.errors import ConfigError
@@ -56,7 +57,7 @@ def nominal_tokens(num_documents: int) -> int:
     return round(num_documents * NOMINAL_TOKENS_PER_DOCUMENT)
 
 
-Length = Annotated[int, BeforeValidator(parse_length), Field(ge=64)]
+Length = Annotated[int, BeforeValidator(parse_length), Field(ge=64, le=LONGEST)]
 """A length in settings."""
 
 

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Protocol
 from pydantic import Field
 
 from memagent import names
-from memagent.config import Settings
+from memagent.config import LONGEST, Settings
 from memagent.data.example import Example, fingerprint
 from memagent.errors import ConfigError, DataError
 
@@ -36,7 +36,7 @@ class TaskSettings(Settings):
     stored_if_set: ClassVar[frozenset[str]] = frozenset()
     """Settings that datasets store only where they are set: others keep their fingerprints."""
 
-    tokens: int | None = Field(default=None, ge=64)
+    tokens: int | None = Field(default=None, ge=64, le=LONGEST)
     """Length of the text in tokens of the tokenizer; reached within 2 %, never exceeded."""
     tokenizer: str = "smollm2-135m"
     """Tokenizer that counts the length: a pulled model's name, a hub id, a path, or tiktoken:NAME."""

@@ -19,8 +19,9 @@ from pathlib import Path
 from pydantic import Field
 
 from memagent.agent.prompts import open_prompts
-from memagent.config import Settings
+from memagent.config import LONGEST, Settings
 from memagent.data.manifest import read_manifest
+from memagent.errors import ConfigError
 from memagent.rl.agents.memory import MemorySettings
 from memagent.rl.rollouts.tasks import TaskSource
 from memagent.rl.settings import TrainConfig
@@ -33,6 +34,8 @@ DOC_TOKENS = 140
 """Mean tokens of a HotpotQA document: 28,069 in 200."""
 NATURAL_FILL = 0.93
 """How full sections are that end at a sentence: 4,096 tokens are five sections of at most 1,024."""
+MOST_CALLS = 1_000_000
+"""Of a step: its rollouts are simulated call by call."""
 PLAIN_PROMPT_TOKENS = 300
 """Prompt of an agent whose prompts are not known."""
 
@@ -40,17 +43,17 @@ PLAIN_PROMPT_TOKENS = 300
 class PlanAssumptions(Settings):
     """What a config does not say about a run. Defaults are what runs of this project measured."""
 
-    text_tokens: int | None = Field(default=None, ge=1)
+    text_tokens: int | None = Field(default=None, ge=1, le=LONGEST)
     """Tokens of the text of a task; from the lengths of the tasks, or the manifests of their files, when not
     given."""
-    question_tokens: int = Field(default=30, ge=0)
+    question_tokens: int = Field(default=30, ge=0, le=LONGEST)
     """Tokens of a question."""
     reply_tokens: float | None = Field(default=None, gt=0)
     """Mean tokens of a reply to a section; a quarter of its limit when not given, where replies of the
     trained readers end."""
     answer_tokens: float | None = Field(default=None, gt=0)
     """Mean tokens of an answer; a quarter of its limit, and at most 64, when not given."""
-    reply_sigma: float = Field(default=1.15, ge=0)
+    reply_sigma: float = Field(default=1.15, ge=0, le=10)
     """Skew of reply lengths: the standard deviation of their logarithm. 1.15 gives the measured share of
     replies that reach their limit."""
     reply_correlation: float = Field(default=0.3, ge=0, le=1)
@@ -187,8 +190,19 @@ def _calls(config: TrainConfig, assumed: PlanAssumptions) -> list[CallShape]:
     num_sections = math.ceil(text / settings.chunk_tokens / filled)
     if settings.max_sections is not None:
         num_sections = min(num_sections, settings.max_sections)
+    _check_size(config, num_sections + 1)
     section = min(text / num_sections, settings.chunk_tokens)
     return reading_calls(settings, assumed, num_sections=num_sections, section_tokens=section)
+
+
+def _check_size(config: TrainConfig, num_calls: int) -> None:
+    """Raise ConfigError where a step has more calls than can be simulated."""
+    num = config.rollout.prompts * config.rollout.group_size * num_calls
+    if num > MOST_CALLS:
+        raise ConfigError(
+            f"a step has {num:,} calls, and at most {MOST_CALLS:,} can be planned; lower `prompts`, "
+            "`group_size` or `text_tokens`"
+        )
 
 
 def reading_calls(
@@ -240,6 +254,7 @@ def _plain_calls(config: TrainConfig, assumed: PlanAssumptions) -> list[CallShap
     """The calls of another agent: its turns, as far as its settings name them."""
     settings = config.agent.settings
     turns = max(1, int(settings.get("max_turns", 1)) // 2)
+    _check_size(config, turns)
     limit = int(settings.get("max_tokens", config.rollout.max_tokens))
     reply = min(assumed.reply_tokens or limit / 4, limit)
     text = text_tokens(config.tasks, assumed) if turns == 1 else 0.0

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from memagent.config import LONGEST
 from memagent.data.tasks.beyond.filler import (
     MAX_PARAGRAPH,
     MIN_PARAGRAPH,
@@ -34,7 +35,7 @@ from memagent.rewards.verifiers import Match
 class BeyondSettings(TaskSettings):
     """Length, tokenizer, seed, and how much of the filler resembles what is asked for."""
 
-    tokens: int | None = Field(default=8192, ge=64)
+    tokens: int | None = Field(default=8192, ge=64, le=LONGEST)
     """Length of the text in tokens of the tokenizer; reached within 2 %, never exceeded."""
     distractor_share: float = Field(default=0.05, ge=0, le=0.5)
     """Share of the filler's sentences that are facts of the asked form about something else."""

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from memagent.config import MOST
 from memagent.data.example import Evidence, Example, Origin, Passage, fingerprint, join
 from memagent.data.sources.cache import open_source, sha256_of
 from memagent.data.sources.catalogue import source_setting
@@ -65,9 +66,9 @@ class HotpotSettings(TaskSettings):
 
     split: Split = "dev"
     """Questions to train on (train) or to evaluate with (dev)."""
-    docs: int | None = Field(default=None, ge=2)
+    docs: int | None = Field(default=None, ge=2, le=MOST)
     """Length of the text in documents; give this or tokens."""
-    distractors: int = Field(default=8, ge=0)
+    distractors: int = Field(default=8, ge=0, le=MOST)
     """How many of a question's own distractors are included, at most."""
     overlap: Overlap = "refuse"
     """What to do with training questions that are development questions too: refuse or drop."""

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from memagent.config import MOST
 from memagent.data.example import Evidence, Passage
 from memagent.data.sources.catalogue import source_setting
 from memagent.data.tasks.generated import Draft, GeneratedTask
@@ -52,11 +53,11 @@ class NeedleSettings(TaskSettings):
     """What keys look like: words, numbers or uuids."""
     values: ValueKind = "numbers"
     """What values look like: words, numbers or uuids."""
-    num_keys: int = Field(default=1, ge=1)
+    num_keys: int = Field(default=1, ge=1, le=MOST)
     """Keys in the text; at least as many as are asked for."""
-    num_values: int = Field(default=1, ge=1)
+    num_values: int = Field(default=1, ge=1, le=MOST)
     """Values of each key."""
-    num_queries: int = Field(default=1, ge=1)
+    num_queries: int = Field(default=1, ge=1, le=MOST)
     """Keys that are asked for."""
     depth: Literal["uniform", "ruler"] | Annotated[float, Field(ge=0, le=1)] = "uniform"
     """Depth of needles: uniform, RULER's 40 fixed depths, or all at one depth from 0 to 1."""

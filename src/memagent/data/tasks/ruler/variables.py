@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import Field
 
+from memagent.config import MOST
 from memagent.data.example import Evidence, Passage
 from memagent.data.tasks.generated import Draft, GeneratedTask
 from memagent.data.tasks.lengths import fit
@@ -36,9 +37,9 @@ SHOT_SENTENCES = 12
 class VariableSettings(TaskSettings):
     """How many chains there are, and how long they are."""
 
-    num_chains: int = Field(default=1, ge=1)
+    num_chains: int = Field(default=1, ge=1, le=MOST)
     """Chains of assignments; one of them is asked for."""
-    num_hops: int = Field(default=4, ge=1)
+    num_hops: int = Field(default=4, ge=1, le=MOST)
     """Copies in each chain: one variable more than hops."""
     one_shot: bool = False
     """Put a short worked example before the question, as RULER does."""

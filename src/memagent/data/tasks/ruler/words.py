@@ -24,6 +24,7 @@ from typing import Any
 
 from pydantic import Field
 
+from memagent.config import MOST
 from memagent.data.example import Passage
 from memagent.data.tasks.generated import Draft, GeneratedTask
 from memagent.data.tasks.lengths import Fitted, fit
@@ -49,11 +50,11 @@ TOKENS_PER_CODED_WORD = 50
 class CommonSettings(TaskSettings):
     """How often words occur."""
 
-    num_common: int = Field(default=10, ge=1)
+    num_common: int = Field(default=10, ge=1, le=MOST)
     """Words that occur often: the answer."""
-    freq_common: int | None = Field(default=None, ge=2)
+    freq_common: int | None = Field(default=None, ge=2, le=MOST)
     """How often each of them occurs; 30, or 6 below 4,096 tokens, when not given."""
-    freq_uncommon: int | None = Field(default=None, ge=1)
+    freq_uncommon: int | None = Field(default=None, ge=1, le=MOST)
     """How often each other word occurs; 3, or 1 below 4,096 tokens, when not given."""
 
     def frequencies(self, tokens: int) -> tuple[int, int]:
