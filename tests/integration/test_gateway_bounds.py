@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import re
 import select
+import shutil
 import socket
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from memagent.config import KeyLimits
+from memagent.engines.openai import open_endpoint_at
 from memagent.serve import guard
 from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyStore
@@ -20,7 +24,17 @@ from memagent.serve.reading.files import RequestFiles
 from memagent.serve.reading.requests import AttachedFile
 from memagent.serve.reading.state import GatewayState
 from memagent.web import deadline
-from tests.support.gateways import MODEL, Gateway, connected, head_of, serving_gateway
+from tests.support.gateways import (
+    MODEL,
+    Gateway,
+    PatientEngine,
+    asking,
+    chat_request,
+    connected,
+    head_of,
+    novel,
+    serving_gateway,
+)
 from tests.support.timing import wait_until
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -30,7 +44,17 @@ import gzip, json, resource, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from memagent.web import deadline
-from tests.support.gateways import MODEL, Gateway, connected, head_of, serving_gateway
+from tests.support.gateways import (
+    MODEL,
+    Gateway,
+    PatientEngine,
+    asking,
+    chat_request,
+    connected,
+    head_of,
+    novel,
+    serving_gateway,
+)
 from tests.support.timing import wait_until
 
 def peak():
@@ -165,3 +189,102 @@ def test_a_client_that_does_not_read_is_cut_off(
     with serving_gateway(tmp_path) as gateway, connected(gateway) as connection:
         ask_for_file(gateway, anna, store.list()[0].holder.id, connection)
         wait_until(lambda: status_of(gateway, anna) == 200)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_stream_for_which_there_is_no_room_is_refused_before_its_headers(
+    tmp_path: Path, path: str
+) -> None:
+    engine = PatientEngine(60.0)
+
+    def status(gateway: Gateway, messages: Any, key: str = "none") -> tuple[int, str]:
+        name = "messages" if "chat" in path else "input"
+        body = {"model": MODEL, name: messages, "stream": True}
+        reply = gateway.send("POST", path, json=body, headers={"Authorization": f"Bearer {key}"})
+        return reply.status_code, reply.json()["error"]["code"]
+
+    with (
+        serving_gateway(tmp_path, engine, max_readings=1, price_in=1.0, price_out=1.0) as gateway,
+        connected(gateway) as connection,
+    ):
+        connection.sendall(chat_request(asking(), stream=True))
+        wait_until(lambda: engine.num_running)
+        assert status(gateway, asking(novel(300))) == (429, "too_many_readings")
+        key = KeyStore(tmp_path / "keys.json").add("anna", KeyLimits(max_cost=1e-9))
+        assert status(gateway, HELLO, key) == (429, "insufficient_quota")
+
+
+def test_errors_do_not_tell_where_the_engine_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        engine = open_endpoint_at("upstream", base_url=address, patience=0)
+        with serving_gateway(tmp_path, engine) as gateway:
+            for stream in (False, True):
+                body = {"model": MODEL, "messages": HELLO, "stream": stream}
+                reply = gateway.send("POST", "/v1/chat/completions", json=body)
+                assert reply.status_code == (200 if stream else 503)
+                assert '"engine_error"' in reply.text
+                assert not {"127.0.0.1", "upstream"} & set(re.split(r"[/:\"\s]+", reply.text))
+    assert address in caplog.text
+
+
+ON_A_FULL_DISK = """
+import sys
+from pathlib import Path
+from tests.support.gateways import MODEL, asking, novel, serving_gateway
+
+disk = Path(sys.argv[1])
+with serving_gateway(disk / "state") as gateway:
+    sizes = (200, 201, 2)
+    for size in sizes:
+        gateway.send("POST", "/v1/files", files={"file": ("a.txt", novel(size).encode())})
+    ids = [one["id"] for one in gateway.send("GET", "/v1/files").json()["data"]]
+    try:
+        with open(disk / "other", "wb", buffering=0) as other:
+            while True:
+                other.write(bytes(4096))
+    except OSError:
+        pass
+    body = {"model": MODEL, "messages": asking(novel(300))}
+    print(gateway.send("POST", "/v1/chat/completions", json=body).status_code)
+    for file_id in ids:
+        print(gateway.send("DELETE", f"/v1/files/{file_id}").status_code)
+    print(gateway.send("GET", "/v1/files").json()["data"])
+"""
+
+
+def test_files_can_be_deleted_on_a_full_disk(tmp_path: Path) -> None:
+    mounting = [
+        "unshare",
+        "-rm",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size=2m disk "$0" && "$@"',
+        tmp_path,
+    ]
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*mounting, "true"], capture_output=True).returncode
+    ):
+        pytest.skip("this user cannot mount a small disk")
+    command = [*mounting, sys.executable, "-c", ON_A_FULL_DISK, str(tmp_path)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert output.split() == ["503", "200", "200", "200", "[]"]
+
+
+def test_a_file_that_was_deleted_without_its_row_is_not_listed_by_the_next_server(
+    tmp_path: Path,
+) -> None:
+    with GatewayState(tmp_path) as state:
+        kept, lost = (state.add_file("anna", "a.txt", "", b"x", max_bytes=10) for _ in range(2))
+        assert kept is not None
+        assert lost is not None
+        state.file_path(lost).unlink()
+    with GatewayState(tmp_path) as state:
+        assert [file.id for file in state.files_of("anna")] == [kept.id]

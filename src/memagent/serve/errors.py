@@ -8,7 +8,14 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from memagent.errors import LimitReached, MemagentError, PromptTooLong, RunError, UserError
+from memagent.errors import (
+    EmptyAnswer,
+    LimitReached,
+    MemagentError,
+    PromptTooLong,
+    RunError,
+    UserError,
+)
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 1
@@ -66,7 +73,10 @@ def from_memagent(error: MemagentError) -> ApiError:
         return ApiError(429, str(error), code="insufficient_quota")
     if isinstance(error, UserError):
         return ApiError(400, str(error), code="invalid_value")
-    return ApiError(503, str(error), code="engine_error")
+    if isinstance(error, EmptyAnswer):
+        return ApiError(503, str(error), code="engine_error")
+    log.error("%s", error)  # it may name an address, which is not the client's business
+    return ApiError(503, "the engine of this server failed; see its log", code="engine_error")
 
 
 def from_validation(error: ValidationError) -> ApiError:

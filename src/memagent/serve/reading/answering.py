@@ -34,8 +34,9 @@ from memagent.serve.reading.conversation import (
     as_messages,
     split_long,
 )
+from memagent.serve.reading.files import RequestFiles
 from memagent.serve.reading.readings import Readings, ReadStep
-from memagent.serve.reading.requests import GatewayRequest, OpensFiles
+from memagent.serve.reading.requests import GatewayRequest
 from memagent.serve.reading.state import GatewayState, in_thread
 from memagent.types import Completion, Message, Sampling, Usage
 
@@ -100,11 +101,15 @@ class Finished:
 AnswerEvent = Progress | AnswerText | Finished
 
 
+BEGUN = Progress(text="")
+"""The first event: there is room for the answer."""
+
+
 class PreparedAnswer(Protocol):
     """An answer that can be computed."""
 
     def events(self) -> AsyncGenerator[AnswerEvent, None]:
-        """Progress and the answer, and last what it took."""
+        """BEGUN, or what leaves no room; progress and the answer, and last what it took."""
         ...
 
 
@@ -148,7 +153,7 @@ class Answering:
         self._opening_limits = asyncio.Lock()
 
     async def prepare(
-        self, request: GatewayRequest, holder: KeyHolder, files: OpensFiles
+        self, request: GatewayRequest, holder: KeyHolder, files: RequestFiles
     ) -> PreparedAnswer:
         """The answer to a request, short or long. Raises what is wrong with it."""
         limits = await self._limits_of(holder)
@@ -316,6 +321,10 @@ class ShortAnswer:
 
     async def events(self) -> AsyncGenerator[AnswerEvent, None]:
         """The reply of the engine."""
+        limits = self._account.limits
+        most = self._sampling.max_tokens
+        limits.release(limits.reserve(prompt_tokens=self._prompt_tokens, completion_tokens=most))
+        yield BEGUN
         source = self._streamed() if isinstance(self._engine, StreamsTokens) else self._whole()
         async with aclosing(_with_own_faults(source)) as events:
             async for event in events:
@@ -392,6 +401,13 @@ class LongAnswer:
                 yield event
 
     async def _events(self) -> AsyncGenerator[AnswerEvent, None]:
+        with self._readings.room():
+            yield BEGUN
+            async with aclosing(self._read()) as events:
+                async for event in events:
+                    yield event
+
+    async def _read(self) -> AsyncGenerator[AnswerEvent, None]:
         done: list[ReadStep] = []
         text = self._text
         steps = self._readings.read(

@@ -190,10 +190,12 @@ class GatewayService:
     async def _prepared(
         self, request: Request, asked: GatewayRequest
     ) -> AsyncGenerator[AnswerEvent, None]:
-        """The events of the answer."""
+        """The events of the answer, once there is room for it."""
         holder = request.state.holder
         prepared = await self._answering.prepare(asked, holder, self._files.opener(holder))
-        return prepared.events()
+        events = prepared.events()
+        await anext(events)  # raises what a stream could say only after its status
+        return events
 
     async def _whole(
         self,

@@ -17,8 +17,8 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -168,8 +168,6 @@ class Readings:
 
         Closing the iterator stops the work; what was read is kept until one of the stored files in it is deleted.
         """
-        self._check_room()
-        self.num_running += 1
         try:
             identity = await asyncio.to_thread(reader.identity, [question], document)
             reading_id = _id_of(account.owner, identity)
@@ -179,7 +177,6 @@ class Readings:
                     async for step in steps:
                         yield step
         finally:
-            self.num_running -= 1
             if file_ids:
                 await self.forget_deleted()
 
@@ -277,13 +274,20 @@ class Readings:
                 replies = {**found.replies.get(0, {}), **replies}
         return Carried(steps={0: best}, replies={0: replies})
 
-    def _check_room(self) -> None:
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """Room for a reading. Raises ApiError where there is none."""
         if self.num_running >= self._max_readings:
             raise ApiError(
                 429,
                 f"{self.num_running} texts are being read, the limit of this server; try again soon",
                 code="too_many_readings",
             )
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
 
     @asynccontextmanager
     async def _turn(self, reading_id: str) -> AsyncIterator[None]:

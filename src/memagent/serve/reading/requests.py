@@ -11,18 +11,20 @@ import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from memagent.agent.prompts import PROMPT_SETS
 from memagent.config import AgentConfig, with_override
-from memagent.documents.document import Document
 from memagent.errors import ConfigError
 from memagent.names import hint
 from memagent.serve.errors import ApiError
 from memagent.serve.reading.conversation import MessagePart, Utterance
 from memagent.serve.wire import ApiRequest, WireModel
+
+if TYPE_CHECKING:  # built on this module
+    from memagent.serve.reading.files import RequestFiles
 
 MODEL = "memagent"
 MAX_PARTS = 10_000
@@ -36,18 +38,6 @@ MAX_NAME = 200
 """Characters of a file's name."""
 
 
-class OpensFiles(Protocol):
-    """Opens the files of a request. Raises ApiError: 404, or 413 where they have too much text together."""
-
-    def stored(self, file_id: str) -> Document:
-        """A file that was sent before."""
-        ...
-
-    def given(self, data: bytes, name: str) -> Document:
-        """A file whose contents came with the request."""
-        ...
-
-
 # --- parts of messages ----------------------------------------------------------------------------
 
 
@@ -59,13 +49,10 @@ class AttachedFile(WireModel):
     """The contents in base64, as a data URL or alone."""
     filename: str | None = Field(default=None, max_length=1000)
 
-    def part(self, files: OpensFiles) -> MessagePart:
+    def part(self, files: RequestFiles) -> MessagePart:
         """The file as a part of a message."""
-        return MessagePart(text="", file=self._opened(files), file_id=self.file_id)
-
-    def _opened(self, files: OpensFiles) -> Document:
         if self.file_id is not None:
-            return files.stored(self.file_id)
+            return MessagePart(text="", file=files.stored(self.file_id), file_id=self.file_id)
         if self.file_data is None:
             raise ApiError(400, "a file needs file_id or file_data", param="messages")
         _, _, encoded = self.file_data.rpartition(",")
@@ -73,7 +60,7 @@ class AttachedFile(WireModel):
             data = base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
             raise ApiError(400, "file_data is not base64", param="messages") from None
-        return files.given(data, file_name(self.filename))
+        return MessagePart(text="", file=files.given(data, file_name(self.filename)))
 
 
 class ContentPart(WireModel):
@@ -86,7 +73,7 @@ class ContentPart(WireModel):
     file_data: str | None = None
     filename: str | None = Field(default=None, max_length=1000)
 
-    def piece(self, files: OpensFiles) -> MessagePart:
+    def piece(self, files: RequestFiles) -> MessagePart:
         """The part with the text of its file."""
         if self.type in TEXT_TYPES:
             return MessagePart(text=self.text or "")
@@ -115,7 +102,7 @@ class GatewayMessage(WireModel):
     content: Content = None
     type: str | None = None
 
-    def utterance(self, files: OpensFiles) -> Utterance:
+    def utterance(self, files: RequestFiles) -> Utterance:
         """The message with the texts of its files."""
         if isinstance(self.content, list):
             pieces = tuple(part.piece(files) for part in self.content)
@@ -153,7 +140,7 @@ class GatewayRequest:
             for part in message.content
         )
 
-    def conversation(self, files: OpensFiles) -> list[Utterance]:
+    def conversation(self, files: RequestFiles) -> list[Utterance]:
         """The messages with the texts of their files, which takes time where there are files."""
         return [message.utterance(files) for message in self.messages]
 

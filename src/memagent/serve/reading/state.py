@@ -67,6 +67,7 @@ CREATE TABLE IF NOT EXISTS used (
 );
 """
 _file_id = re.compile(r"file-[0-9a-f]{24}|\.file-[0-9a-f]{24}\..*\.part")
+CHECKPOINT = "PRAGMA wal_checkpoint(RESTART)"
 DELETED = "file_id NOT IN (SELECT id FROM files)"
 
 
@@ -136,6 +137,7 @@ class GatewayState:
             self._database.executescript(TABLES)
             self._add_series()
             self._remove_unlisted()
+            self._database.execute(CHECKPOINT).fetchall()  # its tables have their room from now on
 
     def _add_series(self) -> None:
         """Give the readings of an earlier version the column that they lack."""
@@ -157,6 +159,8 @@ class GatewayState:
         for path in self._files.iterdir():
             if _file_id.fullmatch(path.name) and path.name not in listed and path.is_file():
                 path.unlink(missing_ok=True)
+        gone = [(file_id,) for file_id in listed if not (self._files / file_id).exists()]
+        self._database.executemany("DELETE FROM files WHERE id = ?", gone)
 
     # --- files ---------------------------------------------------------------------------------
 
@@ -214,8 +218,10 @@ class GatewayState:
         if stored is None:
             return False
         with _database_errors(self.folder):
+            self.file_path(stored).unlink(
+                missing_ok=True
+            )  # first: a full disk has room for the other then
             self._execute("DELETE FROM files WHERE owner = ? AND id = ?", (owner, stored.id))
-            (self._files / stored.id).unlink(missing_ok=True)
         return True
 
     def _files_where(self, condition: str, values: tuple[Any, ...]) -> list[StoredFile]:
@@ -348,7 +354,11 @@ class GatewayState:
     def _execute(self, statement: str, values: tuple[Any, ...]) -> int:
         """The number of rows that were changed."""
         with _database_errors(self.folder), self._guard:
-            return self._database.execute(statement, values).rowcount
+            try:
+                return self._database.execute(statement, values).rowcount
+            except sqlite3.OperationalError:  # a full disk: the log has room after a checkpoint
+                self._database.execute(CHECKPOINT).fetchall()
+                return self._database.execute(statement, values).rowcount
 
     def _rows(self, statement: str, values: tuple[Any, ...]) -> list[Any]:
         with _database_errors(self.folder), self._guard:
