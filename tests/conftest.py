@@ -139,10 +139,13 @@ def byte_tokenizer() -> ByteTokenizer:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with `memagent` and `python`, which start at once."""
+    """A folder with `memagent` and `python`, which start at once; on the disk of a test where it names one."""
+    from tests.support import disk
     from tests.support.preloaded import preloaded
 
-    with preloaded(tmp_path_factory.mktemp("programs")) as folder:
+    folder = tmp_path_factory.mktemp("programs")
+    watched = {"LD_PRELOAD": str(disk.build(folder))} if disk.IS_SUPPORTED else {}
+    with preloaded(folder, **watched):
         yield folder
 
 

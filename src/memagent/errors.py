@@ -52,7 +52,7 @@ class RunError(UserError):
 
 
 class RunNotWritable(RunError):
-    """A file of a run cannot be written. It stops the run, whose earlier lines are kept."""
+    """Files of a run cannot be used now: a full disk, or another process. What they hold is kept."""
 
 
 class DataError(UserError):

@@ -45,8 +45,10 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
         if sync:
             sync_file(part)
         part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    except BaseException:
+        with suppress(OSError):  # the first error counts
+            part.unlink(missing_ok=True)
+        raise
     if sync:
         sync_folder(path.parent)
 
@@ -73,6 +75,14 @@ def replacing_folder(path: Path, *, is_shared: bool = False) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
         raise
     sync_folder(path.parent)
+
+
+def make_folders(path: Path, *, mode: int = 0o777) -> None:
+    """Create a folder and those above it that are missing, with their names on disk."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
 
 
 def size_of(path: Path) -> int:

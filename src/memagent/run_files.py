@@ -29,6 +29,7 @@ from typing import BinaryIO, Self
 from filelock import FileLock, Timeout
 
 from memagent.errors import RunError
+from memagent.files import sync_folder
 
 LOCK = ".lock"
 MAX_BYTES = 32 << 20
@@ -105,6 +106,7 @@ def make_folder(run: Path, name: str) -> Path:
     path = run / name
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
+        sync_folder(run)
     if not stat.S_ISDIR(path.lstat().st_mode):
         raise _refused(path)
     return path

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from memagent._version import __version__
 from memagent.errors import RunError, RunNotWritable
-from memagent.files import reason_of, write_atomically
+from memagent.files import make_folders, reason_of, write_atomically
 from memagent.foreign import one_line, plain
 from memagent.jsonl import LineFile, Shrink, read_lines, recover
 from memagent.run_files import LOCK, MAX_BYTES, FolderLock, read_file
@@ -84,7 +84,7 @@ class Run:
                 "less in one run"
             )
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(path, mode=0o700)
             present = frozenset(os.listdir(path))
             lock = _locked(path)
         except OSError as error:
@@ -110,7 +110,7 @@ class Run:
             return cls(path, manifest, lock, recover(path / JOURNAL, shrink))
         except OSError as error:
             lock.release()
-            raise RunError(f"cannot read {path / JOURNAL}: {reason_of(error)}") from None
+            raise RunNotWritable(f"cannot read {path / JOURNAL}: {reason_of(error)}") from None
         except BaseException:
             lock.release()
             raise
@@ -135,11 +135,11 @@ class Run:
         if not self._created or set(os.listdir(self.path)) - self._created - self._present:
             return False
         self.close()
-        for name in self._created:
-            (self.path / name).unlink(missing_ok=True)
-        self._created = frozenset()
-        with suppress(OSError):
+        with suppress(OSError):  # what cannot be removed is a run without a step
+            for name in self._created:
+                (self.path / name).unlink(missing_ok=True)
             self.path.rmdir()
+        self._created = frozenset()
         return True
 
     def check_kept(self) -> None:
@@ -172,7 +172,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} holds no run: there is no {MANIFEST} in it") from None
     except NotADirectoryError:
         raise RunError(f"{path} is not a run directory") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise RunNotWritable(f"cannot read {path / MANIFEST}: {reason_of(error)}") from None
+    except (ValueError, RecursionError) as error:
         raise RunError(f"cannot read {path / MANIFEST}: {one_line(error)}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise RunError(f"{path / MANIFEST} has a format this version of memagent does not know")
@@ -241,17 +243,17 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return [line.record for line in read_lines(journal)] if journal.exists() else []
 
 
-def _cannot_write(path: Path, error: OSError) -> RunError:
-    return RunError(f"cannot write the run to {path}: {reason_of(error)}")
+def _cannot_write(path: Path, error: OSError) -> RunNotWritable:
+    return RunNotWritable(f"cannot write the run to {path}: {reason_of(error)}")
 
 
 def _locked(path: Path) -> FolderLock:
     try:
         return FolderLock(path)
     except Timeout:
-        raise RunError(f"{path} is in use by another memagent process") from None
+        raise RunNotWritable(f"{path} is in use by another memagent process") from None
     except OSError as error:
-        raise RunError(f"cannot lock {path}: {reason_of(error)}") from None
+        raise RunNotWritable(f"cannot lock {path}: {reason_of(error)}") from None
 
 
 def _now() -> str:

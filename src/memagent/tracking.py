@@ -34,7 +34,7 @@ from typing import Any, Protocol, Self
 
 from memagent.errors import ConfigError, RunError
 from memagent.extras import hidden, require
-from memagent.files import reason_of, write_atomically
+from memagent.files import make_folders, reason_of, write_atomically
 from memagent.jsonl import LineFile, read_lines, truncate
 from memagent.run_files import make_folder, read_file
 
@@ -148,7 +148,7 @@ def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
 def _opened(path: Path, num_lines: int | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The lines that are kept and those that are cut; afterwards the file exists and ends with a complete line."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(path.parent, mode=0o700)
         LineFile(path, sync=False).close()
         lines = list(read_lines(path))
         num_kept = len(lines) if num_lines is None else num_lines

@@ -14,7 +14,8 @@ from typing import Literal
 from platformdirs import user_state_path
 
 from memagent.errors import RunError
-from memagent.jsonl import LineFile, read_lines
+from memagent.files import make_folders
+from memagent.jsonl import LineFile, read_lines, recover
 
 NamedKind = Literal["address", "code"]
 
@@ -26,10 +27,11 @@ def remember(kind: NamedKind, *values: str) -> None:
         return
     path = _record()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with LineFile(path, sync=False) as lines:
+        make_folders(path.parent)
+        recover(path)
+        with LineFile(path) as lines:
             lines.append(*(json.dumps({"kind": kind, "value": value}).encode() for value in new))
-    except OSError:
+    except (OSError, RunError):
         return
 
 

@@ -54,6 +54,8 @@ IMPORTS = (
     "memagent.engines.openai",
     "memagent.eval.setup",
     "memagent.rl.trainer",
+    "memagent.serve.reading.app",
+    "memagent.serve.run",
 )
 """What most commands of the documentation import."""
 CLIENT = """\
@@ -73,8 +75,8 @@ os._exit(int(link.makefile().read() or 1))
 
 
 @contextmanager
-def preloaded(folder: Path) -> Iterator[Path]:
-    """A folder with the commands, while the server runs."""
+def preloaded(folder: Path, **variables: str) -> Iterator[Path]:
+    """A folder with the commands, while the server runs; `variables` are in its environment."""
     address = folder / "server"
     for program in ("memagent", "python"):
         script = CLIENT.format(python=sys.executable, socket=str(address), program=program)
@@ -86,6 +88,7 @@ def preloaded(folder: Path) -> Iterator[Path]:
         "HF_HUB_OFFLINE": "1",  # read when its library is imported, so not by each command
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": str(ROOT),
+        **variables,
     }
     server = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
     try:

@@ -182,7 +182,7 @@ def test_a_run_stays_locked_when_its_lock_file_is_deleted(tmp_path: Path) -> Non
         done = subprocess.run(
             [sys.executable, "-c", opened], capture_output=True, text=True, check=False
         )
-        assert done.stderr.endswith(f"RunError: {path} is in use by another memagent process\n")
+        assert done.stderr.endswith(f": {path} is in use by another memagent process\n")
     assert subprocess.run([sys.executable, "-c", opened], check=False).returncode == 0
 
 

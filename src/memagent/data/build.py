@@ -20,7 +20,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -47,7 +47,7 @@ from memagent.data.manifest import (
 )
 from memagent.data.tasks.registry import Task, open_task
 from memagent.errors import ConfigError, DataError, RunError
-from memagent.files import sync_file, sync_folder
+from memagent.files import make_folders, sync_file, sync_folder
 from memagent.jsonl import LineFile, read_lines, truncate
 from memagent.processes import OpenPool, ProcessPool, WorkerDied
 
@@ -275,8 +275,9 @@ class _Partial:
     def remove(self) -> None:
         """Delete what is left of it."""
         self._stack.close()
-        self.path.unlink(missing_ok=True)
-        self.journal_path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+            self.journal_path.unlink(missing_ok=True)
 
     def _recover(self, identity: dict[str, Any], *, force: bool) -> int:
         """Read what is complete; the size of the journal up to there."""
@@ -331,7 +332,7 @@ def _difference(head: dict[str, Any], identity: dict[str, Any]) -> str:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(out.parent)
     path = out.with_name(f".{out.name}.lock")
     lock = FileLock(path)
     try:
@@ -341,7 +342,8 @@ def _locked(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held: the next process creates a new file
+        with suppress(OSError):
+            path.unlink(missing_ok=True)  # while it is held: the next process creates a new file
         lock.release()
 
 
@@ -379,11 +381,11 @@ def _finished(
     for old in (manifest_path(job.out), figure_path(job.out)):
         old.unlink(missing_ok=True)
     write_manifest(job.out, manifest)
-    sync_file(ready)
-    ready.replace(job.out)
-    sync_folder(job.out.parent)
     if figure and manifest.depth is not None:
         draw_depths(job.out, manifest.depth)
+    sync_file(ready)
+    ready.replace(job.out)  # last: what is there is complete
+    sync_folder(job.out.parent)
     partial.remove()
     return manifest
 

@@ -19,6 +19,7 @@ import hashlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,7 +102,8 @@ class CallLog:
             self._file = None
             assert self._path is not None
             if not self._lines:
-                self._path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    self._path.unlink(missing_ok=True)
 
     def _load(self, path: Path, unfinished: frozenset[str]) -> None:
         try:

@@ -27,7 +27,7 @@ from starlette.datastructures import Headers
 
 from memagent.config import KeyLimits, Settings
 from memagent.errors import ConfigError
-from memagent.files import reason_of, write_atomically
+from memagent.files import make_folders, reason_of, write_atomically
 from memagent.names import hint
 from memagent.serve.errors import ApiError
 
@@ -154,7 +154,7 @@ class KeyStore:
     def _changing(self) -> Iterator[dict[str, StoredKey]]:
         """The keys, written back if the block succeeds; one process at a time."""
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(self._path.parent, mode=0o700)
             with FileLock(self._path.with_name(f".{self._path.name}.lock"), mode=0o600):
                 keys = dict(self._keys())
                 yield keys

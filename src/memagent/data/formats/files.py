@@ -28,7 +28,7 @@ from memagent.data.example import Evidence, Example, Origin, Passage
 from memagent.data.formats.json_stream import numbered_lines, opened, parse_json, place
 from memagent.data.formats.parquet import RowWriter, arrow, columns_of, read_rows
 from memagent.errors import DataError
-from memagent.files import reason_of, replacing
+from memagent.files import make_folders, reason_of, replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +83,8 @@ class ExampleWriter:
 
     def __exit__(self, *exception: Any) -> None:
         self._write = None
-        self._stack.__exit__(*exception)
+        with disk_errors(self.path):
+            self._stack.__exit__(*exception)
 
 
 def to_json(example: Example) -> str:
@@ -138,7 +139,7 @@ def replacing_dataset(path: Path) -> Iterator[Path]:
     """A path to write to, as of `memagent.files.replacing`, in a folder that is created if needed."""
     with ExitStack() as stack:
         with disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(path.parent)
             part = stack.enter_context(replacing(path))
         yield part
         with disk_errors(path):

@@ -46,7 +46,7 @@ from memagent.engines import store
 from memagent.engines.local.adapters import ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from memagent.engines.local.loading import LoadedModel, load, quietly
 from memagent.errors import ConfigError, RunError
-from memagent.files import reason_of, replacing_folder
+from memagent.files import make_folders, reason_of, replacing_folder
 from memagent.foreign import foreign_file, one_line
 from memagent.rl.weights.shards import gathered, like
 from memagent.run_files import check_tree, make_folder, read_file
@@ -106,7 +106,7 @@ def new_checkpoint(
     folder = run / CHECKPOINTS
     path = folder / name
     with disk_errors(path):
-        run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(run, mode=0o700)
         make_folder(run, CHECKPOINTS)
         for incomplete in folder.glob(".*"):
             shutil.rmtree(incomplete)

@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 
 from memagent.config import GatewayConfig
 from memagent.errors import RunError
-from memagent.files import reason_of, write_atomically
+from memagent.files import make_folders, reason_of, write_atomically
 from memagent.runs import runs_folder
 from memagent.types import Usage
 
@@ -110,7 +110,7 @@ class GatewayState:
         self.readings = folder / "readings"
         try:
             for each in (folder, self._files, self.readings):
-                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_folders(each, mode=0o700)
             self._lock = FileLock(folder / ".lock", mode=0o600, thread_local=False)
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -133,7 +133,9 @@ class GatewayState:
                 folder / DATABASE, check_same_thread=False, isolation_level=None
             )
             self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.execute(
+                "PRAGMA synchronous=FULL"
+            )  # NORMAL: a power cut loses the last rows
             self._database.executescript(TABLES)
             self._add_series()
             self._remove_unlisted()
