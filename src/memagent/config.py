@@ -58,6 +58,7 @@ def check_numbers(**values: float | None) -> None:
         if value is not None and not 0 <= value <= MAX_REAL:
             raise ConfigError(f"`{name}={value}` must be a finite number, at least 0")
 
+
 LONGEST = 1_000_000_000
 """Tokens of a text that is made or planned, and examples of a dataset, at most."""
 MOST = 1_000_000

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from memagent.web import deadline
 from memagent.web.hosts import ForeignRequest, HostCheck
 from tests.hostile import requests
 from tests.hostile.harness import tried
+from tests.support.timing import settle
 from tests.support.tiny_models import WINDOW, make_tiny_model
 from tests.support.tiny_server import TinyServer, serving_tiny
 
@@ -168,27 +170,38 @@ def test_headers_of_a_second_request_have_a_deadline_too(
         assert received(connection) == b""
 
 
-def test_bodies_that_are_arriving_have_limits_of_each_of_a_key_and_of_all() -> None:
-    bodies = guard._Bodies(10)
-    with bodies.arriving(KeyHolder()) as first, pytest.raises(ApiError) as caught:
-        bodies.add(first, 11)
-    assert caught.value.status == 413
-    with ExitStack() as arriving:
-        for number in range(guard.MAX_WAITING_BODIES):
-            key = KeyHolder(id=f"key-{number // guard.MAX_WAITING_OF_KEY}")
-            bodies.add(arriving.enter_context(bodies.arriving(key)), 10)
-        for key in (KeyHolder(id="key-0"), KeyHolder()):
-            with bodies.arriving(key) as last, pytest.raises(ApiError) as caught:
-                bodies.add(last, 1)
-            assert caught.value.status == 429
-    with ExitStack() as arriving:  # all of them are forgotten
-        for _ in range(guard.MAX_WAITING_OF_KEY):
-            bodies.add(arriving.enter_context(bodies.arriving(KeyHolder(id="key-1"))), 10)
-        with bodies.arriving(KeyHolder(id="key-1")) as last, pytest.raises(ApiError) as caught:
-            bodies.add(last, 1)
-        assert caught.value.status == 429
-        with bodies.arriving(KeyHolder(id="key-2")) as other:
-            bodies.add(other, 10)
+async def test_bodies_that_are_arriving_have_limits_of_each_of_a_key_and_of_all() -> None:
+    bodies, anyone, of_key = guard._Bodies(10), KeyHolder(), guard.MAX_WAITING_OF_KEY
+
+    def arriving(num_bytes: int, holder: KeyHolder) -> asyncio.Future[bytes | None]:
+        """A body of so many bytes, which do not end."""
+        messages = [{"type": "http.request", "body": b"x" * num_bytes, "more_body": True}]
+
+        async def receive() -> Any:
+            return messages.pop() if messages else await asyncio.Event().wait()
+
+        return asyncio.ensure_future(bodies.receive(receive, holder))
+
+    async def refusal(num_bytes: int, holder: KeyHolder) -> int:
+        with pytest.raises(ApiError) as caught:
+            await arriving(num_bytes, holder)
+        return caught.value.status
+
+    anna = [arriving(10, KeyHolder(id="anna")) for _ in range(of_key)]
+    await settle()
+    assert await refusal(11, anyone) == 413
+    assert await refusal(1, KeyHolder(id="anna")) == 429
+    others = [arriving(10, anyone) for _ in range(guard.MAX_WAITING_BODIES - of_key)]
+    await settle()
+    assert await refusal(1, KeyHolder(id="bert")) == 429
+    for body in (*anna, *others):
+        body.cancel()
+    await asyncio.gather(*anna, *others, return_exceptions=True)
+    small = [arriving(1, KeyHolder(id=name)) for name in ("anna", "bert")]
+    await settle()
+    assert not any(body.done() for body in small)
+    for body in small:
+        body.cancel()
 
 
 # --- size -----------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_TEMPLATE_TOKENS = 64
 """Allowance for a chat template we cannot see: role marks and a short default system prompt."""
+NOT_NAMED = "the endpoint chose the model, and what it names is not on this machine; name one with `tokenizer`"
 OPENAI_TOKENS_PER_MESSAGE = 4
 OPENAI_TOKENS_PER_REPLY = 3
 
@@ -97,6 +98,8 @@ def open_tokenizer(name: str) -> Tokenizer:
 
 def tokenizer_for_model(model: str) -> tuple[Tokenizer, str | None]:
     """The model's own tokenizer, else the estimate and why it has to do."""
+    if not model:
+        return EstimatingTokenizer(), NOT_NAMED
     try:
         return open_tokenizer(model), None
     except ConfigError as error:

@@ -25,6 +25,9 @@ NO_ENDPOINT = (
 )
 
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
 class Address(NamedTuple):
     """Where an endpoint is, and the key for it."""
 
@@ -92,6 +95,11 @@ def origin(address: str) -> str:
 def addresses(base_url: str | None) -> tuple[str, ...]:
     """The addresses in a setting that may hold several, separated by commas."""
     return tuple(filter(None, (part.strip() for part in (base_url or "").split(","))))
+
+
+def is_here(base_url: str | None) -> bool:
+    """Whether all addresses are those of this machine."""
+    return all(urlsplit(one).hostname in LOOPBACK for one in addresses(base_url or OPENAI_URL))
 
 
 def public_url(url: str) -> str:

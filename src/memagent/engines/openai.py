@@ -33,6 +33,7 @@ from memagent.engines.addresses import (
     addresses,
     check_address,
     endpoint_from,
+    is_here,
     likely_address,
     origin,
     origins,
@@ -47,7 +48,7 @@ from memagent.engines.retry import (
     RetryListener,
     retry_after,
 )
-from memagent.engines.shielding import Shield, ShieldedMessages
+from memagent.engines.shielding import Shield, ShieldedMessages, cached_tokenizer
 from memagent.engines.told_windows import told_window
 from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError, PromptTooLong
 from memagent.types import Completion, Message, Sampling, Usage
@@ -221,9 +222,9 @@ class EndpointEngine(BaseEngine):
         if not self.model:
             self.model = self._only_model(models)
         card = next((entry for entry in models if entry["id"] == self.model), {})
-        if isinstance(root := card.get("root"), str) and root:
+        if isinstance(root := card.get("root"), str) and self._may_open(root):
             self.tokenizer = root
-        elif not self.tokenizer:
+        elif not self.tokenizer and self._may_open(self.model):
             self.tokenizer = self.model
         if card.get("owned_by") == MEMAGENT:  # a model of `memagent serve` by a name that we know
             self.reading_defaults = store.reading_defaults(self.model)
@@ -231,6 +232,13 @@ class EndpointEngine(BaseEngine):
         self._knows_salt = card.get("owned_by") in SALTED_OWNERS
         if (window := _count(card.get("max_model_len"))) is not None and window > 0:
             self.served_window = window
+
+    def _may_open(self, name: str) -> bool:
+        """Whether a tokenizer that the endpoint names is opened: a folder if it runs on this machine too, and
+        nothing is fetched that the user did not name."""
+        if os.path.exists(os.path.expanduser(name)):
+            return is_here(self.config.base_url)
+        return name == self.config.model or cached_tokenizer(name) is not None
 
     async def list_models(self) -> list[dict[str, Any]]:
         """What the endpoint reports about its models; empty when it reports nothing. Never raises."""

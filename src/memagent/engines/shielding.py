@@ -135,6 +135,11 @@ def _tokenizer_file(name: str) -> Path | None:
     for file in (path, path / "tokenizer.json"):
         if file.name == "tokenizer.json" and os.path.isfile(file):
             return file
+    return cached_tokenizer(name)
+
+
+def cached_tokenizer(name: str) -> Path | None:
+    """The tokenizer.json of a name on the hub, if it has been fetched before."""
     if not os.path.isdir(_hub_cache() / f"models--{name.replace('/', '--')}"):
         return None  # without an import that takes longer than many calls
     from huggingface_hub import try_to_load_from_cache

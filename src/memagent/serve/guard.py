@@ -188,8 +188,7 @@ class Guard:
         with self._own_place(holder):
             if has_body:
                 _check_type(headers, self._paths.bodies[path])
-                with self._bodies.arriving(holder) as arriving:
-                    body = await arriving.receive(receive)
+                body = await self._bodies.receive(receive, holder)
                 if body is None:  # the client has left
                     return
                 receive = _replayed(body, receive)
@@ -226,52 +225,14 @@ class _Bodies:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._num_bytes: Counter[str] = Counter()
+        self._arriving: Counter[str] = Counter()
         """Bytes of bodies that are arriving, by their holder."""
 
-    @contextmanager
-    def arriving(self, holder: KeyHolder) -> Iterator[_Body]:
-        """A body to receive; its bytes count until the block ends."""
-        own = holder.limits.max_request_bytes or self._max_bytes
-        body = _Body(self, holder.id, min(own, self._max_bytes))
-        try:
-            yield body
-        finally:
-            self._num_bytes[holder.id] -= body.num_bytes
-            self._num_bytes += Counter()  # forgets those with none
-
-    def add(self, body: _Body, num_bytes: int) -> None:
-        """Count bytes of a body. Raises ApiError if it or all together are too large."""
-        body.num_bytes += num_bytes
-        self._num_bytes[body.owner] += num_bytes
-        if body.num_bytes > body.max_bytes:
-            raise ApiError(
-                413,
-                f"the request is larger than {body.max_bytes:,} bytes; shorten it",
-                code="request_too_large",
-            )
-        share = MAX_WAITING_BODIES if body.owner == ANYONE else MAX_WAITING_OF_KEY
-        is_full = self._num_bytes.total() > MAX_WAITING_BODIES * self._max_bytes
-        if is_full or self._num_bytes[body.owner] > share * self._max_bytes:
-            raise ApiError(
-                429,
-                "too many large requests are arriving; try again soon",
-                code="too_many_requests",
-            )
-
-
-class _Body:
-    """One body that is arriving."""
-
-    def __init__(self, bodies: _Bodies, owner: str, max_bytes: int) -> None:
-        self.num_bytes = 0
-        self.owner = owner
-        self.max_bytes = max_bytes
-        self._bodies = bodies
-
-    async def receive(self, receive: Receive) -> bytes | None:
-        """The whole body; None if the client disconnects."""
+    async def receive(self, receive: Receive, holder: KeyHolder) -> bytes | None:
+        """A whole body; None if the client disconnects."""
+        most = min(holder.limits.max_request_bytes or self._max_bytes, self._max_bytes)
         pieces: list[bytes] = []
+        num_bytes = 0
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 while True:
@@ -279,11 +240,33 @@ class _Body:
                     if message["type"] == "http.disconnect":
                         return None
                     pieces.append(message.get("body", b""))
-                    self._bodies.add(self, len(pieces[-1]))
+                    num_bytes += len(pieces[-1])
+                    self._arriving[holder.id] += len(pieces[-1])
+                    self._check(holder, num_bytes, most)
                     if not message.get("more_body", False):
                         return b"".join(pieces)
         except TimeoutError:
             raise ApiError(408, "the request took too long to arrive", code="timeout") from None
+        finally:
+            self._arriving[holder.id] -= num_bytes
+            self._arriving += Counter()  # forgets holders with none
+
+    def _check(self, holder: KeyHolder, num_bytes: int, most: int) -> None:
+        """Raise ApiError if a body, those of its holder or all together are too large."""
+        if num_bytes > most:
+            raise ApiError(
+                413,
+                f"the request is larger than {most:,} bytes; shorten it",
+                code="request_too_large",
+            )
+        share = MAX_WAITING_BODIES if holder.id == ANYONE else MAX_WAITING_OF_KEY
+        is_full = self._arriving.total() > MAX_WAITING_BODIES * self._max_bytes
+        if is_full or self._arriving[holder.id] > share * self._max_bytes:
+            raise ApiError(
+                429,
+                "too many large requests are arriving; try again soon",
+                code="too_many_requests",
+            )
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

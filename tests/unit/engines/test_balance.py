@@ -372,15 +372,15 @@ def test_the_reader_reads_through_several_endpoints(tmp_path: Path) -> None:
 
 async def test_the_model_and_the_smallest_window_are_found(tmp_path: Path) -> None:
     with (
-        running(max_model_len=9000, root="a/b") as one,
-        running(max_model_len=8000, root="a/b") as two,
+        running(max_model_len=9000, root=str(tmp_path)) as one,
+        running(max_model_len=8000, root=str(tmp_path)) as two,
     ):
         urls = f"{one.base_url}, {two.base_url},"
         async with open_engine("openai:", base_url=urls) as engine:
             assert isinstance(engine, BalancedEngine)
             assert (engine.model, engine.tokenizer, engine.served_window) == (
                 "test-model",
-                "a/b",
+                str(tmp_path),
                 8000,
             )
             assert (await engine.complete(asked(0), SAMPLING)).text

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from memagent.config import EngineConfig
+from memagent.documents.tokenizers import tokenizer_for_model
 from memagent.engines.addresses import OPENAI_URL, endpoint_from, origins, public_url
 from memagent.engines.openai import (
     EndpointEngine,
@@ -191,14 +192,45 @@ class TestCalls:
     async def test_inspecting_finds_the_only_model_its_tokenizer_and_window(
         self, tmp_path: Path
     ) -> None:
-        with running(tmp_path / "log", root="org/base", max_model_len=4096) as served:
+        folder = tmp_path / "base"
+        folder.mkdir()
+        with running(tmp_path / "log", root=str(folder), max_model_len=4096) as served:
             async with engine_at(served.base_url, model="") as engine:
                 await engine.inspect()
         assert (engine.model, engine.tokenizer, engine.served_window) == (
             "test-model",
-            "org/base",
+            str(folder),
             4096,
         )
+
+    def test_a_server_elsewhere_names_no_folder_of_this_machine(self, tmp_path: Path) -> None:
+        for address, opened in (
+            ("http://203.0.113.7/v1", "mine"),
+            ("http://localhost.evil.example/v1", "mine"),
+            ("http://127.0.0.1:8000/v1,http://203.0.113.7/v1", "mine"),
+            ("http://localhost:8000/v1", str(tmp_path)),
+        ):
+            engine = engine_at(address, model="mine")
+            engine._learn([{"id": "mine", "root": str(tmp_path)}])
+            assert engine.tokenizer == opened
+
+    def test_nothing_is_fetched_that_only_the_server_names(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        for named, root, opened in (
+            ("org/mine", "org/other", "org/mine"),
+            ("org/mine", "gpt-4o", "org/mine"),
+            ("", "org/other", ""),
+            ("", "org/served", ""),
+            ("org/served", "org/served", "org/served"),
+        ):
+            engine = engine_at("http://localhost:8000/v1", model=named)
+            engine._learn([{"id": named or "org/served", "root": root}])
+            assert (engine.model, engine.tokenizer) == (named or "org/served", opened)
+        tokenizer, reason = tokenizer_for_model("")
+        assert (tokenizer.name, tokenizer.is_exact) == ("estimate", False)
+        assert "name one with `tokenizer`" in (reason or "")
 
     async def test_without_a_model_no_call_leaves(self, endpoint: Endpoint) -> None:
         with pytest.raises(ConfigError, match="no model is chosen"):
