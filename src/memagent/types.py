@@ -69,7 +69,11 @@ class Completion:
     text: str
     """The reply as the model wrote it; may hold a reasoning block."""
     finish_reason: str | None = None
-    """"stop", "length" when the limit cut it, or whatever else the engine says."""
+    """"stop", "length" when the limit cut it, "content_filter" when text was withheld, or whatever else the engine says."""
+    refusal: str | None = None
+    """What the model said instead of a reply, where the engine marks it as a refusal."""
+    served: str | None = None
+    """What the server says has replied, model and `system_fingerprint`; None where that is the model that was asked."""
     usage: Usage | None = None
     """None when the engine reports no usage."""
     reasoning: str | None = None

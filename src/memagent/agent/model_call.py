@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from memagent.agent.limits import Limits
 from memagent.agent.prompt_cuts import check_not_cut
+from memagent.agent.trace import StepFlag
 from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.engines.retry import Failure, Patience
@@ -24,6 +25,8 @@ from memagent.types import Completion, Engine, Message, Sampling, Usage
 
 T = TypeVar("T")
 
+REASONS = ("length", "content_filter")
+"""Why a reply may be empty: requested again, it would be as well."""
 COMPARED_TOKENS = 16
 """Most tokens of a reply that nobody needs, where only the prompt is to be counted."""
 
@@ -46,6 +49,13 @@ class ModelCall(NamedTuple):
         return self.completion.finish_reason == "length"
 
     @property
+    def flags(self) -> list[StepFlag]:
+        """What the server says of the reply."""
+        flags: list[StepFlag] = ["reply_cut"] if self.was_cut else []
+        flags += ["withheld"] if self.completion.finish_reason == "content_filter" else []
+        return flags + (["refused"] if self.completion.refusal else [])
+
+    @property
     def logprob(self) -> float | None:
         """Log-probability of the reply, where the engine reports it."""
         logprobs = self.completion.logprobs
@@ -55,6 +65,8 @@ class ModelCall(NamedTuple):
         """The fields of a Step that every call has."""
         return {
             "usage": self.usage,
+            "refusal": self.completion.refusal,
+            "served": self.completion.served,
             "logprob": self.logprob,
             "num_attempts": self.completion.num_attempts,
             "started": round(self.started, 6),
@@ -95,8 +107,8 @@ async def call_model(
             tries_left -= 1
             used += usage
             num_attempts += completion.num_attempts
-            is_empty = not completion.text.strip() and completion.finish_reason != "length"
-            if not is_empty or not tries_left:
+            has_reason = completion.refusal or completion.finish_reason in REASONS
+            if completion.text.strip() or has_reason or not tries_left:
                 break
             failure = Failure(kind="failed", reason="an empty reply")
             delay = patience.delay(failure, has_answered=True) or 0.0

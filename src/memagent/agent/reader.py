@@ -42,7 +42,7 @@ from memagent.agent.modes.continuation import carry_over
 from memagent.agent.modes.parallel import CALLS_AT_ONCE, CallSlots, reading_apart
 from memagent.agent.modes.section_order import SectionOrder, gaps, order_sections
 from memagent.agent.prompts import MemoryChange, PromptSet, prompts_for
-from memagent.agent.trace import Section, Step, StepFlag, Trace, total_usage
+from memagent.agent.trace import Section, Step, Trace, total_usage
 from memagent.config import AgentConfig, ReadingSettings
 from memagent.documents.chunking import EDGE_TOKENS, Chunks
 from memagent.documents.document import Chunk, Document
@@ -377,7 +377,7 @@ class Reader:
             certainty=state.certainty,
             logprob=call.logprob,
         )
-        flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
+        flags = call.flags
         flags += ["memory_cut"] if new.was_cut else []
         flags += ["memory_kept"] if new.was_kept else []
         flags += ["malformed"] if parsed.is_malformed else []
@@ -500,7 +500,7 @@ class Reader:
         unread = sections.unread(spans)
         copied = state.memory if self.config.quotes == "copied" else ""
         cited = cite(reply, ledger, shown, memory=copied) if self.config.keeps_quotes else None
-        flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
+        flags = call.flags
         flags += ["stopped_early"] if unread else []
         flags += ["citations_inferred"] if cited and cited.is_inferred else []
         flags += ["carried"] if call.is_carried else []
@@ -518,7 +518,7 @@ class Reader:
         )
         if not reply:
             self.limits.lose(call.usage)
-            raise EmptyAnswer(_no_answer(call.was_cut), step)
+            raise EmptyAnswer(no_answer(step), step)
         return step
 
     def _shown(
@@ -707,7 +707,12 @@ def _damaged() -> RunError:
     )
 
 
-def _no_answer(was_cut: bool) -> str:
-    if was_cut:
+def no_answer(step: Step) -> str:
+    """Why the step of an answer has none."""
+    if step.refusal:
+        return f"the model refused to answer: {' '.join(step.refusal.split())[:300]}"
+    if "withheld" in step.flags:
+        return "the server's content filter withheld the answer"
+    if "reply_cut" in step.flags:
         return "the model spent its whole answer on reasoning; raise `answer_tokens` and resume"
     return "the model gave an empty answer"

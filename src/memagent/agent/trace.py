@@ -34,6 +34,8 @@ StepFlag = Literal[
     "carried",
     "nothing",
     "joined",
+    "withheld",
+    "refused",
 ]
 """reply_cut: the limit ended the reply. memory_cut: the reply was longer than the memory may be.
 memory_kept: the reply was empty or said that nothing changes, so the memory before it stays.
@@ -43,7 +45,9 @@ stopped_early: the answer was given before the whole text was read; `unread` say
 citations_inferred: the answer named no quotes; those that hold its words are cited.
 carried: the step was taken over from an earlier run and cost nothing in this one.
 nothing: the section was read on its own and holds nothing for the question.
-joined: the reply to a merge was empty, so what was to be merged was put together as it is."""
+joined: the reply to a merge was empty, so what was to be merged was put together as it is.
+withheld: the server's content filter kept back the reply or a part of it.
+refused: the model refused to reply; `refusal` has what it said."""
 Status = Literal["answered", "unfinished"]
 
 
@@ -80,6 +84,10 @@ class Step:
     """None for merges and the answer."""
     reasoning: str | None = None
     """The reasoning before the reply, as the model wrote it."""
+    refusal: str | None = None
+    """What the model said instead of a reply, where the server marks it as a refusal."""
+    served: str | None = None
+    """What the server said has replied; None where that is the model of the trace."""
     flags: tuple[StepFlag, ...] = ()
     usage: Usage = field(default_factory=Usage)
     num_attempts: int = 1
@@ -213,6 +221,11 @@ class Trace:
     def unread(self) -> tuple[tuple[int, int], ...]:
         """Parts of the text that were not read, as character offsets."""
         return self.steps[-1].unread if self.steps else ()
+
+    @property
+    def num_withheld(self) -> int:
+        """Replies that a content filter kept back, a part of them at least, or that the model refused."""
+        return sum(not {"withheld", "refused"}.isdisjoint(step.flags) for step in self.steps)
 
     @property
     def usage(self) -> Usage:
@@ -379,6 +392,8 @@ _OPTIONAL = (
     "segment",
     "inputs",
     "missing",
+    "refusal",
+    "served",
 )
 _optional_fields = tuple(each for each in fields(Step) if each.name in _OPTIONAL)
 _steps = TypeAdapter(Step)

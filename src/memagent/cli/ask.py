@@ -421,6 +421,21 @@ def _call_time(steps: Sequence[Step]) -> str:
 def _notes_on(traces: Sequence[Trace], document: Document) -> Iterator[str]:
     """What went otherwise than asked: the format of replies, quotes, parts that were not read."""
     reads = [step for trace in traces for step in trace.steps if step.section is not None]
+    steps = [(trace.model, step) for trace in traces for step in trace.steps if step.usage.calls]
+    names = dict.fromkeys(
+        step.served or model for model, step in sorted(steps, key=lambda one: one[1].started)
+    )
+    if len(names) > 1:
+        yield f"the model of the server changed in mid-run: {', then '.join(name[:80] for name in names)}"
+    whole = {
+        "withheld": "withheld by the server's content filter",
+        "refused": "refused by the model",
+    }
+    for flag, what in whole.items():
+        if num := sum(flag in step.flags for step in reads):
+            yield f"{num} of {len(reads)} sections were {what} (flagged in the trace)"
+        if any(flag in step.flags for trace in traces for step in trace.steps if not step.section):
+            yield f"an answer or a merge was {what}, a part of it at least"
     if num_malformed := sum("malformed" in step.flags for step in reads):
         yield f"{num_malformed} of {len(reads)} replies did not keep the format; they were used as far as possible"
     if num_rejected := sum(len(trace.rejected_quotes) for trace in traces):

@@ -65,6 +65,7 @@ def _result(trace: Trace) -> dict[str, Any]:
         "question": trace.question,
         **({"citations": [_citation(one) for one in trace.citations]} if trace.has_quotes else {}),
         **({"unread": trace.unread} if trace.unread else {}),
+        **({"num_withheld": trace.num_withheld} if trace.num_withheld else {}),
         "num_chunks": trace.num_chunks,
         "usage": asdict(trace.usage),
         "trace": trace.to_dict(),

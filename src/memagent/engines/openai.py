@@ -328,6 +328,8 @@ class EndpointEngine(BaseEngine):
         )
         if isinstance(result, Completion) and version is not None:
             result = replace(result, policy_version=version)
+        if isinstance(result, Completion) and result.served == self.model:
+            result = replace(result, served=None)
         if isinstance(result, Failure) or not sent.originals:
             return result
         reasoning = None if result.reasoning is None else sent.restored(result.reasoning)
@@ -588,6 +590,8 @@ def parse_completion(data: Any) -> Completion:
         message = choice["message"]
         text = _content_text(message.get("content"))
         reasoning = message.get("reasoning_content") or message.get("reasoning")
+        refusal = message.get("refusal")
+        names = (data.get("model"), data.get("system_fingerprint"))
         completion_ids = _token_ids(choice.get("token_ids"))
         finish_reason = choice.get("finish_reason")
     except (KeyError, IndexError, TypeError, AttributeError):
@@ -595,9 +599,11 @@ def parse_completion(data: Any) -> Completion:
     return Completion(
         text=_valid_unicode(text),
         finish_reason=finish_reason if isinstance(finish_reason, str) else None,
+        refusal=_valid_unicode(refusal) if refusal and isinstance(refusal, str) else None,
         usage=_usage(data.get("usage"), has_text=bool(text)),
         reasoning=_valid_unicode(reasoning) if isinstance(reasoning, str) else None,
         prompt_ids=_token_ids(data.get("prompt_token_ids") or choice.get("prompt_token_ids")),
+        served=_valid_unicode(" ".join(name for name in names if isinstance(name, str))) or None,
         completion_ids=completion_ids,
         logprobs=_logprobs(choice.get("logprobs"), completion_ids),
     )

@@ -355,6 +355,8 @@ def _record(item: str, call: str, reply: LoggedReply) -> dict[str, Any]:
         "text": completion.text,
         "finish_reason": completion.finish_reason,
         "reasoning": completion.reasoning,
+        "refusal": completion.refusal,
+        "served": completion.served,
         "num_attempts": completion.num_attempts,
         "usage": None if completion.usage is None else asdict(completion.usage),
         "logprob": None if completion.logprobs is None else sum(completion.logprobs),
@@ -372,12 +374,19 @@ def _parsed(record: dict[str, Any], where: str) -> tuple[str, str, LoggedReply]:
             text=record["text"],
             finish_reason=record["finish_reason"],
             reasoning=record["reasoning"],
+            refusal=record.get("refusal"),
+            served=record.get("served"),
             num_attempts=int(record["num_attempts"]),
             usage=None if record["usage"] is None else stored_usage(record["usage"]),
             logprobs=_logprobs(record.get("logprob")),
         )
         texts = (record["item"], record["call"], completion.text)
-        others = (completion.finish_reason, completion.reasoning)
+        others = (
+            completion.finish_reason,
+            completion.reasoning,
+            completion.refusal,
+            completion.served,
+        )
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("no text")
         if not all(isinstance(text, str | None) for text in others):

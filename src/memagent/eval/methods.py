@@ -39,7 +39,7 @@ from memagent.agent.memory import rewrite, shortened, split_reasoning
 from memagent.agent.model_call import all_or_none, call_model
 from memagent.agent.modes.section_order import cut_chunk
 from memagent.agent.prompts import PROMPT_SETS, MemoryChange
-from memagent.agent.reader import Reader
+from memagent.agent.reader import Reader, no_answer
 from memagent.agent.trace import Section, Step, StepKind, Trace
 from memagent.config import AgentConfig, EngineConfig
 from memagent.data.example import Example
@@ -136,12 +136,12 @@ class Context:
             memory=reply or memory,
             section=None if chunk is None else Section.of(chunk),
             reasoning=call.completion.reasoning or reasoning,
-            flags=("reply_cut",) if call.was_cut else (),
+            flags=tuple(call.flags),
             **call.measures(),
         )
         self.steps.append(step)
         if kind == "answer" and not reply:
-            raise EngineError("the model returned an empty answer")
+            raise EngineError(no_answer(step))
         return step
 
     def cut(self, **details: Any) -> None:

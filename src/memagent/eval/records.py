@@ -106,6 +106,8 @@ class ItemRecord:
     """Sections of the text that were read."""
     is_cut: bool = False
     """True when the method did not read the whole text."""
+    num_withheld: int = 0
+    """Replies that a content filter kept back, a part of them at least, or that the model refused."""
     captured: float | None = None
     """Share of the evidence that was in any memory, word for word; None where it is not known, or the method
     keeps no memory."""

@@ -49,7 +49,7 @@ from memagent.agent.modes.parallel_prompts import (
     with_missing,
 )
 from memagent.agent.modes.section_order import SectionOrder, cut_chunk
-from memagent.agent.trace import Section, Step, StepFlag
+from memagent.agent.trace import Section, Step
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Chunk
 from memagent.errors import RunError
@@ -323,7 +323,7 @@ class _Apart(ABC):
         said = split_missing(reply)
         joined = "\n".join(text for text in (memory, *(text for _, text in notes)) if text)
         new = self._fitted(said.memory or joined)
-        flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
+        flags = call.flags
         flags += ["memory_cut"] if new.was_cut else []
         flags += [] if said.memory else ["joined"]
         flags += ["carried"] if call.is_carried else []
@@ -413,7 +413,7 @@ class _Rounds(_Apart):
         said = self._said(parsed, memory)
         is_nothing = not said
         note = self._fitted(said)
-        flags: list[StepFlag] = ["reply_cut"] if call.was_cut else []
+        flags = call.flags
         flags += ["memory_cut"] if note.was_cut else []
         flags += ["nothing"] if is_nothing else []
         flags += ["malformed"] if parsed.is_malformed else []

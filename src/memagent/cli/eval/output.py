@@ -82,6 +82,10 @@ def print_results(records: list[ItemRecord], *, as_json: bool) -> None:
         print(
             f"{num_long:,} of {len(records):,} answers are longer than their task allows; a part of each is graded"
         )
+    if num_withheld := sum(record.num_withheld > 0 for record in records):
+        print(
+            f"{num_withheld:,} of {len(records):,} items had replies that a content filter withheld or the model refused"
+        )
     if failed or num_empty:
         print(f"failed and empty answers used {lost:,} tokens")
     if failed:

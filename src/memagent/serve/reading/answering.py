@@ -46,6 +46,8 @@ QUESTION_SHARE = 0.25
 """Share of the window that a question may have, if there is room for it."""
 MIN_QUESTION_TOKENS = 16
 MAX_KEPT_LIMITS = 1000
+ENDS = {"reply_cut": "length", "withheld": "content_filter"}
+"""How OpenAI calls the end of an answer whose step has a flag."""
 QUICK_CHARS = 20_000
 """Texts up to this size are counted at once; longer ones in a thread."""
 
@@ -340,7 +342,7 @@ class ShortAnswer:
             prompt_tokens=self._prompt_tokens,
         )
         await self._account.add_soon(call.usage)
-        yield AnswerText(text=call.completion.text)
+        yield AnswerText(text=call.completion.text or call.completion.refusal or "")
         yield Finished(finish_reason=call.completion.finish_reason or "stop", usage=call.usage)
 
     async def _streamed(self) -> AsyncGenerator[AnswerEvent, None]:
@@ -437,7 +439,7 @@ def _end_of(done: list[ReadStep], trace: Trace, file_ids: Mapping[str, str]) -> 
     new = [read.step for read in done if not read.is_stored]
     memories = total_usage(step for step in new if step.kind != "answer")
     return Finished(
-        finish_reason="length" if "reply_cut" in done[-1].step.flags else "stop",
+        finish_reason=next((ENDS[flag] for flag in done[-1].step.flags if flag in ENDS), "stop"),
         usage=total_usage(new),
         reasoning_tokens=memories.completion_tokens,
         num_sections=trace.num_chunks,

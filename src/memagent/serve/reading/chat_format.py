@@ -18,7 +18,7 @@ from memagent.serve.reading.answering import (
 )
 from memagent.serve.reading.requests import MODEL
 
-REASONS = ("stop", "length")
+REASONS = ("stop", "length", "content_filter")
 """Reasons of OpenAI's that an answer can end with."""
 
 

@@ -13,6 +13,9 @@ from memagent.serve.reading.answering import AnswerEvent, AnswerText, Finished, 
 from memagent.serve.reading.chat_format import citation_fields, reading_fields
 from memagent.serve.reading.requests import MODEL, ResponsesRequest
 
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Why an answer is incomplete, by the reason of its end in chat completions."""
+
 
 class ResponseAnswer:
     """Writes the answer to one request."""
@@ -182,16 +185,16 @@ class ResponseAnswer:
         return _output_text("".join(self._answer), self._annotations)
 
     def _last_event(self, end: Finished) -> str:
-        return "response.incomplete" if end.finish_reason == "length" else "response.completed"
+        return f"response.{'incomplete' if end.finish_reason in INCOMPLETE else 'completed'}"
 
     def _response(self, end: Finished) -> Json:
-        is_cut = end.finish_reason == "length"
+        reason = INCOMPLETE.get(end.finish_reason)
         reasoning = [self._reasoning_item()] if self._progress else []
         return {
             **self._head,
-            "status": "incomplete" if is_cut else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": [*reasoning, self._message("incomplete" if is_cut else "completed")],
+            "status": "incomplete" if reason else "completed",
+            "incomplete_details": {"reason": reason} if reason else None,
+            "output": [*reasoning, self._message("incomplete" if reason else "completed")],
             "usage": _usage(end),
             **reading_fields(end),
         }

@@ -74,6 +74,8 @@ const FLAGS = {
   stopped_early: "answered before the end",
   citations_inferred: "citations inferred",
   carried: "taken over from an earlier run",
+  withheld: "withheld by a content filter",
+  refused: "refused by the model",
 };
 
 export function flagName(flag) {
