@@ -132,7 +132,9 @@ class Run:
 
         Other files that were in the folder before stay.
         """
-        if not self._created or set(os.listdir(self.path)) - self._created - self._present:
+        if not self._created or not self._lock.is_at(self.path):
+            return False
+        if set(os.listdir(self.path)) - self._created - self._present:
             return False
         self.close()
         with suppress(OSError):  # what cannot be removed is a run without a step

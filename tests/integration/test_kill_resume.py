@@ -29,6 +29,8 @@ from memagent.documents.document import Document
 from memagent.engines.openai import open_endpoint
 from memagent.runs import Run
 from tests.integration.conftest import (
+    CODE,
+    FACT,
     QUESTION,
     SMALL_SECTIONS,
     Cli,
@@ -510,3 +512,34 @@ def assert_refused(outcome: Outcome, reason: str) -> None:
     assert len(outcome.said) == 1, outcome.stderr
     assert outcome.said[0].startswith("memagent: ")
     assert reason in outcome.stderr
+
+
+@pytest.mark.parametrize("kind", ["ask", "eval", "data filter"])
+def test_a_run_whose_folder_is_deleted_shows_what_was_paid_for_and_ends_with_an_error(
+    cli: Cli, tmp_path: Path, kind: str
+) -> None:
+    text, data = tmp_path / "long.txt", tmp_path / "data.jsonl"
+    text.write_text(story(4_000, seed=5, fact=FACT))
+    build = ("data", "build", "ruler/niah_single_1", "--tokens", "2000", "--num", "12", "--quiet")
+    commands = {
+        "ask": ("ask", text, "-q", QUESTION, *SMALL_SECTIONS),
+        "eval": ("eval", "--file", data, "--method", "direct", "--tokenizer", "bytes"),
+        "data filter": ("data", "filter", data, "--out", tmp_path / "kept.jsonl"),
+    }
+    if kind != "ask":
+        assert cli(*build, "--out", data, "--tokenizer", "bytes", "--processes", "1").code == 0
+    run = tmp_path / "run"
+    with running(log=tmp_path / "calls.jsonl", latency_ms=150) as endpoint:
+        to = ("--base-url", endpoint.base_url, "--run-dir", run, "--concurrency", "1")
+        with cli.started(*commands[kind], *to) as process:
+            wait_until(lambda: num_lines(run / "steps.jsonl") >= 2)
+            shutil.rmtree(run)
+            shown, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert {"ask": CODE, "eval": "direct", "data filter": "kept"}[kind] in shown.decode()
+    last = said.decode().splitlines()[-1]
+    assert (
+        last
+        == f"memagent: {run} was deleted or replaced while it was written to: nothing of this run is kept"
+    )
+    assert not run.exists()

@@ -257,6 +257,11 @@ class Journal:
             await writing
             raise
 
+    def check_kept(self) -> None:
+        """Raise RunNotWritable where what was written is no longer in the run directory."""
+        if self._run:
+            self._run.check_kept()
+
     def discard_if_empty(self) -> bool:
         """Remove a run in which nothing was ever finished; whether that was so."""
         return self._run is not None and self._run.discard_if_empty()

@@ -303,13 +303,13 @@ class Ask:
         try:
             with resumable(journal, self._console, kept="what was read is kept"):
                 traces = await self._with_progress(request, reader, chunks, journal, engine)
+            try:
+                print_answers(traces, as_json=self._options.as_json)
+                sys.stdout.flush()  # whoever watches through a pipe sees it now
+            finally:  # also where the output is full: it says where the answers are kept
+                self._report_summary(traces, journal, reader, chunks.document)
         finally:
             journal.close()
-        try:
-            print_answers(traces, as_json=self._options.as_json)
-            sys.stdout.flush()  # whoever watches through a pipe sees it now
-        finally:  # also where the output is full: it says where the answers are kept
-            self._report_summary(traces, journal, reader, chunks.document)
         self._continues = journal.path
         return 0
 
@@ -400,6 +400,7 @@ class Ask:
             )
         for line in _notes_on(traces, document):
             self._console.report(line)
+        journal.check_kept()
         self._console.report(f"run: {journal.path}")
 
 

@@ -117,6 +117,7 @@ async def open_training(
         try:
             async with _open_trainer(config, run.path, callbacks, limit) as trainer:
                 yield trainer
+            run.check_kept()
         except BaseException:
             if not (run.path / METRICS).exists():  # it ended before it started
                 shutil.rmtree(run.path / SCRATCH, ignore_errors=True)
@@ -146,6 +147,7 @@ async def resume_training(
             check_tree(run.path / name)
         async with _open_trainer(config, run.path, callbacks, limit) as trainer:
             yield trainer
+        run.check_kept()
 
 
 def config_of_run(run_dir: Path, *, changes: Sequence[str] = ()) -> TrainConfig:

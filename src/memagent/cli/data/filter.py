@@ -194,6 +194,7 @@ async def _filter(
                 on_verdict=FilterProgress(run.num_questions, request, frame),
             )
         print(report.to_json() if options.as_json else report.to_text(), end="")
+        run.check_kept()
         console.report(f"kept examples: {request.out}; run: {run.path}")
         if report.num_failed:
             console.report("failed questions are asked again with `resume`")

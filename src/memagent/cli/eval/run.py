@@ -188,6 +188,7 @@ async def _run(options: EvalOptions) -> int:
             print_results(records, as_json=options.as_json)
             sys.stdout.flush()
         finally:  # also where the output is full: it says where the records are kept
+            evaluation.run.check_kept()
             console.report(f"run: {evaluation.run.path}")
     return 0
 

@@ -129,6 +129,9 @@ def resumable(
         return
     command = command or click.get_current_context().command_path
     console.print(f"memagent: {with_options(reason)}")
-    path = shlex.quote(str(run.path))
-    console.print(f"{kept}; {advice}resume with: {command} --resume {path}")
+    if run.path is not None and not run.path.exists():
+        console.print(f"{run.path} was deleted meanwhile: nothing is kept")
+    else:
+        path = shlex.quote(str(run.path))
+        console.print(f"{kept}; {advice}resume with: {command} --resume {path}")
     raise click.exceptions.Exit(exit_code)

@@ -152,6 +152,10 @@ class FilterRun:
         write_report(report_path(self.out), report)
         return report
 
+    def check_kept(self) -> None:
+        """Raise RunNotWritable where the replies are no longer in the run directory."""
+        self._run.check_kept()
+
     def discard_if_empty(self) -> bool:
         """Remove a run without a reply; whether that was so."""
         return self._run.discard_if_empty()
