@@ -129,17 +129,12 @@ class LineFile:
 
         `mode` is that of a new file.
         """
-        self._path = path
         self._checksums = checksums
         self._sync = sync
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self._descriptor: int | None = open_file(path, flags, inside=inside, mode=mode)
-        try:
-            if sync:
-                sync_folder(path.parent)
-        except OSError:
-            self.close()
-            raise
+        if sync:
+            sync_folder(path.parent)
 
     def append(self, *lines: bytes) -> None:
         """Put lines on disk: all of them or, if the disk is full, none."""
@@ -155,14 +150,6 @@ class LineFile:
         except OSError:
             os.ftruncate(self._descriptor, size)
             raise
-
-    def is_on_disk(self) -> bool:
-        """Whether the open file is still the one with its path."""
-        assert self._descriptor is not None, "the file is closed"
-        try:
-            return os.path.samestat(os.fstat(self._descriptor), self._path.lstat())
-        except OSError:
-            return False
 
     def close(self) -> None:
         """Close the file. Does nothing the second time."""

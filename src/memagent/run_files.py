@@ -1,7 +1,5 @@
 """The one door to the files of a run directory, which may come from anybody.
 
-    with open_reader(run / "steps.jsonl") as file:
-        ...
     data = read_file(run / "run.json")
     folder = make_folder(run, "grades")                  # for what is written beside the journal
     with open_reader(folder / "f1.jsonl", inside=run) as file:
@@ -12,7 +10,7 @@ default the folder of the file); the run directory itself may be a link, for the
 a pipe is refused, not read. A file with other names (hard links) is read and not written to, because the
 other names would change too. Lines and whole files have limits, so that no file takes all memory.
 
-Whatever is refused is a RunError; other errors of the system pass as they are.
+What is refused is a RunError; other errors of the system pass as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -37,8 +35,6 @@ MAX_BYTES = 32 << 20
 MAX_LINE_BYTES = 256 << 20
 NOT_A_FILE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
 """What opening a link, a folder, a pipe or a socket gives, or a file beneath one."""
-LOCKS_NO_FOLDERS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What locking a folder gives on file systems that lock files only, such as NFS."""
 
 
 def open_file(
@@ -47,8 +43,6 @@ def open_file(
     """The descriptor of a regular file; `mode` is that of a new one."""
     folder = inside or path.parent
     *folders, name = path.relative_to(folder).parts
-    if ".." in folders:
-        raise _refused(path)
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for each in folders:
@@ -62,18 +56,11 @@ def open_file(
         raise
     finally:
         os.close(at)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise _refused(path)
-        if found.st_nlink > 1 and flags & (os.O_WRONLY | os.O_RDWR):
-            raise RunError(
-                f"{path} has other names (hard links), which would change with it; copy the folder and "
-                "use the copy"
-            )
-    except BaseException:
+    found = os.fstat(descriptor)
+    has_other_names = found.st_nlink > 1 and flags & (os.O_WRONLY | os.O_RDWR)
+    if has_other_names or ".." in folders or not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
-        raise
+        raise _refused(path)
     return descriptor
 
 
@@ -113,10 +100,7 @@ def make_folder(run: Path, name: str) -> Path:
 
 
 def check_tree(path: Path) -> Path:
-    """The path, if beneath it are regular files and folders only: for libraries that open files themselves.
-
-    It need not be there.
-    """
+    """The path, if only regular files and folders are there, if anything: for libraries that open files themselves."""
     with suppress(FileNotFoundError):
         mode = path.lstat().st_mode
         if stat.S_ISDIR(mode):
@@ -131,30 +115,29 @@ class FolderLock:
     """A folder that one process at a time holds, until it releases it or ends.
 
     Locked are the file `.lock` and the folder itself: the folder stays locked when the file is deleted, and
-    there are file systems that lock files only.
+    there are file systems that lock files only, such as NFS.
     """
 
     def __init__(self, folder: Path) -> None:
         """Raises Timeout where another process holds the folder."""
         os.close(open_file(folder / LOCK, os.O_RDWR | os.O_CREAT))  # no link to another file
         # it may be taken in one thread and released in another
-        self._file = FileLock(folder / LOCK, mode=0o600, thread_local=False)
-        self._file.acquire(timeout=0)
-        self._descriptor: int | None = None
+        file = FileLock(folder / LOCK, mode=0o600, thread_local=False)
+        file.acquire(timeout=0)
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._held = ExitStack()
+        self._held.callback(file.release)
+        self._held.callback(os.close, self._descriptor)
         try:
-            self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.release()
             raise Timeout(str(folder)) from None
-        except OSError as error:
-            if error.errno not in LOCKS_NO_FOLDERS:
-                self.release()
-                raise
+        except OSError:
+            return
 
     def is_at(self, folder: Path) -> bool:
         """Whether the folder that is held is still the one with this path."""
-        assert self._descriptor is not None, "the folder was released"
         try:
             return os.path.samestat(os.fstat(self._descriptor), folder.stat())
         except OSError:
@@ -162,10 +145,7 @@ class FolderLock:
 
     def release(self) -> None:
         """Let other processes have the folder. Does nothing the second time."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-        self._file.release()
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self
@@ -176,6 +156,6 @@ class FolderLock:
 
 def _refused(path: Path) -> RunError:
     return RunError(
-        f"{path} is a link, or no regular file, or in a folder that is a link; files of a run are opened "
-        "only where they are none of these"
+        f"{path} is a link, no regular file, in a folder that is a link, or has other names that would change "
+        "with it; no file of a run is opened like that"
     )

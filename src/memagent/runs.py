@@ -146,8 +146,7 @@ class Run:
 
     def check_kept(self) -> None:
         """Raise RunNotWritable where what was written is no longer at the run's path."""
-        journal = self._journal
-        if not self._lock.is_at(self.path) or not (journal is None or journal.is_on_disk()):
+        if not self._lock.is_at(self.path):
             raise RunNotWritable(
                 f"{self.path} was deleted or replaced while it was written to: nothing of this run is kept"
             )

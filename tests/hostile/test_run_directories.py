@@ -79,7 +79,7 @@ def test_the_address_in_a_strangers_run_gets_neither_text_nor_key(
     assert f"give it again: --base-url {endpoint.base_url}" in capsys.readouterr().err
     assert len(endpoint.records()) == num_before
 
-    again = ["ask", "--resume", str(tmp_path / "run"), "--max-calls", "99", "--quiet"]
+    again = ["ask", str(note), "--resume", str(tmp_path / "run"), "--max-calls", "99", "--quiet"]
     assert run([*again, "--base-url", endpoint.base_url]) == 0
     assert capsys.readouterr().out == "48213\n"
 
@@ -108,7 +108,8 @@ def test_an_address_in_the_environment_counts_as_named(
     interrupted(note, tmp_path / "run", endpoint.base_url)
     as_user(monkeypatch, tmp_path / "me")
     monkeypatch.setenv("MEMAGENT_BASE_URL", endpoint.base_url)
-    assert run(["ask", "--resume", str(tmp_path / "run"), "--max-calls", "99", "--quiet"]) == 0
+    resume = ["ask", str(note), "--resume", str(tmp_path / "run"), "--max-calls", "99", "--quiet"]
+    assert run(resume) == 0
 
 
 @pytest.fixture
@@ -205,6 +206,7 @@ def test_code_in_a_strangers_training_run_is_not_run(
 ) -> None:
     spec, mark = f"{tmp_path}/code/mine.py:score", tmp_path / "code" / "was-run"
     resume = ["train", "--resume", str(trained), "--dry-run"]
+    resume += ["--set", f"agent.settings.prompts={tmp_path}/prompts.toml"]
     assert run(resume) == 2
     assert f"give it again: --set agent.reward={spec}" in capsys.readouterr().err
     assert not mark.exists()
@@ -246,3 +248,116 @@ def test_code_of_my_own_training_run_is_run_again(tmp_path: Path) -> None:
 def test_the_key_of_an_endpoint_is_not_kept_with_a_training_run(tmp_path: Path) -> None:
     values = with_override(tiny_run(tmp_path), "rollout.engine_settings.api_key=secret")
     assert "secret" not in json.dumps(stored_values(parse_config(values)))
+
+
+# --- files that a run names ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A folder of the user, with a file that no run of theirs has named."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "id_rsa.txt").write_text("SECRET " * 40)
+    return tmp_path / "mine"
+
+
+@pytest.mark.parametrize("how", ["--continue", "--resume"])
+def test_a_text_that_a_strangers_reading_names_is_not_sent(
+    endpoint: Endpoint,
+    note: Path,
+    mine: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    how: str,
+) -> None:
+    as_user(monkeypatch, tmp_path / "stranger")
+    interrupted(note, tmp_path / "run", endpoint.base_url)
+    manifest = tmp_path / "run" / "run.json"
+    values = json.loads(manifest.read_text())
+    values["command"] |= {"paths": ["id_rsa.txt"], "folder": str(mine)}
+    manifest.write_text(json.dumps(values))
+    as_user(monkeypatch, tmp_path / "me")
+    monkeypatch.setenv("MEMAGENT_BASE_URL", endpoint.base_url)
+    num_before = len(endpoint.records())
+    capsys.readouterr()
+    command = ["ask", how, str(tmp_path / "run"), "--max-calls", "99", "--quiet"]
+    assert run(command) == 2
+    shown = capsys.readouterr()
+    secret = mine / "id_rsa.txt"
+    assert f"the text {secret}, which you have not named on this machine" in shown.err
+    assert f"give it again: `memagent ask {secret} {how} {tmp_path / 'run'}`" in shown.err
+    assert len(endpoint.records()) == num_before
+    # named again, it is read; a text that has changed is continued and not resumed
+    assert run([*command[:1], str(secret), *command[1:]]) == (0 if how == "--continue" else 2)
+    # and it may be named by runs from now on
+    assert run(command) == (0 if how == "--continue" else 2)
+    assert "not named" not in capsys.readouterr().err
+
+
+def test_a_strangers_screening_neither_reads_nor_writes_files_that_were_not_named(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_user(monkeypatch, tmp_path / "stranger")
+    data, out = tmp_path / "data.jsonl", tmp_path / "kept.jsonl"
+    build = ["data", "build", "ruler/niah_single_1", "--tokens", "2000", "--num", "2", "--quiet"]
+    assert run([*build, "--out", str(data), "--tokenizer", "bytes", "--processes", "1"]) == 0
+    screen = ["data", "filter", str(data), "--out", str(out), "--engine", "scripted", "--quiet"]
+    assert run([*screen, "--run-dir", str(tmp_path / "run")]) == 0
+    theirs = mine / "diary.jsonl"
+    theirs.write_text("SECRET")
+    manifest = tmp_path / "run" / "run.json"
+    manifest.write_text(manifest.read_text().replace(str(out), str(theirs)))
+    as_user(monkeypatch, tmp_path / "me")
+    resume = ["--resume", str(tmp_path / "run"), "--quiet"]
+    capsys.readouterr()
+    assert run(["data", "filter", *resume]) == 2
+    again = f"memagent data filter {data} --out {theirs} --resume {tmp_path / 'run'}"
+    assert f"give it again: `{again}`" in capsys.readouterr().err
+    assert theirs.read_text() == "SECRET"
+    assert run(["data", "filter", str(data), "--out", str(out), *resume]) == 0
+
+
+def test_files_of_a_strangers_evaluation_are_read_when_they_are_named_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_user(monkeypatch, tmp_path / "stranger")
+    data = tmp_path / "data.jsonl"
+    build = ["data", "build", "ruler/niah_single_1", "--tokens", "2000", "--num", "2", "--quiet"]
+    assert run([*build, "--out", str(data), "--tokenizer", "bytes", "--processes", "1"]) == 0
+    command = ["eval", "--file", str(data), "--method", "direct", "--tokenizer", "bytes"]
+    command += ["--engine", "scripted", "--processes", "0", "--quiet"]
+    assert run([*command, "--run-dir", str(tmp_path / "run")]) == 0
+    resume = ["eval", "--resume", str(tmp_path / "run"), "--quiet", "--processes", "0"]
+    assert run(resume) == 0
+    as_user(monkeypatch, tmp_path / "me")
+    capsys.readouterr()
+    assert run(resume) == 2
+    assert f"give it again: --set tasks.0.files.0={data}" in capsys.readouterr().err
+    assert run([*resume, "--file", str(data)]) == 0
+    assert run(resume) == 0  # it has been named now
+    as_user(monkeypatch, tmp_path / "other")
+    assert run([*resume, "--set", f"tasks.0.files.0={data}"]) == 0
+
+
+def test_files_of_a_strangers_training_run_are_read_when_they_are_named_again(
+    tmp_path: Path, mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (mine / "lessons.jsonl").touch()
+    config = tiny_run(tmp_path)
+    config["agent"] |= {"reward": "strict"}
+    config["warm_start"] |= {"files": [str(mine / "lessons.jsonl")]}
+    prompts = config["agent"]["settings"]["prompts"]
+    folder = manifest_of(tmp_path / "run", config)
+    resume = ["train", "--resume", str(folder), "--dry-run"]
+    capsys.readouterr()
+    named = []
+    for setting, path in (
+        ("agent.settings.prompts", prompts),
+        ("warm_start.files.0", str(mine / "lessons.jsonl")),
+    ):
+        assert run([*resume, *named]) == 2
+        assert f"give it again: --set {setting}={path}" in capsys.readouterr().err
+        named += ["--set", f"{setting}={path}"]
+    run([*resume, *named])
+    assert "not named" not in capsys.readouterr().err

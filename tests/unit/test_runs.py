@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -186,16 +187,18 @@ def test_a_run_stays_locked_when_its_lock_file_is_deleted(tmp_path: Path) -> Non
     assert subprocess.run([sys.executable, "-c", opened], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("replaced", ["run", "run/steps.jsonl"])
+@pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_run_that_is_deleted_while_it_is_written_to_is_noticed(
-    tmp_path: Path, replaced: str
+    tmp_path: Path, is_replaced: bool
 ) -> None:
     path = tmp_path / "run"
     with Run.create(path, {"kind": "ask"}) as run:
         run.check_kept()
         run.append(b"{}")
         run.check_kept()
-        (tmp_path / replaced).rename(tmp_path / "elsewhere")
+        path.rename(tmp_path / "elsewhere")
+        if is_replaced:
+            shutil.copytree(tmp_path / "elsewhere", path)
         with pytest.raises(RunNotWritable, match="was deleted or replaced"):
             run.check_kept()
         run.append(b"{}")  # the work goes on: its result is shown

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memagent import trust
 from memagent.agent.journal import read_reading
 from memagent.agent.limits import Limits
 from memagent.agent.reader import checked_question, read_questions
@@ -58,6 +60,12 @@ class AskRequest:
     """Whether it is that of an earlier run, which has all settings."""
 
     @property
+    def files(self) -> list[str]:
+        """The absolute paths of what is read, but for standard input."""
+        names = [os.path.expanduser(path) for path in self.paths if path != "-"]
+        return [os.path.abspath(os.path.join(self.folder, name)) for name in names]
+
+    @property
     def prices(self) -> Prices | None:
         """What the endpoint charges; None where no price is given."""
         return prices_of(self.limit_settings)
@@ -83,8 +91,16 @@ def make_request(options: AskOptions) -> AskRequest:
     """The request that these options mean, checked."""
     _check_continuing(options)
     earlier = options.run.resume or options.continues
-    manifest = None if earlier is None else read_reading(earlier)
-    request = _new_request(options) if manifest is None else _resumed_request(options, manifest)
+    if earlier is None:
+        request = _new_request(options)
+    else:
+        request = _resumed_request(options, read_reading(earlier))
+        if not options.files:
+            how = "resume" if options.run.resume else "continue"
+            again = shlex.join(["memagent", "ask", *request.files, f"--{how}", str(earlier)])
+            what, may = f"the text {', '.join(request.files)}", "the model may read it"
+            trust.require("file", *request.files, what=what, may=may, again=again)
+    trust.remember("file", *request.files)
     if not request.paths:
         raise ConfigError("name at least one file or folder to read, or - for standard input")
     if options.watch and ("-" in request.paths or options.dry_run):

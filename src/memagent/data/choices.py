@@ -46,6 +46,7 @@ SOURCES_OF: dict[str, dict[str, str]] = {
     "ruler/qa_2": {"hotpotqa-dev": "questions", "hotpotqa-paragraphs": "paragraphs"},
 }
 """The sources that a task reads, and the setting that names the file of each."""
+SOURCE_SETTINGS = frozenset(name for one in SOURCES_OF.values() for name in one.values())
 
 
 class TaskSelection(Settings):

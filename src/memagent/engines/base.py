@@ -319,13 +319,14 @@ def check_stored(stored: Mapping[str, Any], given: Mapping[str, Any], *, prefix:
     address = stored.get("base_url")
     if address is not None and given.get("base_url") is None:
         named = origins(endpoint_from(os.environ).base_url or "")
-        unknown = origins(str(address)) - named
-        if not all(trust.is_known("address", host) for host in unknown):
-            raise ConfigError(
-                f"the run directory names the endpoint {public_url(str(address))}, which you have not "
-                f"named on this machine; if the text may go there, give it again: "
-                f"`{prefix}base_url={public_url(str(address))}`"
-            )
+        url = public_url(str(address))
+        trust.require(
+            "address",
+            *origins(str(address)) - named,
+            what=f"the endpoint {url}",
+            may="the text may go there",
+            again=f"{prefix}base_url={url}",
+        )
     for name in CODE_SETTINGS:
         value = stored.get(name)
         if value is None or given.get(name) is not None or trust.is_known("code", str(value)):

@@ -60,7 +60,7 @@ from memagent.eval.methods import (
 from memagent.eval.records import KIND, EvaluationShape, ItemRecord, read_evaluation
 from memagent.eval.runner import Evaluation, OnRecord, OpenMethod
 from memagent.eval.selection import with_questions
-from memagent.eval.suites import MethodChoice, Suite, parse_suite, with_absolute_paths
+from memagent.eval.suites import MethodChoice, Suite, parse_suite, paths_of, with_absolute_paths
 from memagent.plugins import code_file, is_file_spec
 from memagent.runs import MANIFEST, Run, check_manifest
 from memagent.types import Completion, Engine, Message, Prices, Sampling, TextKeeper
@@ -172,6 +172,7 @@ def make_request(
     endpoint in the settings or the environment, else the embedded model.
     """
     suite = with_absolute_paths(suite)
+    trust.remember("file", *(path for _, path in paths_of(suite)))
     for method in suite.methods:
         open_method(method.name)
         if prompts := _template_file(suite.agent | method.settings, method.name):
@@ -206,11 +207,13 @@ def make_request(
     return request
 
 
-def stored_request(run: Path, *, methods: Sequence[str] = ()) -> EvalRequest:
+def stored_request(
+    run: Path, *, methods: Sequence[str] = (), named: Sequence[str] = ()
+) -> EvalRequest:
     """The request that a run was started with. Nothing is loaded here.
 
-    A run directory is data: code that it names is run only if the user named it before on this machine, or
-    names it again among `methods`.
+    A run directory is data: code and files that it names are used only if the user named them before on this
+    machine, or names them again among `methods`, or the settings that name them among `named`.
     """
     manifest = read_evaluation(run)
     if manifest.get("command") is None:
@@ -220,7 +223,12 @@ def stored_request(run: Path, *, methods: Sequence[str] = ()) -> EvalRequest:
     stored = manifest["command"]
     suite = parse_suite(stored["suite"])
     for method in suite.methods:
-        _check_stored_method(method, run, named=[code_file(name) for name in methods])
+        _check_stored_method(method, named=[code_file(name) for name in methods])
+    trust.require_files(
+        (setting, path)
+        for setting, path in paths_of(suite)
+        if not any(f"{setting}.".startswith(f"{one}.") for one in named)
+    )
     for settings in (suite.agent, *(method.settings for method in suite.methods)):
         _check_stored_embedder(str(settings.get("embedder_url") or ""), run)
     return EvalRequest(
@@ -232,22 +240,19 @@ def stored_request(run: Path, *, methods: Sequence[str] = ()) -> EvalRequest:
     )
 
 
-def _check_stored_method(method: MethodChoice, run: Path, *, named: Sequence[str]) -> None:
+def _check_stored_method(method: MethodChoice, *, named: Sequence[str]) -> None:
     """Raise ConfigError for a stored method whose code or endpoint the user has not named."""
     check_stored(method.engine_settings, {})
     if not is_file_spec(method.name):
         return
-    file = code_file(method.name)
-    if file not in named and not trust.is_known("code", file):
-        raise ConfigError(
-            f"{run} names the method {method.name}, a file that you have not named on this machine; if "
-            f"its code may run, give it again: `method={method.name}`"
-        )
+    if (file := code_file(method.name)) not in named:
+        what, again = f"the method {method.name}", f"method={method.name}"
+        trust.require("code", file, what=what, may="its code may run", again=again)
 
 
 def _check_stored_embedder(url: str, run: Path) -> None:
     """Raise ConfigError for a stored endpoint of embeddings that the user has not named."""
-    if not all(trust.is_known("address", host) for host in origins(url)):
+    if not trust.is_known("address", *origins(url)):
         raise ConfigError(
             f"{run} names the endpoint {public_url(url)} for embeddings, which you have not named on this "
             "machine; if the text may go there, start a run of your own with it"

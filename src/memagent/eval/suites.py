@@ -20,20 +20,21 @@ Unknown names are errors with the nearest known one. A change such as `tasks.0.n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from memagent.config import MOST, Settings, read_toml
-from memagent.data.choices import ExampleChoice
+from memagent.data.choices import SOURCE_SETTINGS, ExampleChoice
 from memagent.data.filtering.screening import FilterSettings
 from memagent.errors import ConfigError
 from memagent.names import absolute_path
 from memagent.plugins import is_file_spec
 from memagent.rewards.verifiers import open_grader
 from memagent.shipped import find_config
+from memagent.trust import paths_in
 
 DEFAULT_NUM = 100
 PATHS = ("prompts", "embedder")
@@ -199,6 +200,14 @@ def with_absolute_paths(suite: Suite) -> Suite:
             "agent": _absolute_prompts(suite.agent),
             "selection": suite.selection and _absolute_selection(suite.selection),
         }
+    )
+
+
+def paths_of(suite: Suite) -> Iterator[tuple[str, str]]:
+    """The settings of a suite that name files and folders, and the paths of these."""
+    keys = PATH_KEYS | SOURCE_SETTINGS | {"selection", "tokenizer", "length_tokenizer", "embedder"}
+    return paths_in(
+        suite.model_dump(mode="json"), lambda name: not keys.isdisjoint(name.split("."))
     )
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from memagent.agent.prompts import PROMPT_SETS
-from memagent.data.choices import SOURCES_OF
+from memagent.data.choices import SOURCE_SETTINGS
 from memagent.engines import store
 from memagent.plugins import is_file_spec
 
-_source_settings = "|".join(sorted({name for one in SOURCES_OF.values() for name in one.values()}))
+_source_settings = "|".join(sorted(SOURCE_SETTINGS))
 _PATHS = re.compile(
     rf"""model\.(source|adapter)
     | agent\.settings\.prompts
@@ -34,6 +34,11 @@ _CODE = re.compile(r"agent\.(name|reward)|warm_start\.replies|validation\.grader
 def located(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The values of a config with absolute paths where files lie in its folder."""
     return {name: _located(value, folder, name) for name, value in values.items()}
+
+
+def is_path(setting: str) -> bool:
+    """Whether a setting such as `tasks.0.files.1` may name a file or a folder."""
+    return _PATHS.fullmatch(re.sub(r"\.\d+(?=\.|$)", ".*", setting)) is not None
 
 
 def _located(value: Any, folder: Path, setting: str) -> Any:

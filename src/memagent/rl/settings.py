@@ -36,10 +36,11 @@ from memagent.errors import ConfigError
 from memagent.names import hint
 from memagent.plugins import code_file, is_file_spec
 from memagent.rl.agents.command import is_command
-from memagent.rl.config_paths import located
+from memagent.rl.config_paths import is_path, located
 from memagent.rl.rollouts.tasks import TaskSource
 from memagent.rl.update.advantages import check_group_size
 from memagent.shipped import find_config
+from memagent.trust import paths_in
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -704,7 +705,7 @@ MAY_CHANGE = ("steps", "sources", "checkpoint", "logging", "validation", "update
               "rollout.engine_settings", "cluster")  # fmt: skip
 """Settings that may change when a run is resumed."""
 CODE_NAMES = ("agent.name", "agent.reward", "warm_start.replies")
-"""Settings that may be given again, unchanged: they may name code."""
+"""Settings that may be given again, unchanged, as those of files may: they may name code."""
 GRADERS = "validation.graders"
 
 
@@ -755,6 +756,8 @@ def resumed_config(values: Mapping[str, Any], *, changes: Sequence[str] = ()) ->
         named.append(name)
         if name in CODE_NAMES and _is_same_code(value, values, name):
             continue
+        if is_path(name) and with_override(dict(values), change) == values:
+            continue
         if not any(name == one or name.startswith(f"{one}.") for one in MAY_CHANGE):
             raise ConfigError(
                 f"`{name}` cannot change when a run is resumed; start a new run with it (may change: "
@@ -775,6 +778,8 @@ def remember_named(config: TrainConfig) -> None:
     settings = config.rollout.engine_settings
     engine_code = [str(settings[name]) for name in CODE_SETTINGS if settings.get(name) is not None]
     trust.remember("code", *(_trusted_name(spec) for _, spec in _code(config)), *engine_code)
+    files = paths_in(config.model_dump(mode="json"), is_path)
+    trust.remember("file", *(path for _, path in files))
     if settings.get("base_url") is not None:
         trust.remember("address", *origins(str(settings["base_url"])))
     if config.cluster is not None and config.cluster.address != LOCAL_CLUSTER:
@@ -795,26 +800,19 @@ def _check_trust(config: TrainConfig, named: Sequence[str]) -> None:
         return any(setting == one or setting.startswith(f"{one}.") for one in named)
 
     for setting, spec in _code(config):
-        if not is_named(setting) and not trust.is_known("code", _trusted_name(spec)):
-            again = f"[{spec!r}]" if setting == GRADERS else spec
-            kind = "a program" if is_command(spec) else "a file"
-            raise ConfigError(
-                f"the run directory names the code {spec}, {kind} that you have not named on this machine; "
-                f"if it may run, give it again: `{setting}={again}`"
-            )
+        if not is_named(setting):
+            again = f"{setting}={[spec] if setting == GRADERS else spec}"
+            name, what = _trusted_name(spec), f"the code {spec}"
+            trust.require("code", name, what=what, may="it may run", again=again)
     cluster = config.cluster.address if config.cluster is not None else LOCAL_CLUSTER
-    if (
-        cluster != LOCAL_CLUSTER
-        and not is_named("cluster.address")
-        and not trust.is_known("address", cluster)
-    ):
-        raise ConfigError(
-            f"the run directory names the cluster {cluster}, which you have not used on this machine; if it "
-            f"may be used, give it again: `cluster.address={cluster}`"
-        )
+    if cluster != LOCAL_CLUSTER and not is_named("cluster.address"):
+        what, again = f"the cluster {cluster}", f"cluster.address={cluster}"
+        trust.require("address", cluster, what=what, may="it may be used", again=again)
     stored, prefix = config.rollout.engine_settings, "rollout.engine_settings."
     given = {name: value for name, value in stored.items() if is_named(f"{prefix}{name}")}
     check_stored(stored, given, prefix=prefix)
+    files = paths_in(config.model_dump(mode="json"), is_path)
+    trust.require_files((setting, path) for setting, path in files if not is_named(setting))
 
 
 def _code(config: TrainConfig) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 
 import click
 
+from memagent import trust
 from memagent.cli.shared.cluster import (
     ClusterOptions,
     OpenOnCluster,
@@ -228,6 +230,23 @@ def make_request(options: FilterOptions) -> FilterRequest:
     )
     prices_of(request.prices)  # raises before an engine is opened in vain
     check_paths(request.file, request.out)
+    files = [str(request.file), str(request.out)]
+    if stored and not (options.file and options.out):
+        again = shlex.join(
+            [
+                "memagent",
+                "data",
+                "filter",
+                files[0],
+                "--out",
+                files[1],
+                "--resume",
+                str(options.run.resume),
+            ]
+        )
+        what, may = f"the files {files[0]} and {files[1]}", "one may be read and the other written"
+        trust.require("file", *files, what=what, may=may, again=again)
+    trust.remember("file", *files)
     if options.run.resume is None and not options.force:
         refuse_to_overwrite(request.out)
     return request

@@ -55,9 +55,12 @@ class EvalOptions:
 
 def request_of(options: EvalOptions) -> EvalRequest:
     """The evaluation that is asked for; options that are not given are those of a resumed run."""
-    resume, methods = options.run.resume, options.asked.methods
-    resumed = stored_request(resume, methods=methods) if resume else None
-    path = options.asked.suite
+    resume, asked = options.run.resume, options.asked
+    named = [change.partition("=")[0].strip() for change in asked.changes]
+    named += [f"sources.{name}" for name in named_sources(asked.sources)]
+    named += ["tasks"] * bool(asked.tasks or asked.files)
+    resumed = stored_request(resume, methods=asked.methods, named=named) if resume else None
+    path = asked.suite
     return make_request(
         _suite(options.asked, resumed),
         options.engine.engine,
