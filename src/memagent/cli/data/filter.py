@@ -231,21 +231,12 @@ def make_request(options: FilterOptions) -> FilterRequest:
     prices_of(request.prices)  # raises before an engine is opened in vain
     check_paths(request.file, request.out)
     files = [str(request.file), str(request.out)]
-    if stored and not (options.file and options.out):
-        again = shlex.join(
-            [
-                "memagent",
-                "data",
-                "filter",
-                files[0],
-                "--out",
-                files[1],
-                "--resume",
-                str(options.run.resume),
-            ]
-        )
-        what, may = f"the files {files[0]} and {files[1]}", "one may be read and the other written"
-        trust.require("file", *files, what=what, may=may, again=again)
+    given = (options.file, options.out)
+    stored_files = [path for path, now in zip(files, given, strict=True) if stored and now is None]
+    again = f"memagent data filter {shlex.join(files[:1])} --out {shlex.join(files[1:])}"
+    again += f" --resume {shlex.quote(str(options.run.resume))}"
+    what, may = f"the files {' and '.join(files)}", "one may be read and the other written"
+    trust.require("file", *stored_files, what=what, may=may, again=again)
     trust.remember("file", *files)
     if options.run.resume is None and not options.force:
         refuse_to_overwrite(request.out)
