@@ -408,7 +408,8 @@ class ServeConfig(Settings):
     max_concurrency: int = Field(default=256, ge=1)
     """Maximum number of concurrent requests; further ones get status 429."""
     max_request_bytes: int = Field(default=16_000_000, ge=1000)
-    """Maximum size of a request; larger ones get status 413."""
+    """Maximum size of a request; larger ones get status 413. Files in a request to the gateway have at most as
+    many characters of text."""
     request_log: bool = True
     """Print a line for each request on standard error: client, path, status, tokens, seconds, no text."""
     drain_seconds: float = Field(default=30.0, ge=0)

@@ -192,6 +192,7 @@ class Guard:
                 if body is None:  # the client has left
                     return
                 receive = _replayed(body, receive)
+                del body  # a reading takes long, and does not need it
             with self._gate.admit():
                 await self._app(scope, receive, send)
 

@@ -55,7 +55,7 @@ def guarded_app(endpoints: Sequence[Endpoint], rules: GuardRules) -> FastAPI:
 
 async def parsed(kind: type[W], request: Request) -> W:
     """The body of a request, parsed without holding up others. Raises ApiError."""
-    body = await request.body()
+    body = b"".join([piece async for piece in request.stream()])  # which keeps no copy
     if len(body) <= QUICK_BYTES:
         return parse(kind, body)
     return await asyncio.to_thread(parse, kind, body)
