@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -314,3 +316,46 @@ def test_a_file_of_any_size_takes_little_memory(
     assert words in capsys.readouterr().err
     with time_limit():
         assert [found.state for found in stored_runs(case.run.parent)] == ["damaged"]
+
+
+class Opened:
+    """What this process opens by a path beneath some folder, apart from new files and the lock."""
+
+    def __init__(self) -> None:
+        self.beneath: Path | None = None
+        self.paths: set[str] = set()
+        sys.addaudithook(self._on_event)
+
+    def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event != "open" or self.beneath is None or not isinstance(arguments[0], str | Path):
+            return
+        path = str(arguments[0])
+        is_new = path.endswith((".part", "/.lock"))
+        if path.startswith(f"{self.beneath}/") and not is_new and not os.path.isdir(path):
+            self.paths.add(path)
+
+
+def test_commands_open_files_of_a_run_relative_to_its_folder_only(
+    made: dict[str, RunKind], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The door opens `steps.jsonl` in a folder that it holds; any other way names the whole path."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(made["train"].folder.with_name("state")))
+    opened = Opened()
+    for name in ("ask", "eval", "report", "data filter"):
+        case = Case(made[name].folder, tmp_path / name)
+        opened.beneath = case.run
+        assert case.command(*made[name].resume) == 0
+        if name == "ask":
+            again = str(case.run.with_name("again"))
+            limits = ("--max-calls", "99", "--quiet")
+            assert (
+                case.command("ask", "--continue", str(case.run), "--run-dir", again, *limits) == 0
+            )
+        if name == "report":
+            assert case.command("eval", "regrade", str(case.run), "--grader", "f1") == 0
+            assert case.command("report", str(case.run)) == 0
+        assert case.command("runs", "show", str(case.run)) == 0
+        assert look_at_everything(case.run.parent) == []
+        opened.beneath = None
+        assert {path.name for path in case.run.iterdir()} >= {"run.json", "steps.jsonl"}
+    assert opened.paths == set()

@@ -26,11 +26,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from memagent.config import GatewayConfig
 from memagent.errors import RunError
 from memagent.files import make_folders, reason_of, write_atomically
+from memagent.run_files import FolderLock, read_file
 from memagent.runs import runs_folder
 from memagent.types import Usage
 
@@ -111,8 +112,7 @@ class GatewayState:
         try:
             for each in (folder, self._files, self.readings):
                 make_folders(each, mode=0o700)
-            self._lock = FileLock(folder / ".lock", mode=0o600, thread_local=False)
-            self._lock.acquire(timeout=0)
+            self._lock = FolderLock(folder)
         except Timeout:
             raise RunError(
                 f"{folder} is in use by another gateway; name another `state_dir`"
@@ -212,7 +212,8 @@ class GatewayState:
     def file_bytes(self, stored: StoredFile) -> bytes:
         """The contents of a file."""
         with _database_errors(self.folder):
-            return self.file_path(stored).read_bytes()
+            path = self.file_path(stored)
+            return read_file(path, inside=self.folder, max_bytes=stored.num_bytes)
 
     def remove_file(self, owner: str, file_id: str) -> bool:
         """Delete a file; whether there was one."""

@@ -1,0 +1,105 @@
+"""Files of runs have one door. Modules that open files are listed here with what they open, and no run is in the list."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "src" / "memagent"
+DOOR = "run_files.py"
+OTHERS = {
+    "agent/prompts.py": "prompts that the user names",
+    "agent/rates.py": "the record of rates in the state folder",
+    "agent/reader.py": "a file of questions",
+    "cli/demo.py": "the text of the demo",
+    "cli/main.py": "/dev/null",
+    "config.py": "configs and suites",
+    "control_tokens.py": "tokenizers",
+    "data/build.py": "a dataset that is being built",
+    "data/formats/files.py": "datasets",
+    "data/formats/json_stream.py": "datasets",
+    "data/manifest.py": "the manifest of a dataset",
+    "data/sources/cache.py": "published files",
+    "data/sources/download.py": "published files",
+    "data/tasks/hotpotqa/store.py": "paragraphs in the cache",
+    "documents/loaders.py": "texts to read",
+    "documents/tokenizers.py": "tokenizers",
+    "documents/tree.py": ".gitignore",
+    "engines/local/cpu/native.py": "the source of kernels, /proc/cpuinfo",
+    "engines/local/embedding.py": "models",
+    "engines/local/gguf_files.py": "models",
+    "engines/local/gguf_format.py": "models",
+    "engines/local/kept/disk.py": "texts that are kept in the cache",
+    "engines/local/loading.py": "models",
+    "engines/scripted.py": "scripted replies",
+    "engines/store.py": "models",
+    "engines/vllm/servers.py": "models, and logs of servers in the cache",
+    "engines/vllm/watchdog.py": "/proc",
+    "engines/wheels.py": "wheels in the cache",
+    "eval/items.py": "datasets",
+    "eval/methods.py": "the code of a method",
+    "eval/report/anchors/__init__.py": "results that are shipped or named",
+    "eval/report/page.py": "the template of the page",
+    "eval/report/report.py": "a report, in a folder that the user names",
+    "files.py": "new files, before they have their names",
+    "quick_counts.py": "tokenizers",
+    "rl/distributed/opening.py": "models",
+    "rl/distributed/vllm_replica.py": "models",
+    "rl/planning/shapes.py": "models",
+    "rl/warmstart/trace_files.py": "a dataset that is being built",
+    "rl/weights/checkpoint.py": "a new checkpoint before it has its name, and models",
+    "rl/weights/sync.py": "an adapter that was just written",
+    "serve/keys.py": "the file of keys",
+    "viewer/app.py": "the page",
+}
+"""Modules that open files which are in no run directory."""
+METHODS = ("read_text", "write_text", "read_bytes", "write_bytes", "touch")
+FUNCTIONS = ("os.open", "os.fdopen", "os.truncate", "io.open", "shutil.copy", "shutil.copyfile")
+_mode = re.compile(r"[rwxa][bt]?\+?")
+
+
+def opened(source: str) -> Iterator[str]:
+    """The calls in a module that open a file by its path, with their lines."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            last = name.rpartition(".")[2]
+            has_mode = any(
+                isinstance(value, ast.Constant) and _mode.fullmatch(str(value.value))
+                for value in [*node.args[:1], *(word.value for word in node.keywords)]
+            )
+            if name in ("open", *FUNCTIONS) or last in METHODS or (last == "open" and has_mode):
+                yield f"{node.lineno}: {name}"
+
+
+def test_only_the_door_opens_files_of_a_run() -> None:
+    found = {
+        path.relative_to(PACKAGE).as_posix(): calls
+        for path in PACKAGE.rglob("*.py")
+        if (calls := [*opened(path.read_text(encoding="utf-8"))])
+    }
+    strangers = {name: calls for name, calls in found.items() if name not in {DOOR, *OTHERS}}
+    assert strangers == {}, "open files of runs with memagent.run_files, or say here what these are"
+    assert {DOOR, *OTHERS} - set(found) == set(), "these open no files: take them out"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("open(path)", True),
+        ("path.open('rb')", True),
+        ("path.open(mode='w')", True),
+        ("(run / 'steps.jsonl').read_bytes()", True),
+        ("os.open(path, os.O_RDONLY)", True),
+        ("path.touch()", True),
+        ("Run.open(path)", False),
+        ("engine.open()", False),
+        ("read_file(run / 'run.json')", False),
+    ],
+)
+def test_the_rule_finds_what_opens_a_file(line: str, is_found: bool) -> None:
+    assert bool([*opened(line)]) == is_found
