@@ -167,6 +167,31 @@ def test_a_change_of_the_model_is_said(
     assert [step.served for step in trace.steps] == [None, None, *[names.split("then ")[1]] * 3]
 
 
+def test_evaluations_say_it_for_each_method(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    num = 0
+
+    def chat(request: Json) -> Json:
+        nonlocal num
+        num += 1
+        return said("Anna", model="test-model" if num < 3 else "other-7b")
+
+    examples = [
+        Example(id=str(n), question="Who?", answers=("Anna",), documents=(Passage(text="Anna."),))
+        for n in range(3)
+    ]
+    write_examples(tmp_path / "examples.jsonl", examples)
+    with chat_server(chat) as server:
+        where = ["--base-url", server.base_url, "--run-dir", str(tmp_path / "run")]
+        file = ["--file", str(tmp_path / "examples.jsonl"), "--length-tokenizer=bytes"]
+        assert run(["eval", *file, "--method=direct", *SMALL, *where, "--concurrency=1"]) == 0
+    names = "test-model, then other-7b"
+    assert f"direct: the model of the server changed in mid-run: {names}" in capsys.readouterr().out
+    served = sorted(record.served for record in read_items(tmp_path / "run"))
+    assert served == [("other-7b",), ("test-model",), ("test-model",)]
+
+
 def test_one_name_that_is_not_the_requested_one_is_no_change(
     text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

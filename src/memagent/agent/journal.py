@@ -12,6 +12,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,8 @@ from memagent.agent.prompts import PromptSet
 from memagent.agent.trace import Step, journal_line, steps_by_question
 from memagent.config import AgentConfig
 from memagent.documents.document import Document
-from memagent.errors import RunError
+from memagent.errors import RunError, RunNotWritable
+from memagent.files import reason_of
 from memagent.jsonl import LineFile, recover, sealed
 from memagent.runs import (
     JOURNAL,
@@ -170,10 +172,8 @@ class Journal:
             else {number: list(steps) for number, steps in carried.steps.items()}
         )
         self._replies = read_replies(run.path) if run else carried.replies
-        self.spent = Usage()
+        self.spent = _stored_spent(run.path / SPENT) if run else Usage()
         """What calls used whose replies led to no step, in earlier processes too."""
-        for record in recover(run.path / SPENT) if run else ():
-            self.spent += stored_usage(record)
 
     @classmethod
     def create(
@@ -240,9 +240,14 @@ class Journal:
     def spend(self, usage: Usage) -> None:
         """Put on disk what calls used whose replies led to no step."""
         self.spent += usage
-        if self._run:
-            with self._lock, LineFile(self._run.path / SPENT, checksums=True) as lines:
+        if self._run is None:
+            return
+        path = self._run.path / SPENT
+        try:
+            with self._lock, LineFile(path, checksums=True) as lines:
                 lines.append(json.dumps(asdict(usage)).encode())
+        except OSError as error:
+            raise RunNotWritable(f"cannot write to {path}: {reason_of(error)}") from None
 
     async def append_in_thread(self, question_number: int, step: Step, *, text: str) -> None:
         """As `append`, while other calls go on. Cancelled, it still waits until the step is safe."""
@@ -270,6 +275,15 @@ class Journal:
         """Release the run directory."""
         if self._run:
             self._run.close()
+
+
+def _stored_spent(path: Path) -> Usage:
+    try:
+        return reduce(Usage.__add__, map(stored_usage, recover(path)), Usage())
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {reason_of(error)}") from None
+    except ValueError:
+        raise RunError(f"{path} is damaged; delete it to resume without what it counts") from None
 
 
 def line_of(question_number: int, step: Step, text: str) -> bytes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -228,6 +229,14 @@ class Trace:
         return sum(not {"withheld", "refused"}.isdisjoint(step.flags) for step in self.steps)
 
     @property
+    def served(self) -> tuple[str, ...]:
+        """The models that the server said have replied, each once, the first one first."""
+        in_time = sorted(self.steps, key=lambda step: step.started)
+        return tuple(
+            dict.fromkeys(step.served or self.model for step in in_time if step.usage.calls)
+        )
+
+    @property
     def usage(self) -> Usage:
         """What all calls together cost."""
         return total_usage(self.steps)
@@ -282,6 +291,16 @@ class Trace:
 def total_usage(steps: Iterable[Step]) -> Usage:
     """What steps cost together."""
     return reduce(Usage.__add__, (step.usage for step in steps), Usage())
+
+
+def model_changes(served: Iterable[Sequence[str]]) -> str | None:
+    """A line on the models that have replied; None where it was one."""
+    names = [name[:80] for name in dict.fromkeys(chain.from_iterable(served))]
+    return (
+        f"the model of the server changed in mid-run: {', then '.join(names)}"
+        if names[1:]
+        else None
+    )
 
 
 def call_seconds(steps: Iterable[Step]) -> float:

@@ -20,7 +20,7 @@ from memagent.agent.modes.carried import Carried
 from memagent.agent.modes.continuation import carry_over
 from memagent.agent.plan import MOST_COUNTED, done_before, plan_reading
 from memagent.agent.reader import Reader
-from memagent.agent.trace import Step, Trace, call_seconds, total_usage
+from memagent.agent.trace import Step, Trace, call_seconds, model_changes, total_usage
 from memagent.cli.ask_output import print_answers, print_plan
 from memagent.cli.ask_progress import ReadingProgress
 from memagent.cli.ask_request import AskOptions, AskRequest, make_request
@@ -422,21 +422,17 @@ def _call_time(steps: Sequence[Step]) -> str:
 def _notes_on(traces: Sequence[Trace], document: Document) -> Iterator[str]:
     """What went otherwise than asked: the format of replies, quotes, parts that were not read."""
     reads = [step for trace in traces for step in trace.steps if step.section is not None]
-    steps = [(trace.model, step) for trace in traces for step in trace.steps if step.usage.calls]
-    names = dict.fromkeys(
-        step.served or model for model, step in sorted(steps, key=lambda one: one[1].started)
-    )
-    if len(names) > 1:
-        yield f"the model of the server changed in mid-run: {', then '.join(name[:80] for name in names)}"
-    whole = {
-        "withheld": "withheld by the server's content filter",
-        "refused": "refused by the model",
-    }
-    for flag, what in whole.items():
+    others = [step for trace in traces for step in trace.steps if step.section is None]
+    if changed := model_changes(trace.served for trace in traces):
+        yield changed
+    for flag, who in (
+        ("withheld", "withheld by the server's content filter"),
+        ("refused", "refused by the model"),
+    ):
         if num := sum(flag in step.flags for step in reads):
-            yield f"{num} of {len(reads)} sections were {what} (flagged in the trace)"
-        if any(flag in step.flags for trace in traces for step in trace.steps if not step.section):
-            yield f"an answer or a merge was {what}, a part of it at least"
+            yield f"{num} of {len(reads)} sections were {who} (flagged in the trace)"
+        if any(flag in step.flags for step in others):
+            yield f"an answer or a merge was {who}, a part of it at least"
     if num_malformed := sum("malformed" in step.flags for step in reads):
         yield f"{num_malformed} of {len(reads)} replies did not keep the format; they were used as far as possible"
     if num_rejected := sum(len(trace.rejected_quotes) for trace in traces):

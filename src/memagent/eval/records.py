@@ -108,6 +108,8 @@ class ItemRecord:
     """True when the method did not read the whole text."""
     num_withheld: int = 0
     """Replies that a content filter kept back, a part of them at least, or that the model refused."""
+    served: tuple[str, ...] = ()
+    """The models that the server said have replied."""
     captured: float | None = None
     """Share of the evidence that was in any memory, word for word; None where it is not known, or the method
     keeps no memory."""

@@ -406,6 +406,7 @@ class Evaluation:
             num_sections=sum(step.section is not None for step in trace.steps),
             is_cut=context.is_cut,
             num_withheld=trace.num_withheld,
+            served=trace.served,
             trace=trace.to_dict(),
             metadata=example.metadata | ({"method": context.notes} if context.notes else {}),
             **values,

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from memagent.agent.reader import Reader
-from memagent.config import ReadingMode
+from memagent.config import EngineConfig, ReadingMode
 from memagent.engines.base import open_engine
+from memagent.engines.openai import EndpointEngine
 from memagent.errors import ConfigError, DocumentError, RunError
 from memagent.serve.mcp.desk import DocumentDesk, names_file
+from tests.support.chat_servers import Json, chat_server, each_second, prompt_of, said
 
 QUESTION = 'What is the code of "amber-17"?'
 FACT = 'The code of "amber-17" is 48213.'
@@ -54,6 +56,19 @@ async def test_a_file_is_read_and_progress_is_told(folder: Path, tmp_path: Path)
     assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
     assert len(told) == found.num_sections + 2
     assert all(found.reading in message for _, _, message in told)
+
+
+async def test_every_request_for_an_empty_reply_is_shown(folder: Path, tmp_path: Path) -> None:
+    def reply(request: Json) -> Json:
+        return said("Anna.", prompt_tokens=len(prompt_of(request)))
+
+    with chat_server(each_second(reply)) as server:
+        engine = EndpointEngine(EngineConfig(model="test-model", base_url=server.base_url))
+        reader = Reader(engine, tokenizer="bytes", window=4096, chunk_tokens=2000)
+        async with engine:
+            desk = DocumentDesk(reader, [folder], runs=tmp_path / "runs")
+            found = await desk.ask("book.txt", QUESTION)
+    assert found.num_calls == len(server.chats) == 2 * (found.num_sections + 1)
 
 
 async def test_in_parallel_too_progress_names_sections_and_grows(

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from memagent.agent.rates import Work
+from memagent.agent.trace import model_changes
 from memagent.cli.shared.estimates import cost_and_time, time_text
 from memagent.cli.shared.run_command import print_json
 from memagent.eval.records import ItemRecord
@@ -82,6 +83,9 @@ def print_results(records: list[ItemRecord], *, as_json: bool) -> None:
         print(
             f"{num_long:,} of {len(records):,} answers are longer than their task allows; a part of each is graded"
         )
+    for method in dict.fromkeys(record.method for record in records):
+        if changed := model_changes(one.served for one in records if one.method == method):
+            print(f"{method}: {changed}")
     if num_withheld := sum(record.num_withheld > 0 for record in records):
         print(
             f"{num_withheld:,} of {len(records):,} items had replies that a content filter withheld or the model refused"

@@ -162,7 +162,7 @@ class DocumentDesk:
             await asyncio.gather(*reports)
         finally:
             journal.close()
-        num_calls = sum("carried" not in step.flags for step in trace.steps[num_before:])
+        num_calls = sum(step.usage.calls for step in trace.steps[num_before:])
         return _found(trace, reading, num_calls=num_calls)
 
     async def _load(self, name: str) -> Document:
