@@ -742,7 +742,7 @@ async def test_requests_that_arrive_together_share_the_limits_of_their_key(tmp_p
     with GatewayState(tmp_path) as state:
         engine = PatientEngine()
         answering = Answering(engine, Reader(engine, **SMALL), state, GatewayConfig.parse(prices))
-        found = await asyncio.gather(*(answering._limits_of(holder) for _ in range(5)))
+        found = await asyncio.gather(*(answering._account_of(holder) for _ in range(5)))
     assert len(set(map(id, found))) == 1
 
 

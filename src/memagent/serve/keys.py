@@ -102,13 +102,7 @@ class KeyStore:
     @property
     def exists(self) -> bool:
         """Whether the file does: then every request needs a key."""
-        try:
-            self._path.stat()
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise ConfigError(f"cannot read {self._path}: {reason_of(error)}") from None
-        return True
+        return self._state() is not None
 
     def holder_of(self, key: str | None) -> KeyHolder | None:
         """The holder of a key; None for an unknown one."""
@@ -164,16 +158,22 @@ class KeyStore:
             raise ConfigError(f"cannot write {self._path}: {reason_of(error)}") from None
 
     def _keys(self) -> dict[str, StoredKey]:
-        try:
-            found = self._path.stat()
-        except FileNotFoundError:
+        state = self._state()
+        if state is None:
             return {}
-        except OSError as error:
-            raise ConfigError(f"cannot read {self._path}: {reason_of(error)}") from None
-        state = (found.st_mtime_ns, found.st_size, found.st_ino)
         if self._read[0] != state:
             self._read = (state, {stored.sha256: stored for stored in _stored(self._path)})
         return self._read[1]
+
+    def _state(self) -> tuple[int, int, int] | None:
+        """What changes with the file; None where there is none."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigError(f"cannot read {self._path}: {reason_of(error)}") from None
+        return (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 _keys_in_file = TypeAdapter(list[StoredKey])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from memagent.agent.limits import Limits
 from memagent.documents.tokenizers import Tokenizer
@@ -16,33 +17,26 @@ from memagent.serve.reading.state import GatewayState, in_thread
 from memagent.types import Completion, Engine, Message, Prices, Sampling, Usage
 
 
+@dataclass(frozen=True, slots=True)
 class Account:
-    """Counts what calls use, for their holder."""
+    """Counts what the calls of a holder use."""
 
-    def __init__(
-        self,
-        state: GatewayState,
-        owner: str,
-        limits: Limits,
-        prices: Prices | None,
-    ) -> None:
-        self.owner = owner
-        self.limits = limits
-        self._state = state
-        self._prices = prices
+    state: GatewayState
+    owner: str
+    limits: Limits
+    prices: Prices | None
 
     async def add_soon(self, usage: Usage) -> None:
         """As `add`, without blocking the event loop."""
-        await in_thread(self._state.counting, self.add, usage)
+        await in_thread(self.state.counting, self.add, usage)
 
     def add(self, usage: Usage) -> None:
         """Put it on disk; blocks for the time of a write."""
-        cost = 0.0
-        if self._prices is not None:
-            cost = self._prices.cost(
-                prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
-            )
-        self._state.add_used(self.owner, usage, cost)
+        prices = self.prices or Prices(prompt=0.0, completion=0.0)
+        cost = prices.cost(
+            prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+        )
+        self.state.add_used(self.owner, usage, cost)
 
 
 class CountedEngine(BaseEngine):

@@ -150,16 +150,15 @@ class Answering:
         self._prices = config.prices
         self._question_limits: dict[str, int] = {}
         """By the settings of the reader."""
-        self._limits: dict[str, Limits] = {}
+        self._accounts: dict[str, Account] = {}
         """What each holder has used and may use, by id."""
-        self._opening_limits = asyncio.Lock()
+        self._opening_accounts = asyncio.Lock()
 
     async def prepare(
         self, request: GatewayRequest, holder: KeyHolder, files: RequestFiles
     ) -> PreparedAnswer:
         """The answer to a request, short or long. Raises what is wrong with it."""
-        limits = await self._limits_of(holder)
-        account = Account(self._state, holder.id, limits, self._prices)
+        account = await self._account_of(holder)
         config = request.reading_config(self.reading_config)
         if request.has_files:
             conversation = await in_thread(self._state.opening, request.conversation, files)
@@ -247,25 +246,22 @@ class Answering:
 
         return is_below
 
-    async def _limits_of(self, holder: KeyHolder) -> Limits:
-        """The limits of a holder, shared by all its requests."""
-        max_cost = holder.limits.max_cost
-        found = self._limits.get(holder.id)
-        if found is None or found.max_cost != max_cost:
-            async with self._opening_limits:  # requests that arrive together share them, too
-                found = self._limits.get(holder.id)
-                if found is None or found.max_cost != max_cost:
-                    found = self._limits[holder.id] = await self._new_limits(holder)
+    async def _account_of(self, holder: KeyHolder) -> Account:
+        """The account of a holder, shared by all its requests."""
+        async with self._opening_accounts:
+            found = self._accounts.get(holder.id)
+            if found is None or found.limits.max_cost != holder.limits.max_cost:
+                found = self._accounts[holder.id] = await self._new_account(holder)
         return found
 
-    async def _new_limits(self, holder: KeyHolder) -> Limits:
+    async def _new_account(self, holder: KeyHolder) -> Account:
         limits = Limits(max_cost=holder.limits.max_cost, prices=self._prices)
         if self._prices is not None:
             used = await in_thread(self._state.counting, self._state.used, holder.id)
             limits.cost = used.cost
         account = Account(self._state, holder.id, limits, self._prices)
         limits.on_lost = lambda usage: self._state.counting.submit(account.add, usage)
-        return limits
+        return account
 
     def gauges(self) -> list[Measure]:
         """How busy the gateway is."""
@@ -398,18 +394,13 @@ class LongAnswer:
 
     async def events(self) -> AsyncGenerator[AnswerEvent, None]:
         """Progress with each section, then the answer."""
-        async with aclosing(_with_own_faults(self._events())) as events:
-            async for event in events:
-                yield event
-
-    async def _events(self) -> AsyncGenerator[AnswerEvent, None]:
         with self._readings.room():
             yield BEGUN
-            async with aclosing(self._read()) as events:
+            async with aclosing(_with_own_faults(self._events())) as events:
                 async for event in events:
                     yield event
 
-    async def _read(self) -> AsyncGenerator[AnswerEvent, None]:
+    async def _events(self) -> AsyncGenerator[AnswerEvent, None]:
         done: list[ReadStep] = []
         text = self._text
         steps = self._readings.read(
