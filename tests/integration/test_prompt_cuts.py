@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import openai
 import pytest
 
 from memagent.agent.budget import check_budget
@@ -22,6 +23,7 @@ from memagent.eval.records import read_items
 from memagent.types import Sampling
 from tests.conftest import prose
 from tests.support.chat_servers import Chat, Json, chat_server, prompt_of, said
+from tests.support.gateways import serving_gateway
 from tests.support.loopback import running
 
 CAP = 1023
@@ -236,3 +238,26 @@ def test_an_evaluation_stops_and_no_item_counts_as_wrong(tmp_path: Path) -> None
         assert run(["eval", *file, *sizes, *where]) == 3
         assert len(server.chats) < 12
     assert list(read_items(tmp_path / "run")) == []
+
+
+def test_the_gateway_fails_and_its_log_has_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with chat_server(cutting()) as server:
+        engine = EndpointEngine(EngineConfig(model="m", base_url=server.base_url))
+        engine.tokenizer = "estimate"
+        reading = {"window": 8192, "tokenizer": ExactTokenizer()}
+        with serving_gateway(tmp_path, engine, reading=reading) as gateway:
+            for content in (prose(150), prose(3000)):
+                num_before = len(server.chats)
+                with pytest.raises(openai.InternalServerError, match="503"):
+                    gateway.client().chat.completions.create(
+                        model="memagent",
+                        messages=[
+                            {"role": "user", "content": content},
+                            {"role": "user", "content": "Who?"},
+                        ],
+                    )
+                assert len(server.chats) <= num_before + 3
+                assert "cut the prompt to 1,023" in caplog.text
+                caplog.clear()

@@ -182,7 +182,7 @@ def test_a_known_model_brings_its_adapter_and_its_settings_through_both_doors(
     ("engine", "settings"),
     [
         (None, {"window": 9000}),
-        (None, {"window": 1000}),
+        (None, {"window": 1000, "chunk_tokens": 5000}),
         (None, {"model": "m", "device": "cpu"}),
         ("scripted", {"timeout": 3}),
         ("scripted", {"model": "m"}),
