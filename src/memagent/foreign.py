@@ -17,6 +17,7 @@ from pathlib import Path
 
 from memagent.errors import ConfigError, MemagentError, UserError
 
+POLL_SECONDS = 0.2
 AGAIN_SECONDS = 2.0
 """A thread whose time is up is stopped again after this: code of others may ignore it once, and freeing what it
 had built takes a while."""
@@ -81,9 +82,11 @@ def _deadline(seconds: float, is_processor_time: bool) -> Iterator[None]:
     end = clock() + seconds
 
     def watch() -> None:
-        while not watched.is_over.wait(max(end - clock(), AGAIN_SECONDS)):
-            if clock() >= end:
+        until = end
+        while not watched.is_over.wait(max(until - clock(), POLL_SECONDS)):
+            if clock() >= until:
                 watched.stop()
+                until = clock() + AGAIN_SECONDS
 
     threading.Thread(target=watch, daemon=True).start()
     try:
