@@ -27,8 +27,6 @@ T = TypeVar("T")
 
 REASONS = ("length", "content_filter")
 """Why a reply may be empty: requested again, it would be as well."""
-COMPARED_TOKENS = 16
-"""Most tokens of a reply that nobody needs, where only the prompt is to be counted."""
 
 
 class ModelCall(NamedTuple):
@@ -97,7 +95,7 @@ async def call_model(
 
     async def count(others: Sequence[Message]) -> int | None:
         nonlocal used
-        _, usage = await request(others, replace(sampling, max_tokens=COMPARED_TOKENS), None)
+        _, usage = await request(others, replace(sampling, max_tokens=16), None)
         used += usage
         return None if usage.is_estimated else usage.prompt_tokens
 
@@ -116,15 +114,9 @@ async def call_model(
                 engine.on_retry(failure, delay)
             await asyncio.sleep(delay)
         if serving and not usage.is_estimated:
-            await check_not_cut(
-                serving,
-                messages,
-                tokenizer,
-                count,
-                reported=usage.prompt_tokens,
-                own=prompt_tokens or tokenizer.count_messages(messages),
-                reply_tokens=sampling.max_tokens,
-            )
+            own = prompt_tokens or tokenizer.count_messages(messages)
+            reported = usage.prompt_tokens
+            await check_not_cut(serving, messages, tokenizer, count, reported, own)
     except BaseException:
         limits.lose(used)
         raise

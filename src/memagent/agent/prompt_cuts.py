@@ -31,17 +31,15 @@ async def check_not_cut(
     messages: Sequence[Message],
     tokenizer: Tokenizer,
     count: Counter,
-    *,
     reported: int,
     own: int,
-    reply_tokens: int,
 ) -> None:
     """Raise PromptCut where a server that reports so many tokens has cut a prompt of `own` tokens by our count."""
     longest = reported
     if _is_suspicious(serving, tokenizer, reported, own):
         known = await _longest_known(messages, reported, count)
         if known is None:
-            fits, needed = -(-reported // 64) * 64, 1 << (own + reply_tokens - 1).bit_length()
+            fits, needed = -(-reported // 64) * 64, 1 << own.bit_length()
             raise PromptCut(
                 f"the server cut the prompt to {reported:,} tokens, of about {own:,}; give it a window of "
                 f"{needed} (OLLAMA_CONTEXT_LENGTH={needed} for Ollama) and resume, or begin again with "
