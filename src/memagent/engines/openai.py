@@ -351,7 +351,10 @@ class EndpointEngine(BaseEngine):
         try:
             async with slot(client.slots):
                 reply = await client.request("POST", path, self.config.timeout, body)
-            return parse(json.loads(reply))
+            data = json.loads(reply)
+            if isinstance(data, dict) and data.get("error") and not data.get("choices"):
+                raise _BadStatus(200, {}, data)  # as routers in front of several providers do
+            return parse(data)
         except _BadStatus as error:
             return await self._classify(error)
         except (_http.ReadTimeout, _http.WriteTimeout, _http.PoolTimeout, TimeoutError):
@@ -478,7 +481,11 @@ class _Client:
         )
         response = await _within(seconds, self._connections.send(sent))
         if not response.is_success:
-            raise _BadStatus(response)
+            try:
+                told = json.loads(response.content)
+            except UNREADABLE:
+                told = response.text
+            raise _BadStatus(response.status_code, response.headers, told)
         content: bytes = response.content
         return content
 
@@ -507,19 +514,17 @@ def _timeouts(seconds: float) -> dict[str, float]:
 
 
 class _BadStatus(Exception):
-    """A reply with a status that is not one of success; its text is what the endpoint says of it."""
+    """A reply that is an error; its text is what the endpoint says of it."""
 
-    def __init__(self, response: Any) -> None:
-        self.status: int = response.status_code
-        self.headers: Mapping[str, str] = response.headers
-        try:
-            body = json.loads(response.content)
-        except UNREADABLE:
-            body = response.text
+    def __init__(self, status: int, headers: Mapping[str, str], body: Any) -> None:
         error = body.get("error", body) if isinstance(body, dict) else body
         code, message = (
             (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, None)
         )
+        if status == 200:  # the error says its own status
+            status = code if type(code) is int and 400 <= code < 600 else 500
+        self.status = status
+        self.headers = headers
         self.code = code if isinstance(code, str) else None
         super().__init__(message if isinstance(message, str) and message else _shown(error))
 

@@ -198,7 +198,7 @@ def test_a_build_that_is_under_way_is_left_alone(job: BuildJob) -> None:
     ("changes", "message"),
     [
         ({"num": 61}, r"hotpotqa has 60 different examples here, fewer than num=61; lower `num`"),
-        ({"num": 0}, r"num=0: a dataset has at least one example"),
+        ({"num": 0}, r"num=0: a dataset has 1 to 1,000,000,000 examples"),
         ({"out": Path("x.json")}, r"x.json: a dataset ends in .jsonl, .jsonl.gz, .parquet"),
         ({"task": "hotpot"}, r"there is no task 'hotpot'; did you mean hotpotqa\?"),
         ({"settings": {"docs": 9, "tokens": 9000}}, r"docs=200 or as tokens=28000"),

@@ -22,7 +22,7 @@ from memagent.engines.openai import (
     parse_completion,
 )
 from memagent.engines.retry import Failure
-from memagent.errors import ConfigError, EngineError, EngineRefused
+from memagent.errors import ConfigError, EngineError, EngineRefused, PromptTooLong
 from memagent.types import Sampling, Usage
 from tests.support.loopback import Endpoint, running
 
@@ -380,6 +380,51 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class ErrorInside(NewerModel):
+    """Says 200, and has an error where the reply should be."""
+
+    error: ClassVar[object] = None
+
+    def do_POST(self) -> None:
+        self._reply(200, {"error": self.error})
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (
+            {"message": "Provider returned error", "code": 502},
+            EngineError,
+            "HTTP 502: Provider returned",
+        ),
+        (
+            {"message": "Insufficient credits", "code": 402},
+            EngineRefused,
+            "HTTP 402: Insufficient credits",
+        ),
+        ({"message": "No such user", "code": 401}, EngineRefused, "refused the key"),
+        (
+            {"message": "maximum context length is 9", "code": 400},
+            PromptTooLong,
+            "the prompt is too long",
+        ),
+        ({"message": "overloaded", "type": "server_error"}, EngineError, "HTTP 500: overloaded"),
+        ("out of order", EngineError, "HTTP 500: out of order"),
+    ],
+)
+async def test_an_error_in_a_reply_with_status_200_is_told_and_taken_as_what_it_is(
+    monkeypatch: pytest.MonkeyPatch, error: object, kind: type[Exception], message: str
+) -> None:
+    monkeypatch.setattr(ErrorInside, "error", error)
+    with serving(ErrorInside) as host:
+        config = EngineConfig(model="m", base_url=f"{host}/v1", patience=0.0)
+        engine = EndpointEngine(config)
+        with pytest.raises(kind, match=message) as raised:
+            await engine.complete(MESSAGES, Sampling(max_tokens=1))
+        await engine.aclose()
+    assert raised.type is kind
 
 
 @pytest.mark.parametrize("owner", ["vllm", "memagent", "openai", None])

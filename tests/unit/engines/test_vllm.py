@@ -377,11 +377,38 @@ def test_ports_are_free_and_different() -> None:
     assert len(set(ports)) == 5
 
 
-def test_the_causes_in_a_log_come_before_later_errors() -> None:
-    log = "\n".join(f"(W pid=1) ERROR 1-1 1:1 [a.py:1] Error{n}: e{n}" for n in range(9))
-    assert informative_lines(log) == "Error0: e0 | Error1: e1 | Error8: e8"
-    assert informative_lines("loading\n\nstill loading\n") == "loading | still loading"
-    assert informative_lines("") == ""
+LOG_WITH_A_WARNING = """\
+(APIServer pid=1) WARNING 11-15 07:47:50 [utils.py:9] Found ulimit of 20000 and failed to automatically increase with \
+error current limit exceeds maximum limit. This can cause fd limit errors like `OSError: [Errno 24] Too many open files`.
+(EngineCore pid=2) ERROR 11-15 07:47:52 [core.py:1512] Traceback (most recent call last):
+(EngineCore pid=2) ERROR 11-15 07:47:52 [core.py:1512]   File "parallel.py", line 7, in check
+(EngineCore pid=2) ERROR 11-15 07:47:52 [core.py:1512]     assert self.num_heads % self.tp_size == 0
+(EngineCore pid=2) ERROR 11-15 07:47:52 [core.py:1512]            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+(EngineCore pid=2) ERROR 11-15 07:47:52 [core.py:1512] AssertionError
+(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "shown"),
+    [
+        (LOG_WITH_A_WARNING, "assert self.num_heads % self.tp_size == 0 | AssertionError"),
+        ("ValueError: a\nOSError: b\nraise it\nlast words", "OSError: b"),
+        (
+            "pydantic_core.ValidationError: 1 validation error for ModelConfig\n  Value error, too long\n",
+            "pydantic_core.ValidationError: 1 validation error for ModelConfig | Value error, too long",
+        ),
+        (
+            "api_server.py: error: argument --port: invalid",
+            "api_server.py: error: argument --port: invalid",
+        ),
+        ("RuntimeError: See root cause above.", "RuntimeError: See root cause above."),
+        ("loading\n\nstill loading\n", "loading | still loading"),
+        ("", ""),
+    ],
+)
+def test_of_a_log_the_last_exception_is_shown_that_names_a_cause(log: str, shown: str) -> None:
+    assert informative_lines(log) == shown
 
 
 @pytest.mark.parametrize(

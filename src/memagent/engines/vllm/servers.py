@@ -63,7 +63,8 @@ OWN_ARGUMENTS: dict[str, str] = {
 }
 """Arguments of the server that are not for `vllm_args`, and what sets them."""
 
-_error_line = re.compile(r"\b[A-Za-z_.]*(?:Error|Exception)\w*: |\berror: ")
+_exception_line = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\w*(?:: |$)|\S+: error: ")
+"""As Python or argparse ends with; a warning that has such a name in the middle of a line is none."""
 _line_head = re.compile(r"^(\(\w+ pid=\d+\) *)?((ERROR|WARNING|INFO) [\d-]+ [\d:]+ \[[^]]*\] *)?")
 
 
@@ -400,12 +401,17 @@ def end_servers(servers: Sequence[VllmServer]) -> None:
 
 
 def informative_lines(log: str, *, limit: int = 3) -> str:
-    """The lines of a log that name errors, else its last ones, joined to one line.
-
-    The first error is the cause; those that follow mostly say that something failed because of it.
-    """
-    lines = [_line_head.sub("", line).strip() for line in log.splitlines()]
+    """The last exception in a log that does not point to another one, else its last lines, as one line."""
+    lines = [_line_head.sub("", line).strip(" ^~") for line in log.splitlines()]
     lines = [line for line in lines if line]
-    errors = list(dict.fromkeys(line for line in lines if _error_line.search(line)))
-    chosen = [*errors[: limit - 1], *errors[limit - 1 :][-1:]] if errors else lines[-limit:]
+    found = [n for n, line in enumerate(lines) if _exception_line.match(line)]
+    causes = [n for n in found if "root cause" not in lines[n]] or found
+    if not causes:
+        chosen = lines[-limit:]
+    elif ": " not in lines[causes[-1]]:  # the line of code says what failed
+        chosen = lines[max(0, causes[-1] - 1) : causes[-1] + 1]
+    elif "validation error" in lines[causes[-1]]:  # the next line says which
+        chosen = lines[causes[-1] : causes[-1] + 2]
+    else:
+        chosen = [lines[causes[-1]]]
     return " | ".join(" ".join(line.split())[:200] for line in chosen)
