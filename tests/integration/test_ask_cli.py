@@ -303,6 +303,35 @@ def test_a_limit_on_cost_is_not_passed_even_by_the_longest_reply(
     assert "cost 23.0000" in finished.stderr  # five times 4, and 3 for the answer
 
 
+def test_the_advice_after_a_prompt_that_is_too_long_for_the_server_can_be_followed(
+    cli: Cli, tmp_path: Path
+) -> None:
+    """A server that counts more tokens than we do refuses a section in the middle of the text."""
+    text = tmp_path / "book.txt"
+    text.write_text(story(20_000, seed=1) + "a b c d e f g h. " * 2000 + FACT)
+    run = tmp_path / "run"
+    with running(log=tmp_path / "narrow.jsonl", context_window=5000) as narrow:
+        begin = ("ask", text, "-q", QUESTION, "--base-url", narrow.base_url)
+        refused = cli(*begin, "--run-dir", run)
+        again = cli(*begin, "--window", "5000")
+    assert refused.code == 2
+    why, what = refused.stderr.splitlines()[-2:]
+    assert why.startswith(
+        "memagent: the prompt is too long for test-model (HTTP 400: This model's max"
+    )
+    assert why.endswith(
+        "); raise the window of the server, or begin a new run with a smaller --window"
+    )
+    assert what == (
+        "what was read is kept; with a larger window of the server, resume with: "
+        f"memagent ask --resume {run}"
+    )
+    assert (again.code, again.stdout) == (0, f"{CODE}\n")
+    with running(log=tmp_path / "wide.jsonl") as wide:
+        resumed = cli("ask", "--resume", run, "--base-url", wide.base_url)
+    assert (resumed.code, resumed.stdout) == (0, f"{CODE}\n")
+
+
 # --- what is read ---------------------------------------------------------------------------------
 
 

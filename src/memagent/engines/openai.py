@@ -411,7 +411,10 @@ class EndpointEngine(BaseEngine):
             names = ", ".join(known[:8])
             return f"{self.address} has no model {self.model!r}; use `model` with one of: {names}"
         if code == "context_length_exceeded" or _window_words.search(reason):
-            return f"the prompt is too long for {self.model} ({reason}); lower `window` to its own"
+            return (
+                f"the prompt is too long for {self.model} ({reason}); raise the window of the server, or begin "
+                "a new run with a smaller `window`"
+            )
         return f"{self.address} refused the request ({reason})"
 
     def _only_model(self, models: list[dict[str, Any]]) -> str:

@@ -30,7 +30,7 @@ from rich.segment import Segment
 from memagent.cli.shared.interrupt import INTERRUPTED, stop_like_ctrl_c
 from memagent.cli.shared.messages import with_options
 from memagent.cli.shared.terminal import escaped
-from memagent.errors import LimitReached, MemagentError, UserError
+from memagent.errors import LimitReached, MemagentError, PromptTooLong, UserError
 
 NOTICE_SECONDS = 0.5
 """After this long a step that shows nothing is named; starting Python takes about a second before it."""
@@ -124,6 +124,8 @@ def resumable(
         if isinstance(error, UserError) and run.discard_if_empty():
             raise
         advice = "raise the limit and " if isinstance(error, LimitReached) else ""
+        if isinstance(error, PromptTooLong):  # a run keeps its sizes
+            advice = "with a larger window of the server, "
         reason, exit_code = str(error), error.exit_code
     else:
         return
