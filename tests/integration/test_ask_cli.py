@@ -352,6 +352,8 @@ def test_a_text_from_standard_input_is_kept_for_resuming(
         num_calls = endpoint.num_calls()
 
     assert num_done < 6
+    elsewhere = cli("ask", "--resume", run.relative_to(tmp_path), cwd=tmp_path)
+    assert (elsewhere.code, elsewhere.stdout) == (0, f"{CODE}\n")
     assert (outcome.code, outcome.stdout) == (0, f"{CODE}\n")
     assert num_calls <= 6 + 1
     assert (run / "stdin").read_bytes() == book.read_bytes()

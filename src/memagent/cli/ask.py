@@ -225,10 +225,9 @@ class Ask:
             raise DocumentError(
                 f"the folder {request.folder}, where the run was begun, is gone; name its files again"
             )
+        stdin = self._stdin(request)  # before the folder changes, as `--resume` is of this one
         with chdir(request.folder):
-            loaded = load_with_report(
-                request.paths, encoding=request.encoding, stdin=self._stdin(request)
-            )
+            loaded = load_with_report(request.paths, encoding=request.encoding, stdin=stdin)
         for line in lines_of_skipped(loaded.skipped):
             self._console.report(line)
         return loaded.document

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -116,12 +117,18 @@ async def test_a_text_is_read_as_it_comes(tmp_path: Path) -> None:
         "link.txt",
         "/etc/passwd",
         "nosuch.txt",
+        "nul\0.txt",
+        "half\ud800.txt",
+        "n" * 300 + ".txt",
+        "n/" * 490 + ".txt",
+        "pipe.txt",
     ],
 )
 async def test_nothing_outside_of_the_folders_is_read(
     folder: Path, tmp_path: Path, name: str
 ) -> None:
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+    os.mkfifo(folder / "pipe.txt")
     name = name.replace("{outside}", str(tmp_path / "secret.txt"))
     with pytest.raises(DocumentError, match="in the folders of this server"):
         await desk_of(folder, runs=tmp_path / "runs").ask(name, QUESTION)

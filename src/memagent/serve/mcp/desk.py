@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,12 +177,14 @@ class DocumentDesk:
         """
         parents = [folder.parent for folder in self._folders]
         for place in (*self._folders, *parents):
-            path = (place / name).resolve()
-            if any(path.is_relative_to(folder) for folder in self._folders) and path.exists():
-                return path
+            with suppress(OSError, ValueError):  # no name of a file: too long, or with a NUL
+                path = (place / name).resolve()
+                is_ours = any(path.is_relative_to(folder) for folder in self._folders)
+                if is_ours and (path.is_file() or path.is_dir()):  # a pipe may never end
+                    return path
         folders = ", ".join(map(str, self._folders)) or "none"
         raise DocumentError(
-            f"there is no document {name!r} in the folders of this server: {folders}"
+            f"there is no document {name!r:.200} in the folders of this server: {folders}"
         )
 
     def _find(self, reading: str | None) -> Path:
