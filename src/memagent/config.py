@@ -6,7 +6,6 @@ command line, so a setting is described in one place only.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -324,15 +323,6 @@ class EngineConfig(Settings):
     shield_text: bool = True
     """Break control strings of the model, such as <|im_end|>, in what is sent, and restore them in replies:
     a server would take those of a text for the end of a turn. Switch it off for texts that you trust."""
-
-    @field_validator("extra_body")
-    @classmethod
-    def _is_json(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"no JSON: {error}") from None
-        return value
 
 
 class LocalConfig(Settings):

@@ -11,9 +11,14 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from math import prod
 from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
 
 from memagent.errors import ConfigError, MemagentError, UserError
 
@@ -21,6 +26,10 @@ POLL_SECONDS = 0.2
 AGAIN_SECONDS = 2.0
 """A thread whose time is up is stopped again after this: code of others may ignore it once, and freeing what it
 had built takes a while."""
+GROWING = ("normalizer", "pre_tokenizer", "decoder")
+"""Parts of a tokenizer.json that change a text."""
+MAX_GROWTH = 64
+"""Times as long. Published tokenizers stay below 40: the longest replacement of Unicode has 18 characters."""
 MAX_REASON = 200
 """Characters of a library's own message."""
 
@@ -53,6 +62,40 @@ def foreign_file(
         if not _is_failure(failed) or unless(failed):
             raise
         raise error(f"{path} {failure}: {one_line(failed)}{advice}") from None
+
+
+def check_tokenizer(file: Path) -> None:
+    """Raise ConfigError for a tokenizer.json that makes a text many times as long, step after step.
+
+    The library that computes such steps would end this process when memory has run out.
+    """
+    with foreign_file(file, "is not a tokenizer"):
+        contents = from_json(file.read_bytes())
+        growth = max(_growth(contents.get(name)) for name in GROWING)
+    if growth > MAX_GROWTH:
+        raise ConfigError(
+            f"{file} can make a text {min(growth, 1e9):,.0f} times as long; use another tokenizer"
+        )
+
+
+def _growth(step: Any) -> float:
+    """How many times as long a step of a tokenizer, with the steps inside it, can make a text."""
+    if isinstance(step, list):
+        return prod(map(_growth, step))
+    if not isinstance(step, dict):
+        return 1.0
+    growth = prod(map(_growth, step.values()))
+    if isinstance(content := step.get("content"), str):
+        pattern = step.get("pattern")
+        literal = pattern.get("String") if isinstance(pattern, dict) else pattern
+        growth *= max(1.0, len(content) / len(literal)) if literal else 1.0 + len(content)
+    if isinstance(charsmap := step.get("precompiled_charsmap"), str):
+        raw = b64decode(charsmap)
+        replacements = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
+        growth *= max(1, *(len(one.decode("utf-8", "replace")) for one in replacements))
+    if step.get("type") == "ByteLevel":
+        growth *= 4  # bytes of a character
+    return growth * (1 + len(step.get("prepend") or ""))
 
 
 def one_line(error: BaseException) -> str:

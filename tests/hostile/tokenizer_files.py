@@ -7,6 +7,7 @@ opens each of them as `tokenizer` does, counts, cuts and renders; see `harness.p
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import tempfile
@@ -49,6 +50,10 @@ def make_damaged(folder: Path, rng: random.Random) -> None:
         path.unlink()
     elif path.suffix == ".jinja":
         path.write_text(rng.choice(TEMPLATES))
+    elif name == "tokenizer.json" and rng.random() < 0.1:
+        step = {"type": "Replace", "pattern": {"String": rng.choice("ae ")}, "content": "eaea "}
+        steps = {"type": "Sequence", "normalizers": [step] * rng.randint(1, 40)}
+        path.write_text(json.dumps({**json.loads(originals[name]), "normalizer": steps}))
     elif rng.random() < 0.1:
         path.write_bytes(damaged_bytes(path.read_bytes(), rng))
     elif rng.random() < 0.2:

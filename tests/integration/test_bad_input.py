@@ -268,7 +268,7 @@ OPTIONS = {
     ),
     "no number in JSON": (
         ["good.txt", *ASKED, "--extra-body", '{"x": NaN}'],
-        "extra_body: no JSON: Out of range float values are not JSON compliant",
+        "extra_body: must be a finite number of at most 1,000,000,000",
     ),
     "JSON list": (["good.txt", *ASKED, "--extra-body", "[1]"], "'[1]' is not a JSON object"),
     "negative temperature": (["good.txt", *ASKED, "--temperature", "-1"], "temperature: "),

@@ -27,7 +27,6 @@ from memagent.cli.ask_request import AskOptions, AskRequest, make_request
 from memagent.cli.shared.engine import open_chosen
 from memagent.cli.shared.interrupt import INTERRUPTED
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
-from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.progress import duration, size_text
 from memagent.cli.shared.reader import reader_options
 from memagent.cli.shared.run_command import CommandConsole, resumable
@@ -89,7 +88,7 @@ STDIN_COPY = "stdin"
 @panel_option(
     "--continue",
     "continues",
-    type=PathType(),
+    type=click.Path(path_type=Path),
     panel="Run",
     help="Read on after the text of the run in this folder has grown or changed: a new run, which takes over the "
     "sections before the first change. FILES are those of the run when not given.",

@@ -13,8 +13,8 @@ from platformdirs import user_data_path
 from memagent.cli.ask import command as ask
 from memagent.cli.shared.engine import pull_known
 from memagent.cli.shared.messages import with_options
-from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.run_command import CommandConsole
+from memagent.cli.shared.run_options import named_path
 from memagent.documents.sample import FACTS, QUESTIONS, town_archive
 from memagent.engines import store
 from memagent.engines.base import EMBEDDED, check_engine
@@ -32,12 +32,13 @@ FILE_NAME = "town-archive.txt"
 )
 @click.option(
     "--save",
-    type=PathType(dir_okay=False),
+    type=click.Path(path_type=Path, dir_okay=False),
     help="Write the text to this file, and stop.",
 )
 @click.option(
     "--run-dir",
-    type=PathType(),
+    type=named_path,
+    metavar="PATH",
     help="Folder to keep the run in. [default: a new one in your state folder]",
 )
 @click.pass_context

@@ -9,7 +9,6 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.run_command import TerminalConsole, print_json
 from memagent.cli.shared.terminal import escaped_for, print_rendered
 from memagent.errors import ConfigError
@@ -35,7 +34,7 @@ DEFAULT_OUT = Path("report")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "--out",
-    type=PathType(),
+    type=click.Path(path_type=Path),
     help="Folder for report.html, report.md, CSV files and plots. By default tables are only printed.",
 )
 @click.option(

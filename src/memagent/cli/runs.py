@@ -13,7 +13,6 @@ import click
 from memagent.agent.trace import Trace
 from memagent.cli.ask_output import answer_text
 from memagent.cli.shared.lazy import HintingGroup
-from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.progress import size_text
 from memagent.cli.shared.run_command import print_json
 from memagent.foreign import plain
@@ -41,7 +40,7 @@ def command() -> None:
 
 
 @command.command("list")
-@click.argument("folder", required=False, type=PathType())
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the runs as JSON.")
 def list_runs(folder: Path | None, as_json: bool) -> None:
     """List the runs in your state folder, or in FOLDER; the newest first."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from memagent.chat_templates import ChatTemplate
 from memagent.control_tokens import ControlTokens
 from memagent.errors import ConfigError
-from memagent.foreign import foreign_file
+from memagent.foreign import check_tokenizer, foreign_file
 from memagent.quick_counts import quick_counter
 from memagent.types import Message
 
@@ -114,6 +114,7 @@ class HuggingFaceTokenizer:
     def __init__(self, file: Path, name: str) -> None:
         self.name = name
         self._file = file
+        check_tokenizer(file)
         self._template = _template_of(file.parent)
         self.knows_template = self._template is not None
         self._quick_count = quick_counter(file, lambda: self._exact_count)

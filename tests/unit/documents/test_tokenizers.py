@@ -1,11 +1,13 @@
 """Tokenizers: exact where they can be had, an honest estimate elsewhere, never a crash."""
 
+import base64
 import json
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -95,6 +97,55 @@ def test_a_broken_tokenizer_file_is_a_one_line_error(tmp_path: Path, content: st
     with pytest.raises(ConfigError, match="is not a tokenizer") as caught:
         open_tokenizer(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+DOUBLING = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 30
+LONG_CHARSMAP = base64.b64encode(bytes([4, 0, 0, 0]) + bytes(4) + b"x" * 200 + b"\0").decode()
+GROWING = {
+    "doubling": {"normalizer": {"type": "Sequence", "normalizers": DOUBLING}},
+    "doubling without types": {
+        "normalizer": {"normalizers": [{**one, "type": None} for one in DOUBLING]}
+    },
+    "doubling in a decoder": {"decoder": {"type": "Sequence", "decoders": DOUBLING}},
+    "doubling bytes": {
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}] * 30}
+    },
+    "a long word for each place": {
+        "normalizer": {"type": "Replace", "pattern": {"Regex": ""}, "content": "x" * 100}
+    },
+    "a long prefix": {"normalizer": {"type": "Prepend", "prepend": "x" * 100}},
+    "a long replacement": {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": LONG_CHARSMAP}
+    },
+}
+
+
+@pytest.mark.parametrize("change", GROWING.values(), ids=GROWING)
+def test_a_tokenizer_that_makes_texts_many_times_as_long_is_refused(
+    qwen_like_folder: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """The library would end this process when memory has run out."""
+    contents = json.loads((qwen_like_folder / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**contents, **change}))
+    with pytest.raises(
+        ConfigError, match=r"tokenizer.json can make a text [\d,]+ times as long; use an"
+    ):
+        open_tokenizer(str(tmp_path))
+
+
+def test_replacements_of_published_tokenizers_are_used(
+    qwen_like_folder: Path, tmp_path: Path
+) -> None:
+    contents = json.loads((qwen_like_folder / "tokenizer.json").read_text())
+    steps = [
+        {"type": "Prepend", "prepend": "\u2581"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+        {"type": "Replace", "pattern": {"String": "\u2026"}, "content": "..."},
+    ]
+    contents["normalizer"] = {"type": "Sequence", "normalizers": steps}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(contents))
+    assert open_tokenizer(str(tmp_path)).count("a b") > 0
 
 
 def test_a_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:

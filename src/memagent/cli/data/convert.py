@@ -7,7 +7,6 @@ from typing import Literal, get_args
 
 import click
 
-from memagent.cli.shared.paths import PathType
 from memagent.data.formats.benchmarks import BenchmarkKind
 from memagent.data.formats.conversion import convert_dataset
 from memagent.data.formats.original import DatasetKind
@@ -17,8 +16,8 @@ BENCHMARKS = get_args(BenchmarkKind)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("source", metavar="IN", type=PathType())
-@click.argument("target", metavar="OUT", type=PathType())
+@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
 @click.option(
     "--from",
     "source_kind",
@@ -37,7 +36,7 @@ BENCHMARKS = get_args(BenchmarkKind)
 )
 @click.option(
     "--pool",
-    type=PathType(),
+    type=click.Path(path_type=Path),
     help="Documents that IN refers to by number: the HotpotQA file that IN was built from.",
 )
 @click.option("--task", help="Task of the examples. [default: as the file says]")

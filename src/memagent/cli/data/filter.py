@@ -23,7 +23,6 @@ from memagent.cli.shared.cluster import (
 )
 from memagent.cli.shared.engine import EngineSettings, engine_settings_options, open_chosen
 from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
-from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.progress import ProgressFrame
 from memagent.cli.shared.run_command import CommandConsole, resumable
 from memagent.cli.shared.run_options import (
@@ -76,10 +75,10 @@ class FilterOptions:
 
 
 @click.command("filter", cls=PanelCommand)
-@click.argument("file", required=False, type=PathType())
+@click.argument("file", required=False, type=click.Path(path_type=Path))
 @panel_option(
     "--out",
-    type=PathType(),
+    type=click.Path(path_type=Path),
     panel="Options",
     help="File for the examples that are kept: .jsonl, .jsonl.gz or .parquet.",
 )

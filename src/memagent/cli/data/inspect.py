@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.run_command import TerminalConsole, print_json
 from memagent.data.example import Example
 from memagent.data.inspection import (
@@ -26,7 +25,7 @@ UNEVEN_P = 0.001
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("file", type=PathType())
+@click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--index",
     "indices",

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from memagent.cli.shared.paths import PathType
 from memagent.data.sources.cache import cached_path, check_source, is_here, open_source
 from memagent.data.sources.catalogue import SOURCES, Source, find_source
 
@@ -50,8 +47,8 @@ def path_of_source(name: str) -> None:
 
 @command.command("check")
 @click.argument("name")
-@click.argument("path", type=PathType())
-def check_command(name: str, path: Path) -> int:
+@click.argument("path", type=click.Path())
+def check_command(name: str, path: str) -> int:
     """Report whether a file of yours is the published one.
 
     Any file of the right form can be used, but results are comparable only with the published one. Exit code 1: the

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import click
 
 from memagent.cli.shared.options import PanelCommand, settings_options, taking
-from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.progress import ProgressFrame
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.config import AgentConfig
@@ -35,8 +34,10 @@ class TracesOptions:
 
 
 @click.command("traces", cls=PanelCommand, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("file", type=PathType())
-@click.option("--out", required=True, type=PathType(), help="File to write, such as x.jsonl.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="File to write, such as x.jsonl."
+)
 @click.option(
     "--tokenizer",
     default=TaskSettings.model_fields["tokenizer"].default,

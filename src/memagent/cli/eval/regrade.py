@@ -7,13 +7,12 @@ from pathlib import Path
 import click
 
 from memagent.cli.eval.output import print_results
-from memagent.cli.shared.paths import PathType
 from memagent.eval.regrading import regrade
 from memagent.rewards.verifiers import GRADERS
 
 
 @click.command("regrade", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("run", type=PathType())
+@click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--grader",
     "graders",

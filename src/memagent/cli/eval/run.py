@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import click
 
@@ -21,7 +22,6 @@ from memagent.cli.shared.cluster import (
 from memagent.cli.shared.engine import engine_options
 from memagent.cli.shared.messages import TABLE_METAVAR
 from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
-from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.progress import PullProgress
 from memagent.cli.shared.run_command import CommandConsole, resumable
 from memagent.cli.shared.run_options import limit_options, price_options, run_options
@@ -35,7 +35,7 @@ from memagent.runs import default_path
 
 
 @click.command("run", cls=PanelCommand)
-@click.argument("suite", required=False, type=PathType(), metavar="[SUITE]")
+@click.argument("suite", required=False, type=click.Path(path_type=Path), metavar="[SUITE]")
 @panel_option(
     "--task",
     "tasks",
@@ -47,7 +47,7 @@ from memagent.runs import default_path
     "--file",
     "files",
     multiple=True,
-    type=PathType(),
+    type=click.Path(path_type=Path),
     panel="Items",
     help="File of examples, or of LongBench, HELMET or LOFT; repeatable.",
 )

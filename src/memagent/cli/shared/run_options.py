@@ -11,11 +11,17 @@ import click
 
 from memagent.agent.limits import Limits
 from memagent.cli.shared.options import all_options, panel_option
-from memagent.cli.shared.paths import PathType
 from memagent.errors import ConfigError
 from memagent.types import Prices
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def named_path(value: str) -> Path:
+    """The path. An empty one, as of a variable that is not set, would mean the current folder."""
+    if not value:
+        raise click.BadParameter("the path is empty; name one, or leave it out")
+    return Path(value)
 
 
 def run_options(kept: str) -> Callable[[F], F]:
@@ -23,13 +29,15 @@ def run_options(kept: str) -> Callable[[F], F]:
     return all_options(
         panel_option(
             "--run-dir",
-            type=PathType(),
+            type=named_path,
+            metavar="PATH",
             panel="Run",
             help=f"Folder to keep {kept} in. [default: a new one in your state folder]",
         ),
         panel_option(
             "--resume",
-            type=PathType(),
+            type=named_path,
+            metavar="PATH",
             panel="Run",
             help="Resume the run in this folder; nothing that was finished is repeated.",
         ),

@@ -11,7 +11,6 @@ from platformdirs import user_state_path
 from memagent.agent.reader import Reader
 from memagent.cli.shared.engine import open_chosen
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
-from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.reader import ReaderOptions, reader_options
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.cli.shared.run_options import limits_of
@@ -28,10 +27,12 @@ class McpOptions:
 
 
 @click.command("mcp", cls=PanelCommand)
-@click.argument("folders", nargs=-1, metavar="[FOLDER]...", type=PathType(file_okay=False))
+@click.argument(
+    "folders", nargs=-1, metavar="[FOLDER]...", type=click.Path(path_type=Path, file_okay=False)
+)
 @panel_option(
     "--readings",
-    type=PathType(),
+    type=click.Path(path_type=Path),
     panel="Options",
     help="Folder to keep readings in. [default: one in your state folder]",
 )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memagent.cli.shared.paths import PathType
 from memagent.errors import ConfigError
 from memagent.extras import require
 from memagent.files import reason_of, write_atomically
@@ -26,7 +25,7 @@ LIBRARIES = ("fastapi", "uvicorn")
     "texts",
     multiple=True,
     metavar="FILE",
-    type=PathType(exists=True),
+    type=click.Path(path_type=Path, exists=True),
     help="A text that runs read, to show its sections and whole prompts; may be given several times.",
 )
 @click.option(
@@ -40,7 +39,7 @@ LIBRARIES = ("fastapi", "uvicorn")
     "--export",
     "export",
     metavar="FILE.html",
-    type=PathType(dir_okay=False, writable=True),
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write the runs as one page that needs no server, instead of serving them.",
 )
 @click.option("--open", "opens", is_flag=True, help="Open the page in your browser.")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memagent.cli.shared.paths import PathType
 from memagent.cli.train.run import check_libraries
 from memagent.errors import ConfigError
 
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @click.command("export")
-@click.argument("run", type=PathType())
-@click.argument("out", type=PathType())
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--step", type=click.IntRange(min=1), help="Checkpoint to take. [default: the newest]"
 )

@@ -11,7 +11,6 @@ import click
 
 from memagent.cli.shared.messages import TABLE_METAVAR
 from memagent.cli.shared.options import all_options, panel_option
-from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.run_options import RunOptions
 from memagent.data.choices import named_sources
 
@@ -48,7 +47,9 @@ class TrainOptions:
         return [*given, *self.changes]
 
 
-config_argument = click.argument("config", required=False, type=PathType(), metavar="[CONFIG]")
+config_argument = click.argument(
+    "config", required=False, type=click.Path(path_type=Path), metavar="[CONFIG]"
+)
 change_options = all_options(
     panel_option("--model", panel=CONFIG, help="Model in place of the config's."),
     panel_option(

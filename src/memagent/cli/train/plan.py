@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import click
 
 from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
-from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.progress import duration
 from memagent.cli.shared.run_command import print_json
 from memagent.cli.train.options import CONFIG
@@ -43,7 +42,7 @@ class PlanOptions:
 
 
 @click.command("plan", cls=PanelCommand, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("config", type=PathType())
+@click.argument("config", type=click.Path(path_type=Path))
 @panel_option("--model", panel=CONFIG, help="Model in place of the config's.")
 @panel_option(
     "--set",

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
-from memagent.cli.shared.paths import PathType
 from memagent.cli.shared.run_options import run_options
 from memagent.cli.train.options import (
     CONFIG,
@@ -34,7 +33,7 @@ class SftOptions(TrainOptions):
     "--file",
     "files",
     multiple=True,
-    type=PathType(),
+    type=click.Path(path_type=Path),
     panel=CONFIG,
     help="Conversations to train on, as `memagent data traces` writes them; in place of the config's.",
 )

@@ -25,6 +25,7 @@ from transformers import AutoModel, PreTrainedTokenizerFast
 from memagent.engines.embedding import Embedder, Vector
 from memagent.engines.local.loading import is_out_of_memory, quietly
 from memagent.errors import ConfigError, MachineError
+from memagent.foreign import check_tokenizer
 
 TOKENS_PER_BATCH = 8192
 """Tokens of texts that are encoded together, padding included."""
@@ -41,6 +42,8 @@ class LocalEmbedder(Embedder):
         pooling = _read(folder / "1_Pooling" / "config.json")
         self._takes_first = _takes_first(pooling, folder)
         self._prompts = _prompts(folder)
+        if (file := folder / "tokenizer.json").is_file():
+            check_tokenizer(file)
         try:
             with quietly():
                 self._tokenizer = PreTrainedTokenizerFast.from_pretrained(

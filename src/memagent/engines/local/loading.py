@@ -29,7 +29,7 @@ from memagent.engines import store
 from memagent.engines.yarn import yarn_settings
 from memagent.errors import ConfigError, EngineRefused
 from memagent.extras import require
-from memagent.foreign import foreign_file, plain
+from memagent.foreign import check_tokenizer, foreign_file, plain
 from memagent.quick_counts import SAMPLES, quick_encoder
 from memagent.types import Message
 
@@ -436,6 +436,8 @@ def _load_tokenizer(folder: Path, path: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of tokenizer.json: model-specific classes would build their own instead."""
     from transformers import PreTrainedTokenizerFast
 
+    if (file := folder / "tokenizer.json").is_file():
+        check_tokenizer(file)
     with foreign_file(path, "has a broken tokenizer", seconds=LOADING_SECONDS):
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
             folder, local_files_only=True, clean_up_tokenization_spaces=False
