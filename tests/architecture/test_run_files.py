@@ -46,6 +46,7 @@ OTHERS = {
     "eval/report/page.py": "the template of the page",
     "eval/report/report.py": "a report, in a folder that the user names",
     "files.py": "new files, before they have their names",
+    "foreign.py": "tokenizers",
     "quick_counts.py": "tokenizers",
     "rl/distributed/opening.py": "models",
     "rl/distributed/vllm_replica.py": "models",
