@@ -820,6 +820,26 @@ def test_an_answer_that_never_comes_counts_with_all_its_requests(tmp_path: Path)
         assert sum("<section" not in prompt_of(request) for request in server.chats) == 4
 
 
+def test_calls_that_wait_for_their_turn_have_not_left_yet(tmp_path: Path) -> None:
+    engine = PatientEngine(60.0)
+    with serving_gateway(tmp_path, engine, reading_calls=1) as gateway:
+
+        def are_waiting(number: int) -> bool:
+            page = gateway.send("GET", "/metrics").text
+            return f"memagent_reading_calls_waiting {number}.0" in page
+
+        with connected(gateway) as first:
+            first.sendall(chat_request(asking(novel(200))))
+            wait_until(lambda: engine.num_running)
+            with connected(gateway) as second:
+                second.sendall(chat_request(asking(novel(201))))
+                wait_until(lambda: are_waiting(1))
+            wait_until(lambda: are_waiting(0))
+            assert gateway.state.used("anyone").usage.calls == 0
+        wait_until(lambda: gateway.state.used("anyone").usage.calls == 1)
+        assert engine.num_cancelled == 1
+
+
 def status_unless_left(gateway: Gateway, key: str, messages: Any, *, stream: bool) -> bytes | None:
     """What a client receives that leaves as soon as its call has reached the engine; None if that one left."""
     engine = gateway.engine

@@ -348,7 +348,7 @@ class ShortAnswer:
             prompt_tokens=self._prompt_tokens, completion_tokens=self._sampling.max_tokens
         )
         usage = Usage()
-        num_sampled = 0
+        num_sampled, has_left = 0, False
         prompt_ids: list[int] = []
         try:
             prompt_ids = engine.prompt_ids(self._messages)
@@ -365,11 +365,12 @@ class ShortAnswer:
                     num_sampled += 1
                     if token.text:
                         yield AnswerText(text=token.text)
-        except (asyncio.CancelledError, GeneratorExit):  # the client has left with what it got
-            left = Usage(calls=1, prompt_tokens=len(prompt_ids), completion_tokens=num_sampled)
-            usage = usage if usage.calls else left
+        except (asyncio.CancelledError, GeneratorExit):
+            has_left = True
             raise
         finally:
+            if not usage.calls and (has_left or num_sampled):  # the client has what was sampled
+                usage = Usage(calls=1, prompt_tokens=len(prompt_ids), completion_tokens=num_sampled)
             self._account.limits.settle(reserved, usage)
             await self._account.add_soon(usage)
 
