@@ -26,7 +26,7 @@ PART = ".part"
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = True) -> None:
     """Put a file on disk: all of it, or what was there before. `sync` as for `replacing`."""
     with replacing(path, sync=sync) as part:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             write_all(descriptor, data)
         finally:

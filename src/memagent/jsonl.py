@@ -42,14 +42,11 @@ class Line(NamedTuple):
     """Offset of the first byte after the line."""
 
 
-def read_lines(path: Path, *, inside: Path | None = None) -> Iterator[Line]:
-    """The complete lines of a file. A torn last line is left out; any other damage is a RunError.
-
-    Here and below, files are opened as `memagent.run_files` does, `inside` a folder.
-    """
+def read_lines(path: Path) -> Iterator[Line]:
+    """The complete lines of a file. A torn last line is left out; any other damage is a RunError."""
     end = 0
     has_checksums = False
-    with open_reader(path, inside=inside) as lines:
+    with open_reader(path) as lines:
         for number, line in enumerate(each_line(lines, path), start=1):
             if not line.endswith(b"\n"):
                 return
@@ -103,9 +100,9 @@ def recover(path: Path, shrink: Shrink | None = None) -> list[Record]:
     return records
 
 
-def truncate(path: Path, num_bytes: int, *, inside: Path | None = None) -> None:
+def truncate(path: Path, num_bytes: int) -> None:
     """Cut a file, if it is longer."""
-    descriptor = open_file(path, os.O_WRONLY, inside=inside)
+    descriptor = open_file(path, os.O_WRONLY)
     try:
         if num_bytes < os.fstat(descriptor).st_size:
             os.ftruncate(descriptor, num_bytes)
@@ -117,13 +114,7 @@ class LineFile:
     """A file that lines are appended to, created if it is not there."""
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        inside: Path | None = None,
-        sync: bool = True,
-        checksums: bool = False,
-        mode: int = 0o600,
+        self, path: Path, *, sync: bool = True, checksums: bool = False, mode: int = 0o600
     ) -> None:
         """With `sync`, a line survives a power cut; without, it survives the process.
 
@@ -132,7 +123,7 @@ class LineFile:
         self._checksums = checksums
         self._sync = sync
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self._descriptor: int | None = open_file(path, flags, inside=inside, mode=mode)
+        self._descriptor: int | None = open_file(path, flags, mode=mode)
         if sync:
             sync_folder(path.parent)
 

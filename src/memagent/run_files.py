@@ -1,8 +1,8 @@
 """The one door to the files of a run directory, which may come from anybody.
 
     data = read_file(run / "run.json")
-    folder = make_folder(run, "grades")                  # for what is written beside the journal
-    with open_reader(folder / "f1.jsonl", inside=run) as file:
+    write_file(run, "grades/f1.jsonl", data)
+    with open_reader(run / "grades" / "f1.jsonl", inside=run) as file:
         ...
 
 A file is opened only if it is a regular one, in folders that are no links up to the run directory (`inside`, by
@@ -26,8 +26,8 @@ from typing import BinaryIO, Self
 
 from filelock import FileLock, Timeout
 
-from memagent.errors import RunError
-from memagent.files import sync_folder
+from memagent.errors import RunError, RunNotWritable
+from memagent.files import reason_of, sync_folder, write_atomically
 
 LOCK = ".lock"
 MAX_BYTES = 32 << 20
@@ -69,9 +69,9 @@ def open_reader(path: Path, *, inside: Path | None = None) -> BinaryIO:
     return os.fdopen(open_file(path, inside=inside), "rb")
 
 
-def read_file(path: Path, *, inside: Path | None = None, max_bytes: int = MAX_BYTES) -> bytes:
+def read_file(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """A whole file, if it is not larger than that."""
-    with open_reader(path, inside=inside) as file:
+    with open_reader(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise RunError(f"{path} has more than {max_bytes:,} bytes")
@@ -97,6 +97,15 @@ def make_folder(run: Path, name: str) -> Path:
     if not stat.S_ISDIR(path.lstat().st_mode):
         raise _refused(path)
     return path
+
+
+def write_file(run: Path, name: str, data: bytes) -> None:
+    """Put a file such as `grades/f1.jsonl` into a folder of a run: all of it, or what was there before."""
+    folder, _, own_name = name.partition("/")
+    try:
+        write_atomically(make_folder(run, folder) / own_name, data)
+    except OSError as error:
+        raise RunNotWritable(f"cannot write {run / name}: {reason_of(error)}") from None
 
 
 def check_tree(path: Path) -> Path:

@@ -83,19 +83,19 @@ class Run:
                 f"what is asked takes {len(data):,} bytes in {MANIFEST}, more than {MAX_BYTES:,}; ask "
                 "less in one run"
             )
+        lock = None
         try:
             make_folders(path, mode=0o700)
             present = frozenset(os.listdir(path))
             lock = _locked(path)
-        except OSError as error:
-            raise _cannot_write(path, error) from None
-        try:
             for name, kept in (files or {}).items():
                 write_atomically(path / name, kept)
             write_atomically(path / MANIFEST, data)
         except OSError as error:
-            lock.release()
-            raise _cannot_write(path, error) from None
+            if lock is not None:
+                lock.release()
+            reason = reason_of(error)
+            raise RunNotWritable(f"cannot write the run to {path}: {reason}") from None
         run = cls(path, contents, lock, [])
         run._created = frozenset((MANIFEST, LOCK, *(files or ())))
         run._present = present
@@ -242,10 +242,6 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """What a run's journal holds, for looking only: a torn last line is passed over."""
     journal = path / JOURNAL
     return [line.record for line in read_lines(journal)] if journal.exists() else []
-
-
-def _cannot_write(path: Path, error: OSError) -> RunNotWritable:
-    return RunNotWritable(f"cannot write the run to {path}: {reason_of(error)}")
 
 
 def _locked(path: Path) -> FolderLock:

@@ -24,6 +24,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from memagent.errors import RunError
 from memagent.jsonl import read_lines
 from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Match
+from memagent.run_files import check_tree
 from memagent.runs import (
     JOURNAL,
     LimitsShape,
@@ -270,8 +271,8 @@ def parse_item(values: Mapping[str, Any], where: str) -> ItemRecord:
 def _later_scores(path: Path) -> dict[ItemKey, dict[str, float]]:
     """Scores of the graders that graded later, by item."""
     found: dict[ItemKey, dict[str, float]] = {}
-    for file in sorted((path / GRADES).glob("*.jsonl")):
-        for number, (values, _) in enumerate(read_lines(file, inside=path), start=1):
+    for file in sorted(check_tree(path / GRADES).glob("*.jsonl")):
+        for number, (values, _) in enumerate(read_lines(file), start=1):
             try:
                 key, score = _key.validate_python(values["item"]), float(values["score"])
             except (KeyError, TypeError, ValueError):

@@ -18,9 +18,8 @@ from pathlib import Path
 
 from memagent.errors import ConfigError, RunError
 from memagent.eval.records import GRADES, ItemRecord, read_items
-from memagent.files import reason_of, write_atomically
 from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Score, grade, open_grader
-from memagent.run_files import make_folder
+from memagent.run_files import write_file
 
 
 def regrade(path: Path, graders: Sequence[str]) -> list[ItemRecord]:
@@ -43,7 +42,7 @@ def regrade(path: Path, graders: Sequence[str]) -> list[ItemRecord]:
             if score is not None:
                 records[number] = replace(record, scores={**record.scores, name: score.value})
                 lines.append(_line(record, score))
-        _write(path, f"{name}.jsonl", lines)
+        write_file(path, f"{GRADES}/{name}.jsonl", b"".join(lines))
     return records
 
 
@@ -72,10 +71,3 @@ def _line(record: ItemRecord, score: Score) -> bytes:
         "reason": score.reason,
     }
     return json.dumps(values, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
-
-
-def _write(run: Path, name: str, lines: Sequence[bytes]) -> None:
-    try:
-        write_atomically(make_folder(run, GRADES) / name, b"".join(lines))
-    except OSError as error:
-        raise RunError(f"cannot write {run / GRADES / name}: {reason_of(error)}") from None

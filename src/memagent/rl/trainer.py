@@ -30,8 +30,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from memagent.errors import ClusterError, EngineError, RunError, RunNotWritable
-from memagent.files import reason_of, write_atomically
+from memagent.errors import ClusterError, EngineError, RunError
 from memagent.foreign import foreign_file
 from memagent.rl.agents.offload import WorkerPool
 from memagent.rl.backend import RanksLost
@@ -65,7 +64,7 @@ from memagent.rl.weights.checkpoint import (
     restore_random_state,
 )
 from memagent.rl.weights.sync import SYNC, release
-from memagent.run_files import check_tree, make_folder
+from memagent.run_files import check_tree, write_file
 from memagent.runs import Run, read_manifest
 from memagent.tracking import METRICS, TENSORBOARD, Tracker
 
@@ -506,7 +505,7 @@ class Trainer:
         started = perf_counter()
         result = await validation.run(self.setup.engine)
         lines = "".join(f"{json.dumps(record)}\n" for record in result.records)
-        self._write(VALIDATION, step, lines)
+        write_file(self.run_dir, f"{VALIDATION}/step-{step:06}.jsonl", lines.encode())
         self.progress.validated = step
         seconds = perf_counter() - started
         self._log("validation", step, {**result.metrics, "time/validation": seconds})
@@ -542,16 +541,8 @@ class Trainer:
         )
         lines = list(islice(records, num))
         text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
-        self._write(SAMPLES, number, text)
-
-    def _write(self, name: str, step: int, lines: str) -> None:
-        """Put what people read of a step into a folder of the run."""
-        try:
-            file = make_folder(self.run_dir, name) / f"step-{step:06}.jsonl"
-            write_atomically(file, lines.encode("utf-8", "backslashreplace"))
-        except OSError as error:
-            where = self.run_dir / name
-            raise RunNotWritable(f"cannot write to {where}: {reason_of(error)}") from None
+        data = text.encode("utf-8", "backslashreplace")
+        write_file(self.run_dir, f"{SAMPLES}/step-{number:06}.jsonl", data)
 
     async def _save(self) -> None:
         """Write a checkpoint of the finished steps, unless there is one."""

@@ -36,7 +36,6 @@ class RolloutLog:
 
     def __init__(self, run: Path, step: int) -> None:
         """Opens the file of a step, if there is one. Raises RunError when it is damaged."""
-        self._run = run
         self._path = _file(run, step)
         self.waves: list[list[Rollout]] = []
         """The rollouts of each finished wave."""
@@ -48,7 +47,7 @@ class RolloutLog:
             make_folder(run, FOLDER)
             if self._path.exists():
                 self._read()
-            self._lines = LineFile(self._path, inside=run, sync=False, checksums=True)
+            self._lines = LineFile(self._path, sync=False, checksums=True)
         except OSError as error:
             raise self._cannot_write(error) from None
 
@@ -64,7 +63,7 @@ class RolloutLog:
     def add_wave(self, rollouts: Sequence[Rollout]) -> None:
         """Append the rollouts of a wave, all or none. Those of an unfinished wave are removed first."""
         if self._rest:
-            truncate(self._path, self._waves_end, inside=self._run)
+            truncate(self._path, self._waves_end)
             self._rest = []
         self._append(*map(_line, rollouts), json.dumps({WAVE: len(rollouts)}).encode())
 
@@ -86,7 +85,7 @@ class RolloutLog:
 
     def _read(self) -> None:
         end = 0
-        for number, (record, end) in enumerate(read_lines(self._path, inside=self._run), start=1):
+        for number, (record, end) in enumerate(read_lines(self._path), start=1):
             if WAVE in record:
                 self.waves.append(self._rest)
                 self._rest, self._waves_end = [], end
@@ -95,7 +94,7 @@ class RolloutLog:
                 self._rest.append(rollout_from_dict(record))
             except RunError as error:
                 raise RunError(f"{self._path}, line {number}: {error}") from None
-        truncate(self._path, end, inside=self._run)
+        truncate(self._path, end)
 
     def _cannot_write(self, error: OSError) -> RunError:
         return RunError(f"cannot write to {self._path}: {error.strerror or error}")

@@ -212,8 +212,7 @@ class GatewayState:
     def file_bytes(self, stored: StoredFile) -> bytes:
         """The contents of a file."""
         with _database_errors(self.folder):
-            path = self.file_path(stored)
-            return read_file(path, inside=self.folder, max_bytes=stored.num_bytes)
+            return read_file(self.file_path(stored), max_bytes=stored.num_bytes)
 
     def remove_file(self, owner: str, file_id: str) -> bool:
         """Delete a file; whether there was one."""
