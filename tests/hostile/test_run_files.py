@@ -6,6 +6,7 @@ not there, and never waits; a list of runs still shows the others.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -28,7 +29,7 @@ from tests.hostile.damaged_runs import RunKind, make_runs
 from tests.hostile.harness import time_limit
 from tests.hostile.test_damaged_views import look_at_everything
 from tests.support.gateways import MODEL, SMALL, asking, novel, serving_gateway
-from tests.support.tiny_training import tiny_run
+from tests.support.tiny_training import tiny_config, tiny_run
 
 SECRET = '{"step": 7, "kind": "SECRET"}'
 """The only line of a file of the user, without an end: a journal whose last line is torn, to whoever follows a link."""
@@ -209,6 +210,23 @@ def test_nothing_outside_of_a_run_that_is_resumed_is_opened(
         assert all("resume with: memagent" in line for line in rest), shown.err
 
 
+@pytest.mark.parametrize("plant", PLANTS)
+def test_what_a_run_kept_of_standard_input_is_no_other_file(
+    made: dict[str, RunKind], tmp_path: Path, plant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = Case(made["ask"].folder, tmp_path)
+    manifest = json.loads((case.run / "run.json").read_text())
+    manifest["command"]["paths"] = ["-"]
+    (case.run / "run.json").write_text(json.dumps(manifest))
+    case.plant("stdin", plant)
+    assert case.command(*made["ask"].resume) == 2
+    shown = capsys.readouterr().err
+    # a file with two names is read, and is not the text of the run
+    assert (str(case.run) if plant == "hard_link" else f"{case.run / 'stdin'} is a link") in shown
+    assert len(shown.splitlines()) == 1
+    case.check_user(shown)
+
+
 def _looked_at() -> list[tuple[str, str, str]]:
     names = {
         "ask": ("run.json", "steps.jsonl", ".lock", "carried.jsonl"),
@@ -281,6 +299,20 @@ def test_a_reading_of_the_gateway_with_other_files_in_it_is_begun_again(tmp_path
     for answer, case in zip(answers(), cases, strict=True):
         assert "Anna" in answer
         case.check_user(answer)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "sync", "scratch_model", "tensorboard"])
+def test_a_training_run_is_not_begun_in_a_folder_with_links(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new").mkdir()
+    case = Case(tmp_path / "new", tmp_path)
+    case.plant(name, "to_a_folder")
+    config = tiny_config(tmp_path, steps=1, warm_start=None, validation=None)
+    assert case.command("train", str(config), "--run-dir", str(case.run), "--quiet") == 2
+    assert f"{case.run / name} is a link" in capsys.readouterr().err
+    assert [path.name for path in case.run.iterdir()] == [name]
+    case.check_user()
 
 
 def test_a_lock_that_is_no_file_keeps_a_run_from_being_deleted(

@@ -142,8 +142,6 @@ async def resume_training(
     with Run.open(run_dir) as run:
         config = config_of_run(run_dir, changes=changes)
         remember_named(config)
-        for name in OWN:
-            check_tree(run.path / name)
         async with _open_trainer(config, run.path, callbacks, limit) as trainer:
             yield trainer
         run.check_kept()
@@ -191,6 +189,8 @@ async def try_setup(
 async def _open_trainer(
     config: TrainConfig, run_dir: Path, callbacks: TrainingCallbacks | None, limit: TimeLimit
 ) -> AsyncIterator[Trainer]:
+    for name in OWN:
+        check_tree(run_dir / name)
     async with AsyncExitStack() as stack:
         callbacks = callbacks or TrainingCallbacks()
         setup = await stack.enter_async_context(
