@@ -122,6 +122,8 @@ class LineFile:
         """
         self._checksums = checksums
         self._sync = sync
+        self._whole_bytes: int | None = None
+        """Where half a line begins that could not be removed."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self._descriptor: int | None = open_file(path, flags, mode=mode)
         if sync:
@@ -131,6 +133,9 @@ class LineFile:
         """Put lines on disk: all of them or, if the disk is full, none."""
         assert self._descriptor is not None, "the file is closed"
         size = os.fstat(self._descriptor).st_size
+        if self._whole_bytes is not None:
+            size = self._whole_bytes
+            os.ftruncate(self._descriptor, size)
         try:
             whole = [sealed(line) if self._checksums else line for line in lines]
             if max(map(len, whole), default=0) >= MAX_LINE_BYTES:  # it could not be read again
@@ -139,8 +144,10 @@ class LineFile:
             if self._sync:
                 _sync_data(self._descriptor)
         except OSError:
+            self._whole_bytes = size
             os.ftruncate(self._descriptor, size)
             raise
+        self._whole_bytes = None
 
     def close(self) -> None:
         """Close the file. Does nothing the second time."""

@@ -70,10 +70,9 @@ class Tracker:
         for library in [*["wandb"] * wandb, *["trackio"] * trackio]:
             _require(library)
         self._path = folder / METRICS
-        kept, cut = _opened(self._path, num_lines)
+        self._file, kept, cut = _opened(self._path, num_lines)
         self.num_lines = len(kept)
         """Lines of the file so far."""
-        self._file = LineFile(self._path)
         self._boards: list[_Board] = []
         try:
             if tensorboard and _has_tensorboard():
@@ -108,9 +107,8 @@ class Tracker:
     def rewind(self, num_lines: int) -> None:
         """Cut later lines: the run goes on from there, as a resumed one does."""
         self._file.close()
-        kept, cut = _opened(self._path, num_lines)
+        self._file, kept, cut = _opened(self._path, num_lines)
         self.num_lines = len(kept)
-        self._file = LineFile(self._path)
         for board in self._boards:
             board.rewind(kept, cut)
 
@@ -145,8 +143,10 @@ def comparable(record: Mapping[str, Any]) -> dict[str, Any]:
 # --- the file -------------------------------------------------------------------------------------
 
 
-def _opened(path: Path, num_lines: int | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The lines that are kept and those that are cut; afterwards the file exists and ends with a complete line."""
+def _opened(
+    path: Path, num_lines: int | None
+) -> tuple[LineFile, list[dict[str, Any]], list[dict[str, Any]]]:
+    """The file, which ends with a complete line, the lines that are kept and those that are cut."""
     try:
         make_folders(path.parent, mode=0o700)
         LineFile(path, sync=False).close()
@@ -158,10 +158,11 @@ def _opened(path: Path, num_lines: int | None) -> tuple[list[dict[str, Any]], li
                 "or start a new run"
             )
         truncate(path, lines[num_kept - 1].end if num_kept else 0)
+        file = LineFile(path)
     except OSError as error:
         raise RunError(f"cannot write metrics to {path}: {reason_of(error)}") from None
     records = [_from_json(line.record) for line in lines]
-    return records[:num_kept], records[num_kept:]
+    return file, records[:num_kept], records[num_kept:]
 
 
 def _number(value: float) -> float:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from memagent.data.example import Example
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.engines.base import BaseEngine
+from memagent.files import replacing_folder
 from memagent.plugins import is_file_spec
 from memagent.rl.agents.api import Agent, open_agent
 from memagent.rl.agents.command import is_command
@@ -187,8 +188,8 @@ def _source(config: TrainConfig, run_dir: Path, sources: Sequence[OpenSource]) -
         shutil.rmtree(
             folder, ignore_errors=True
         )  # left by a run that was killed before its first step
-        with disk_errors(folder):
-            build_scratch(config.model.scratch, texts, folder, seed=config.seed)
+        with disk_errors(folder), replacing_folder(folder) as part:
+            build_scratch(config.model.scratch, texts, part, seed=config.seed)
     return str(folder)
 
 
