@@ -202,7 +202,7 @@ def test_a_command_of_a_run_directory_is_used_only_if_the_user_named_it(tmp_path
     values["agent"] = {"name": "command:python my_agent.py", "reward": "strict"}
     values["rollout"] = {"prompts": 2, "group_size": 2}
     config = parse_config(values)
-    with pytest.raises(ConfigError, match="a program that you have not named on this machine"):
+    with pytest.raises(ConfigError, match="which you have not named on this machine"):
         resumed_config(stored_values(config))
     again = resumed_config(stored_values(config), changes=["agent.name=command:python my_agent.py"])
     assert again.agent.name == config.agent.name
