@@ -150,8 +150,9 @@ def test_half_sent_bodies_take_places_of_their_own_key_only(
         for connection in connections:
             with suppress(ConnectionResetError, BrokenPipeError):  # refused while it is sent
                 connection.sendall(head_of("/v1/responses", anna, size + 1) + b" " * size)
-        wait_until(lambda: sum(map(has_answer, connections)) == 17 - num_admitted)
-        assert (status_of(gateway, anna), status_of(gateway, bert)) == (429, 200)
+        wait_until(lambda: sum(map(has_answer, connections)) >= 17 - num_admitted)
+        assert status_of(gateway, bert) == 200
+        assert max_concurrency is None or status_of(gateway, anna) == 429
 
 
 def has_answer(connection: socket.socket) -> bool:

@@ -246,7 +246,7 @@ class TestCalls:
     async def test_a_prompt_too_long_says_to_lower_the_window(self, tmp_path: Path) -> None:
         with (
             running(tmp_path / "log", context_window=2) as small,
-            pytest.raises(EngineRefused, match="lower `window`"),
+            pytest.raises(EngineRefused, match="a smaller `window`"),
         ):
             await complete(engine_at(small.base_url))
 
