@@ -100,7 +100,7 @@ def local_model() -> Served:
     return Served(
         app=make_app(engine, config),
         right="right",
-        wrong=("wrong", "righ", "right2"),
+        wrong=("wrong", "Right", "right2"),
         open_paths=frozenset({"/health", "/metrics"}),
         parameters={"name": "any"},
         bodies={"/v1/chat/completions": JSON_TYPE, "/v1/completions": JSON_TYPE},
