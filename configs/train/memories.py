@@ -1,8 +1,8 @@
 """Answers from a memory alone: lessons and tasks whose memories look like those that long texts leave.
 
     writer.example ─▶ example with evidence and likely sentences ─┬─▶ answer_lessons   evidence among other sentences
-                                                                  ├─▶ fact_lessons     with the facts before the answer
-                                                                  └─▶ memory_tasks     tasks for reinforcement learning
+                                                                  └─▶ fact_lessons     with the facts before the answer
+    question, paragraphs of others ─▶ Composer ─▶ tasks for reinforcement learning, and to measure answers by
 
 A task of a memory (`metadata.memory`) is one short call instead of a reading (`reader_1.5b/agent.py`).
 """
@@ -11,21 +11,16 @@ from __future__ import annotations
 
 import json
 import random
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from heapq import nlargest
 
-from questions import SENTENCE, YES_NO, Shape, titled
+from questions import SENTENCE, YES_NO, Paragraph, Pool, Question, Shape, titled
 
-from memagent.agent.evidence.answers import with_ledger
-from memagent.agent.evidence.ledger import ledger_of
-from memagent.agent.evidence.paragraphs import show_paragraphs
-from memagent.agent.evidence.quotes import place_copies
 from memagent.agent.prompts import open_prompts
 from memagent.config import AgentConfig
-from memagent.data.example import Example, Passage, body_starts
-from memagent.documents.document import Document
+from memagent.data.example import Example, body_starts
 from memagent.documents.tokenizers import Tokenizer
 from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.traces import answer_of
@@ -36,11 +31,18 @@ WHOLE_SHARE, MAX_OTHERS = 0.4, 5
 PARTIAL_SHARE, UNRELATED_SHARE, MAX_LIKELY, MAX_UNRELATED = 0.25, 0.3, 8, 4
 """Lessons that name facts before the answer: how often evidence without the answer is missing from the memory, how often
 sentences are in it that have nothing to do with the question, and how many likely and unrelated ones, at most."""
-MAX_NOTED, NUM_SENTENCES, SENTENCE_WEIGHTS = 6, (1, 2, 3, 4), (4, 3, 2, 1)
-"""Tasks of memories: how many misleading paragraphs are noted at most, and how much of each."""
-BEGINNING_SHARE, BARE_SHARE = 0.3, 0.2
-"""Where paragraphs stand beside the memory: how often other sentences than the evidence are noted of its paragraphs, and how often
-there are no paragraphs after all."""
+MAX_NOTED_TOKENS, MAX_SENTENCE_TOKENS = 400, 90
+"""Composed memories: tokens of evidence at most, and of a sentence that is noted in vain."""
+MISSING_SHARE = 0.15
+"""How often a composed memory lacks evidence that does not hold the answer."""
+NUM_NEAR, NEAR_WEIGHTS = ((0, 0), (1, 3), (4, 8), (9, 16)), (4, 8, 5, 3)
+"""How many sentences of the question's own misleading paragraphs are noted, and how often each of these ranges is drawn."""
+NUM_FAR, FAR_WEIGHTS = ((0, 0), (1, 6), (7, 16)), (5, 4, 2)
+"""The same of sentences of other paragraphs with words of the question, as texts of millions of tokens hold them."""
+NEAREST_SHARE = 0.6
+"""How often the sentence of a misleading paragraph is the one nearest to the question, instead of its first one."""
+NUM_POOLED = 24
+"""Paragraphs of the pool with words of the question that far sentences are drawn from."""
 
 
 def answer_lessons(
@@ -75,46 +77,125 @@ def fact_lessons(
         yield _answer_line(example, memory, reply, agent)
 
 
-def memory_tasks(
-    examples: Iterable[tuple[Example, Shape]], agent: AgentConfig, tokenizer: Tokenizer, seed: int
-) -> Iterator[Example]:
-    """Questions over memories with the evidence and likely paragraphs, or parts of them, in any order.
+class Composer:
+    """Composes memories of questions: evidence, and sentences noted in vain."""
 
-    Evidence without the answer is missing now and then, as readers miss it. With `paragraph_tokens` most memories come with the
-    paragraphs of their lines, as the reader shows them to an answer.
-    """
-    for example, _ in examples:
-        generator = random.Random(f"{seed}/memory/{example.id}")
-        has_paragraphs = agent.paragraph_tokens > 0 and generator.random() >= BARE_SHARE
-        is_vague = has_paragraphs and generator.random() < BEGINNING_SHARE
-        noted = _gold_beginnings if is_vague else _gold_notes
-        notes, others = noted(example, generator), _likely_notes(example, generator)
-        while others and tokenizer.count("\n".join((*notes, *others))) > agent.memory_tokens:
-            others.pop()
-        lines = list(dict.fromkeys((*notes, *others)))
+    def __init__(self, pool: Pool, tokenizer: Tokenizer, memory_tokens: int) -> None:
+        self._pool, self._memory_tokens = pool, memory_tokens
+        self._count = lru_cache(maxsize=400_000)(tokenizer.count)
+        self._far_of: dict[str, list[str]] = {}
+
+    def task(self, question: Question, purpose: str, generator: random.Random) -> Example | None:
+        """The question over a memory as a long text leaves it; None if the evidence is too long or does not tell."""
+        gold = self._evidence(question, generator)
+        if sum(map(self._count, gold)) > MAX_NOTED_TOKENS:
+            return None
+        near = self._drawn(NUM_NEAR, NEAR_WEIGHTS, self._near(question, generator), generator)
+        far = self._drawn(NUM_FAR, FAR_WEIGHTS, self._far(question), generator)
+        found = self._composed(question, purpose, gold, [*near, *far], generator)
+        return found if holds_answer(found, found.metadata["memory"]) else None
+
+    def dev_task(self, question: Question, purpose: str, *, num_near: int, num_far: int) -> Example:
+        """The question over all of its evidence, the nearest sentences of its other paragraphs, and far ones."""
+        gold = [_noted(one, one.support) for one in question.gold]
+        others = [*self._nearest(question)[:num_near], *self._far(question)[:num_far]]
+        return self._composed(question, purpose, gold, others, random.Random(question.id))
+
+    def _composed(
+        self,
+        question: Question,
+        purpose: str,
+        gold: list[str],
+        others: list[str],
+        generator: random.Random,
+    ) -> Example:
+        """The question over a memory of these lines in any order; others as long as they fit."""
+        left = self._memory_tokens - sum(self._count(line) + 1 for line in gold)
+        kept = []
+        for line in others:
+            if (left := left - self._count(line) - 1) >= 0:
+                kept.append(line)
+        lines = list(dict.fromkeys((*gold, *kept)))
         generator.shuffle(lines)
-        memory = "\n".join(lines)
-        if tokenizer.count(memory) > agent.memory_tokens:
-            continue
-        if has_paragraphs:
-            memory = with_paragraphs(example, memory, agent, tokenizer)
-        if holds_answer(example, memory):
-            yield memory_task(example, memory)
+        return Example(
+            id=f"memory/{purpose}/{question.id}",
+            task=f"answers_{purpose}",
+            question=question.text,
+            answers=question.answers,
+            grader="strict",
+            documents=(),
+            metadata={"memory": "\n".join(lines)},
+        )
+
+    def _evidence(self, question: Question, generator: random.Random) -> list[str]:
+        """Lines of the evidence: sentences, or the whole of a paragraph; now and then only those with the answer."""
+        notes = []
+        for one in question.gold:
+            is_whole = generator.random() < WHOLE_SHARE / 2
+            notes.append(_noted(one, range(len(one.sentences)) if is_whole else one.support))
+        answer = question.answers[0].lower()
+        telling = [note for note in notes if answer in note.lower()]
+        return telling if telling and generator.random() < MISSING_SHARE else notes
+
+    def _near(self, question: Question, generator: random.Random) -> list[str]:
+        """A sentence of each misleading paragraph: the one nearest to the question, or the first."""
+        found = []
+        for one in question.hard:
+            is_nearest = generator.random() < NEAREST_SHARE
+            number = max(range(len(one.sentences)), key=lambda n: self._rank(question, one, n))
+            found.append(_noted(one, [number if is_nearest else 0]))
+        generator.shuffle(found)
+        return self._short(found)
+
+    def _nearest(self, question: Question) -> list[str]:
+        """Sentences of misleading paragraphs, the nearest to the question first."""
+        ranked = sorted(
+            (-self._rank(question, one, number), _noted(one, [number]))
+            for one in question.hard
+            for number in range(len(one.sentences))
+        )
+        return self._short([text for _, text in ranked])
+
+    def _far(self, question: Question) -> list[str]:
+        """The nearest sentence of paragraphs of other texts, which do not hold the answer; found once for each question."""
+        if (known := self._far_of.get(question.id)) is not None:
+            return known
+        own = {one.title for one in (*question.gold, *question.hard)}
+        answer = question.answers[0].lower()
+        found = []
+        for one in self._pool.near(question.text, NUM_POOLED):
+            if one.title not in own and answer not in " ".join(one.sentences).lower():
+                number = max(range(len(one.sentences)), key=lambda n: self._rank(question, one, n))
+                found.append(_noted(one, [number]))
+        return self._far_of.setdefault(question.id, self._short(found))
+
+    def _short(self, notes: list[str]) -> list[str]:
+        return [note for note in notes if self._count(note) <= MAX_SENTENCE_TOKENS]
+
+    def _rank(self, question: Question, paragraph: Paragraph, number: int) -> float:
+        return self._pool.rank(question.text, paragraph.title, paragraph.sentences[number])
+
+    @staticmethod
+    def _drawn(
+        ranges: Sequence[tuple[int, int]],
+        weights: Sequence[int],
+        notes: list[str],
+        generator: random.Random,
+    ) -> list[str]:
+        least, most = generator.choices(ranges, weights)[0]
+        return generator.sample(notes, min(len(notes), generator.randint(least, most)))
 
 
-def with_paragraphs(example: Example, memory: str, agent: AgentConfig, tokenizer: Tokenizer) -> str:
-    """A memory with the paragraphs of its lines, as they stand in the prompt of an answer."""
-    document = Document.from_text(example.text())
-    quotes = place_copies(memory, document, start=0, section=document.text)
-    paragraphs = show_paragraphs(
-        ledger_of(quotes),
-        document.text,
-        example.question,
-        tokenizer,
-        memory=memory,
-        max_tokens=agent.paragraph_tokens,
-    )
-    return with_ledger(memory, paragraphs)
+def _noted(paragraph: Paragraph, numbers: Iterable[int]) -> str:
+    """Sentences of a paragraph on a line, as readers note them."""
+    return titled(paragraph.title, " ".join(paragraph.sentences[number] for number in numbers))
+
+
+def answer_line(example: Example, agent: AgentConfig) -> str:
+    """The line of a conversation that answers from the memory of a task."""
+    memory = example.metadata["memory"]
+    reply = answer_of(example, memory, open_prompts(agent.prompts))
+    return _answer_line(example, memory, reply, agent)
 
 
 def memory_task(example: Example, memory: str) -> Example:
@@ -135,50 +216,6 @@ def holds_answer(example: Example, memory: str) -> bool:
     """Whether the answer can be known from a memory: it is there, or it is yes or no."""
     answer = example.answers[0].lower()
     return bool(memory.strip()) and (answer in YES_NO or answer in memory.lower())
-
-
-def _gold_notes(example: Example, generator: random.Random) -> list[str]:
-    """The paragraphs with evidence, whole or the evidence alone; now and then only those with the answer."""
-    is_whole = generator.random() < WHOLE_SHARE
-    parts: dict[int, list[str]] = {}
-    for item in example.evidence:
-        parts.setdefault(item.document, []).append(item.text)
-    notes = [
-        titled(
-            example.passages[place].title,
-            example.passages[place].text if is_whole else " ".join(texts),
-        )
-        for place, texts in parts.items()
-    ]
-    answer = example.answers[0].lower()
-    telling = [note for note in notes if answer in note.lower()]
-    return telling if telling and generator.random() < PARTIAL_SHARE else notes
-
-
-def _gold_beginnings(example: Example, generator: random.Random) -> list[str]:
-    """The first sentences of the paragraphs with evidence, whether it is among them or not."""
-    places = dict.fromkeys(item.document for item in example.evidence)
-    return [_beginning(example.passages[place], generator) for place in places]
-
-
-def _likely_notes(example: Example, generator: random.Random) -> list[str]:
-    """The first sentences of likely paragraphs without evidence."""
-    gold = {item.document for item in example.evidence}
-    starts = body_starts(example.passages)
-    ranks: dict[int, float] = {}
-    for end, _, rank in example.metadata["candidates"]:
-        place = bisect_right(starts, end - 1) - 1
-        ranks[place] = max(float(rank), ranks.get(place, 0.0))
-    likely = nlargest(2 * MAX_NOTED, ranks.keys() - gold, key=lambda place: (ranks[place], place))
-    num = min(len(likely), generator.randint(0, MAX_NOTED))
-    return [
-        _beginning(example.passages[place], generator) for place in generator.sample(likely, num)
-    ]
-
-
-def _beginning(passage: Passage, generator: random.Random) -> str:
-    num = generator.choices(NUM_SENTENCES, SENTENCE_WEIGHTS)[0]
-    return titled(passage.title, " ".join(SENTENCE.split(passage.text)[:num]))
 
 
 def _answer_line(example: Example, memory: str, reply: str, agent: AgentConfig) -> str:

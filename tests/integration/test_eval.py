@@ -309,6 +309,34 @@ def test_a_method_that_returns_no_trace_is_an_error(
     assert {record.status for record in items(run)} == {"failed"}
 
 
+def test_a_length_stays_with_the_entry_of_a_suite_that_has_it(here: Call, tmp_path: Path) -> None:
+    suite = tmp_path / "three.toml"
+    suite.write_text(
+        """length_tokenizer = "bytes"
+[[methods]]
+name = "direct"
+[[tasks]]
+tasks = ["beyond/two_hop"]
+tokens = ["1k", "2k"]
+num = 3
+[[tasks]]
+tasks = ["beyond/two_hop"]
+tokens = [4096]
+num = 2
+"""
+    )
+
+    def items_of(*options: str) -> dict[int, int]:
+        command = ("eval", str(suite), "--engine", "scripted", "--dry-run", "--json", *options)
+        lengths = json.loads(here(*command).stdout)["items"]
+        return {one["target_tokens"]: one["num"] for one in lengths}
+
+    assert items_of() == {1024: 3, 2048: 3, 4096: 2}
+    assert items_of("--lengths", "1024,4k") == {1024: 3, 4096: 2}
+    assert items_of("--lengths", "4k", "--num", "5") == {4096: 5}
+    assert items_of("--lengths", "4k,3k") == {4096: 2, 3072: 3}, "a new one goes to the first"
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -19,7 +19,7 @@ from memagent.documents.tokenizers import open_tokenizer
 from memagent.rl.warmstart.conversations import read_conversations
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "configs" / "train" / "reader_1.5b" / "prepare.py"
+SCRIPTS = ROOT / "configs" / "train" / "reader_1.5b"
 
 
 def write(path: Path, records: Iterable[Any]) -> None:
@@ -66,9 +66,31 @@ CUTS = [
 Prepare = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def run_script(
+    name: str,
+    folder: Path,
+    out: Path,
+    *options: str,
+    cuts: Iterable[Any] = (),
+    official: Iterable[Any] = (),
+    dev: Any = None,
+) -> subprocess.CompletedProcess[str]:
+    qa, published = folder / "qa", folder / "hotpotqa"
+    write(qa / "paragraphs.jsonl.gz", [paragraph(number) for number in range(60)])
+    write(qa / "hotpotqa_train_halueval.jsonl.gz", cuts)
+    for other in ("2wiki_train", "nq_open_gold", "iirc"):
+        write(qa / f"{other}.jsonl.gz", [])
+    write(published / "train.jsonl.gz", official)
+    write(published / "dev.jsonl.gz", [dev or hotpot("dev", 20)])
+    values = {"qa": qa, "hotpotqa": published, "tokenizer": "bytes", "out": out}
+    named = [word for key, value in values.items() for word in (f"--{key}", str(value))]
+    command = [sys.executable, str(SCRIPTS / name), *named, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
 @pytest.fixture(scope="module")
 def prepare(tmp_path_factory: pytest.TempPathFactory) -> Prepare:
-    """Run the script on a few questions."""
+    """Run `prepare.py` on a few questions."""
 
     def run(
         out: Path,
@@ -78,17 +100,21 @@ def prepare(tmp_path_factory: pytest.TempPathFactory) -> Prepare:
         official: Iterable[Any] = (hotpot("official", 10),),
     ) -> subprocess.CompletedProcess[str]:
         folder = tmp_path_factory.mktemp("sources")
-        qa, published = folder / "qa", folder / "hotpotqa"
-        write(qa / "paragraphs.jsonl.gz", [paragraph(number) for number in range(60)])
-        write(qa / "hotpotqa_train_halueval.jsonl.gz", cuts)
-        for name in ("2wiki_train", "nq_open_gold", "iirc"):
-            write(qa / f"{name}.jsonl.gz", [])
-        write(published / "train.jsonl.gz", official)
-        write(published / "dev.jsonl.gz", [hotpot("dev", 20)])
-        values = {"qa": qa, "hotpotqa": published, "tokenizer": "bytes", "out": out, "counted": 0}
-        options = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-        command = [sys.executable, str(SCRIPT), *options, "--rl-share", str(share)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+        options = ("--counted", "0", "--rl-share", str(share))
+        return run_script("prepare.py", folder, out, *options, cuts=cuts, official=official)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def prepare_answers(tmp_path_factory: pytest.TempPathFactory) -> Prepare:
+    """Run `prepare_answers.py` on the same questions."""
+
+    def run(out: Path) -> subprocess.CompletedProcess[str]:
+        folder = tmp_path_factory.mktemp("sources")
+        official = [hotpot("official", 10)]
+        dev = {**hotpot("dev", 20), "question": "Is 20 older than 21, 40, 41, 42, 43 and 44?"}
+        return run_script("prepare_answers.py", folder, out, cuts=CUTS, official=official, dev=dev)
 
     return run
 
@@ -148,7 +174,7 @@ def test_a_development_question_is_refused(prepare: Prepare, tmp_path: Path) -> 
 
 
 def test_a_question_in_two_sets_is_refused() -> None:
-    script = runpy.run_path(str(SCRIPT))
+    script = runpy.run_path(str(SCRIPTS / "prepare.py"))
     question = script["Question"](
         id="one", text="Who?", answers=("A",), gold=(), hard=(), is_titled=True
     )
@@ -217,7 +243,7 @@ def test_facts_of_the_memory_come_before_the_answer_and_the_one_that_tells_it_la
 
 
 def test_questions_that_count_are_answered_from_items_that_code_counts() -> None:
-    script: dict[str, Any] = runpy.run_path(str(SCRIPT))
+    script: dict[str, Any] = runpy.run_path(str(SCRIPTS / "prepare.py"))
     agent = AgentConfig(chunk_tokens=2048, memory_tokens=512, prompts="add", **script["LISTING"])
     examples = list(script["counted"](4, "estimate", seed=7))
     assert len(examples) == 16
@@ -237,22 +263,47 @@ def test_questions_that_count_are_answered_from_items_that_code_counts() -> None
     assert replies <= {"", "No change."}
 
 
-def test_tasks_of_memories_have_the_answer_and_no_text(lessons: Path, tasks: Path) -> None:
-    fresh = list(read_examples(tasks / "train_answers.jsonl"))
-    known = list(read_examples(lessons / "train_known.jsonl"))
-    assert not list(read_examples(tasks / "train_known.jsonl")), "no question is on both sides"
-    assert not list(read_examples(lessons / "train_answers.jsonl"))
-    for found, purpose in ((fresh, "answers"), (known, "known")):
-        assert sorted(one.id for one in found) == sorted(
-            f"questions/{purpose}_{number}/{name}/memory"
-            for number in (0, 1)
-            for name in ("official", "known", "short")
-        )
-        for one in found:
-            memory = one.metadata["memory"]
-            assert one.answers[0] in memory
-            assert len(memory.encode()) <= 512, "as many as a memory has room for"
-            assert one.passages == ()
+def test_composed_memories_hold_the_answer_and_no_development_paragraph(
+    prepare_answers: Prepare, tmp_path: Path
+) -> None:
+    done = prepare_answers(tmp_path)
+    assert done.returncode == 0, done.stderr
+    tasks = list(read_examples(tmp_path / "train_answers.jsonl"))
+    assert sorted(one.id for one in tasks) == sorted(
+        f"memory/answers_{number}/{name}"
+        for number in (0, 1)
+        for name in ("official", "known", "short")
+    )
+    for one in tasks:
+        memory = one.metadata["memory"]
+        assert one.answers[0] in memory
+        assert len(memory.encode()) <= 512, "as many as a memory has room for"
+        assert one.passages == ()
+        assert not {"Place 20 ", "Place 21 "} & {f"{line[:8]} " for line in memory.splitlines()}
+    lessons = [one for (one,) in read_conversations(tmp_path / "lessons_hotpotqa.jsonl")]
+    assert len(lessons) == len(tasks)
+    for lesson in lessons:
+        asked, said = lesson.messages
+        answer = said["content"].removeprefix("\\boxed{").removesuffix("}")
+        assert answer in asked["content"].partition("</memory>")[0]
+
+
+def test_development_memories_differ_by_what_was_noted_in_vain(
+    prepare_answers: Prepare, tmp_path: Path
+) -> None:
+    assert prepare_answers(tmp_path).returncode == 0
+    lines = {}
+    for name in ("gold", "near", "far"):
+        (one,) = read_examples(tmp_path / f"dev_{name}.jsonl")
+        assert (one.id, one.task) == (f"memory/{name}/dev", f"answers_{name}")
+        lines[name] = set(one.metadata["memory"].splitlines())
+    assert lines["gold"] == {"Place 20: It was built in 1020.", "Place 21 is a town."}
+    assert lines["gold"] < lines["near"] < lines["far"]
+    near, far = lines["near"] - lines["gold"], lines["far"] - lines["near"]
+    assert len(near) == 2
+    assert {line[:8] for line in near} <= {"Place 22", "Place 23"}
+    assert len(far) == 5
+    assert not {line[:8] for line in far} & {f"Place {n}" for n in range(20, 24)}
 
 
 def test_misleading_paragraphs_stand_apart_from_each_other_in_spread_texts(tasks: Path) -> None:

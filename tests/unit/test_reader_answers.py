@@ -10,19 +10,14 @@ from typing import Any
 
 import pytest
 
-from memagent.agent.evidence.paragraphs import HEADING
 from memagent.agent.reader import Reader
-from memagent.config import AgentConfig
-from memagent.data.example import Evidence, Example, Passage, body_starts
-from memagent.documents.tokenizers import ByteTokenizer
+from memagent.data.example import Example, Passage
 from memagent.rl.agents.api import open_agent
 from memagent.rl.agents.rewards import open_reward
 from memagent.rl.types import Outcome
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "train" / "reader_1.5b"
 COLLECT: dict[str, Any] = runpy.run_path(str(FOLDER / "collect_memories.py"))
-
-MEMORIES: dict[str, Any] = runpy.run_path(str(FOLDER.parent / "memories.py"))
 
 
 def example(name: str, answer: str, **values: Any) -> Example:
@@ -64,74 +59,6 @@ def test_lines_of_other_questions_are_added_but_never_one_that_holds_the_answer(
     assert not any("of Eve" in line for lines in memories for line in lines)
     added = sum(len(lines) > 1 for lines in memories)
     assert 8 <= added <= 24, "two in five"
-
-
-def tasks_of(
-    texts: list[str], evidence: list[str], likely: list[Any], answer: str, **agent: int
-) -> list[str]:
-    """Sixty memories of one question."""
-    passages = tuple(Passage(title="", text=text) for text in texts)
-    starts = body_starts(passages)
-    gold = [
-        Evidence(
-            document=place,
-            start=(start := texts[place].index(text)),
-            end=start + len(text),
-            text=text,
-        )
-        for place, text in enumerate(evidence)
-    ]
-    candidates = [(starts[place] + len(texts[place]), text, rank) for place, text, rank in likely]
-    values = {
-        "documents": passages,
-        "evidence": tuple(gold),
-        "metadata": {"candidates": candidates},
-    }
-    config = AgentConfig(window=2000, chunk_tokens=500, memory_tokens=80, answer_tokens=20, **agent)  # type: ignore[arg-type]
-    examples = [(example(f"a{number}", answer, **values), None) for number in range(60)]
-    tasks = MEMORIES["memory_tasks"](examples, config, ByteTokenizer(), seed=1)
-    return [task.metadata["memory"] for task in tasks]
-
-
-def test_paragraphs_stand_beside_memories_and_may_alone_hold_the_answer() -> None:
-    texts = [
-        "Ann is a singer of some fame. She was born in Rome.",
-        "Bo is a town in the far north. It is old.",
-    ]
-    likely = [(1, "Bo is a town in the far north.", 0.5)]
-    memories = tasks_of(texts, ["She was born in Rome."], likely, "Rome", paragraph_tokens=300)
-    parts = [memory.partition(f"\n\n{HEADING}\n") for memory in memories]
-    beside = [(notes, paragraphs) for notes, _, paragraphs in parts if paragraphs]
-    assert 40 <= len(beside) <= 56, "four in five"
-    assert all(f"Document 1:\n{texts[0]}" in paragraphs for _, paragraphs in beside)
-    assert all(
-        ("Bo is a town" in notes) == (texts[1] in paragraphs) for notes, paragraphs in beside
-    )
-    vague = [notes for notes, _ in beside if "Rome" not in notes]
-    assert 4 <= len(vague) <= 20, "some of three in ten"
-    assert all("Rome" in notes for notes, _, paragraphs in parts if not paragraphs)
-
-
-def test_memories_of_tasks_have_the_evidence_among_beginnings_of_likely_paragraphs() -> None:
-    texts = [
-        "Ann was born in Rome. She sang.",
-        "Rome is old.",
-        "Bo is a town. Bo has one wall.",
-        "Cy.",
-    ]
-    likely = [(2, "Bo has one wall.", 0.5)]
-    found = tasks_of(texts, ["Ann was born in Rome.", "Rome is old."], likely, "Rome")
-    memories = [memory.splitlines() for memory in found]
-    assert len(memories) == 60
-    assert all(set(lines) & {texts[0], "Ann was born in Rome.", texts[1]} for lines in memories)
-    assert not any("Cy." in lines for lines in memories), "nothing in it is likely"
-    misleading = [set(lines) & {"Bo is a town.", texts[2]} for lines in memories]
-    assert {frozenset(some) for some in misleading} == {
-        frozenset(),
-        frozenset({"Bo is a town."}),
-        frozenset({texts[2]}),
-    }
-    assert len({tuple(lines) for lines in memories if len(lines) == 3}) > 6, "in any order"
 
 
 class Client:

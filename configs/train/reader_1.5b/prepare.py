@@ -20,9 +20,7 @@ HotpotQA publishes them. ESSAYS is a folder of texts for needles to hide in. Wri
     OUT/train_spread.jsonl     the same with all misleading paragraphs, far from each other: as in a very long text
     OUT/train_plain.jsonl      questions with one to three sentences of a paragraph and no titles
     OUT/train_natural.jsonl    questions of Natural Questions
-    OUT/train_answers.jsonl    memories with paragraphs, for `answers.toml`: questions of no lesson, each with two memories
-    OUT/train_known.jsonl      the same for questions of the lessons
-    OUT/train_tasks.jsonl      generated tasks that are in no lesson, so that `answers.toml` unlearns none
+    OUT/train_tasks.jsonl      generated tasks that are in no lesson, so that training on questions unlearns none
 
 HotpotQA questions are split by their wording: a share of them (`--rl-share`) is for reinforcement learning alone,
 so that its rewards are for questions the model has not been trained on; a question on both sides, or one of the
@@ -39,7 +37,6 @@ import argparse
 import random
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +48,7 @@ from memagent.data.tasks.registry import open_task
 from memagent.data.tasks.ruler.needles import NEEDLES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from memories import answer_lessons, fact_lessons, memory_tasks
+from memories import answer_lessons, fact_lessons
 from questions import (
     Paragraph,
     Pool,
@@ -83,10 +80,6 @@ SHORT = (
     Shape(tokens=1150, chunk_tokens=640),
 )
 FACTS = Shape(tokens=2400, chunk_tokens=2048, is_spread=True)
-NUM_MEMORIES, MAX_NOTED_TOKENS, LEAST_NOTED_RANK = 2, 400, 0.15
-"""Memories of each question for answers alone, tokens of evidence in them at most, and how likely other paragraphs are at least."""
-PARAGRAPH_TOKENS = 1024
-"""Tokens of paragraphs that stand beside a memory, at most; as in `answers.toml`."""
 LONG = (Shape(tokens=6000, chunk_tokens=2048), Shape(tokens=4000, chunk_tokens=2048))
 FULL = {
     "titled": Shape(tokens=10200, chunk_tokens=2048),
@@ -202,12 +195,6 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="questions of each file, to try it out")
     parser.add_argument("--memory-tokens", type=int, default=512)
     parser.add_argument(
-        "--paragraph-tokens",
-        type=int,
-        default=PARAGRAPH_TOKENS,
-        help="paragraphs beside the memories of `answers.toml`; 0: none",
-    )
-    parser.add_argument(
         "--counted", type=int, default=NUM_COUNTED, help="examples of each task that counts"
     )
     parser.add_argument(
@@ -306,24 +293,6 @@ def main() -> None:
         made = (example for example, _ in with_shapes(some, [FULL[name]], writer, purpose))
         num = write_examples(out / f"train_{name}.jsonl", made)
         print(f"train_{name}.jsonl: {num} examples")
-    noting = Writer(
-        pool,
-        tokenizer,
-        arguments.seed,
-        max_evidence_tokens=MAX_NOTED_TOKENS,
-        least_rank=LEAST_NOTED_RANK,
-    )
-    for_answers = {
-        "answers": [*titled, *plain, *rl_natural],
-        "known": [*long_ones, *short_ones],
-    }
-    for name, some in for_answers.items():
-        texts = chain.from_iterable(
-            with_shapes(some, [FACTS], noting, f"{name}_{number}") for number in range(NUM_MEMORIES)
-        )
-        answering = agent.model_copy(update={"paragraph_tokens": arguments.paragraph_tokens})
-        tasks = memory_tasks(texts, answering, tokenizer, arguments.seed)
-        print(f"train_{name}.jsonl: {write_examples(out / f'train_{name}.jsonl', tasks)} memories")
     print(
         f"lessons_long.jsonl: {num_long}, lessons_short.jsonl: {num_short}, "
         f"lessons_answers.jsonl: {num_answers}, lessons_facts.jsonl: {num_facts}, lessons_items.jsonl: {num_items}, "

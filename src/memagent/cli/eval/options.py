@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +14,7 @@ from memagent.cli.shared.engine import EngineOptions
 from memagent.cli.shared.run_options import LimitOptions, RunOptions
 from memagent.config import AgentConfig
 from memagent.data.choices import named_sources
+from memagent.data.tasks.lengths import parse_length
 from memagent.errors import ConfigError
 from memagent.eval.setup import EvalRequest, make_request, stored_request
 from memagent.eval.suites import Suite, parse_suite, read_suite
@@ -100,7 +104,7 @@ def _with_options(suite: Suite, options: SuiteOptions, *, has_tasks: bool = Fals
     if (options.tasks or options.files) and not has_tasks:
         values["tasks"] = _task_values(options)
     elif options.lengths or options.docs:
-        values["tasks"] = [_with_lengths(task, options) for task in values["tasks"]]
+        values["tasks"] = _with_lengths(values["tasks"], options)
     if options.methods:
         values["methods"] = [{"name": name} for name in options.methods]
     if options.num is not None:
@@ -126,22 +130,64 @@ def _absolute(method: str) -> str:
 def _task_values(options: SuiteOptions) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if options.tasks:
-        found.append(_with_lengths({"tasks": list(options.tasks)}, options))
+        found += _with_lengths([{"tasks": list(options.tasks)}], options)
     if options.files:
         found.append({"files": [str(file) for file in options.files]})
     return found
 
 
-def _with_lengths(task: dict[str, Any], options: SuiteOptions) -> dict[str, Any]:
-    """A task with the lengths of the options, if there are any; files keep theirs."""
-    if task.get("files"):
-        return task
-    lengths = {
-        "tokens": options.lengths and options.lengths.split(","),
-        "docs": options.docs and [_number(part) for part in options.docs.split(",")],
+def _with_lengths(tasks: Sequence[dict[str, Any]], options: SuiteOptions) -> list[dict[str, Any]]:
+    """Tasks with the lengths of the options alone, if there are any; files keep theirs.
+
+    A length stays with the entries of a task that list it; one that none of them lists goes to the first.
+    """
+    wanted = {
+        "tokens": [_tokens(part) for part in options.lengths.split(",")] if options.lengths else [],
+        "docs": [_number(part) for part in options.docs.split(",")] if options.docs else [],
     }
-    chosen = {name: value for name, value in lengths.items() if value}
-    return {**task, **({"tokens": None, "docs": None} if chosen else {}), **chosen}
+    if not any(wanted.values()):
+        return [*tasks]
+    listed: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for task in tasks:
+        listed[_variant(task)] |= _lengths_of(task)
+    seen, found = set(), []
+    for task in tasks:
+        variant, own = _variant(task), _lengths_of(task)
+        kept = {
+            name: [
+                length
+                for length in lengths
+                if (place := (name, length)) in own
+                or (place not in listed[variant] and variant not in seen)
+            ]
+            for name, lengths in wanted.items()
+        }
+        seen.add(variant)
+        if task.get("files"):
+            found.append(task)
+        elif any(kept.values()):
+            found.append({**task, **{name: lengths or None for name, lengths in kept.items()}})
+    return found
+
+
+def _variant(task: dict[str, Any]) -> str:
+    """What is the same for the entries of a suite that differ by length and number alone."""
+    return json.dumps([task.get("tasks"), task.get("settings")], sort_keys=True, default=str)
+
+
+def _lengths_of(task: dict[str, Any]) -> set[tuple[str, int]]:
+    return {
+        (name, parse_length(length))
+        for name in ("tokens", "docs")
+        for length in task.get(name) or ()
+    }
+
+
+def _tokens(text: str) -> int:
+    try:
+        return parse_length(text)
+    except ValueError as error:
+        raise ConfigError(f"--lengths: {error}") from None
 
 
 def _number(text: str) -> int:
