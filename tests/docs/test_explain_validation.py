@@ -1,4 +1,4 @@
-"""docs/explain_validation.py: losses from the memory, and where wrong answers got lost."""
+"""tools/explain_validation.py: losses from the memory, and where wrong answers got lost."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 
 @pytest.fixture
 def explain(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(DOCS))
+    monkeypatch.syspath_prepend(str(TOOLS))
     yield importlib.import_module("explain_validation")
     for name in ("explain_validation", "compare_validations"):
         sys.modules.pop(name, None)

@@ -295,7 +295,7 @@ def test_links_between_pages_exist(path: Path) -> None:
 
 
 def test_the_page_of_the_package_has_no_link_that_only_the_repository_has() -> None:
-    package_page = runpy.run_path(str(ROOT / "docs" / "package_page.py"))["package_page"]
+    package_page = runpy.run_path(str(ROOT / "tools" / "package_page.py"))["package_page"]
     readme = (ROOT / "README.md").read_text()
     alone, linked = package_page(readme, None), package_page(readme, "https://example.org/m/")
     assert _link.findall(readme)
@@ -313,7 +313,7 @@ def test_the_readme_stays_short() -> None:
 
 
 def test_the_page_of_the_command_line_is_what_the_help_says() -> None:
-    generated = runpy.run_path(str(ROOT / "docs" / "generate_cli.py"))["cli_page"]()
+    generated = runpy.run_path(str(ROOT / "tools" / "generate_cli.py"))["cli_page"]()
     assert (ROOT / "docs" / "cli.md").read_text() == generated, "run `make docs`"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = runpy.run_path(str(ROOT / "docs" / "record_run.py"))
+SCRIPT = runpy.run_path(str(ROOT / "tools" / "record_run.py"))
 SVG = "{http://www.w3.org/2000/svg}"
 
 

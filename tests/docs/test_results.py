@@ -1,4 +1,4 @@
-"""docs/keep_results.py and docs/make_results.py: small records of evaluations, and the page made from them."""
+"""tools/keep_results.py and tools/make_results.py: small records of evaluations, and the page made from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ModuleType, ModuleType]]:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module("keep_results"), importlib.import_module("make_results")
     for name in ("keep_results", "make_results", "compare_lengths"):
         sys.modules.pop(name, None)
@@ -223,6 +223,6 @@ def test_the_page_in_the_repository_is_made_from_its_records(
 ) -> None:
     text, plots = scripts[1].make_page(ROOT / "results")
     page = ROOT / "docs" / "results.md"
-    assert page.read_text(encoding="utf-8") == text, "run python docs/make_results.py results"
+    assert page.read_text(encoding="utf-8") == text, "run python tools/make_results.py results"
     drawn = {f"{plot.name}.svg" for plot in plots}
     assert {path.name for path in page.with_suffix("").glob("*.svg")} == drawn

@@ -74,7 +74,7 @@ def test_every_page_of_the_repository_is_in_the_site(site: Path) -> None:
 
 def test_every_module_has_its_place_in_the_api_reference(site: Path) -> None:
     places = "".join(path.read_text("utf-8") for path in (site / "api").glob("*.html"))
-    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
+    hooks = runpy.run_path(str(ROOT / "tools" / "hooks.py"))
     for path in (ROOT / "src" / "memagent").rglob("*.py"):
         if not path.name.startswith("_") and (found := hooks["api_place"](path)):
             assert f'id="{found[1].removeprefix("#")}"' in places, f"{path} is not in the reference"
@@ -87,7 +87,7 @@ def test_names_that_programs_start_from_are_documented(site: Path) -> None:
 
 
 def test_the_page_of_config_keys_is_what_the_settings_say() -> None:
-    generated = runpy.run_path(str(ROOT / "docs" / "generate_config.py"))["config_page"]()
+    generated = runpy.run_path(str(ROOT / "tools" / "generate_config.py"))["config_page"]()
     assert (ROOT / "docs" / "config.md").read_text() == generated, "run `make docs`"
 
 
@@ -120,7 +120,7 @@ def test_a_page_that_loads_a_script_from_elsewhere_is_found_out() -> None:
 def test_links_of_the_repository_become_links_of_the_site(
     here: str, link: str, expected: str
 ) -> None:
-    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
+    hooks = runpy.run_path(str(ROOT / "tools" / "hooks.py"))
     assert (
         hooks["_link"].sub(
             lambda match: hooks["site_link"](match, here, {"cli.md": "Command line"}), link
@@ -135,12 +135,12 @@ def test_links_of_the_repository_become_links_of_the_site(
         ("rewards   1.0   0.0\nmean      0.5", True),
         ("file ─▶ Document", True),
         ("from memagent import Reader\nReader(engine)", True),
-        ("python docs/generate_cli.py", True),
+        ("python tools/generate_cli.py", True),
         ("A sentence that ends here. And one more.", False),
         ("- a list\n- of things", False),
         ("    indented  already", False),
     ],
 )
 def test_pictures_and_code_in_docstrings_are_kept_as_they_are(text: str, is_picture: bool) -> None:
-    displayed = runpy.run_path(str(ROOT / "docs" / "docstrings.py"))["displayed"](text)
+    displayed = runpy.run_path(str(ROOT / "tools" / "docstrings.py"))["displayed"](text)
     assert (displayed != text) == is_picture

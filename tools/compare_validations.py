@@ -1,7 +1,7 @@
 """Validations of a training run as a table: accuracy by task and length, and what became of the evidence.
 
-    python docs/compare_validations.py RUN                    # the first and the last validation
-    python docs/compare_validations.py RUN/validation/step-000000.jsonl OTHER/validation/step-000060.jsonl
+    python tools/compare_validations.py RUN                    # the first and the last validation
+    python tools/compare_validations.py RUN/validation/step-000000.jsonl OTHER/validation/step-000060.jsonl
 
 Right is the reward of training. Captured and retained are the questions whose evidence was, word for word, in any of
 the memories and in the last one. Differences are of the second file to the first, on the same questions.

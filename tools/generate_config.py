@@ -1,6 +1,6 @@
 """Write docs/config.md from the settings classes, so that the page and the code cannot differ.
 
-python docs/generate_config.py
+python tools/generate_config.py
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pydantic_core import PydanticUndefined
 
 from memagent.config import Settings
 
-PAGE = Path(__file__).with_name("config.md")
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "config.md"
 HEAD = """\
 # Config keys
 
-Every setting with its type, its default and its limits. This page is written by `docs/generate_config.py` from the
+Every setting with its type, its default and its limits. This page is written by `tools/generate_config.py` from the
 settings classes. Change the string under a field, then run `make docs`.
 
 Settings of reading and of engines are options of the commands (`chunk_tokens` is `--chunk-tokens`) and keyword

@@ -1,8 +1,8 @@
-"""Runs of an evaluation as small records, which `docs/make_results.py` makes the results page from.
+"""Runs of an evaluation as small records, which `tools/make_results.py` makes the results page from.
 
-    python docs/keep_results.py results/trained RUN...                        # runs of memagent eval
-    python docs/keep_results.py results/base RUN --method direct --method bm25    # only these methods of it
-    python docs/keep_results.py results/trained --validation FILE --model memagent-1.5b    # a validation of a training run
+    python tools/keep_results.py results/trained RUN...                        # runs of memagent eval
+    python tools/keep_results.py results/base RUN --method direct --method bm25    # only these methods of it
+    python tools/keep_results.py results/trained --validation FILE --model memagent-1.5b    # a validation of a training run
 
 Each becomes a folder that `memagent report` reads too: a manifest without paths, and records without traces. What
 traces say about reading is kept as numbers: seconds of a section, tokens of a reply, memories that were kept or cut.

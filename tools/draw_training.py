@@ -1,7 +1,7 @@
 """Draw the curves of a training run: rewards of steps, and of validations with their intervals.
 
-python docs/draw_training.py RUN/metrics.jsonl curves.svg
-python docs/draw_training.py FIRST/metrics.jsonl SECOND/metrics.jsonl curves.svg     # the second continues from the first
+python tools/draw_training.py RUN/metrics.jsonl curves.svg
+python tools/draw_training.py FIRST/metrics.jsonl SECOND/metrics.jsonl curves.svg     # the second continues from the first
 """
 
 from __future__ import annotations
@@ -66,6 +66,6 @@ def continued(runs: Sequence[Path]) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
-        sys.exit("usage: python docs/draw_training.py RUN/metrics.jsonl... curves.svg")
+        sys.exit("usage: python tools/draw_training.py RUN/metrics.jsonl... curves.svg")
     *files, figure = map(Path, sys.argv[1:])
     draw(continued([file.parent for file in files]), figure)

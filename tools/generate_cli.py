@@ -1,6 +1,6 @@
 """Write docs/cli.md from the command line's own help, so that the two cannot differ.
 
-python docs/generate_cli.py
+python tools/generate_cli.py
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import click
 from memagent.cli.main import app
 from memagent.cli.shared.lazy import LazyGroup
 
-PAGE = Path(__file__).with_name("cli.md")
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 WIDTH = 88
 HEAD = """\
 # Command line
 
-This page is written by `docs/generate_cli.py` from the help of the commands. Change the help, then
+This page is written by `tools/generate_cli.py` from the help of the commands. Change the help, then
 run `make docs`.
 """
 

@@ -3,7 +3,7 @@
     records of a method ─▶ by_length ─┬─▶ shared_rows    each length, on the questions that all lengths have
                                       └─▶ length_pairs   longer texts against the shortest ones, question by question
 
-`docs/make_results.py` shows both on the results page. A question whose evidence is retained has all of it, word for word, in
+`tools/make_results.py` shows both on the results page. A question whose evidence is retained has all of it, word for word, in
 its last memory: if it is answered wrongly, the answer was lost in the last step.
 """
 

@@ -1,6 +1,6 @@
 """Take the screenshots of the viewer in docs/images: view-reading.png and so on.
 
-python docs/picture_viewer.py
+python tools/picture_viewer.py
 
 Needs Chromium. The runs are made for the pictures, without a model.
 """

@@ -1,11 +1,11 @@
 """The results page and its figures, from the small records in `results`.
 
-    python docs/make_results.py results              # writes docs/results.md and docs/results/*.svg
-    python docs/make_results.py results --out DIR
+    python tools/make_results.py results              # writes docs/results.md and docs/results/*.svg
+    python tools/make_results.py results --out DIR
 
     results/METHOD/RUN/run.json, steps.jsonl ─▶ tables with 95 % intervals, paired tests, figures
 
-`docs/keep_results.py` adds records. Every number on the page comes from them, but for the published lines, which are marked.
+`tools/keep_results.py` adds records. Every number on the page comes from them, but for the published lines, which are marked.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ HEAD = """\
 # Results
 
 What the readers that this project has trained can do, on questions that none of them was trained on. This page is made by
-`python docs/make_results.py results` from the records in `results`, one line for each answer; [experiments.md](experiments.md)
+`python tools/make_results.py results` from the records in `results`, one line for each answer; [experiments.md](experiments.md)
 has the training runs, with what failed.
 
 {methods}
@@ -117,8 +117,8 @@ memagent eval results/hotpotqa --source HOTPOTQA --engine local:memagent-1.5b --
 memagent eval results/ruler --source essays=TEXTS --source squad-dev=FILE --engine local:memagent-1.5b --lengths 8k --run-dir runs/ruler-8k
 memagent eval results/ruler --source essays=TEXTS --engine local:memagent-1.5b --lengths 512k --num 8 --run-dir runs/ruler-512k
 memagent eval results/beyond --engine local:memagent-1.5b --lengths 8k --run-dir runs/beyond-8k
-python docs/keep_results.py results/trained runs/hotpotqa-7k runs/ruler-8k runs/ruler-512k runs/beyond-8k
-python docs/make_results.py results
+python tools/keep_results.py results/trained runs/hotpotqa-7k runs/ruler-8k runs/ruler-512k runs/beyond-8k
+python tools/make_results.py results
 ```
 
 The warm start and the base model are measured by `--engine local:qwen2.5-coder-1.5b`, with and without `--adapter FOLDER`; direct reading and
@@ -143,7 +143,7 @@ def read(folder: Path) -> Records:
     """The records under a folder; methods in the order of ORDER."""
     runs = sorted(path.parent for path in folder.glob("*/*/run.json"))
     if not runs:
-        raise SystemExit(f"{folder} has no records; see docs/keep_results.py")
+        raise SystemExit(f"{folder} has no records; see tools/keep_results.py")
     labels = {run: run.parent.name.replace("-", " ") for run in runs}
     load_report([f"{labels[run]}={run}" for run in runs])  # refuses what is not comparable
     entries: list[Entry] = []
@@ -739,7 +739,7 @@ def make_page(folder: Path) -> tuple[str, list[Plot]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("results", type=Path)
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent)
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parents[1] / "docs")
     given = parser.parse_args(arguments)
     text, plots = make_page(given.results)
     (given.out / "results").mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Answers from composed memories as a table: each adapter over each kind of memory, and differences on the same questions.
 
-    python docs/grade_replies.py docs/experiments/reader_1.5b_answers/replies.jsonl
+    python tools/grade_replies.py docs/experiments/reader_1.5b_answers/replies.jsonl
 
 A line of the file has the `id` of a memory (`memory/KIND/QUESTION`), its accepted `answers`, and a reply by adapter.
 """

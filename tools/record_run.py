@@ -1,6 +1,6 @@
 """Record a run of the command line as an animated SVG: docs/images/ask.svg, from the commands below.
 
-python docs/record_run.py
+python tools/record_run.py
 
 The commands run in a terminal of their own (a pty), in an empty folder. What they print is drawn as it
 is, colours included; progress bars, which change with the clock, are left out. Only the pace at which lines appear is
@@ -121,7 +121,7 @@ def svg(lines: list[Line]) -> str:
     return f"""\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">
 <title>memagent ask reads a text section by section and prints its memory after each</title>
-<!-- written by docs/record_run.py from a real run -->
+<!-- written by tools/record_run.py from a real run -->
 <style>
 text {{ font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre; }}
 .bold {{ font-weight: 700; }}

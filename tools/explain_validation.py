@@ -1,6 +1,6 @@
 """What became of the answers in a validation: other graders, losses from the memory, and where wrong answers got lost.
 
-    python docs/explain_validation.py RUN/validation/step-000037.jsonl
+    python tools/explain_validation.py RUN/validation/step-000037.jsonl
 
 Of tasks with one right answer. `lost` counts sections after which an answer that was in the memory is no longer in it, of all
 sections that had it before; yes and no are left out there. A form of the answer shares a word with it.
