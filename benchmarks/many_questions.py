@@ -2,8 +2,7 @@
 
     alone     eight questions, one reading each, with the default prompts: nothing is shared
     together  eight questions in one pass, sections before questions: each section is computed once
-    kept      a ninth question over the kept text, in the same process
-    disk      the same in a new engine, from what the first one put on disk
+    later     a ninth question over the same text, while its sections are cached
 
     python -m benchmarks.many_questions                                 # a tiny random model, on a CPU
     python -m benchmarks.many_questions --model local:smollm2-135m --tokens 6000 --chunk-tokens 1500
@@ -12,14 +11,13 @@
 The model may be any that the local engine reads; the counts do not depend on its answers. The first line says how many
 prompt tokens are computed, and how long that takes at 150,000 a second (`--rate`): at 448,000 tokens, half a minute
 and the replies. With `--rows FILE` what is measured is kept there as JSON, and the same command goes on after a kill;
-the three ways that share a text are measured again together. The table comes last.
+the two ways that share a text are measured again together. The table comes last.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -29,7 +27,6 @@ from memagent import Document, Reader, open_engine
 from memagent.agent.trace import Trace
 from memagent.engines.base import BaseEngine
 from memagent.files import write_atomically
-from memagent.types import TextKeeper
 from tests.conftest import prose
 from tests.support.tiny_models import make_tiny_model
 
@@ -89,14 +86,10 @@ def _alone(options: argparse.Namespace, model: str, document: Document) -> Row:
 def _shared(options: argparse.Namespace, model: str, document: Document) -> list[Row]:
     """The ways in which a text is computed once."""
     settings = _engine_settings(options)
-    kept = {**settings, "keep_text": True, "keep_disk_gb": options.keep_disk_gb}
     together = _reading(options, mode="parallel", rounds=1, notes="asked")
-    with _opened(model, kept) as engine:
+    with _opened(model, settings) as engine:
         rows = [_asked("together", Reader(engine, **together), QUESTIONS[:8], document)]
-        rows.append(_asked("kept", Reader(engine, **together), QUESTIONS[8:], document))
-        _print_kept(engine)
-    with _opened(model, kept) as engine:
-        rows.append(_asked("disk", Reader(engine, **together), QUESTIONS[8:], document))
+        rows.append(_asked("later", Reader(engine, **together), QUESTIONS[8:], document))
     return rows
 
 
@@ -123,7 +116,7 @@ def _keep_rows(options: argparse.Namespace, rows: list[Row]) -> list[Row]:
 
 def _asked_for(options: argparse.Namespace) -> dict[str, Any]:
     """What decides the rows."""
-    names = ("model", "device", "tokens", "chunk_tokens", "window", "cache_gb", "keep_disk_gb")
+    names = ("model", "device", "tokens", "chunk_tokens", "window", "cache_gb")
     return {name: getattr(options, name) for name in names}
 
 
@@ -151,14 +144,6 @@ def _opened(model: str, settings: dict[str, Any]) -> BaseEngine:
     return open_engine(model, **given)
 
 
-def _print_kept(engine: BaseEngine) -> None:
-    assert isinstance(engine, TextKeeper)
-    for sizes in engine.kept_texts():
-        places = f"{sizes.cache_bytes / 2**20:,.0f} MiB in the cache"
-        places += f", {sizes.memory_bytes / 2**20:,.0f} in memory, {sizes.disk_bytes / 2**20:,.0f} on disk"
-        print(f"kept: {sizes.num_sections} sections, {places}")
-
-
 def _tiny(folder: Path) -> Path:
     return make_tiny_model(folder / "tiny", "llama", max_position_embeddings=8192)
 
@@ -181,7 +166,6 @@ def parse_options() -> argparse.Namespace:
     add("--chunk-tokens", type=int, default=5_000)
     add("--window", type=int, default=8_192)
     add("--cache-gb", type=float)
-    add("--keep-disk-gb", type=float, default=20.0)
     add("--rate", type=int, default=RATE, help="prompt tokens a second of the estimate")
     add("--rows", type=Path, metavar="FILE", help="keep what is measured here, and go on from it")
     return parser.parse_args()
@@ -197,7 +181,6 @@ def main() -> None:
         flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder  # texts of the user are neither used nor dropped
         rows = measure(options, Path(folder))
     reading = rows[0].per_question
     print(

@@ -338,14 +338,6 @@ class LocalConfig(Settings):
     cache_gb: float | None = Field(default=None, gt=0)
     """Memory for the keys and values of a local model, in gigabytes; when not given, 2 on a CPU and
     half of what is free on a GPU."""
-    keep_text: bool = False
-    """Keep the keys and values of texts that a local model reads, so that later questions about them skip most
-    of the reading: in the cache, else in memory, else on disk. Needs mode=parallel with notes=asked, or
-    prompts=shared."""
-    keep_memory_gb: float = Field(default=4.0, ge=0)
-    """Memory for kept texts beside the cache, in gigabytes."""
-    keep_disk_gb: float = Field(default=20.0, ge=0)
-    """Disk for kept texts, in gigabytes, also for later runs; those that were not used for longest are dropped."""
     max_batch_tokens: int | None = Field(default=None, ge=16)
     """Tokens of prompts that a local model computes in one step, at most; when not given, 512 on a CPU
     and 32,768 on a GPU."""

@@ -6,7 +6,7 @@ and Trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypedDict, runtime_checkable
 
@@ -128,61 +128,6 @@ class TokenEngine(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Tokens as text without special tokens."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptSizes:
-    """How much of one text is kept, by place."""
-
-    source: str
-    text: str
-    """SHA-256 of the text."""
-    num_sections: int
-    """Sections of it that were named in this process."""
-    section_bytes: int
-    """What all of them take."""
-    cache_bytes: int
-    """In the cache of keys and values, on the GPU where the model is."""
-    memory_bytes: int
-    disk_bytes: int
-
-
-@runtime_checkable
-class TextKeeper(Protocol):
-    """An engine that can keep what it computed of texts for later questions."""
-
-    keeps_text: bool
-    """Whether it does."""
-    on_drop: Callable[[str, int], None] | None
-    """Called with the name and the bytes of each kept text that is dropped to make room."""
-
-    def keep_section(
-        self,
-        one: Sequence[Message],
-        other: Sequence[Message],
-        *,
-        text: str,
-        source: str,
-        owner: str = "",
-    ) -> None:
-        """Keep what two prompts begin with: the section of a text.
-
-        `text` is the SHA-256 of the text, `source` its name. Calls whose `cache_salt` is the owner use it, and no
-        others.
-        """
-        ...
-
-    async def drop_text(self, text: str, owner: str = "") -> None:
-        """Drop what is kept of a text for an owner, in memory and on disk."""
-        ...
-
-    async def drop_prompts(self, cache_salt: str | None) -> None:
-        """Drop what is cached of prompts with this salt and not in use. Kept texts stay kept."""
-        ...
-
-    def kept_texts(self) -> list[KeptSizes]:
-        """What is kept of each text that was read, and where. Only while no request runs."""
         ...
 
 

@@ -176,7 +176,7 @@ def is_taken(command: click.Command, param: click.Parameter, text: str) -> bool:
 
 def test_some_options_are_numbers() -> None:
     found = {f"{name} {param.opts[0]}" for name, _, param in numeric_options()}
-    assert {"ask --max-cost", "train run --max-minutes", "models drop-text number"} <= found
+    assert {"ask --max-cost", "train run --max-minutes"} <= found
 
 
 @pytest.mark.parametrize(

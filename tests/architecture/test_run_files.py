@@ -33,7 +33,6 @@ OTHERS = {
     "engines/local/embedding.py": "models",
     "engines/local/gguf_files.py": "models",
     "engines/local/gguf_format.py": "models",
-    "engines/local/kept/disk.py": "texts that are kept in the cache",
     "engines/local/loading.py": "models",
     "engines/scripted.py": "scripted replies",
     "engines/store.py": "models",

@@ -23,7 +23,6 @@ from fastapi import Request
 from memagent.agent.reader import Reader
 from memagent.config import EngineConfig, GatewayConfig, KeyLimits, LocalConfig
 from memagent.engines.local.engine import LocalEngine
-from memagent.engines.local.kept.disk import TextFiles
 from memagent.engines.local.loading import load
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import RunError
@@ -366,40 +365,21 @@ def test_a_file_that_is_deleted_while_it_is_read_leaves_nothing(tmp_path: Path) 
         assert gateway.state.texts_of_deleted() == []
 
 
-def test_deleting_a_file_drops_its_kept_text_in_memory_and_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_deleting_a_file_drops_what_is_cached_of_prompts(tmp_path: Path) -> None:
     reading = {"window": 1024, "chunk_tokens": 200, "memory_tokens": 16, "answer_tokens": 8}
     apart = {"mode": "parallel", "rounds": 1, "prompts": "compact", "temperature": 0.0}
     folder = make_tiny_model(tmp_path / "tiny", "llama", max_position_embeddings=1024)
-    config = LocalConfig(cache_gb=0.01, keep_text=True, keep_memory_gb=0.001)
-    texts = TextFiles(max_bytes=1)
     with (
-        LocalEngine(load(str(folder)), config) as engine,
+        LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01)) as engine,
         serving_gateway(tmp_path / "state", engine, reading={**reading, **apart}) as gateway,
         gateway.client() as client,
     ):
-        files = [
-            client.files.create(file=(name, prose(150, seed).encode()), purpose="user_data").id
-            for name, seed in (("a.txt", 1), ("b.txt", 2))
-        ]
-        for file in files:
-            chat(client, asking_about(file))
-        assert {kept.source for kept in engine.kept_texts()} == {"a.txt", "b.txt"}
-        client.files.delete(files[0])
-        (kept,) = engine.kept_texts()
-        assert (kept.source, kept.cache_bytes) == ("b.txt", 0)
-        assert kept.memory_bytes + kept.disk_bytes > 0
+        content = prose(150, 1).encode()
+        file = client.files.create(file=("a.txt", content), purpose="user_data").id
+        chat(client, asking_about(file))
+        assert engine.load.num_used_slots > 0
+        client.files.delete(file)
         assert engine.load.num_used_slots == 0
-    assert {kept.source for kept in texts.texts()} == {"b.txt"}
-    with (
-        LocalEngine(load(str(folder)), config) as engine,
-        serving_gateway(tmp_path / "state", engine, reading={**reading, **apart}) as gateway,
-        gateway.client() as client,
-    ):
-        client.files.delete(files[1])
-    assert texts.texts() == []
 
 
 def test_concurrent_files_keep_to_the_limit_too(tmp_path: Path) -> None:

@@ -166,11 +166,6 @@ class PromptSet:
         wording = [self.note, self.merge, self.nothing]
         return hashlib.sha256(json.dumps(wording).encode()).hexdigest()
 
-    def shares_sections(self, is_parallel: bool) -> bool:
-        """Whether sections stand before questions and memories, so that all questions share their prefill."""
-        found = [slot for _, slot in _slot.findall(self._section_template(is_parallel)) if slot]
-        return found[:1] == ["section"]
-
     def numbers_sections(self, is_parallel: bool) -> bool:
         """Whether prompts tell the number of a section."""
         template = self._section_template(is_parallel)
@@ -249,11 +244,6 @@ _ASK_SOURCES = "After the answer, name the numbers of the quotes that it rests o
 def prompts_for(config: AgentConfig) -> PromptSet:
     """The prompt set of settings, worded for what replies may hold."""
     return with_format(open_prompts(config.prompts), ReplyFormat.of(config))
-
-
-def shares_sections(config: AgentConfig) -> bool:
-    """Whether all questions over a text share the prefill of its sections, so that it can be kept."""
-    return prompts_for(config).shares_sections(config.asks_notes)
 
 
 def with_format(prompts: PromptSet, reply_format: ReplyFormat) -> PromptSet:

@@ -50,7 +50,7 @@ from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_f
 from memagent.engines.base import SETTINGS, BaseEngine, open_engine
 from memagent.errors import ConfigError, DocumentError, EmptyAnswer, RunError
 from memagent.files import reason_of
-from memagent.types import Engine, Message, Sampling, TextKeeper
+from memagent.types import Engine, Message, Sampling
 
 
 class Reader:
@@ -92,14 +92,6 @@ class Reader:
         self.limits = limits or Limits()
         self.tokenizer, self.tokenizer_note = _resolve_tokenizer(tokenizer, engine.tokenizer)
         check_section_ends(self.config, self.tokenizer, engine.model)
-        self._keeper = engine if isinstance(engine, TextKeeper) and engine.keeps_text else None
-        self._kept: set[tuple[str, int]] = set()
-        """Sections that the engine keeps: text and start."""
-        if self._keeper and not self.prompts.shares_sections(self.config.asks_notes):
-            raise ConfigError(
-                "`keep_text` needs sections that stand before the question; give `mode=parallel` with "
-                "`notes=asked`, or `prompts=shared`"
-            )
         if self.config.joins_memories and not self.prompts.no_change:
             raise ConfigError(
                 "`notes=memories` needs prompts in which a section may add nothing; give `no_change`"
@@ -362,9 +354,7 @@ class Reader:
         The call is not made where `replies` of an earlier reading have it.
         """
         section = self.section_text(chunk)
-        call = await self.call_on_section(
-            question, chunk, section, state, budget, document, replies
-        )
+        call = await self.call_on_section(question, chunk, section, state, budget, replies)
         reply, reasoning = split_reasoning(call.completion.text)
         parsed = parse_reply(reply, self.reply_format)
         new = rewrite(
@@ -403,14 +393,12 @@ class Reader:
         section: str,
         state: ReadingState,
         budget: Budget,
-        document: Document,
         replies: Replies | None,
     ) -> ModelCall:
         """The reply to a section, shown as `section`; an earlier one where `replies` have it."""
         is_parallel = self.config.asks_notes
         if replies and (call := carried_call(replies, self.reply_key(chunk, state.memory))):
             return call
-        self.keep_section(chunk, section, document)
         messages = self.prompts.section_messages(
             is_parallel=is_parallel,
             question=question,
@@ -430,25 +418,6 @@ class Reader:
     def section_text(self, chunk: Chunk) -> str:
         """A section as the model sees it; where replies have marks, those that the text holds are none."""
         return shielded(chunk.text) if self.reply_format.has_marks else chunk.text
-
-    def keep_section(self, chunk: Chunk, section: str, document: Document) -> None:
-        """Have the engine keep what it computes of a section, if it keeps texts."""
-        place = (document.sha256, chunk.start)
-        if self._keeper is None or place in self._kept:
-            return
-        self._kept.add(place)
-        one, other = (
-            self.prompts.section_messages(
-                is_parallel=self.config.asks_notes,
-                question=question,
-                section=section,
-                memory="",
-                section_number=chunk.index + 1,
-                memory_tokens=self.config.memory_tokens,
-            )
-            for question in ("1", "?")
-        )
-        self._keeper.keep_section(one, other, text=document.sha256, source=document.source)
 
     def placed_quotes(
         self, parsed: ParsedReply, chunk: Chunk, section: str, document: Document

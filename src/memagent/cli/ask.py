@@ -27,7 +27,7 @@ from memagent.cli.ask_request import AskOptions, AskRequest, make_request
 from memagent.cli.shared.engine import open_chosen
 from memagent.cli.shared.interrupt import INTERRUPTED
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
-from memagent.cli.shared.progress import duration, size_text
+from memagent.cli.shared.progress import duration
 from memagent.cli.shared.reader import reader_options
 from memagent.cli.shared.run_command import CommandConsole, resumable
 from memagent.cli.shared.run_options import run_options
@@ -42,7 +42,6 @@ from memagent.engines.base import BaseEngine, check_engine, check_installed
 from memagent.errors import DocumentError, RunError
 from memagent.run_files import read_file
 from memagent.runs import MANIFEST, Run
-from memagent.types import TextKeeper
 
 MAX_PLACES = 5
 """Places that a message names."""
@@ -160,10 +159,6 @@ class Ask:
             check_engine(request.engine.kind)
             engine = open_chosen(request.engine, self._console)
         self._report_endpoint(request, engine)
-        if isinstance(engine, TextKeeper):
-            engine.on_drop = lambda source, size: self._console.report(
-                f"dropped the kept text {source} ({size_text(size)}) to make room"
-            )
         return asyncio.run(self._run(request, document, engine))
 
     async def _run(self, request: AskRequest, document: Document, engine: BaseEngine) -> int:
@@ -195,7 +190,6 @@ class Ask:
             return exit_code
         finally:
             await engine.aclose()
-            self._report_kept(engine)
 
     async def _watch(self, request: AskRequest, reader: Reader, engine: BaseEngine) -> None:
         """Read on whenever the files have changed; ends when it is interrupted."""
@@ -368,16 +362,6 @@ class Ask:
         settings = _applied(engine.reading_defaults, request)
         if choice.kind != "local" and settings:
             self._console.report(f"reading as suits {engine.model}: {settings}")
-
-    def _report_kept(self, engine: BaseEngine) -> None:
-        """Which texts are kept, and how large they are."""
-        for kept in engine.kept_texts() if isinstance(engine, TextKeeper) else ():
-            on_disk = f"{size_text(kept.disk_bytes)} on disk" if kept.disk_bytes else "nothing"
-            self._console.report(
-                f"kept of {kept.source} for later questions: {on_disk}, of "
-                f"{kept.num_sections} sections with {size_text(kept.section_bytes)}; "
-                "`memagent models texts` lists kept texts"
-            )
 
     def _report_summary(
         self, traces: Sequence[Trace], journal: Journal, reader: Reader, document: Document

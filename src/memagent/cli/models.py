@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import click
 
 from memagent.cli.shared.lazy import HintingGroup
@@ -11,7 +9,6 @@ from memagent.cli.shared.messages import with_options
 from memagent.cli.shared.progress import PullProgress, size_text
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.engines import store
-from memagent.engines.local.kept.disk import TextFiles
 from memagent.errors import ConfigError
 
 HEADINGS = ("NAME", "SIZE", "WINDOW", "LICENCE", "WHERE")
@@ -91,36 +88,6 @@ def _row(name: str, here: store.InstalledModel | None) -> tuple[str, str, str, s
         known.licence if known else "",
         _where(name, here),
     )
-
-
-@command.command("texts")
-def list_texts() -> None:
-    """Show texts whose keys and values are kept on this machine (--keep-text of `memagent ask`)."""
-    texts = TextFiles(max_bytes=0).texts()
-    if not texts:
-        click.echo("no text is kept on this machine", err=True)
-    for number, text in enumerate(texts, start=1):
-        used = f"{datetime.fromtimestamp(text.last_used):%Y-%m-%d %H:%M}"
-        click.echo(
-            f"{number}  {text.source}  {text.num_tokens:,} tokens  {size_text(text.num_bytes)}  "
-            f"{text.model}  used {used}"
-        )
-
-
-@command.command("drop-text")
-@click.argument("number", type=click.IntRange(min=1), required=False)
-@click.option("--all", "drop_all", is_flag=True, help="Drop all of them.")
-def drop_text(number: int | None, drop_all: bool) -> None:
-    """Drop a kept text by its NUMBER in the list, or all."""
-    files = TextFiles(max_bytes=0)
-    texts = files.texts()
-    if not texts:
-        raise ConfigError("no text is kept on this machine")
-    if not drop_all and (number is None or not 1 <= number <= len(texts)):
-        raise ConfigError(f"name a kept text by its number, 1 to {len(texts)}, or give --all")
-    for text in texts if drop_all else [texts[(number or 1) - 1]]:
-        files.drop(text)
-        click.echo(f"dropped {text.source} ({size_text(text.num_bytes)})")
 
 
 def _where(name: str, here: store.InstalledModel | None) -> str:

@@ -25,7 +25,7 @@ from memagent.engines.addresses import (
 from memagent.engines.retry import RetryListener
 from memagent.errors import ConfigError
 from memagent.names import hint, nearest
-from memagent.types import Completion, Engine, KeptSizes, Message, Sampling, TextKeeper
+from memagent.types import Completion, Engine, Message, Sampling
 
 if TYPE_CHECKING:
     from memagent.engines.openai import EndpointEngine
@@ -112,6 +112,11 @@ class BaseEngine(ABC):
     async def aclose(self) -> None:
         """Free connections, processes and memory."""
 
+    async def drop_prompts(  # noqa: B027 - most engines cache nothing here
+        self, cache_salt: str | None
+    ) -> None:
+        """Drop what is cached here of prompts with this salt and not in use; by default nothing is."""
+
     def stand_for(self, engine: Engine) -> None:
         """Take over what is known of another engine, to which this one passes its calls on."""
         self.model, self.tokenizer = engine.model, engine.tokenizer
@@ -137,53 +142,6 @@ class BaseEngine(ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-class PassesOnTexts(BaseEngine):
-    """Passes sections that are to be kept on to another engine, for one owner.
-
-    `keeps_text` is False where the other engine keeps nothing.
-    """
-
-    on_drop: Callable[[str, int], None] | None = None
-    keeps_text: bool = False
-    owner: str = ""
-    """Whose texts these are; what is kept for one owner is used for no other."""
-    _keeper: TextKeeper | None = None
-
-    def keep_through(self, engine: Engine, *, owner: str = "") -> None:
-        """Pass on to this engine, if it keeps texts."""
-        self._keeper = engine if isinstance(engine, TextKeeper) else None
-        self.keeps_text = self._keeper is not None and self._keeper.keeps_text
-        self.owner = owner
-
-    def keep_section(
-        self,
-        one: Sequence[Message],
-        other: Sequence[Message],
-        *,
-        text: str,
-        source: str,
-        owner: str = "",
-    ) -> None:
-        """Keep what two prompts begin with."""
-        if self._keeper is not None:
-            whose = owner or self.owner
-            self._keeper.keep_section(one, other, text=text, source=source, owner=whose)
-
-    async def drop_text(self, text: str, owner: str = "") -> None:
-        """Drop what the other engine keeps of a text."""
-        if self._keeper is not None:
-            await self._keeper.drop_text(text, owner or self.owner)
-
-    async def drop_prompts(self, cache_salt: str | None) -> None:
-        """Drop what the other engine has cached of prompts."""
-        if self._keeper is not None:
-            await self._keeper.drop_prompts(cache_salt)
-
-    def kept_texts(self) -> list[KeptSizes]:
-        """What the other engine keeps."""
-        return self._keeper.kept_texts() if self._keeper is not None else []
 
 
 def as_endpoint(engine: Engine) -> EndpointEngine | None:

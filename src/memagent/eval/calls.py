@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memagent.engines.base import BaseEngine, PassesOnTexts
+from memagent.engines.base import BaseEngine
 from memagent.engines.embedding import Embedder, Vector
 from memagent.engines.queueing import Queue, slot
 from memagent.errors import EngineError, EngineRefused, RunError, RunNotWritable
@@ -208,7 +208,7 @@ class CallDone(NamedTuple):
 OnCall = Callable[[CallDone], None]
 
 
-class ItemEngine(PassesOnTexts):
+class ItemEngine(BaseEngine):
     """The engine as one item sees it: calls made before a restart return their logged reply."""
 
     def __init__(
@@ -333,17 +333,10 @@ def item_engine(
     *,
     method: str = "",
     on_call: OnCall | None = None,
-    can_keep: bool = False,
 ) -> ItemEngine:
-    """The engine as one item sees it; `on_call` is called with each call that was answered.
-
-    With `can_keep` texts are kept for other items that share them, if the engine keeps any.
-    """
+    """The engine as one item sees it; `on_call` is called with each call that was answered."""
     kind = TokenItemEngine if isinstance(gate.engine, TokenEngine) else ItemEngine
-    engine = kind(gate, calls, item, method=method, on_call=on_call)
-    if can_keep:
-        engine.keep_through(gate.engine)
-    return engine
+    return kind(gate, calls, item, method=method, on_call=on_call)
 
 
 def _record(item: str, call: str, reply: LoggedReply) -> dict[str, Any]:

@@ -37,7 +37,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from memagent.agent.limits import Limits
-from memagent.agent.prompts import shares_sections
 from memagent.agent.trace import Trace
 from memagent.data.example import Example
 from memagent.data.inspection import depths
@@ -332,7 +331,6 @@ class Evaluation:
             name,
             method=method.title,
             on_call=self._on_call,
-            can_keep=shares_sections(method.settings),
         )
         source = item.source
         context = Context(

@@ -29,7 +29,7 @@ from memagent import trust
 from memagent.agent import rates
 from memagent.agent.journal import LATER_SETTINGS
 from memagent.agent.limits import Limits
-from memagent.agent.prompts import PROMPT_SETS, open_prompts, shares_sections
+from memagent.agent.prompts import PROMPT_SETS, open_prompts
 from memagent.agent.rates import CallRate, TimeEstimate
 from memagent.agent.reader import check_section_ends
 from memagent.config import EngineConfig
@@ -63,7 +63,7 @@ from memagent.eval.selection import with_questions
 from memagent.eval.suites import MethodChoice, Suite, parse_suite, paths_of, with_absolute_paths
 from memagent.plugins import code_file, is_file_spec
 from memagent.runs import MANIFEST, Run, check_manifest
-from memagent.types import Completion, Engine, Message, Prices, Sampling, TextKeeper
+from memagent.types import Completion, Engine, Message, Prices, Sampling
 
 OpenEngine = Callable[[EngineChoice], Awaitable[BaseEngine]]
 """Opens an engine in another way than in this process, such as on a cluster."""
@@ -372,7 +372,6 @@ async def open_evaluation(
             methods.append(method)
             if method.embedder is not None:
                 stack.push_async_callback(method.embedder.aclose)
-        _check_kept(methods)
         pool = stack.enter_context(ExamplePool(plan, processes=processes))
         sources = await pool.check(plan)
         run = None
@@ -609,18 +608,6 @@ async def _open_method(
         tokenizer=tokenizer,
         embedder=embedder and GatedEmbedder(embedder, gate),
     )
-
-
-def _check_kept(methods: Sequence[OpenMethod]) -> None:
-    """Raise ConfigError where texts are to be kept and no method can use what is kept."""
-    engines = [method.gate.engine for method in methods]
-    keeps_text = any(isinstance(engine, TextKeeper) and engine.keeps_text for engine in engines)
-    readers = [method for method in methods if method.kind.partition(":")[0] == "reader"]
-    if keeps_text and not any(shares_sections(method.settings) for method in readers):
-        raise ConfigError(
-            "`keep_text` needs a reader whose sections stand before the question; give it `mode=parallel` "
-            "with `notes=asked`, or `prompts=shared`"
-        )
 
 
 # --- the run --------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from pathlib import Path
 
 import pytest
@@ -155,40 +154,3 @@ def test_sizes_are_given_as_people_read_them() -> None:
         "98 MB",
         "16,060 MB",
     ]
-
-
-def test_kept_texts_are_listed_without_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in ("torch", "safetensors"):
-        monkeypatch.setitem(sys.modules, name, None)
-    for name in ("memagent.cli.models", "memagent.engines.local.kept.disk"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    assert run(["models", "texts"]) == 0
-    assert capsys.readouterr() == ("", "no text is kept on this machine\n")
-
-
-def test_kept_texts_are_listed_and_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    import torch
-
-    from memagent.engines.local.kept.disk import KeptText, TextFiles
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    files = TextFiles(max_bytes=10**9)
-    for name in ("a", "b"):
-        text = KeptText(text=name * 64, source=f"{name}.txt", model="tiny", key="k" * 32)
-        files.save(text, list(range(1000)), torch.zeros(1, 2, 1, 1000, 500))
-    assert run(["models", "texts"]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert {line.split("  ")[1] for line in listed} == {"a.txt", "b.txt"}
-    assert all("1,000 tokens  4 MB  tiny  used " in line for line in listed)
-    assert run(["models", "drop-text", "3"]) == 2
-    assert "by its number, 1 to 2, or give --all" in capsys.readouterr().err
-    assert run(["models", "drop-text", "1"]) == 0
-    assert run(["models", "drop-text", "--all"]) == 0
-    assert files.texts() == []
-    assert run(["models", "drop-text", "--all"]) == 2
-    assert capsys.readouterr().err == "memagent: no text is kept on this machine\n"

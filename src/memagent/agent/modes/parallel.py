@@ -406,7 +406,7 @@ class _Rounds(_Apart):
         section, document = reader.section_text(chunk), self._chunks.document
         state = ReadingState(memory, reader.tokenizer.count(memory))
         call = await reader.call_on_section(
-            self._question, chunk, section, state, budget, document, self._replies
+            self._question, chunk, section, state, budget, self._replies
         )
         reply, reasoning = split_reasoning(call.completion.text)
         parsed = parse_reply(reply, reader.reply_format)

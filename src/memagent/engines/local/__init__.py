@@ -5,7 +5,6 @@ loading.py     models, tokenizers, adapters from files     gguf_files.py, gguf_w
 scheduler.py   which tokens are computed next              cache.py       slots and the prefix tree
 model.py       a step in plain torch                       cpu/ cuda/     faster steps
 sampling.py    logits to tokens                            streaming.py   tokens to text
-kept/          texts whose keys and values are kept
 
 HTTP is in `memagent.serve`; where model files come from is `engines/store.py`.
 """

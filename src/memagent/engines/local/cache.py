@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -74,8 +74,6 @@ class PrefixNode:
     writer: Hashable | None = None
     """The request that computes it; others wait instead of computing it again."""
     last_used: int = 0
-    kept: Hashable | None = None
-    """What is kept of prompts that begin with the tokens up to the end of this node; None where nothing is."""
 
     @property
     def is_computed(self) -> bool:
@@ -92,8 +90,6 @@ class PrefixTree:
         self._clock = itertools.count(1)
         self._unused: list[tuple[int, int, PrefixNode]] = []
         """Heap of evictable nodes by last use; may contain stale entries."""
-        self.on_evict: Callable[[PrefixNode], None] = lambda node: None
-        """Called with a node before its slots are freed to make room."""
 
     def match(self, tokens: Sequence[int], owner: str = "") -> list[PrefixNode]:
         """The nodes of the longest prefix of `tokens` cached for an owner; a node is split to fit."""
@@ -150,7 +146,6 @@ class PrefixTree:
                 continue  # stale: used, split or dropped since
             freed += len(node.tokens)
             parent = node.parent
-            self.on_evict(node)
             self._drop(node)
             if parent is not None:
                 self._offer(parent)
@@ -162,7 +157,6 @@ class PrefixTree:
         nodes = list(_below(root)) if root is not None else []
         for node in reversed(nodes):  # children before their parents
             if self._is_evictable(node):
-                self.on_evict(node)
                 self._drop(node)
 
     def clear(self) -> None:

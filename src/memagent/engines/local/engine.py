@@ -30,12 +30,10 @@ import os
 import secrets
 import sys
 import threading
-import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from typing import Any, Protocol
 
 import torch
@@ -44,9 +42,6 @@ from memagent.config import LocalConfig
 from memagent.engines import store
 from memagent.engines.base import BaseEngine
 from memagent.engines.local.generator import BatchOutOfMemory, Generator
-from memagent.engines.local.kept.disk import KeptText, TextFiles
-from memagent.engines.local.kept.keys import weights_key
-from memagent.engines.local.kept.texts import KeptTexts
 from memagent.engines.local.loading import LoadedModel, is_out_of_memory, load, with_quick_encoder
 from memagent.engines.local.scheduler import GenerationRequest
 from memagent.engines.local.streaming import TextStream
@@ -59,7 +54,7 @@ from memagent.errors import (
     PromptTooLong,
 )
 from memagent.names import nearest
-from memagent.types import Completion, KeptSizes, Message, Sampling, Usage
+from memagent.types import Completion, Message, Sampling, Usage
 
 SEED_BITS = 63
 SWITCH_SECONDS = 0.0001
@@ -124,9 +119,6 @@ class LocalEngine(BaseEngine):
         self._loaded = loaded
         self._is_gpu = is_gpu = loaded.model.device.type == "cuda"
         self.calls_at_once = config.max_running or (1024 if is_gpu else 64)
-        self.keeps_text = config.keep_text
-        self.on_drop: Callable[[str, int], None] | None = None
-        """Called with the name and the bytes of each kept text that is dropped to make room."""
         cache_gb = config.cache_gb or (_half_free_gb(loaded.model.device) if is_gpu else 2.0)
         with _cache_errors(loaded.model.device, cache_gb):
             self._generator = Generator(
@@ -139,7 +131,6 @@ class LocalEngine(BaseEngine):
                 native=config.native,
                 ends_text=self._ends_text,
                 on_tokens=self._forward,
-                kept=self._open_kept(config, cache_gb) if config.keep_text else None,
             )
         self._listeners: dict[GenerationRequest, _Listener] = {}
         self._inbox: list[GenerationRequest] = []
@@ -287,29 +278,8 @@ class LocalEngine(BaseEngine):
                 self._num_holds -= 1
                 self._changed.notify_all()
 
-    def keep_section(
-        self,
-        one: Sequence[Message],
-        other: Sequence[Message],
-        *,
-        text: str,
-        source: str,
-        owner: str = "",
-    ) -> None:
-        """Keep the keys and values of what two prompts of an owner begin with."""
-        if self._generator.keeper is None:
-            return
-        pairs = zip(self.prompt_ids(one), self.prompt_ids(other), strict=False)
-        ids = [first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
-        self._generator.keeper.texts.name(ids, text=text, source=source, owner=owner)
-
-    async def drop_text(self, text: str, owner: str = "") -> None:
-        """Drop what is kept of a text for an owner, in memory and on disk."""
-        if (keeper := self._generator.keeper) is not None:
-            await asyncio.to_thread(self._between_steps, lambda: keeper.texts.drop(text, owner))
-
     async def drop_prompts(self, cache_salt: str | None) -> None:
-        """Drop what is cached of prompts with this salt and not in use. Kept texts stay kept."""
+        """Drop what is cached of prompts with this salt and not in use."""
         tree = self._generator.scheduler.tree
         await asyncio.to_thread(self._between_steps, lambda: tree.drop_unused(cache_salt or ""))
 
@@ -321,12 +291,8 @@ class LocalEngine(BaseEngine):
                     self._changed.wait()
             act()
 
-    def kept_texts(self) -> list[KeptSizes]:
-        """What is kept of each text that was read, and where. Only while no request runs."""
-        return self._generator.keeper.sizes() if self._generator.keeper else []
-
     async def aclose(self) -> None:
-        """Stop the thread; running requests fail. Kept texts are put on disk, and the cache is freed."""
+        """Stop the thread; running requests fail, and the cache is freed."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -338,27 +304,7 @@ class LocalEngine(BaseEngine):
             if self._thread:
                 self._thread.join()
                 self._thread = None
-                if self._generator.keeper:
-                    self._generator.keeper.save()
             self._generator.close()
-
-    def _open_kept(self, config: LocalConfig, cache_gb: float) -> KeptTexts:
-        engine, model = weakref.ref(self), self._loaded.model
-
-        def dropped(text: KeptText) -> None:
-            if (owner := engine()) and owner.on_drop:
-                owner.on_drop(text.source, text.num_bytes)
-
-        max_bytes = int(config.keep_disk_gb * 2**30)
-        return KeptTexts(
-            model=self.model,
-            key=lambda: weights_key(model),
-            files=TextFiles(max_bytes=max_bytes, on_drop=dropped) if max_bytes else None,
-            max_memory_bytes=int(config.keep_memory_gb * 2**30),
-            max_named_tokens=_num_slots(
-                self._loaded, cache_gb + config.keep_memory_gb + config.keep_disk_gb
-            ),
-        )
 
     # --- requests ------------------------------------------------------------------------------
 

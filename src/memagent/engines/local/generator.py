@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from memagent.engines.local.kept.keeper import CacheKeeper
-from memagent.engines.local.kept.texts import KeptTexts
 from memagent.engines.local.loading import is_out_of_memory
 from memagent.engines.local.model import CachedModel
 from memagent.engines.local.sampling import SampledTokens, has_filter
@@ -100,7 +98,6 @@ class Generator:
         native: bool = True,
         ends_text: EndsText = _never,
         on_tokens: OnTokens = _ignored,
-        kept: KeptTexts | None = None,
     ) -> None:
         self.policy_version = 0
         self._model = _open_model(model, num_slots, max_running, gguf=gguf, native=native)
@@ -116,9 +113,6 @@ class Generator:
             max_running=max_running,
             grow_slots=self._model.grow_slots,
         )
-        self.keeper = None if kept is None else CacheKeeper(kept, self.scheduler, self._model.cache)
-        """What is kept of texts beyond the cache; None where nothing is."""
-        self.scheduler.keeper = self.keeper
         self.num_computed_tokens = 0
         """Tokens that went through the model, to measure what prefix sharing saves."""
 
@@ -185,8 +179,6 @@ class Generator:
         """
         self.scheduler.preempt_all()
         self.scheduler.forget()
-        if self.keeper:
-            self.keeper.texts.weights_changed()
         self._model.weights_changed()
         self.policy_version = self.policy_version + 1 if policy_version is None else policy_version
 
@@ -207,9 +199,6 @@ class Generator:
         No callback is kept, so that the weights are freed with the last reference to the engine.
         """
         self._ends_text, self._on_tokens = _never, _ignored
-        self.scheduler.keeper = None
-        if self.keeper:
-            self.keeper.close()
         self._model.close()
 
     def _sampled(

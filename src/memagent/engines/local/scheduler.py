@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from memagent.engines.local.cache import PrefixNode, PrefixTree, SlotPool, path_to
 from memagent.errors import ConfigError
@@ -95,18 +95,6 @@ class GenerationRequest:
         return found
 
 
-class PrefixKeeper(Protocol):
-    """Keeps prefixes of prompts beyond the cache."""
-
-    def before_admission(self, tokens: Sequence[int], owner: str) -> None:
-        """A prompt of an owner is about to be admitted: its prefix may be put back into the cache."""
-        ...
-
-    def after_admission(self, tokens: Sequence[int], owner: str) -> None:
-        """A prompt of an owner was admitted."""
-        ...
-
-
 class Piece(NamedTuple):
     """Tokens of one request that are computed in this step."""
 
@@ -145,7 +133,6 @@ class Scheduler:
         self.tree = PrefixTree(self.pool)
         self.waiting: deque[GenerationRequest] = deque()
         self.running: list[GenerationRequest] = []
-        self.keeper: PrefixKeeper | None = None
         self.max_batch_tokens = max_batch_tokens
         self._max_running = max_running
         self._grow_slots = grow_slots
@@ -282,8 +269,6 @@ class Scheduler:
     def _admit(self, request: GenerationRequest) -> bool:
         """Give a request slots for its tokens, sharing the common prefix with others."""
         tokens = (*request.prompt_ids, *request.completion_ids)
-        if self.keeper:
-            self.keeper.before_admission(tokens, request.owner)
         shared = self.tree.match(
             tokens[:-1], request.owner
         )  # the last token is recomputed, for its logits
@@ -314,8 +299,6 @@ class Scheduler:
         request.num_admitted = len(tokens)
         request.num_computed = 0
         request.num_reused = num_shared
-        if self.keeper:
-            self.keeper.after_admission(tokens, request.owner)
         return True
 
     def _prompt_piece(self, request: GenerationRequest, budget: int) -> Piece | None:

@@ -27,21 +27,20 @@ from typing import Any
 from memagent.agent.journal import FREE_SETTINGS, Journal
 from memagent.agent.modes.carried import Carried, CarriedReply
 from memagent.agent.modes.continuation import carry_over
-from memagent.agent.prompts import shares_sections
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step
 from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.tokenizers import Tokenizer
-from memagent.engines.base import PassesOnTexts
+from memagent.engines.base import BaseEngine
 from memagent.errors import RunError, RunNotWritable
 from memagent.runs import MANIFEST
 from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyHolder
 from memagent.serve.reading.accounts import Account, CountedEngine
 from memagent.serve.reading.state import DAMAGED, GatewayState, in_thread
-from memagent.types import Completion, Engine, Message, Sampling, TextKeeper
+from memagent.types import Completion, Engine, Message, Sampling
 
 MAX_EARLIER = 8
 """Earlier readings of a question that are compared with a new text, the newest ones."""
@@ -58,18 +57,12 @@ class ReadingCalls:
         self.num_waiting = 0
         self._slots = asyncio.Semaphore(max_calls)
 
-    def of_owner(
-        self, owner: str, *, engine: Engine | None = None, keeps_text: bool = True
-    ) -> OwnersCalls:
-        """The engine for the holder of a key: what is computed and kept is used for this one alone.
+    def of_owner(self, owner: str, *, engine: Engine | None = None) -> OwnersCalls:
+        """The engine for the holder of a key: what is computed is used for this one alone.
 
         `engine` is what the calls go through.
         """
-        calls = OwnersCalls(self, engine or self.engine)
-        calls.owner = owner
-        if keeps_text:
-            calls.keep_through(self.engine, owner=owner)
-        return calls
+        return OwnersCalls(self, engine or self.engine, owner)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -85,12 +78,14 @@ class ReadingCalls:
             self._slots.release()
 
 
-class OwnersCalls(PassesOnTexts):
+class OwnersCalls(BaseEngine):
     """The engine as readings for one holder use it."""
 
-    def __init__(self, calls: ReadingCalls, engine: Engine) -> None:
+    def __init__(self, calls: ReadingCalls, engine: Engine, owner: str) -> None:
         self.stand_for(engine)
         self.calls_at_once = calls.max_calls
+        self.owner = owner
+        """Whose calls these are; what is computed for one owner is used for no other."""
         self._calls = calls
         self._engine = engine
 
@@ -132,7 +127,6 @@ class Readings:
         """Sections read since the server started."""
         self.num_finished = 0
         self._calls = ReadingCalls(engine, reading_calls)
-        self._keeper = engine if isinstance(engine, TextKeeper) else None
         self._tokenizer = tokenizer
         self._state = state
         self._max_readings = max_readings
@@ -150,9 +144,8 @@ class Readings:
 
     def reader(self, config: AgentConfig, account: Account) -> Reader:
         """The reader of a request of a holder. Raises ConfigError where the settings do not suit the engine."""
-        keeps = self._keeper is not None and self._keeper.keeps_text and shares_sections(config)
         counted = CountedEngine(self._calls.engine, self._tokenizer, account.limits)
-        calls = self._calls.of_owner(account.owner, engine=counted, keeps_text=keeps)
+        calls = self._calls.of_owner(account.owner, engine=counted)
         return Reader(calls, tokenizer=self._tokenizer, config=config, limits=account.limits)
 
     async def read(
@@ -181,16 +174,13 @@ class Readings:
                 await self.forget_deleted()
 
     async def forget_deleted(self, owner: str | None = None) -> None:
-        """Drop what is kept of deleted files: readings, texts that the engine keeps, and cached prompts of their
-        owners and of `owner`. What is being read is dropped at its end."""
+        """Drop what is kept of deleted files: readings, and cached prompts of their owners and of `owner`. What is being read is dropped at its end."""
         state = self._state
         texts = await in_thread(state.writing, state.texts_of_deleted)
-        if self._keeper is not None:
-            for whose, text in texts:
-                await self._keeper.drop_text(text, whose)
+        if isinstance(self._calls.engine, BaseEngine):
             for whose in {whose for whose, _ in texts} | ({owner} if owner else set()):
                 for salt in {whose, KeyHolder(id=whose).cache_salt}:
-                    await self._keeper.drop_prompts(salt)
+                    await self._calls.engine.drop_prompts(salt)
         if texts:
             await self._drop(await in_thread(state.writing, state.readings_of_deleted))
             await in_thread(state.writing, state.forget_texts_of_deleted)

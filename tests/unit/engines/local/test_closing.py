@@ -47,19 +47,14 @@ def cache_of(engine: LocalEngine) -> weakref.ref[torch.Tensor]:
     return weakref.ref(engine._generator._model.cache)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"native": True}, {"native": False}, {"native": True, "keep_text": True}]
-)
+@pytest.mark.parametrize("settings", [{"native": True}, {"native": False}])
 @pytest.mark.parametrize("is_used", [True, False])
 async def test_a_closed_engine_has_freed_its_cache(
     folder: Path,
     settings: dict[str, Any],
     *,
     is_used: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     engine = LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01, **settings))
     cache = cache_of(engine)
     if is_used:
@@ -67,7 +62,6 @@ async def test_a_closed_engine_has_freed_its_cache(
     await engine.aclose()
     assert cache() is None
     await engine.aclose()
-    assert engine.kept_texts() == []
     assert engine.load.num_running == 0
     engine.weights_changed(7)  # of a model that a trainer goes on with
     assert engine.policy_version == 7
@@ -75,12 +69,10 @@ async def test_a_closed_engine_has_freed_its_cache(
         await engine.generate([5, 6, 7], SHORT)
 
 
-@pytest.mark.parametrize("keep_text", [True, False])
 async def test_the_weights_are_freed_with_the_last_reference_to_a_closed_engine(
-    folder: Path, *, keep_text: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    engine = LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01, keep_text=keep_text))
+    engine = LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01))
     weights = weakref.ref(engine._loaded.model.get_input_embeddings().weight)
     await engine.generate([5, 6, 7], SHORT)
     await engine.aclose()

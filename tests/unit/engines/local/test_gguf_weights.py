@@ -15,7 +15,6 @@ from transformers import LlamaForCausalLM
 from memagent.engines.local.gguf_files import open_header
 from memagent.engines.local.gguf_format import read_contents
 from memagent.engines.local.gguf_weights import CPU_PIECE, READERS, dequantised, read_weights
-from memagent.engines.local.kept.keys import weights_key
 from memagent.engines.local.loading import ARCHITECTURES, load
 from memagent.errors import ConfigError
 from tests.support.tiny_gguf import blocks_of_any_bytes, write_gguf
@@ -100,7 +99,9 @@ def test_a_model_is_put_together_as_transformers_does_it(
     theirs = LlamaForCausalLM.from_pretrained(
         None, config=ours.config, state_dict=ours.state_dict(), dtype=dtype
     )
-    assert weights_key(ours) == weights_key(theirs)
+    parameters = dict(theirs.named_parameters())
+    assert parameters.keys() == dict(ours.named_parameters()).keys()
+    assert all(torch.equal(parameters[name], one) for name, one in ours.named_parameters())
     assert ours.dtype == dtype
     assert ours.training is theirs.training is False
     assert all(one.requires_grad for one in ours.parameters())

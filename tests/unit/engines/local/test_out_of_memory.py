@@ -17,8 +17,6 @@ from memagent.engines.local import generator as generator_module
 from memagent.engines.local.cuda.model import GpuModel, _Buffers
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.generator import MIN_BATCH_TOKENS, BatchOutOfMemory, Generator
-from memagent.engines.local.kept.keeper import CacheKeeper
-from memagent.engines.local.kept.texts import KeptTexts
 from memagent.engines.local.loading import is_out_of_memory, load
 from memagent.engines.local.scheduler import GenerationRequest, Piece
 from memagent.errors import EngineError, MachineError
@@ -272,45 +270,3 @@ def test_an_error_on_the_way_out_of_a_lack_of_memory_means_the_same() -> None:
     assert is_out_of_memory(failure)
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
     assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
-
-
-# --- kept texts -----------------------------------------------------------------------------------
-
-
-def test_a_kept_text_that_does_not_fit_the_memory_is_computed_again(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = KeptTexts(model="tiny", key=lambda: "weights", files=None, max_memory_bytes=2**30)
-    generator = Generator(model, num_slots=400, eos_ids=(), kept=texts)
-    prompt = list(range(10, 310))
-    texts.name(prompt[:280], text="abc", source="a.txt")
-    expected = replies(generator, [prompt])
-    replies(generator, prompts(390))  # evicts it
-    assert texts.memory_bytes
-
-    class Unmovable:
-        """Values for which the device has no room."""
-
-        def __init__(self, values: torch.Tensor) -> None:
-            self._values = values
-            self.shape, self.dtype = values.shape, values.dtype
-
-        def __getitem__(self, index: Any) -> Unmovable:
-            return Unmovable(self._values[index])
-
-        def to(self, device: Any) -> torch.Tensor:
-            raise torch.OutOfMemoryError("out of memory")
-
-    keeper = generator.keeper
-    assert isinstance(keeper, CacheKeeper)
-    whole = texts.load
-    monkeypatch.setattr(texts, "load", lambda prefix: Unmovable(whole(prefix)))
-    assert replies(generator, [prompt]) == expected
-
-    def copied(node: object) -> torch.Tensor:
-        raise MemoryError
-
-    monkeypatch.setattr(texts, "load", whole)
-    monkeypatch.setattr(keeper, "_values", copied)
-    replies(generator, prompts(390))  # evicts it again, and there is no room for the copy
-    assert replies(generator, [prompt]) == expected
