@@ -16,11 +16,10 @@ import pytest
 from starlette.datastructures import Headers
 
 from memagent.engines.local.loading import LoadedModel
-from memagent.serve import guard
+from memagent.serve import guard, listen
 from memagent.serve.errors import ApiError
+from memagent.serve.hosts import ForeignRequest, HostCheck
 from memagent.serve.keys import KeyHolder
-from memagent.web import deadline
-from memagent.web.hosts import ForeignRequest, HostCheck
 from tests.hostile import requests
 from tests.hostile.harness import tried
 from tests.support.timing import settle
@@ -151,7 +150,7 @@ def test_a_body_that_never_ends_gets_408(
 def test_headers_that_never_end_close_the_connection(
     server: TinyServer, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr(deadline, "HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(listen, "HEADER_SECONDS", 0.1)
     with half_sent(server, text) as connection:
         assert received(connection) == b""
 
@@ -164,7 +163,7 @@ def test_headers_of_a_second_request_have_a_deadline_too(
             assert file.readline().startswith(b"HTTP/1.1 200")
             head = dict(line.lower().split(b": ", 1) for line in iter(file.readline, b"\r\n"))
             file.read(int(head[b"content-length"]))
-        monkeypatch.setattr(deadline, "HEADER_SECONDS", 0.1)
+        monkeypatch.setattr(listen, "HEADER_SECONDS", 0.1)
         with suppress(BrokenPipeError):  # a busy machine: the server closes idle connections too
             connection.sendall(b"GET /health HTTP/1.1\r\n")
         assert received(connection) == b""

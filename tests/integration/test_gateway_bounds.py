@@ -17,13 +17,12 @@ import pytest
 
 from memagent.config import KeyLimits
 from memagent.engines.openai import open_endpoint_at
-from memagent.serve import guard
+from memagent.serve import guard, listen
 from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyStore
 from memagent.serve.reading.files import RequestFiles
 from memagent.serve.reading.requests import AttachedFile
 from memagent.serve.reading.state import GatewayState
-from memagent.web import deadline
 from tests.support.gateways import (
     MODEL,
     Gateway,
@@ -43,7 +42,6 @@ MEASURED = """
 import gzip, json, resource, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from memagent.web import deadline
 from tests.support.gateways import (
     MODEL,
     Gateway,
@@ -184,7 +182,7 @@ def test_downloads_take_places_of_their_key(tmp_path: Path) -> None:
 def test_a_client_that_does_not_read_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadline, "WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(listen, "WRITE_SECONDS", 0.2)
     store = KeyStore(tmp_path / "keys.json")
     anna = store.add("anna", KeyLimits(max_concurrency=1))
     with serving_gateway(tmp_path) as gateway, connected(gateway) as connection:

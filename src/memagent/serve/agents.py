@@ -26,6 +26,7 @@ from starlette.datastructures import Headers
 from memagent.config import ServeConfig
 from memagent.serve.errors import ApiError
 from memagent.serve.guard import CLIENT_GONE, JSON_TYPE, AdmissionGate, GuardedPaths, GuardRules
+from memagent.serve.hosts import HostCheck
 from memagent.serve.http import (
     END_OF_EVENTS,
     EventStream,
@@ -40,7 +41,6 @@ from memagent.serve.metrics import Metrics
 from memagent.serve.run import serving_here
 from memagent.serve.wire import ChatRequest
 from memagent.types import Message
-from memagent.web.hosts import HostCheck
 
 ROLLOUT_HEADER = "x-memagent-rollout"
 """Header with the key of a rollout, for programs that send a key of their own."""

@@ -18,6 +18,7 @@ from memagent.engines.local.engine import LocalEngine
 from memagent.serve.errors import ApiError
 from memagent.serve.generate import ReplyJob, jobs_of, parts, replies, streams
 from memagent.serve.guard import CLIENT_GONE, JSON_TYPE, AdmissionGate, GuardedPaths, GuardRules
+from memagent.serve.hosts import HostCheck
 from memagent.serve.http import (
     END_OF_EVENTS,
     EventStream,
@@ -35,7 +36,6 @@ from memagent.serve.request_log import OnRequest
 from memagent.serve.responses import ResponseWriter, model_card, total, writer_of
 from memagent.serve.wire import ChatRequest, CompletionRequest
 from memagent.types import Completion
-from memagent.web.hosts import HostCheck
 
 CHAT, PLAIN, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
 PROBES = ("/health", "/metrics")

@@ -19,11 +19,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memagent.serve.errors import INTERNAL, ApiError
+from memagent.serve.hosts import ForeignRequest, HostCheck
 from memagent.serve.keys import ANYONE, KeyCheck, KeyHolder, checked_holder
 from memagent.serve.metrics import Metrics
 from memagent.serve.request_log import OnRequest, RequestRecord, client_of, path_of
 from memagent.types import Usage
-from memagent.web.hosts import ForeignRequest, HostCheck
 
 JSON_TYPE = "application/json"
 FORM_TYPE = "multipart/form-data"

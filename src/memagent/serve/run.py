@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 
 from memagent.config import ServeConfig
 from memagent.serve.guard import AdmissionGate
-from memagent.web.listening import (
+from memagent.serve.listen import (
     BACKLOG,
     CLOSE_SECONDS,
     bound,

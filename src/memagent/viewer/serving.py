@@ -13,9 +13,9 @@ from types import FrameType
 
 import uvicorn
 
+from memagent.serve.listen import BACKLOG, bound, port_errors, server_config, url_of
 from memagent.viewer.api import ViewerApi
 from memagent.viewer.app import make_viewer_app
-from memagent.web.listening import BACKLOG, bound, port_errors, server_config, url_of
 
 HOST = "127.0.0.1"
 

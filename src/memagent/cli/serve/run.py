@@ -230,8 +230,8 @@ def _serve_local(chosen: ServeOptions) -> None:
     # imported here: both import torch, and `check_engine` names the extra if it is missing
     from memagent.engines.local.engine import LocalEngine
     from memagent.serve.app import make_app
+    from memagent.serve.listen import bound
     from memagent.serve.run import serve
-    from memagent.web.listening import bound
 
     with bound(
         chosen.server.host, chosen.server.port
@@ -278,10 +278,10 @@ def _serve_reader(chosen: ServeOptions) -> None:
         require(library, f'memagent serve needs {library}; pip install "memagent[serve]"')
     choice = chosen.choose()
     check_engine(choice.kind)
+    from memagent.serve.listen import bound
     from memagent.serve.reading.app import gateway_app, keys_of
     from memagent.serve.reading.state import GatewayState, state_folder
     from memagent.serve.run import serve
-    from memagent.web.listening import bound
 
     keys_of(chosen.gateway, chosen.server)  # before a model is loaded in vain
     console = CommandConsole()

@@ -25,6 +25,7 @@ from memagent.serve.guard import (
     GuardedPaths,
     GuardRules,
 )
+from memagent.serve.hosts import HostCheck
 from memagent.serve.http import (
     Endpoint,
     EventStream,
@@ -51,7 +52,6 @@ from memagent.serve.reading.requests import (
 from memagent.serve.reading.responses_format import ResponseAnswer
 from memagent.serve.reading.state import GatewayState, keys_file
 from memagent.serve.request_log import OnRequest
-from memagent.web.hosts import HostCheck
 
 CHAT, RESPONSES, FILES, MODELS = (
     "/v1/chat/completions",
