@@ -74,7 +74,7 @@ ALSO_ALLOWED: dict[str, str] = {"data": "memagent.agent.prompts"}
 ONLY_ALLOWED: dict[tuple[str, str], tuple[str, ...]] = {
     ("rl", "eval"): ("memagent.eval.runner",),
     ("rl", "serve"): ("memagent.serve.agents",),
-    ("viewer", "serve"): ("memagent.serve.listen", "memagent.serve.hosts"),
+    ("viewer", "serve"): ("memagent.serve.listen",),
 }
 """All that a room may import of another: training validates with the evaluation's runner, and serves agents in
 other processes; the viewer listens and checks hosts as the other servers do."""

@@ -18,8 +18,8 @@ from starlette.datastructures import Headers
 from memagent.engines.local.loading import LoadedModel
 from memagent.serve import guard, listen
 from memagent.serve.errors import ApiError
-from memagent.serve.hosts import ForeignRequest, HostCheck
 from memagent.serve.keys import KeyHolder
+from memagent.serve.listen import ForeignRequest, HostCheck
 from tests.hostile import requests
 from tests.hostile.harness import tried
 from tests.support.timing import settle

@@ -6,8 +6,7 @@ generate.py    from a request to replies        responses.py  replies in OpenAI'
 guard.py       key, body, admission, counting   metrics.py    Prometheus metrics
 keys.py        API keys and their holders       http.py       applications, streams, clients that leave
 request_log.py what is reported of a request    agents.py     calls of agents in training
-cluster.py     replicas on a Ray cluster        listen.py     a socket, time limits of connections
-hosts.py       Host and Origin headers
+cluster.py     replicas on a Ray cluster        listen.py     sockets, deadlines, hosts and origins
 
 Generation itself is in `engines/local`; settings are `ServeConfig` and `GatewayConfig` of `memagent.config`.
 `memagent view` listens and checks hosts with the same code.

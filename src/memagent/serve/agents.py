@@ -26,7 +26,6 @@ from starlette.datastructures import Headers
 from memagent.config import ServeConfig
 from memagent.serve.errors import ApiError
 from memagent.serve.guard import CLIENT_GONE, JSON_TYPE, AdmissionGate, GuardedPaths, GuardRules
-from memagent.serve.hosts import HostCheck
 from memagent.serve.http import (
     END_OF_EVENTS,
     EventStream,
@@ -37,6 +36,7 @@ from memagent.serve.http import (
     unless_disconnected,
 )
 from memagent.serve.keys import OneKey, key_in
+from memagent.serve.listen import HostCheck
 from memagent.serve.metrics import Metrics
 from memagent.serve.run import serving_here
 from memagent.serve.wire import ChatRequest

@@ -18,7 +18,6 @@ from memagent.engines.local.engine import LocalEngine
 from memagent.serve.errors import ApiError
 from memagent.serve.generate import ReplyJob, jobs_of, parts, replies, streams
 from memagent.serve.guard import CLIENT_GONE, JSON_TYPE, AdmissionGate, GuardedPaths, GuardRules
-from memagent.serve.hosts import HostCheck
 from memagent.serve.http import (
     END_OF_EVENTS,
     EventStream,
@@ -31,6 +30,7 @@ from memagent.serve.http import (
     with_error_event,
 )
 from memagent.serve.keys import OneKey
+from memagent.serve.listen import HostCheck
 from memagent.serve.metrics import Metrics, load_gauges
 from memagent.serve.request_log import OnRequest
 from memagent.serve.responses import ResponseWriter, model_card, total, writer_of

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memagent.errors import MemagentError
-from memagent.serve.hosts import ForeignRequest, HostCheck
+from memagent.serve.listen import ForeignRequest, HostCheck
 from memagent.viewer.api import ViewerApi, json_text
 from memagent.viewer.evaluations import MAX_ITEMS, PAGE_ITEMS
 

@@ -25,7 +25,6 @@ from memagent.serve.guard import (
     GuardedPaths,
     GuardRules,
 )
-from memagent.serve.hosts import HostCheck
 from memagent.serve.http import (
     Endpoint,
     EventStream,
@@ -37,6 +36,7 @@ from memagent.serve.http import (
     with_error_event,
 )
 from memagent.serve.keys import KeyCheck, KeyStore, OneKey
+from memagent.serve.listen import HostCheck
 from memagent.serve.metrics import Metrics
 from memagent.serve.reading.answering import AnswerEvent, Answering, Finished
 from memagent.serve.reading.chat_format import ChatAnswer
