@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -17,9 +16,11 @@ from memagent.config import AgentConfig
 from memagent.data.formats.files import read_examples
 from memagent.documents.tokenizers import open_tokenizer
 from memagent.rl.warmstart.conversations import read_conversations
+from recipes import prepare_1_5b
+from recipes.questions import Question, check_apart
+from recipes.questions import lessons as lessons_of
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "configs" / "train" / "reader_1.5b"
 
 
 def write(path: Path, records: Iterable[Any]) -> None:
@@ -84,8 +85,8 @@ def run_script(
     write(published / "dev.jsonl.gz", [dev or hotpot("dev", 20)])
     values = {"qa": qa, "hotpotqa": published, "tokenizer": "bytes", "out": out}
     named = [word for key, value in values.items() for word in (f"--{key}", str(value))]
-    command = [sys.executable, str(SCRIPTS / name), *named, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", f"recipes.{name}", *named, *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def prepare(tmp_path_factory: pytest.TempPathFactory) -> Prepare:
     ) -> subprocess.CompletedProcess[str]:
         folder = tmp_path_factory.mktemp("sources")
         options = ("--counted", "0", "--rl-share", str(share))
-        return run_script("prepare.py", folder, out, *options, cuts=cuts, official=official)
+        return run_script("prepare_1_5b", folder, out, *options, cuts=cuts, official=official)
 
     return run
 
@@ -114,7 +115,7 @@ def prepare_answers(tmp_path_factory: pytest.TempPathFactory) -> Prepare:
         folder = tmp_path_factory.mktemp("sources")
         official = [hotpot("official", 10)]
         dev = {**hotpot("dev", 20), "question": "Is 20 older than 21, 40, 41, 42, 43 and 44?"}
-        return run_script("prepare_answers.py", folder, out, cuts=CUTS, official=official, dev=dev)
+        return run_script("prepare_answers", folder, out, cuts=CUTS, official=official, dev=dev)
 
     return run
 
@@ -174,13 +175,10 @@ def test_a_development_question_is_refused(prepare: Prepare, tmp_path: Path) -> 
 
 
 def test_a_question_in_two_sets_is_refused() -> None:
-    script = runpy.run_path(str(SCRIPTS / "prepare.py"))
-    question = script["Question"](
-        id="one", text="Who?", answers=("A",), gold=(), hard=(), is_titled=True
-    )
-    script["check_apart"](lessons=[question, question], tasks=[])
+    question = Question(id="one", text="Who?", answers=("A",), gold=(), hard=(), is_titled=True)
+    check_apart(lessons=[question, question], tasks=[])
     with pytest.raises(SystemExit, match="one is in lessons and in tasks: Who"):
-        script["check_apart"](lessons=[question], tasks=[question])
+        check_apart(lessons=[question], tasks=[question])
 
 
 def test_paragraphs_of_development_questions_are_in_no_text(lessons: Path, tasks: Path) -> None:
@@ -243,13 +241,10 @@ def test_facts_of_the_memory_come_before_the_answer_and_the_one_that_tells_it_la
 
 
 def test_questions_that_count_are_answered_from_items_that_code_counts() -> None:
-    script: dict[str, Any] = runpy.run_path(str(SCRIPTS / "prepare.py"))
-    agent = AgentConfig(chunk_tokens=2048, memory_tokens=512, prompts="add", **script["LISTING"])
-    examples = list(script["counted"](4, "estimate", seed=7))
+    agent = AgentConfig(chunk_tokens=2048, memory_tokens=512, prompts="add", **prepare_1_5b.LISTING)
+    examples = list(prepare_1_5b.counted(4, "estimate", seed=7))
     assert len(examples) == 16
-    found = [
-        json.loads(line) for line in script["lessons"](examples, agent, open_tokenizer("estimate"))
-    ]
+    found = [json.loads(line) for line in lessons_of(examples, agent, open_tokenizer("estimate"))]
     answers = [one for one in found if one["kind"] == "answer"]
     assert len(answers) == 16, "all fit"
     assert all(

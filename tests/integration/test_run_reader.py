@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "configs" / "train" / "reader_1.5b" / "run.sh"
+SCRIPT = ROOT / "recipes" / "train_1_5b.sh"
 STAND_IN = """#!/usr/bin/env bash
 printf '%s\\n' "$@" END >> "$CALLS"
 while [ "$1" != --run-dir ]; do shift; done

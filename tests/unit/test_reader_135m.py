@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-import sys
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-
-import pytest
 
 from memagent.data.example import Evidence, Example, Passage
-
-FOLDER = Path(__file__).resolve().parents[2] / "configs" / "train" / "reader_135m"
-MODULES = ("questions", "written", "squad", "prepare")
+from recipes import prepare_135m, questions, squad, written
 
 
-@pytest.fixture(scope="module")
-def modules() -> Iterator[dict[str, ModuleType]]:
-    sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
-    before = list(sys.path)
-    yield {name: import_module(name) for name in MODULES}
-    for name in MODULES:
-        sys.modules.pop(name, None)
-    for folder in before[:2]:
-        sys.path.remove(folder)
-
-
-def test_an_answer_about_a_chronicle_stands_in_its_evidence(modules: dict[str, ModuleType]) -> None:
+def test_an_answer_about_a_chronicle_stands_in_its_evidence() -> None:
     for seed in range(300):
-        question = modules["written"].Chronicle(random.Random(seed)).question(2)
+        question = written.Chronicle(random.Random(seed)).question(2)
         [gold] = question.gold
         evidence = " ".join(gold.sentences[number] for number in gold.support)
         assert all(part in evidence.lower() for part in question.answers[0].lower().split(", "))
@@ -39,8 +20,8 @@ def test_an_answer_about_a_chronicle_stands_in_its_evidence(modules: dict[str, M
         assert evidence not in others
 
 
-def test_what_a_paragraph_says_about_its_title_is_asked(modules: dict[str, ModuleType]) -> None:
-    paragraph = modules["questions"].Paragraph(
+def test_what_a_paragraph_says_about_its_title_is_asked() -> None:
+    paragraph = questions.Paragraph(
         title="The Glass Pier (film)",
         sentences=(
             "The Glass Pier is a 1961 film directed by Ada Holm, her first.",
@@ -50,7 +31,7 @@ def test_what_a_paragraph_says_about_its_title_is_asked(modules: dict[str, Modul
     )
     found = {
         (question.text, question.answers[0], question.gold[0].support)
-        for question in modules["written"].relation_questions(paragraph)
+        for question in written.relation_questions(paragraph)
     }
     assert {(answer, support) for _, answer, support in found} == {
         ("Ada Holm", (0,)),
@@ -59,24 +40,22 @@ def test_what_a_paragraph_says_about_its_title_is_asked(modules: dict[str, Modul
     assert all("The Glass Pier" in text and "(film)" not in text for text, _, _ in found)
 
 
-def test_two_things_about_a_title_are_asked_at_once(modules: dict[str, ModuleType]) -> None:
-    paragraph = modules["questions"].Paragraph(
+def test_two_things_about_a_title_are_asked_at_once() -> None:
+    paragraph = questions.Paragraph(
         title="The Glass Pier (film)",
         sentences=(
             "The Glass Pier is a film directed by Ada Holm, her first.",
             "It was released on 4 March 1961.",
         ),
     )
-    [question] = modules["written"].two_part_questions(paragraph)
+    [question] = written.two_part_questions(paragraph)
     assert question.answers == ("Ada Holm, 4 March 1961",)
     assert question.gold[0].support == (0, 1)
     assert " and " in question.text
     assert question.text.count("?") == 1
 
 
-def test_squad_questions_have_the_sentence_of_their_answer(
-    modules: dict[str, ModuleType], tmp_path: Path
-) -> None:
+def test_squad_questions_have_the_sentence_of_their_answer(tmp_path: Path) -> None:
     context = "The weir is old. It was built in 1702 by monks. Nobody knows why."
     answers = [{"text": "1702", "answer_start": context.index("1702")}]
     asked = [
@@ -86,25 +65,21 @@ def test_squad_questions_have_the_sentence_of_their_answer(
     paragraphs = [{"context": context, "qas": asked}, {"context": "The mill burnt.", "qas": []}]
     path = tmp_path / "train.json"
     path.write_text(json.dumps({"data": [{"title": "Weir", "paragraphs": paragraphs}]}))
-    [question] = modules["squad"].squad_questions(path)
+    [question] = squad.squad_questions(path)
     assert (question.text, question.answers) == ("When was the weir built?", ("1702",))
     assert (
         question.gold[0].sentences[question.gold[0].support[0]] == "It was built in 1702 by monks."
     )
     assert [one.sentences for one in question.hard] == [("The mill burnt.",)]
-    assert len(modules["squad"].squad_paragraphs(path)) == 2
+    assert len(squad.squad_paragraphs(path)) == 2
 
 
-def test_paired_questions_are_written_as_text_is(
-    modules: dict[str, ModuleType], tmp_path: Path
-) -> None:
+def test_paired_questions_are_written_as_text_is(tmp_path: Path) -> None:
     sources, asked = tmp_path / "src-test.txt", tmp_path / "tgt-test.txt"
     sources.write_text("the weir -lrb- in farnley -rrb- is old .\nmonks built it , they say .\n")
     asked.write_text("where is the weir ?\nwho built farnley 's weir ?\n")
-    casing = modules["squad"].Casing(["Old Farnley is a town.", "They saw Farnley."])
-    found = list(
-        modules["squad"].paired_questions(sources, asked, casing, known={"whereistheweir"})
-    )
+    casing = squad.Casing(["Old Farnley is a town.", "They saw Farnley."])
+    found = list(squad.paired_questions(sources, asked, casing, known={"whereistheweir"}))
     [question] = found
     assert question.text == "Who built Farnley's weir?"
     assert question.gold[0].sentences == (
@@ -114,24 +89,22 @@ def test_paired_questions_are_written_as_text_is(
     assert (question.gold[0].support, question.answers) == ((1,), ("",))
 
 
-def test_lessons_without_a_known_answer_end_with_the_memory(
-    modules: dict[str, ModuleType],
-) -> None:
+def test_lessons_without_a_known_answer_end_with_the_memory() -> None:
     lines = [json.dumps({"content": said}) for said in ("It rained.", "\\boxed{}", "\\boxed{3}")]
-    assert list(modules["prepare"].with_answers(lines)) == [lines[0], lines[2]]
+    assert list(prepare_135m.with_answers(lines)) == [lines[0], lines[2]]
 
 
-def test_a_sentence_with_a_gap_is_a_question(modules: dict[str, ModuleType]) -> None:
+def test_a_sentence_with_a_gap_is_a_question() -> None:
     sentences = ("The mill at the weir was bought by Ada Karin Holm from the parish council.",)
-    paragraph = modules["questions"].Paragraph(title="Weir Mill", sentences=sentences)
+    paragraph = questions.Paragraph(title="Weir Mill", sentences=sentences)
     for seed in range(20):
-        [question] = modules["written"].place_questions(paragraph, random.Random(seed))
+        [question] = written.place_questions(paragraph, random.Random(seed))
         assert question.answers == ("Ada Karin Holm",)
         assert "Holm" not in question.text
         assert question.text.endswith("?")
 
 
-def test_documents_as_prose_keep_their_evidence(modules: dict[str, ModuleType]) -> None:
+def test_documents_as_prose_keep_their_evidence() -> None:
     example = Example(
         id="one",
         task="questions",
@@ -141,25 +114,25 @@ def test_documents_as_prose_keep_their_evidence(modules: dict[str, ModuleType]) 
         evidence=(Evidence(document=1, start=0, end=17, text="It is in Farnley."),),
         metadata={"candidates": [(len("Document 1:\nA\nFirst."), "First.", 0.5)]},
     )
-    prose = modules["prepare"].as_prose(example, "Heading")
+    prose = prepare_135m.as_prose(example, "Heading")
     [(start, end)] = prose.evidence_offsets()
     assert prose.text() == "Heading\n\nA\nFirst.\n\nB\nIt is in Farnley."
     assert prose.text()[start:end] == "It is in Farnley."
     assert prose.evidence[0].note == "B: It is in Farnley."
     [(place, _, _)] = prose.metadata["candidates"]
     assert prose.text()[:place].endswith("First.")
-    without = modules["prepare"].unanswered(example)
+    without = prepare_135m.unanswered(example)
     assert (without.evidence, without.text()) == ((), "Document 1:\nA\nFirst.")
     assert without.answers[0] == "The text does not tell."
 
 
-def test_the_questions_of_the_demo_are_only_for_validation(modules: dict[str, ModuleType]) -> None:
-    examples = list(modules["prepare"].demo_examples())
+def test_the_questions_of_the_demo_are_only_for_validation() -> None:
+    examples = list(prepare_135m.demo_examples())
     assert len(examples) == 12
     for example in examples:
         [(start, end)] = example.evidence_offsets()
         assert example.answers[0] in example.text()[start:end]
-    forbidden = modules["written"].FORBIDDEN
+    forbidden = written.FORBIDDEN
     for example in examples:
         said = f"{example.question} {example.evidence[0].text}".lower()
         assert any(word in said for word in forbidden) or "doctor" in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import runpy
 import time
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,11 @@ from memagent.data.example import Example, Passage
 from memagent.rl.agents.api import open_agent
 from memagent.rl.agents.rewards import open_reward
 from memagent.rl.types import Outcome
+from recipes.collect_memories import Noted
+from recipes.collect_memories import noted as read_memories
+from recipes.collect_memories import tasks as tasks_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "train" / "reader_1.5b"
-COLLECT: dict[str, Any] = runpy.run_path(str(FOLDER / "collect_memories.py"))
 
 
 def example(name: str, answer: str, **values: Any) -> Example:
@@ -26,7 +27,7 @@ def example(name: str, answer: str, **values: Any) -> Example:
 
 def noted(name: str, answer: str, memory: str) -> Any:
     text = Passage(title="", text="A text.")
-    return COLLECT["Noted"](example(name, answer, documents=(text,)), memory)
+    return Noted(example(name, answer, documents=(text,)), memory)
 
 
 def test_memories_that_hold_the_answer_become_tasks_without_a_text() -> None:
@@ -36,11 +37,9 @@ def test_memories_that_hold_the_answer_become_tasks_without_a_text() -> None:
         noted("c", "yes", "It may be."),
         noted("d", "Dan", " "),
     ]
-    tasks = list(COLLECT["tasks"](found, seed=1))
+    tasks = list(tasks_of(found, seed=1))
     assert [task.id for task in tasks] == ["a/memory", "c/memory"]
-    assert tasks == list(COLLECT["tasks"](found[::-1], seed=1)), (
-        "the order of reading does not matter"
-    )
+    assert tasks == list(tasks_of(found[::-1], seed=1)), "the order of reading does not matter"
     for task, lines in zip(tasks, (["Here is ANN.", "And Bob."], ["It may be."]), strict=True):
         kept = task.metadata["memory"].splitlines()
         assert [line for line in kept if line in lines] == lines
@@ -53,7 +52,7 @@ def test_lines_of_other_questions_are_added_but_never_one_that_holds_the_answer(
     first = [noted(f"e{n}", "Eve", "It is Eve.") for n in range(40)]
     memories = [
         task.metadata["memory"].splitlines()
-        for task in COLLECT["tasks"]([*others, *first], seed=1)
+        for task in tasks_of([*others, *first], seed=1)
         if task.id.startswith("e")
     ]
     assert not any("of Eve" in line for lines in memories for line in lines)
@@ -121,9 +120,7 @@ def test_the_last_memory_of_each_text_is_collected_until_the_time_is_over(second
         examples = [
             example(f"secret of {n}", f"{n}7", documents=(text,)) for n, text in enumerate(texts)
         ]
-        reading = COLLECT["noted"](
-            examples, reader, concurrency=2, until=time.monotonic() + seconds
-        )
+        reading = read_memories(examples, reader, concurrency=2, until=time.monotonic() + seconds)
         return [one async for one in reading]
 
     found = asyncio.run(collect())

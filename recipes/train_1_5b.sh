@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Warm start, validation, reinforcement learning until the time is over, validation:
 #
-#   configs/train/reader_1.5b/run.sh MODEL DATA RESULTS SECONDS [WARM_SECONDS]
+#   recipes/train_1_5b.sh MODEL DATA RESULTS SECONDS [WARM_SECONDS]
 #
-# MODEL is a pulled model or a path, DATA the folder that prepare.py wrote with dev_7k.jsonl, dev_28k.jsonl and dev_112k.jsonl,
+# MODEL is a pulled model or a path, DATA the folder that prepare_1_5b.py wrote with dev_7k.jsonl, dev_28k.jsonl and dev_112k.jsonl,
 # RESULTS a new folder for the two runs and their logs. SECONDS is the time for everything, WARM_SECONDS (by default
 # 40 % of it) that of the warm start, loading included. Environment variables:
 #
@@ -18,7 +18,7 @@ if [ $# -lt 4 ]; then
 fi
 model=$1 data=$(realpath "$2") results=$3 total=$4
 warm=${5:-$((total * 40 / 100))}
-configs=$(cd "$(dirname "$0")" && pwd)
+configs=$(cd "$(dirname "$0")/../configs/train/reader_1.5b" && pwd)
 started=$SECONDS
 mkdir -p "$results"
 

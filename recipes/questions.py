@@ -1,8 +1,12 @@
-"""Questions with their paragraphs, from files, and texts around them: for the `prepare.py` of the readers.
+"""Questions with their paragraphs, from files, and texts around them: for the data of the readers.
 
-    pool = Pool(paragraphs, banned=titles)                # paragraphs to fill texts with
-    questions = other_questions(path, pool, is_titled=True)
-    Writer(pool, tokenizer, seed=7).example(question, 1000, "short")
+    sources = Sources(qa, hotpotqa)                       # sources.pool: paragraphs to fill texts with
+    questions = sources.natural()
+    Writer(sources.pool, tokenizer, seed=7).example(question, 1000, "short")
+
+QA holds `NAME.jsonl.gz` files, one question a line: `id`, `question`, `answers`, `paragraphs` (each with
+`title` and `sentences` or `text`), `supporting` (pairs of title and number of a sentence), and for some
+`distractors`, line numbers of `paragraphs.jsonl.gz`. HOTPOTQA holds `train` and `dev` files as HotpotQA publishes them.
 
 Questions whose paragraphs are known only by their supporting sentences get no titles and short distractors:
 otherwise their length would give the gold paragraphs away.
@@ -10,6 +14,7 @@ otherwise their length would give the gold paragraphs away.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import math
@@ -277,6 +282,56 @@ def check_apart(**sets: Iterable[Question]) -> None:
                 raise SystemExit(
                     f"the question {question.id} is in {other} and in {name}: {question.text}"
                 )
+
+
+class Sources:
+    """The questions and paragraphs of the folders QA and HOTPOTQA, those of development apart."""
+
+    def __init__(self, qa: Path, hotpotqa: Path) -> None:
+        self.qa, self._hotpotqa = qa, hotpotqa
+        self.dev = list(hotpot_questions(hotpotqa / "dev.jsonl.gz"))
+        paragraphs = [
+            Paragraph(title=record["title"], sentences=sentences_of(record))
+            for record in read_lines(qa / "paragraphs.jsonl.gz")
+        ]
+        banned = {one.title for question in self.dev for one in question.gold}
+        self.pool = Pool(paragraphs, banned=banned)
+
+    def official(self) -> Iterator[Question]:
+        """HotpotQA's own training questions."""
+        return hotpot_questions(self._hotpotqa / "train.jsonl.gz")
+
+    def cut(self) -> Iterator[Question]:
+        """Training questions of HotpotQA with paragraphs cut to their supporting sentences."""
+        return cut_questions(self.qa / "hotpotqa_train_halueval.jsonl.gz", self.pool)
+
+    def wiki(self) -> Iterator[Question]:
+        """2WikiMultihopQA."""
+        return other_questions(self.qa / "2wiki_train.jsonl.gz", self.pool, is_titled=True)
+
+    def natural(self) -> Iterator[Question]:
+        """Natural Questions."""
+        return other_questions(self.qa / "nq_open_gold.jsonl.gz", self.pool, is_titled=True)
+
+    def linked(self) -> Iterator[Question]:
+        """IIRC, whose passages often are one sentence."""
+        return other_questions(self.qa / "iirc.jsonl.gz", self.pool, is_titled=False)
+
+    def papers(self) -> Iterator[Question]:
+        """QASPER."""
+        return other_questions(self.qa / "qasper_evidence.jsonl.gz", self.pool, is_titled=True)
+
+
+def source_options(doc: str | None, *, tokenizer: str | None = None) -> argparse.ArgumentParser:
+    """A parser with the options that all scripts have; without a default, the tokenizer must be given."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("--qa", type=Path, required=True)
+    parser.add_argument("--hotpotqa", type=Path, required=True)
+    parser.add_argument("--tokenizer", required=tokenizer is None, default=tokenizer)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--limit", type=int, help="questions of each kind, to try it out")
+    return parser
 
 
 # --- texts ----------------------------------------------------------------------------------------

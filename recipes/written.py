@@ -6,7 +6,7 @@
     Chronicle(rng).question()          a fact in the record of an invented place, with misleading entries
 
 The chronicles resemble the text of `make demo` in their form only: no place, person, object or question is
-that of the demo or of `benchmarks/small_model.py` (`FORBIDDEN` is checked by `prepare.py`).
+that of the demo or of `benchmarks/small_model.py` (`FORBIDDEN` is checked by `prepare_135m.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from questions import Paragraph, Question
+from recipes.questions import Paragraph, Question
 
 FORBIDDEN = (
     "clock tower", "school bell", "lindhavn", "lindqvist", "bakery oven", "ferry", "morning star",

@@ -16,8 +16,6 @@ from dataclasses import replace
 from functools import lru_cache
 from heapq import nlargest
 
-from questions import SENTENCE, YES_NO, Paragraph, Pool, Question, Shape, titled
-
 from memagent.agent.prompts import open_prompts
 from memagent.config import AgentConfig
 from memagent.data.example import Example, body_starts
@@ -25,6 +23,7 @@ from memagent.documents.tokenizers import Tokenizer
 from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.traces import answer_of
 from memagent.types import Message
+from recipes.questions import SENTENCE, YES_NO, Paragraph, Pool, Question, Shape, titled
 
 WHOLE_SHARE, MAX_OTHERS = 0.4, 5
 """Lessons of answers alone: how often the memory holds whole paragraphs, and other sentences, at most."""

@@ -1,9 +1,9 @@
 """Warm-start conversations, examples for reinforcement learning and validation files for the 135M reader.
 
-    python configs/train/reader_135m/prepare.py --qa QA --hotpotqa HOTPOTQA --squad SQUAD --squad-train TRAIN \
+    python -m recipes.prepare_135m --qa QA --hotpotqa HOTPOTQA --squad SQUAD --squad-train TRAIN \
         --pairs PAIRS --books BOOKS --out data/reader_135m --workers 2
 
-QA and HOTPOTQA are as for `reader_1.5b/prepare.py`, SQUAD is SQuAD 2.0's development file, TRAIN a training file of
+QA and HOTPOTQA are the folders that `questions.py` describes, SQUAD is SQuAD 2.0's development file, TRAIN a training file of
 SQuAD or a part of it, PAIRS a folder with `src-test.txt` and `tgt-test.txt` of Du et al., Learning to Ask (sentences
 of other articles of SQuAD's training file, with their questions), BOOKS a folder of texts. Written are
 
@@ -28,7 +28,6 @@ import argparse
 import gzip
 import random
 import re
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -37,6 +36,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.small_model import FACTS, text_with
 from memagent.config import AgentConfig
 from memagent.data.example import Evidence, Example, Passage, body_starts
 from memagent.data.formats.files import write_examples
@@ -47,30 +47,27 @@ from memagent.data.tasks.registry import open_task
 from memagent.documents.sample import town_archive
 from memagent.documents.tokenizers import Tokenizer
 from memagent.errors import ConfigError
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from memories import answer_lessons
-from questions import (
+from recipes.memories import answer_lessons
+from recipes.questions import (
     YES_NO,
     Paragraph,
     Pool,
     Question,
     Shape,
+    Sources,
     Writer,
     check_apart,
-    cut_questions,
-    hotpot_questions,
     is_sound,
     lessons,
-    other_questions,
     read_lines,
     sentences_of,
+    source_options,
     wording,
     words,
     write_lines,
 )
-from squad import Casing, load_json, paired_questions, squad_paragraphs, squad_questions
-from written import (
+from recipes.squad import Casing, load_json, paired_questions, squad_paragraphs, squad_questions
+from recipes.written import (
     FORBIDDEN,
     Chronicle,
     place_questions,
@@ -392,10 +389,6 @@ def squad_examples(
 
 def demo_examples() -> Iterator[Example]:
     """The questions of `make demo` and of `benchmarks/small_model.py`, over their own texts."""
-    root = Path(__file__).resolve().parents[3]
-    sys.path.insert(0, str(root))
-    from benchmarks.small_model import FACTS, text_with
-
     texts = {"demo": town_archive(), "facts": text_with(FACTS, 50)}
     for name, facts in (("demo", FACTS[:2]), ("facts", FACTS)):
         for number, fact in enumerate(facts):
@@ -421,20 +414,12 @@ class Preparation:
         self.shard = 0
         self.tokenizer = length_tokenizer(arguments.tokenizer)
         self.rng = random.Random(arguments.seed)
-        self.dev = list(hotpot_questions(arguments.hotpotqa / "dev.jsonl.gz"))
-        banned = {one.title for question in self.dev for one in question.gold}
-        qa = arguments.qa
-        self.pool = Pool(
-            [
-                Paragraph(title=record["title"], sentences=sentences_of(record))
-                for record in read_lines(qa / "paragraphs.jsonl.gz")
-            ],
-            banned=banned,
-        )
+        self.sources = Sources(arguments.qa, arguments.hotpotqa)
+        self.dev, self.pool = self.sources.dev, self.sources.pool
         allowed = [self.pool.all[number] for number in self.pool.allowed]
         self.rng.shuffle(allowed)
         self.wiki, self.asked = allowed[:NUM_FILLERS], allowed[: NUM_FILLERS + 8000]
-        self.natural_paragraphs = paragraphs_of(qa / "nq_open_gold.jsonl.gz")
+        self.natural_paragraphs = paragraphs_of(arguments.qa / "nq_open_gold.jsonl.gz")
         self.squad_questions = list(squad_questions(arguments.squad_train))
         casing = Casing(sentence for one in self.pool.all for sentence in one.sentences)
         self.pairs = list(
@@ -450,13 +435,13 @@ class Preparation:
         self.mixed_paragraphs = [
             *squad_paragraphs(arguments.squad_train), *paired.values(), *untitled[:3000]
         ]  # fmt: skip
-        self.paper_paragraphs = paragraphs_of(qa / "qasper_evidence.jsonl.gz")
+        self.paper_paragraphs = paragraphs_of(arguments.qa / "qasper_evidence.jsonl.gz")
         books = [text_of(path)[20_000:320_000] for path in sorted(arguments.books.iterdir())]
         self.essays = arguments.out / "essays"
         self.essays.mkdir(parents=True, exist_ok=True)
         for number, text in enumerate(books[:4]):
             (self.essays / f"{number}.txt").write_text(text, encoding="utf-8")
-        code = sorted((Path(__file__).resolve().parents[3] / "src" / "memagent").rglob("*.py"))
+        code = sorted((Path(__file__).resolve().parents[1] / "src" / "memagent").rglob("*.py"))
         code = [path for path in code if path.name != "sample.py"]  # the text of the demo
         prose = {
             "wiki": sampled(self.wiki),
@@ -472,25 +457,16 @@ class Preparation:
 
     def questions(self) -> dict[str, list[Question]]:
         """Questions of each kind that has a file or paragraphs."""
-        qa, rng = self.arguments.qa, self.rng
+        sources, rng = self.sources, self.rng
 
         def taken(name: str, questions: Iterable[Question]) -> list[Question]:
             found = [as_written(one) for one in questions if is_sound(one)]
             rng.shuffle(found)
             return found[: min(MIXTURE[name], self.arguments.limit or MIXTURE[name])]
 
-        natural = [
-            best_support(one)
-            for one in other_questions(qa / "nq_open_gold.jsonl.gz", self.pool, is_titled=True)
-        ]
-        papers = other_questions(qa / "qasper_evidence.jsonl.gz", self.pool, is_titled=True)
-        papers = (replace(one, hard=()) for one in map(best_support, papers))
-        linked = other_questions(qa / "iirc.jsonl.gz", self.pool, is_titled=False)
-        hotpot = chain(
-            hotpot_questions(self.arguments.hotpotqa / "train.jsonl.gz"),
-            cut_questions(qa / "hotpotqa_train_halueval.jsonl.gz", self.pool),
-            other_questions(qa / "2wiki_train.jsonl.gz", self.pool, is_titled=True),
-        )
+        natural = map(best_support, sources.natural())
+        papers = (replace(one, hard=()) for one in map(best_support, sources.papers()))
+        hotpot = chain(sources.official(), sources.cut(), sources.wiki())
         relation = [
             one
             for paragraph in self.asked[:NUM_ASKED]
@@ -511,9 +487,9 @@ class Preparation:
             "pairs": self.pairs[: min(MIXTURE["pairs"], self.arguments.limit or MIXTURE["pairs"])],
             "both": both[: min(MIXTURE["both"], self.arguments.limit or MIXTURE["both"])],
             "natural": taken("natural", natural),
-            "linked": taken("linked", fewer_yes_no(linked, rng)),
+            "linked": taken("linked", fewer_yes_no(sources.linked(), rng)),
             "papers": taken("papers", fewer_yes_no(papers, rng)),
-            "yes or no": list(yes_no_questions(qa / "boolq_train.jsonl.gz"))[
+            "yes or no": list(yes_no_questions(sources.qa / "boolq_train.jsonl.gz"))[
                 : self.arguments.limit
             ],
             "relation": taken("relation", relation),
@@ -768,17 +744,11 @@ def text_of(path: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--qa", type=Path, required=True)
-    parser.add_argument("--hotpotqa", type=Path, required=True)
+    parser = source_options(__doc__, tokenizer=MODEL)
     parser.add_argument("--squad", type=Path)
     parser.add_argument("--squad-train", type=Path, required=True)
     parser.add_argument("--pairs", type=Path, required=True)
     parser.add_argument("--books", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tokenizer", default=MODEL)
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--limit", type=int, help="questions of each kind, to try it out")
     parser.add_argument("--workers", type=int, default=2, help="processes, each with its own file")
     arguments = parser.parse_args()
     preparation = Preparation(arguments)

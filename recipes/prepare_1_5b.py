@@ -1,11 +1,9 @@
 """Examples and warm-start conversations for the reader, from files of questions with their paragraphs.
 
-    python configs/train/reader_1.5b/prepare.py --qa QA --hotpotqa HOTPOTQA --essays ESSAYS --tokenizer MODEL --out data/reader
+    python -m recipes.prepare_1_5b --qa QA --hotpotqa HOTPOTQA --essays ESSAYS --tokenizer MODEL --out data/reader
 
-QA holds `NAME.jsonl.gz` files, one question a line: `id`, `question`, `answers`, `paragraphs` (each with
-`title` and `sentences` or `text`), `supporting` (pairs of title and number of a sentence), and for some
-`distractors`, line numbers of `paragraphs.jsonl.gz`. HOTPOTQA holds `train`, `dev` and `paragraphs` files as
-HotpotQA publishes them. ESSAYS is a folder of texts for needles to hide in. Written are
+QA and HOTPOTQA are the folders that `questions.py` describes, ESSAYS is a folder of texts for needles to hide in.
+Written are
 
     OUT/lessons_short.jsonl    conversations over short texts in short sections: many questions for few tokens
     OUT/lessons_long.jsonl     conversations over sections of full length
@@ -33,9 +31,7 @@ are in no text. The same files and seed give the same bytes.
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,23 +42,16 @@ from memagent.data.formats.files import write_examples
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.data.tasks.registry import open_task
 from memagent.data.tasks.ruler.needles import NEEDLES
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from memories import answer_lessons, fact_lessons
-from questions import (
-    Paragraph,
-    Pool,
+from recipes.memories import answer_lessons, fact_lessons
+from recipes.questions import (
     Question,
     Shape,
+    Sources,
     Writer,
     check_apart,
-    cut_questions,
-    hotpot_questions,
     is_sound,
     lessons,
-    other_questions,
-    read_lines,
-    sentences_of,
+    source_options,
     with_shapes,
     wording,
     write_lines,
@@ -72,8 +61,8 @@ RL_SHARE = 0.5
 MAX_PLAIN = 1500
 """Questions without titles for reinforcement learning; the others are for the warm start."""
 NUM_LONG_PLAIN = 900
-NUM_NATURAL = 1200
-"""Questions of Natural Questions in the warm start; the others are for reinforcement learning."""
+NUM_NATURAL, NUM_LINKED = 1200, 400
+"""Questions of Natural Questions in the warm start (the others are for reinforcement learning), and of IIRC."""
 SHORT = (
     Shape(tokens=480, chunk_tokens=512),
     Shape(tokens=800, chunk_tokens=512),
@@ -184,15 +173,9 @@ def ruler(tokens: int, num: int, essays: Path, tokenizer: str) -> Iterator[Examp
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--qa", type=Path, required=True)
-    parser.add_argument("--hotpotqa", type=Path, required=True)
+    parser = source_options(__doc__)
     parser.add_argument("--essays", type=Path, help="without them there are no generated tasks")
     parser.add_argument("--dev-essays", type=Path, help="other texts, for validation on RULER")
-    parser.add_argument("--tokenizer", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--limit", type=int, help="questions of each file, to try it out")
     parser.add_argument("--memory-tokens", type=int, default=512)
     parser.add_argument(
         "--counted", type=int, default=NUM_COUNTED, help="examples of each task that counts"
@@ -213,13 +196,7 @@ def main() -> None:
         prompts="add",
     )
     arguments.out.mkdir(parents=True, exist_ok=True)
-    dev = list(hotpot_questions(arguments.hotpotqa / "dev.jsonl.gz"))
-    banned = {one.title for question in dev for one in question.gold}
-    paragraphs = [
-        Paragraph(title=record["title"], sentences=sentences_of(record))
-        for record in read_lines(arguments.qa / "paragraphs.jsonl.gz")
-    ]
-    pool = Pool(paragraphs, banned=banned)
+    sources = Sources(arguments.qa, arguments.hotpotqa)
     generator = random.Random(arguments.seed)
 
     def taken(questions: Iterable[Question], num: int | None = None) -> list[Question]:
@@ -228,12 +205,10 @@ def main() -> None:
         limits = [limit for limit in (num, arguments.limit) if limit is not None]
         return found[: min(limits)] if limits else found
 
-    official = taken(hotpot_questions(arguments.hotpotqa / "train.jsonl.gz"))
-    cut = taken(cut_questions(arguments.qa / "hotpotqa_train_halueval.jsonl.gz", pool))
-    wiki = taken(other_questions(arguments.qa / "2wiki_train.jsonl.gz", pool, is_titled=True))
-    natural = taken(other_questions(arguments.qa / "nq_open_gold.jsonl.gz", pool, is_titled=True))
+    official, cut = taken(sources.official()), taken(sources.cut())
+    wiki, natural = taken(sources.wiki()), taken(sources.natural())
     natural, rl_natural = natural[:NUM_NATURAL], natural[NUM_NATURAL:]
-    linked = taken(other_questions(arguments.qa / "iirc.jsonl.gz", pool, is_titled=False), 400)
+    linked = taken(sources.linked(), NUM_LINKED)
     parts = {"seed": arguments.seed, "share": arguments.rl_share}
     titled, warm_titled = split([*official, *(one for one in cut if one.is_titled)], **parts)
     plain, warm_plain = split((one for one in cut if not one.is_titled), **parts)
@@ -242,13 +217,13 @@ def main() -> None:
     long_ones = [*warm_titled, *warm_plain[:NUM_LONG_PLAIN]]
     short_ones = [*warm_plain[NUM_LONG_PLAIN:], *wiki, *natural, *linked]
     check_apart(
-        development=dev,
+        development=sources.dev,
         **{
             "the warm start": [*long_ones, *short_ones],
             "reinforcement learning": [*titled, *plain, *rl_natural],
         },
     )
-    writer = Writer(pool, tokenizer, arguments.seed)
+    writer = Writer(sources.pool, tokenizer, arguments.seed)
 
     long = with_shapes(long_ones, LONG, writer, "long")
     short = with_shapes(short_ones, SHORT, writer, "short")

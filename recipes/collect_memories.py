@@ -1,6 +1,6 @@
 """Memories that a reader leaves of texts, as tasks of their own: questions to answer from a memory alone.
 
-    python configs/train/reader_1.5b/collect_memories.py --engine local:memagent-1.5b --out data/reader/train_memories.jsonl \
+    python -m recipes.collect_memories --engine local:memagent-1.5b --out data/reader/train_memories.jsonl \
         data/reader/train_spread.jsonl data/reader/train_plain.jsonl
 
 Texts are read as `facts.toml` reads them. Left out are memories that do not hold the answer: nothing is to be learnt from them.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -25,9 +24,7 @@ from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.data.formats.files import read_examples, write_examples
 from memagent.engines.base import open_engine
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from memories import holds_answer, memory_task
+from recipes.memories import holds_answer, memory_task
 
 READING = AgentConfig(
     window=4096, chunk_tokens=2048, memory_tokens=512, answer_tokens=256, prompts="add"

@@ -1,10 +1,10 @@
 """Memories to answer from, as texts of any length leave them, for `answers.toml`.
 
-    python configs/train/reader_1.5b/prepare_answers.py --qa QA --hotpotqa HOTPOTQA --tokenizer MODEL --out data/answers
+    python -m recipes.prepare_answers --qa QA --hotpotqa HOTPOTQA --tokenizer MODEL --out data/answers
 
 A reading of millions of tokens differs from a short one by what stands in the memory, so nothing has to be read: gold
 sentences, sentences of the question's own misleading paragraphs, and sentences of paragraphs with words of the question.
-QA and HOTPOTQA are the folders that `prepare.py` describes. Written are
+QA and HOTPOTQA are the folders that `questions.py` describes. Written are
 
     OUT/train_answers.jsonl    memories of training questions, each question with two, for reinforcement learning
     OUT/lessons_hotpotqa.jsonl conversations that answer from two further memories of each question of HotpotQA
@@ -18,32 +18,16 @@ development questions are in no training memory. The same files and seed give th
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
 from collections.abc import Iterable, Iterator
-from itertools import product
-from pathlib import Path
+from itertools import chain, product
 
 from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.data.formats.files import write_examples
 from memagent.data.tasks.lengths import length_tokenizer
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from memories import Composer, answer_line
-from questions import (
-    Paragraph,
-    Pool,
-    Question,
-    cut_questions,
-    hotpot_questions,
-    is_sound,
-    other_questions,
-    read_lines,
-    sentences_of,
-    write_lines,
-)
+from recipes.memories import Composer, answer_line
+from recipes.questions import Question, Sources, is_sound, source_options, write_lines
 
 NUM_MEMORIES, NUM_LINKED = 2, 1500
 """Memories of each question in each file, and questions of IIRC: its passages often are one sentence."""
@@ -51,38 +35,14 @@ DEV = {"gold": (0, 0), "near": (2, 0), "far": (2, 5)}
 """Development memories: how many sentences of the question's own other paragraphs, and of other texts."""
 
 
-def training_questions(qa: Path, hotpotqa: Path, pool: Pool) -> Iterator[Question]:
-    """The questions of HotpotQA that may be trained on."""
-    yield from hotpot_questions(hotpotqa / "train.jsonl.gz")
-    yield from cut_questions(qa / "hotpotqa_train_halueval.jsonl.gz", pool)
-
-
-def other_training_questions(qa: Path, pool: Pool) -> Iterator[Question]:
-    """Those of other datasets."""
-    yield from other_questions(qa / "2wiki_train.jsonl.gz", pool, is_titled=True)
-    yield from other_questions(qa / "nq_open_gold.jsonl.gz", pool, is_titled=True)
-    linked = [*other_questions(qa / "iirc.jsonl.gz", pool, is_titled=False)]
-    yield from random.Random(0).sample(linked, min(len(linked), NUM_LINKED))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--qa", type=Path, required=True)
-    parser.add_argument("--hotpotqa", type=Path, required=True)
-    parser.add_argument("--tokenizer", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--limit", type=int, help="questions, to try it out")
+    parser = source_options(__doc__)
     parser.add_argument("--num-dev", type=int, default=500)
     arguments = parser.parse_args()
     agent = AgentConfig(window=4096, chunk_tokens=2048, memory_tokens=512, prompts="add")
-    dev = [*filter(is_sound, hotpot_questions(arguments.hotpotqa / "dev.jsonl.gz"))]
-    paragraphs = [
-        Paragraph(title=record["title"], sentences=sentences_of(record))
-        for record in read_lines(arguments.qa / "paragraphs.jsonl.gz")
-    ]
-    pool = Pool(paragraphs, banned={one.title for question in dev for one in question.gold})
-    composer = Composer(pool, length_tokenizer(arguments.tokenizer), agent.memory_tokens)
+    sources = Sources(arguments.qa, arguments.hotpotqa)
+    dev = [*filter(is_sound, sources.dev)]
+    composer = Composer(sources.pool, length_tokenizer(arguments.tokenizer), agent.memory_tokens)
     dev_wordings = {question.text for question in dev}
     generator = random.Random(arguments.seed)
 
@@ -97,8 +57,10 @@ def main() -> None:
             if (found := composer.task(question, f"{purpose}_{number}", drawing)) is not None:
                 yield found
 
-    hotpotqa = taken(training_questions(arguments.qa, arguments.hotpotqa, pool))
-    others = taken(other_training_questions(arguments.qa, pool))
+    hotpotqa = taken(chain(sources.official(), sources.cut()))
+    linked = [*sources.linked()]
+    linked = random.Random(0).sample(linked, min(len(linked), NUM_LINKED))
+    others = taken(chain(sources.wiki(), sources.natural(), linked))
     out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     num = write_examples(out / "train_answers.jsonl", memories([*hotpotqa, *others], "answers"))

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from questions import SENTENCE, Paragraph, Question, wording
+from recipes.questions import SENTENCE, Paragraph, Question, wording
 
 NUM_NEAR = 4
 """Other paragraphs of the same article that a question's text may hold."""
