@@ -41,7 +41,7 @@ from memagent.runs import MANIFEST
 
 RATE = 150_000
 """Prompt tokens a second that the estimate counts with."""
-SHARES = ("captured", "retained", "shown", "citation_precision", "citation_recall")
+SHARES = ("captured", "retained", "citation_precision", "citation_recall")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

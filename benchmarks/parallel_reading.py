@@ -17,6 +17,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,8 +85,6 @@ def measure(options: argparse.Namespace) -> list[Row]:
         "in order": {},
         "parallel": {"mode": "parallel"},
     }
-    if options.segments:
-        modes[f"segments {options.segments}"] = {"segments": options.segments}
     found: list[Row] = []
     with (
         running(log=None, reply="keyword", latency_ms=options.latency_ms) as endpoint,
@@ -109,17 +108,10 @@ def measure(options: argparse.Namespace) -> list[Row]:
 
 def calls_in_a_row(trace: Trace, options: argparse.Namespace) -> int:
     """The calls of a reading that wait for others, where as many are sent at once as may be."""
-    at_once: dict[tuple[int | None, int | None], int] = {}
-    for step in trace.steps:
-        if step.kind == "read":
-            place = (step.round, step.segment)
-            at_once[place] = at_once.get(place, 0) + 1
+    at_once = Counter(step.round for step in trace.steps if step.kind == "read")
     num_merges = sum(step.kind == "merge" for step in trace.steps)
-    if any(round_number is not None for round_number, _ in at_once):
-        reads = sum(-(-num // options.concurrency) for num in at_once.values())
-    else:
-        reads = max(at_once.values())
-    return reads + num_merges + 1
+    lanes = 1 if None in at_once else options.concurrency
+    return sum(-(-num // lanes) for num in at_once.values()) + num_merges + 1
 
 
 def _row(
@@ -150,7 +142,6 @@ def parse_options() -> argparse.Namespace:
     add("--chunk-tokens", type=int, default=5_000)
     add("--latency-ms", type=float, default=2000.0)
     add("--concurrency", type=int, default=64)
-    add("--segments", type=int, default=16, help="0: not measured")
     add("--questions", type=int, default=1, choices=range(1, len(KEYS) + 1))
     add("--tokenizer", default="estimate")
     return parser.parse_args()

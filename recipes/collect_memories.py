@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from memagent.agent.evidence.answers import with_ledger
 from memagent.agent.reader import Reader
 from memagent.config import AgentConfig
 from memagent.data.example import Example
@@ -38,8 +37,6 @@ class Noted(NamedTuple):
 
     example: Example
     memory: str
-    shown: str = ""
-    """Paragraphs beside the memory, where the answer had any."""
 
 
 async def noted(
@@ -52,10 +49,10 @@ async def noted(
         async with gate:
             if time.monotonic() > until:
                 return None
-            memory = shown = ""
+            memory = ""
             async for step in reader.steps(example.question, example.text()):
-                memory, shown = step.memory, step.shown
-            return Noted(example, memory, shown)
+                memory = step.memory
+            return Noted(example, memory)
 
     for done in asyncio.as_completed([read(example) for example in examples]):
         if (found := await done) is not None:
@@ -66,7 +63,7 @@ def tasks(found: Sequence[Noted], seed: int) -> Iterator[Example]:
     """Tasks whose memory holds the answer."""
     lines = sorted({line for one in found for line in one.memory.splitlines() if line.strip()})
     for one in sorted(found, key=lambda one: one.example.id):
-        if not holds_answer(one.example, with_ledger(one.memory, one.shown)):
+        if not holds_answer(one.example, one.memory):
             continue
         answer = one.example.answers[0].lower()
         generator = random.Random(f"{seed}/{one.example.id}")
@@ -76,7 +73,7 @@ def tasks(found: Sequence[Noted], seed: int) -> Iterator[Example]:
                 if answer not in line.lower():
                     own.insert(generator.randint(0, len(own)), line)
         memory = "\n".join(dict.fromkeys(own))
-        yield memory_task(one.example, with_ledger(memory, one.shown))
+        yield memory_task(one.example, memory)
 
 
 async def main() -> None:
@@ -88,7 +85,6 @@ async def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--num", type=int, help="texts of each file, at most")
-    parser.add_argument("--paragraph-tokens", type=int, default=0, help="beside the memories")
     parser.add_argument("--concurrency", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--seed", type=int, default=7)
@@ -100,8 +96,7 @@ async def main() -> None:
     random.Random(arguments.seed).shuffle(examples)
     on_gpu = {"cache_gb": arguments.cache_gb, "merged": True} if arguments.cache_gb else {}
     async with open_engine(arguments.engine, **on_gpu) as engine:
-        config = READING.model_copy(update={"paragraph_tokens": arguments.paragraph_tokens})
-        reader = Reader(engine, config=config)
+        reader = Reader(engine, config=READING)
         reading = noted(examples, reader, concurrency=arguments.concurrency, until=until)
         found = [one async for one in reading]
     num = write_examples(arguments.out, tasks(found, arguments.seed))

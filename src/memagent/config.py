@@ -115,11 +115,8 @@ class AgentConfig(Settings):
     rounds: int = Field(default=3, ge=1)
     """In parallel mode, how often the text is read, at most: another round follows only where the memory says
     what is still missing."""
-    segments: int = Field(default=1, ge=1)
-    """Parts of the text that are read at the same time, each of them in order; their memories are merged. Not with
-    mode=parallel."""
     notes: NoteSource = "asked"
-    """Where sections are read apart from each other: prompts of their own ask for notes and merge them (asked); or
+    """In parallel mode: prompts of their own ask for notes and merge them (asked); or
     sections are read with the prompts of reading in order, and the lines of their memories are put together
     without a call (memories), for models that were trained to read in order only."""
     window: int = Field(default=USUAL_WINDOW, ge=64)
@@ -157,17 +154,12 @@ class AgentConfig(Settings):
     ledger_tokens: int = Field(default=1024, ge=16)
     """Tokens of quotes or items that are shown to the model when it answers, at most, where prompts ask for them; of
     more quotes, those that fit the question best."""
-    paragraph_tokens: int = Field(default=0, ge=0)
-    """Tokens of the text around quotes, or around what a memory has word for word from its sections, that are shown to the
-    model when it answers, at most: whole paragraphs, side by side, in the order of the text. 0 shows none."""
     stop_early: bool = False
     """Let the model say that its memory holds all that the question needs, and read no further then. Leave it
-    off for questions about the whole text. Not with items, mode=parallel or segments."""
-    verify_stop: int = Field(default=0, ge=0)
-    """With stop_early, further sections that are read before it ends the reading; each must confirm it."""
+    off for questions about the whole text. Not with items or mode=parallel."""
     order: ReadingOrder = "text"
     """Order in which sections are read: that of the text, or those first that share most words with the
-    question (relevance; needs bm25s). Not with mode=parallel or segments."""
+    question (relevance; needs bm25s). Not with mode=parallel."""
     temperature: float | None = Field(default=None, ge=0)
     """Sampling temperature; left to the engine when not given."""
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -178,12 +170,12 @@ class AgentConfig(Settings):
     @property
     def merges(self) -> bool:
         """Whether notes or memories are merged."""
-        return self.mode == "parallel" or self.segments > 1
+        return self.mode == "parallel"
 
     @property
     def asks_notes(self) -> bool:
         """Whether prompts of their own ask for notes on sections."""
-        return self.mode == "parallel" and self.notes == "asked"
+        return self.merges and self.notes == "asked"
 
     @property
     def joins_memories(self) -> bool:
@@ -203,13 +195,13 @@ class AgentConfig(Settings):
     @property
     def finds_copies(self) -> bool:
         """Whether what a memory has from its section is searched there, where a reply marks no quote."""
-        return (self.evidence or self.paragraph_tokens > 0) and not self.items
+        return self.evidence and not self.items
 
     def check_used(self, names: Iterable[str]) -> None:
         """Raise ConfigError where one of these settings, which somebody gave, has no effect with the others."""
         needs = {
             "rounds": (self.mode == "parallel", "`mode=parallel`"),
-            "notes": (self.merges, "`mode=parallel` or `segments`"),
+            "notes": (self.merges, "`mode=parallel`"),
             "quotes": (self.evidence, "`evidence`"),
             "quote_tokens": (self.asks_quotes, "`evidence` with `quotes=asked`, or `items`"),
             "ledger_tokens": (self.asks_quotes, "`evidence` with `quotes=asked`, or `items`"),
@@ -227,16 +219,10 @@ class AgentConfig(Settings):
             raise ValueError(
                 "items are counted over the whole text; leave out `stop_early` or `items`"
             )
-        if self.verify_stop and not self.stop_early:
-            raise ValueError("`verify_stop` confirms an early stop; give `stop_early` too")
-        if self.mode == "parallel" and self.segments > 1:
-            raise ValueError(
-                "`segments` is for sections that are read in order; leave it out with `mode=parallel`"
-            )
         if self.merges and (self.stop_early or self.order != "text"):
             raise ValueError(
                 "`stop_early` and `order` are for sections that are read one after the other; leave them "
-                "out with `mode=parallel` and `segments`"
+                "out with `mode=parallel`"
             )
         return self
 
@@ -272,7 +258,6 @@ class ReadingSettings(TypedDict, total=False):
 
     mode: ReadingMode
     rounds: int
-    segments: int
     notes: NoteSource
     window: int
     chunk_tokens: int
@@ -288,9 +273,7 @@ class ReadingSettings(TypedDict, total=False):
     items: bool
     quote_tokens: int
     ledger_tokens: int
-    paragraph_tokens: int
     stop_early: bool
-    verify_stop: int
     order: ReadingOrder
     temperature: float | None
     top_p: float | None

@@ -57,8 +57,6 @@ def copier(mark: str) -> ScriptedEngine:
     [
         ("quote", {"evidence": True, "stop_early": True}),
         ("quote", {"evidence": True, "mode": "parallel"}),
-        ("quote", {"evidence": True, "segments": 2}),
-        ("quote", {"evidence": True, "paragraph_tokens": 2000}),
         ("item", {"items": True}),
     ],
 )
@@ -88,18 +86,6 @@ def test_the_answers_prompt_has_one_line_for_each_quote() -> None:
     assert numbers == sorted(set(numbers))
     assert all(1 <= number <= len(trace.ledger) for number in numbers)
     assert [citation.number for citation in trace.citations] == [1]
-
-
-def test_paragraphs_beside_the_memory_hold_no_marks() -> None:
-    sizes = {**SIZES, "paragraph_tokens": 4000}
-    reader = Reader(copier("quote"), tokenizer="bytes", quote_tokens=1500, evidence=True, **sizes)  # type: ignore[arg-type]
-    shown = reader.ask("What was said?", text()).steps[-1].shown
-    paragraphs = shown.partition("Paragraphs from the text:\n")[2]
-    assert all(
-        line.replace("<", " ").split() in [one.split() for one in paragraphs.splitlines()]
-        for line in HOSTILE[:4]
-    )
-    assert not re.search(r"<\W*(quote|item|enough|memory|section|think)", shown, re.IGNORECASE)
 
 
 def prompts_of(reader: Reader, part: str) -> list[list[Message]]:

@@ -180,11 +180,8 @@ def test_quotes_lead_to_their_place_in_the_text(viewer: Viewer, tmp_path: Path) 
         close(page)
 
 
-@pytest.mark.parametrize("settings", [{"mode": "parallel"}, {"segments": 2}], ids=str)
-def test_parallel_rounds_are_a_tree(
-    viewer: Viewer, tmp_path: Path, settings: dict[str, object]
-) -> None:
-    with viewer.beside(read_story(tmp_path, **settings).run) as here:
+def test_parallel_rounds_are_a_tree(viewer: Viewer, tmp_path: Path) -> None:
+    with viewer.beside(read_story(tmp_path, mode="parallel").run) as here:
         page = here.open(f"#/run/{here.id_of('run')}")
         page.wait_for("document.querySelector('.tree .node.merge')")
         num_nodes = len(page.texts(".steps li"))
@@ -197,9 +194,7 @@ def test_parallel_rounds_are_a_tree(
         assert '<note sections="1' in page.text("details.prompt pre")
         page.click(".inputs .chip")
         page.wait_for("document.querySelector('.detail h2').innerText.startsWith('Section')")
-        is_segments = "segments" in settings
-        assert page.text(".strip-holder h2") == ("Segments" if is_segments else "Rounds")
-        assert ", step " in page.text(".detail h2") or not is_segments
+        assert page.text(".strip-holder h2") == "Rounds"
         assert page.texts(".steps .where")[0].startswith("valley.txt line")
         assert "7 sections" in page.text(".facts")
         close(page)

@@ -32,9 +32,7 @@ texts = st.lists(words, min_size=1, max_size=120).map(" ".join)
 JOINED = {"notes": "memories", "no_change": True}
 modes = st.one_of(
     st.builds(lambda rounds: {"mode": "parallel", "rounds": rounds}, st.integers(1, 3)),
-    st.builds(lambda segments: {"segments": segments}, st.integers(2, 9)),
     st.builds(lambda rounds: {"mode": "parallel", "rounds": rounds, **JOINED}, st.integers(1, 3)),
-    st.builds(lambda segments: {"segments": segments, **JOINED}, st.integers(2, 9)),
 )
 few = settings(max_examples=40, deadline=None)
 
@@ -139,7 +137,7 @@ def test_a_reading_that_is_resumed_anywhere_repeats_no_call_and_ends_the_same(
 def test_with_all_options_off_a_reading_is_the_plain_loop(
     text: str, chunk_tokens: int, rounds: int
 ) -> None:
-    reader = reader_of(text, chunk_tokens, {"mode": "in_order", "segments": 1, "rounds": rounds})
+    reader = reader_of(text, chunk_tokens, {"mode": "in_order", "rounds": rounds})
     trace = reader.ask(QUESTION, text)
     prompts = PROMPT_SETS["default"]
     memory, expected = "", []

@@ -1,7 +1,7 @@
 """Does everything fit the window? Answered before the first call, in tokens.
 
 read    template + question + section + memory + reply (memory + quotes + reasoning)   <= window
-answer  template + question + memory + ledger + paragraphs + reply (answer + sources + reasoning) <= window
+answer  template + question + memory + ledger + reply (answer + sources + reasoning) <= window
 merge   template + question + memory + two notes at least + reply (memory + reasoning) <= window
 """
 
@@ -42,8 +42,6 @@ class Budget(NamedTuple):
     answer_reply: int
     ledger: int = 0
     """Most tokens of quotes that the answer is shown: what the settings allow and the window has room for."""
-    paragraphs: int = 0
-    """Most tokens of paragraphs that the answer is shown, as for the ledger."""
     merge_template: int | None = None
     """None where nothing is merged."""
     merge_reply: int = 0
@@ -127,8 +125,7 @@ def measure_budget(
         merge_reply=config.memory_tokens + config.reasoning_tokens + MISSING_TOKENS,
     )
     room = max(0, budget.window - budget.answer_total)
-    ledger = min(config.ledger_tokens, room) if config.asks_quotes else 0
-    return budget._replace(ledger=ledger, paragraphs=min(config.paragraph_tokens, room - ledger))
+    return budget._replace(ledger=min(config.ledger_tokens, room) if config.asks_quotes else 0)
 
 
 def _explain(name: str, total: int, budget: Budget) -> str:

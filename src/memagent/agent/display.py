@@ -82,7 +82,7 @@ def _rows(trace: Trace) -> Iterator[_Row]:
 def _titled(trace: Trace) -> list[tuple[Step, str]]:
     """Sections and merges with what they are called; those read at once in the order of the text."""
     steps = [step for step in trace.steps if step.section is not None or step.kind == "merge"]
-    if all(step.round is None and step.segment is None for step in steps):
+    if all(step.round is None for step in steps):
         return [(step, f"{step.index + 1:,}") for step in steps]
     starts = sorted({step.section.start for step in steps if step.section})
     numbers = {start: number for number, start in enumerate(starts, start=1)}

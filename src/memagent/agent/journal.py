@@ -52,13 +52,10 @@ LATER_SETTINGS: dict[str, Any] = {
     "items": False,
     "quote_tokens": 256,
     "ledger_tokens": 1024,
-    "paragraph_tokens": 0,
     "stop_early": False,
-    "verify_stop": 0,
     "order": "text",
     "mode": "in_order",
     "rounds": 3,
-    "segments": 1,
     "notes": "asked",
 }
 """What settings were before they existed."""
@@ -330,7 +327,7 @@ def _difference(stored: dict[str, Any], reading: dict[str, Any]) -> str | None:
 
 
 def _merges(agent: Mapping[str, Any]) -> bool:
-    return bool(agent["mode"] != "in_order" or agent["segments"] != 1)
+    return bool(agent["mode"] != "in_order")
 
 
 def _another_kind(stored: dict[str, Any]) -> str:

@@ -33,8 +33,8 @@ class ReadingState(NamedTuple):
 
     memory: str = ""
     num_tokens: int = 0
-    num_enough: int = 0
-    """How often in a row, up to now, the model said that it knows enough."""
+    is_enough: bool = False
+    """Whether the model said so."""
     certainty: Mapping[str, float] = MappingProxyType({})
     """Log-probability of each line of the memory, where the engine reports any."""
 
@@ -43,15 +43,13 @@ class ReadingState(NamedTuple):
         """The state after steps that read sections in order."""
         memory = finished[-1].memory if finished else ""
         reads = [step for step in finished if step.section is not None]
-        said = ["enough" in step.flags for step in reversed(reads)]
-        num_enough = said.index(False) if False in said else len(said)
-        return cls(memory, tokenizer.count(memory), num_enough, certainty_after(reads))
+        is_enough = bool(reads) and "enough" in reads[-1].flags
+        return cls(memory, tokenizer.count(memory), is_enough, certainty_after(reads))
 
     def after_read(self, step: Step, num_tokens: int) -> ReadingState:
         """The state after one more section."""
-        num_enough = self.num_enough + 1 if "enough" in step.flags else 0
         certainty = _with_lines(self.certainty, self.memory, step)
-        return ReadingState(step.memory, num_tokens, num_enough, certainty)
+        return ReadingState(step.memory, num_tokens, "enough" in step.flags, certainty)
 
 
 def certainty_after(reads: Sequence[Step]) -> dict[str, float]:

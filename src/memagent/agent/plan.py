@@ -86,7 +86,7 @@ def done_in(steps: Sequence[Step]) -> DoneBefore:
 
 
 def replied_in(reader: Reader, chunks: Chunks, replies: Replies) -> DoneBefore:
-    """What the replies of an earlier run leave out in the first round, or at the beginning of segments."""
+    """What the replies of an earlier run leave out in the first round."""
     known = (chunk for chunk in chunks if reader.reply_key(chunk) in replies)
     return DoneBefore(frozenset(chunk.start for chunk in known))
 
@@ -200,8 +200,7 @@ def _work_of(reader: Reader, question: str, count: _SectionCount) -> _QuestionWo
         max_memory_tokens=budget.memory * num_reads
         + (rounds - 1) * count.all_tokens
         + num_merges * (budget.window - budget.merge_reply)
-        + budget.ledger
-        + budget.paragraphs,
+        + budget.ledger,
         max_completion_tokens=budget.read_reply * num_reads
         + budget.answer_reply
         + num_merges * budget.merge_reply,
@@ -222,17 +221,16 @@ def _calls_at_once(reader: Reader, num_chunks: int, num_questions: int) -> int:
     config = reader.config
     if not config.merges:
         return num_questions
-    wide = num_chunks if config.mode == "parallel" else min(num_chunks, config.segments)
-    return min(num_questions * wide, reader.call_slots().num)
+    return min(num_questions * num_chunks, reader.call_slots().num)
 
 
 def max_merges(config: AgentConfig, num_chunks: int, budget: Budget) -> int:
-    """Merges of one round, or of all segments, where every note is as long as it may be."""
+    """Merges of one round, where every note is as long as it may be."""
     if not config.merges or config.joins_memories:
         return 0
     at_once = max(2, budget.merge_room // (config.memory_tokens + NOTE_MARK_TOKENS))
-    left = num_chunks if config.mode == "parallel" else min(num_chunks, config.segments)
-    num_merges = int(config.mode == "parallel" and left == 1)
+    left = num_chunks
+    num_merges = int(left == 1)
     while left > 1:
         left = -(-left // at_once)
         num_merges += left

@@ -93,7 +93,7 @@ class PromptSet:
     note: str = NOTE
     """User message for a section that is read apart from the others. Slots: see NOTE_SLOTS."""
     merge: str = MERGE
-    """User message that merges notes, or memories of segments. Slots: see MERGE_SLOTS."""
+    """User message that merges notes. Slots: see MERGE_SLOTS."""
     nothing: str = NOTHING
     """The reply to a section that holds nothing for the question, besides an empty one."""
 

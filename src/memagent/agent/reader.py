@@ -28,9 +28,8 @@ from typing import Any, Unpack
 
 from memagent import blocking
 from memagent.agent.budget import Budget, check_budget
-from memagent.agent.evidence.answers import ShownLedger, cite, show_ledger, with_ledger
+from memagent.agent.evidence.answers import cite, show_ledger, with_ledger
 from memagent.agent.evidence.ledger import ledger_of
-from memagent.agent.evidence.paragraphs import show_paragraphs
 from memagent.agent.evidence.quotes import Quote, place_copies, place_quotes
 from memagent.agent.evidence.replies import ParsedReply, ReplyFormat, parse_reply, shielded
 from memagent.agent.journal import Journal, identity, section_digest
@@ -288,8 +287,8 @@ class Reader:
         yield await self.write_answer(question, done, state, budget, sections)
 
     def _has_enough(self, state: ReadingState) -> bool:
-        """Whether the model said so, often enough in a row."""
-        return self.config.stop_early and state.num_enough > self.config.verify_stop
+        """Whether the model said that its memory is enough, and may stop."""
+        return self.config.stop_early and state.is_enough
 
     async def _check_finished(self, finished: Sequence[Step], sections: SectionOrder) -> None:
         """Raise RunError where finished steps are not of this text, and take over their sections."""
@@ -445,14 +444,19 @@ class Reader:
         """Answer from the memory and the quotes, as the step after those that are done."""
         ledger = ledger_of(quote for step in done for quote in step.quotes)
         spans = spans_of(done)
-        shown = self._shown(question, ledger, state.memory, budget, sections.chunks.document)
+        shown = show_ledger(
+            ledger,
+            question,
+            self.tokenizer,
+            max_tokens=budget.ledger,
+            with_counts=self.config.items,
+        )
         key = answer_key(
             state.memory,
             ledger,
             num_sections=len({span.start for span in spans}),
             answer_tokens=self.config.answer_tokens,
             ledger_tokens=self.config.ledger_tokens,
-            paragraphs=shown.text if self.config.paragraph_tokens else "",
         )
         call = carried_call(replies or {}, key)
         if call is None:
@@ -489,32 +493,6 @@ class Reader:
             self.limits.lose(call.usage)
             raise EmptyAnswer(no_answer(step), step)
         return step
-
-    def _shown(
-        self,
-        question: str,
-        ledger: Sequence[Quote],
-        memory: str,
-        budget: Budget,
-        document: Document,
-    ) -> ShownLedger:
-        """What stands after the memory when the model answers: quotes, where it was asked for any, and paragraphs."""
-        quotes = show_ledger(
-            ledger,
-            question,
-            self.tokenizer,
-            max_tokens=budget.ledger,
-            with_counts=self.config.items,
-        )
-        paragraphs = show_paragraphs(
-            ledger,
-            document.text,
-            question,
-            self.tokenizer,
-            memory=memory,
-            max_tokens=budget.paragraphs,
-        )
-        return quotes._replace(text=with_ledger(quotes.text, paragraphs))
 
     async def call(
         self, messages: list[Message], prompt_tokens: int, *, max_tokens: int

@@ -104,13 +104,11 @@ class Step:
     cited: tuple[int, ...] | None = None
     """Numbers in `Trace.ledger` that the answer rests on; None where quotes are not kept."""
     shown: str = ""
-    """For the answer: the list of quotes, and the paragraphs, that stood after the memory in its prompt."""
+    """For the answer: the list of quotes that stood after the memory in its prompt."""
     unread: tuple[tuple[int, int], ...] = ()
     """For the answer: parts of the text that were not read, as character offsets."""
     round: int | None = None
     """Round of a parallel reading, from 1; None where sections are read in order."""
-    segment: int | None = None
-    """Which of several segments the section belongs to, from 1; None without segments."""
     inputs: tuple[int, ...] = ()
     """The steps whose notes or memories a merge combines, by index."""
     missing: str | None = None
@@ -380,8 +378,7 @@ class _StepOrder:
         section = step.section
         if section.num_tokens < 0 or (step.round, section.start) in self._read:
             return False
-        is_apart = step.round is not None or step.segment is not None
-        if is_apart or not self._in_order:
+        if step.round is not None or not self._in_order:
             return 0 <= section.start < section.end
         joined = last.section.end if last is not None and last.section is not None else 0
         return section.start == joined < section.end and (last is None or last.kind == "read")
@@ -408,7 +405,6 @@ _OPTIONAL = (
     "shown",
     "unread",
     "round",
-    "segment",
     "inputs",
     "missing",
     "refusal",

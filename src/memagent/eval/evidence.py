@@ -21,8 +21,6 @@ class EvidenceScores(NamedTuple):
     """Evidence that was in any memory, word for word, or as its note words it."""
     retained: float | None = None
     """Evidence that was in the last memory."""
-    shown: float | None = None
-    """Evidence that was in the prompt of the answer; None where only the memory was there."""
     quoted: float | None = None
     """Evidence that is in the ledger, by its place."""
     citation_precision: float | None = None
@@ -42,10 +40,8 @@ def evidence_scores(example: Example, trace: Trace, *, is_cut: bool = False) -> 
     """
     evidence = [(item.text, item.note) for item in example.evidence]
     noted = recall(evidence, [step.memory for step in trace.steps])
-    last = trace.steps[-1] if trace.steps else None
-    in_view = recall(evidence, [f"{last.memory}\n{last.shown}"]) if last and last.shown else None
     captured, retained = noted or (None, None)
-    found = EvidenceScores(captured, retained, in_view.retained if in_view else None)
+    found = EvidenceScores(captured, retained)
     if not trace.has_quotes or not example.evidence or is_cut:
         return found
     wanted = example.evidence_offsets()

@@ -116,8 +116,6 @@ class ItemRecord:
     keeps no memory."""
     retained: float | None = None
     """Share of the evidence that was in the last memory."""
-    shown: float | None = None
-    """Share of the evidence that was in the prompt of the answer, where that had quotes or paragraphs."""
     quoted: float | None = None
     """Share of the evidence that the reader quoted; None where it does not quote."""
     citation_precision: float | None = None

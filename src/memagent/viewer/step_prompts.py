@@ -99,12 +99,11 @@ class _PlacedHead(NamedTuple):
     """What is needed of a step to tell which sections it is on."""
 
     start: int | None
-    segment: int | None
     inputs: tuple[int, ...]
 
 
 def _head(head: Json) -> _PlacedHead:
-    return _PlacedHead(head["start"], head.get("segment"), tuple(head.get("inputs", ())))
+    return _PlacedHead(head["start"], tuple(head.get("inputs", ())))
 
 
 def _reads_under(number: int, heads: Sequence[_PlacedHead]) -> set[int]:

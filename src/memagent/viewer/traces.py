@@ -61,7 +61,6 @@ class StoredStep(_Shape):
     started: float = Field(default=0.0, allow_inf_nan=False)
     seconds: float = Field(default=0.0, allow_inf_nan=False)
     round: int | None = None
-    segment: int | None = None
     inputs: tuple[int, ...] = ()
     missing: str | None = None
     quotes: tuple[Quote, ...] = ()
@@ -77,14 +76,9 @@ class StoredStep(_Shape):
         return self.reply if self.cited is None else without_sources(self.reply)
 
     @property
-    def thread(self) -> tuple[int | None, int | None]:
-        """Steps of one thread continue one memory."""
-        return (self.round, self.segment)
-
-    @property
     def is_alone(self) -> bool:
         """Whether it continues no memory: a section of a parallel reading, or a merge."""
-        return bool(self.inputs) or (self.round is not None and self.segment is None)
+        return bool(self.inputs) or self.round is not None
 
 
 class QuestionLine(_Shape):
@@ -112,15 +106,15 @@ class HeadMaker:
     """Makes heads of the steps of one trace, in their order."""
 
     def __init__(self) -> None:
-        self._memories: dict[tuple[int | None, int | None], Counter[str]] = {}
+        self._memory = Counter[str]()
 
     def head(self, step: StoredStep) -> Json:
         """What the timeline shows of a step."""
         after = words(step.memory)
         is_first = step.is_alone or step.index == 0
-        before = Counter[str]() if is_first else self._memories.get(step.thread, Counter())
+        before = Counter[str]() if is_first else self._memory
         added, removed = (0, 0) if step.kind == "answer" else num_changed(before, after)
-        self._memories[step.thread] = after
+        self._memory = after
         return step_head(step, added, removed)
 
 
@@ -146,7 +140,6 @@ def step_head(step: StoredStep, added: int, removed: int) -> Json:
     }
     more = {
         "round": step.round,
-        "segment": step.segment,
         "inputs": list(step.inputs) or None,
         "num_quotes": len(step.quotes) or None,
     }
@@ -274,11 +267,7 @@ def memory_before(trace: StoredTrace, number: int) -> str | None:
         return step.memory
     if step.is_alone:
         return None
-    for earlier in range(number - 1, -1, -1):
-        head = trace.heads[earlier]
-        if (head.get("round"), head.get("segment")) == step.thread:
-            return trace.step_at(earlier).memory
-    return ""
+    return trace.step_at(number - 1).memory if number else ""
 
 
 # --- traces inside lines of other files -------------------------------------------------------------

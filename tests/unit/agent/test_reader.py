@@ -420,37 +420,6 @@ def test_quotes_that_are_copied_change_no_prompt_and_are_cited_from_the_memory()
     assert trace.steps[-1].flags == ("citations_inferred",)
 
 
-PARAGRAPHS = "\n\n".join(
-    ["The mill\nIt was sold in 1873. Anna Holm bought it."] + ["Nothing happened on that day."] * 20
-)
-
-
-def test_paragraphs_around_what_the_memory_holds_are_shown_with_the_answer() -> None:
-    replies = ["It was sold in 1873.", *["No change."] * 9]
-    plain, showing = (
-        reader_of(replies, prompts="keep", paragraph_tokens=tokens) for tokens in (0, 200)
-    )
-    expected, trace = (
-        plain.ask("Who bought it?", PARAGRAPHS),
-        showing.ask("Who bought it?", PARAGRAPHS),
-    )
-    assert [step.memory for step in trace.steps] == [step.memory for step in expected.steps]
-    *reads, answer = prompts_of(showing)
-    assert reads == prompts_of(plain)[:-1]
-    shown = "Paragraphs from the text:\nThe mill\nIt was sold in 1873. Anna Holm bought it."
-    assert f"It was sold in 1873.\n\n{shown}" in answer
-    assert trace.steps[-1].shown == shown
-    assert not trace.has_quotes
-    assert not expected.steps[0].quotes
-
-
-def test_paragraphs_take_the_room_that_the_window_has_and_no_more() -> None:
-    showing = reader_of(["It was sold in 1873."], paragraph_tokens=10**6)
-    budget = showing.check("Who?")
-    assert budget.paragraphs == budget.window - budget.answer_total
-    assert reader_of([""], paragraph_tokens=50).check("Who?").paragraphs == 50
-
-
 def test_a_setting_without_effect_is_refused_unless_it_is_as_it_was() -> None:
     with pytest.raises(ConfigError, match="`rounds` has no effect without `mode=parallel`"):
         reader_of(["m"], rounds=2)

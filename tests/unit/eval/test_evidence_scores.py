@@ -74,13 +74,6 @@ def test_without_quotes_only_the_memory_counts() -> None:
     assert (record.quoted, record.citation_precision, record.citation_recall) == (None,) * 3
 
 
-def test_what_the_answer_was_shown_counts_besides_the_memory() -> None:
-    record = evaluated("reader", paragraph_tokens=1000)
-    assert (record.captured, record.retained, record.shown) == (1.0, 0.5, 1.0)
-    assert (record.quoted, record.citation_recall) == (None, None)
-    assert evaluated("reader").shown is None
-
-
 def test_methods_without_a_memory_report_nothing() -> None:
     assert map_reduce is METHODS["map_reduce"]
     record = evaluated("direct")
@@ -91,10 +84,9 @@ def test_tables_show_the_columns_that_have_values() -> None:
     plain, quoting = evaluated("reader"), evaluated("reader", evidence=True)
     rows = result_rows([Entry("reader", plain), Entry("quoting", quoting)])
     head, *lines = (line.split("  ") for line in results_table(rows).splitlines())
-    assert [cell.strip() for cell in head if cell.strip()][-6:] == [
+    assert [cell.strip() for cell in head if cell.strip()][-5:] == [
         "captured",
         "retained",
-        "shown",
         "quoted",
         "cited right",
         "cited of all",

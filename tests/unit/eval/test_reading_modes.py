@@ -33,7 +33,7 @@ def modes() -> dict[str, list[ItemRecord]]:
 
 def test_every_mode_answers_every_item(modes: dict[str, list[ItemRecord]]) -> None:
     assert sorted(modes) == [
-        *("evidence", "no_change", "parallel", "plain", "relevance", "segments", "stop_early")
+        *("evidence", "no_change", "parallel", "plain", "relevance", "stop_early")
     ]
     for title, records in modes.items():
         assert [(record.error, record.score) for record in records] == [(None, 1.0)] * 4, title

@@ -355,8 +355,6 @@ GROUPED = {"mode": "parallel", "window": 3600, "script": wondering_reply}
         {"mode": "parallel"},
         {"mode": "parallel", "script": wondering_reply},
         GROUPED,
-        {"segments": 2},
-        {"segments": 5, "window": 3600},
     ],
     ids=lambda settings: ",".join(map(str, settings)) or "in_order",
 )

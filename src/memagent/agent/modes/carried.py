@@ -101,12 +101,10 @@ def answer_key(
     num_sections: int,
     answer_tokens: int,
     ledger_tokens: int,
-    paragraphs: str = "",
 ) -> str:
-    """Key of an answer from a memory and quotes; `paragraphs`: all that is shown after the memory, where that has paragraphs."""
+    """Key of an answer from a memory and quotes."""
     quotes = [[quote.text, quote.item, quote.value] for quote in ledger]
-    shown = [paragraphs] if paragraphs else []
-    return _key("answer", memory, quotes, num_sections, answer_tokens, ledger_tokens, *shown)
+    return _key("answer", memory, quotes, num_sections, answer_tokens, ledger_tokens)
 
 
 def _key(*parts: object) -> str:

@@ -149,12 +149,11 @@ def _unchanged_chars(manifest: Mapping[str, Any], chunks: Chunks) -> int:
 
 def _answer_limits(manifest: Mapping[str, Any]) -> dict[str, int]:
     agent = {**LATER_SETTINGS, **manifest["agent"]}
-    names = ("answer_tokens", "ledger_tokens", "paragraph_tokens")
-    return {name: agent.get(name, 0) for name in names}
+    return {name: agent[name] for name in ("answer_tokens", "ledger_tokens")}
 
 
 class EarlierReading:
-    """A reading in rounds or segments, and what each of its replies was a reply to."""
+    """A reading in rounds, and what each of its replies was a reply to."""
 
     def __init__(self, steps: Sequence[Step], digests: Sequence[str | None]) -> None:
         self._steps = steps
@@ -181,12 +180,10 @@ class EarlierReading:
     def _read_keys(self, has_numbers: bool) -> dict[int, str]:
         """Keys of the sections, by the index of the step; none for a section whose text or number is not known."""
         found: dict[int, str] = {}
-        memories: dict[int | None, str] = {}
         for step, digest in zip(self._steps, self._digests, strict=True):
             if step.section is None:
                 continue
-            memory = memories.get(step.segment, "") if step.round is None else self._shown(step)
-            memories[step.segment] = step.memory
+            memory = self._shown(step)
             number = self._numbers.get(step.section.start)
             if digest is not None and not (has_numbers and number is None):
                 found[step.index] = read_key(digest, memory, number if has_numbers else None)
@@ -217,9 +214,7 @@ class EarlierReading:
     def _number_at(self, start: int) -> int:
         return self._numbers.get(start, 0) - 1  # no section has the index -1: nothing is taken over
 
-    def _answer_keys(
-        self, *, answer_tokens: int, ledger_tokens: int, paragraph_tokens: int = 0
-    ) -> dict[int, str]:
+    def _answer_keys(self, *, answer_tokens: int, ledger_tokens: int) -> dict[int, str]:
         if not self._steps or self._steps[-1].kind != "answer":
             return {}
         answer = self._steps[-1]
@@ -229,7 +224,6 @@ class EarlierReading:
             num_sections=len(self._numbers),
             answer_tokens=answer_tokens,
             ledger_tokens=ledger_tokens,
-            paragraphs=answer.shown if paragraph_tokens else "",
         )
         return {answer.index: key}
 

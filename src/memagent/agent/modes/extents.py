@@ -22,9 +22,6 @@ class PlacedStep(Protocol):
         ...
 
     @property
-    def segment(self) -> int | None: ...
-
-    @property
     def inputs(self) -> Sequence[int]: ...
 
 
@@ -40,18 +37,13 @@ class Extents:
 
     def __init__(self, steps: Iterable[PlacedStep] = ()) -> None:
         self._all: list[Extent] = []
-        self._firsts: dict[int, int] = {}
-        """Where segments begin."""
         for step in steps:
             self.add(step)
 
     def add(self, step: PlacedStep) -> None:
-        """Take in the next step: its section with those before it in its segment, or what its inputs are on."""
+        """Take in the next step: its section, or what its inputs are on."""
         if step.start is not None:
-            first = step.start
-            if step.segment is not None:
-                first = self._firsts.setdefault(step.segment, first)
-            self._all.append(Extent(first, step.start))
+            self._all.append(Extent(step.start, step.start))
             return
         parts = [self._all[index] for index in step.inputs] or [Extent(0, 0)]
         self._all.append(Extent(min(one.first for one in parts), max(one.last for one in parts)))

@@ -1,10 +1,8 @@
-"""Sections read apart from each other, and what was noted merged: rounds over all sections, or segments.
+"""Sections read apart from each other, and what was noted merged, in up to `rounds` rounds.
 
-    mode=parallel, up to `rounds` times              segments=K, once
-
-    section 1 ─▶ note ─┐                             sections 1..n/K   read in order ─▶ memory ─┐
-    section 2 ─▶ note ─┼─▶ merge ─▶ memory           sections ..2n/K   read in order ─▶ memory ─┼─▶ merge
-    section n ─▶ note ─┘    │                        sections ..n      read in order ─▶ memory ─┘
+    section 1 ─▶ note ─┐
+    section 2 ─▶ note ─┼─▶ merge ─▶ memory
+    section n ─▶ note ─┘    │
          ▲                  ▼
          └── next round ◀── is anything missing?
 
@@ -12,7 +10,7 @@ A reply to a section is a note, or says that it holds nothing; only notes are me
 one prompt are merged in groups first, and the results again, as a tree. With `notes=memories` sections are read with
 the prompts of the plain loop, what they write is put together line by line, and rounds follow while lines are added.
 Each step is yielded as soon as its
-call is done, so steps come in the order in which calls end; `Step.round`, `Step.segment` and `Step.inputs`
+call is done, so steps come in the order in which calls end; `Step.round` and `Step.inputs`
 say what belongs together, and a resumed reading repeats none of them. Replies of an earlier reading are used
 again where the same is asked (`carried`).
 """
@@ -59,9 +57,6 @@ if TYPE_CHECKING:
 
 CALLS_AT_ONCE = 64
 """Calls in flight at once, where the engine does not say how many it works on."""
-
-LENGTH_BITS = 3
-"""Lengths of segments have no more significant bits."""
 
 Job = Callable[[], Awaitable[Step]]
 """A call to be made. The index of its step is set when it is done."""
@@ -120,12 +115,11 @@ async def reading_apart(
     slots: CallSlots | None,
     replies: Replies,
 ) -> AsyncGenerator[Step, None]:
-    """The steps of a reading in rounds or in segments, without those that are finished."""
+    """The steps of a reading in rounds, without those that are finished."""
     if finished and finished[-1].kind == "answer":
         return
     slots = slots or reader.call_slots()
-    kind = _Rounds if reader.config.mode == "parallel" else _Segments
-    reading = kind(reader, question, chunks, budget, finished, slots, replies)
+    reading = _Rounds(reader, question, chunks, budget, finished, slots, replies)
     async with aclosing(reading.steps()) as steps:
         async for step in steps:
             yield step
@@ -453,97 +447,6 @@ class _Rounds(_Apart):
         """Raise RunError where a finished step read what is no section of the text."""
         if len(self._reads(number)) != self._chunks.total():
             raise _damaged()
-
-
-class _Segments(_Apart):
-    """Several parts of the text at once, each read in order."""
-
-    async def steps(self) -> AsyncGenerator[Step, None]:
-        """The sections of all segments, then the merges of their memories."""
-        total = await asyncio.to_thread(self._chunks.total)
-        self._bounds = segment_bounds(total, self._reader.config.segments)
-        num_segments = len(self._bounds) - 1
-        self._states: list[ReadingState] = []
-        self._next = list(self._bounds[:-1])
-        self._last: list[Step | None] = [None] * num_segments
-        for segment in range(num_segments):
-            self._resume(segment)
-        first = [await self._upcoming(segment) for segment in range(num_segments)]
-        jobs = _each(job for job in first if job is not None)
-        async with aclosing(self._at_once(jobs, self._follow)) as steps:
-            async for step in steps:
-                yield step
-        memories = [step for step in self._last if step is not None and step.memory]
-        if len(memories) == 1:
-            self.memory = memories[0].memory
-        elif memories:
-            async with aclosing(self._merge(memories, None)) as steps:
-                async for step in steps:
-                    yield step
-
-    def _certainty(self) -> Mapping[str, float]:
-        return {line: value for state in self._states for line, value in state.certainty.items()}
-
-    def _resume(self, segment: int) -> None:
-        """Go behind the sections of a segment that were read."""
-        done: list[Step] = []
-        while self._next[segment] < self._bounds[segment + 1]:
-            chunk = self._chunks.get(self._next[segment])
-            assert chunk is not None, "segments end where the text ends"
-            step = self._finished(chunk, None)
-            if step is None:
-                break
-            if step.segment != segment + 1:
-                raise _damaged()
-            done.append(step)
-            self._next[segment] += 1
-        self._last[segment] = done[-1] if done else None
-        self._states.append(ReadingState.after(done, self._reader.tokenizer))
-
-    async def _upcoming(self, segment: int) -> Job | None:
-        """The call for the next section of a segment; None at its end."""
-        index = self._next[segment]
-        if index == self._bounds[segment + 1]:
-            return None
-        chunk = self._chunks.get(index)
-        assert chunk is not None, "segments end where the text ends"
-
-        async def job() -> Step:
-            async with self._slots.slot((1, index - self._bounds[segment], segment)):
-                step, self._states[segment] = await self._reader.read_section(
-                    self._question,
-                    index,
-                    chunk,
-                    self._states[segment],
-                    self._budget,
-                    self._chunks.document,
-                    self._replies,
-                )
-            return replace(step, segment=segment + 1)
-
-        return job
-
-    async def _follow(self, step: Step) -> Job | None:
-        assert step.segment is not None
-        segment = step.segment - 1
-        self._last[segment] = step
-        self._next[segment] += 1
-        return await self._upcoming(segment)
-
-
-def segment_bounds(total: int, num_segments: int) -> list[int]:
-    """Where segments begin and the last one ends, in sections, for at most so many segments.
-
-    Segments are of one length, which grows in steps of a quarter or less: where a text grows, the segments before
-    its end mostly stay what they were.
-
-    >>> segment_bounds(33, 4)
-    [0, 10, 20, 30, 33]
-    """
-    length = max(1, -(-total // num_segments))
-    step = 1 << max(0, length.bit_length() - LENGTH_BITS)
-    length = -(-length // step) * step
-    return [*range(0, total, length), total]
 
 
 class _Fitted(NamedTuple):

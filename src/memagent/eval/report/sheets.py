@@ -30,7 +30,7 @@ from memagent.eval.stats import Interval
 
 Show = Callable[[Any], str]
 
-EVIDENCE_TITLES = ("captured", "retained", "shown", "quoted", "cited right", "cited of all")
+EVIDENCE_TITLES = ("captured", "retained", "quoted", "cited right", "cited of all")
 """Headings of the columns of EVIDENCE."""
 
 NONE = "–"  # noqa: RUF001
@@ -239,10 +239,7 @@ def _evidence_columns(rows: Sequence[ResultRow]) -> tuple[Column, ...]:
 def _about_evidence(rows: Sequence[ResultRow]) -> str:
     if all(row.captured is None for row in rows):
         return ""
-    about = " Captured and retained: share of the evidence, word for word, in any memory and in the last one, in %."
-    if all(row.shown is None for row in rows):
-        return about
-    return f"{about} Shown: in the prompt of the answer."
+    return " Captured and retained: share of the evidence, word for word, in any memory and in the last one, in %."
 
 
 def _answered(row: ResultRow) -> str | None:

@@ -110,8 +110,6 @@ class ResultRow:
     None without such."""
     retained: float | None = None
     """Share of the evidence that was in the last memory."""
-    shown: float | None = None
-    """Share of the evidence that was in the prompt of the answer, where that had quotes or paragraphs."""
     quoted: float | None = None
     """Share of the evidence that was quoted."""
     citation_precision: float | None = None
@@ -239,7 +237,7 @@ def _result_row(cell: Cell, records: Sequence[ItemRecord]) -> ResultRow:
     )
 
 
-EVIDENCE = ("captured", "retained", "shown", "quoted", "citation_precision", "citation_recall")
+EVIDENCE = ("captured", "retained", "quoted", "citation_precision", "citation_recall")
 """What became of the evidence, in records and rows."""
 
 

@@ -13,7 +13,7 @@ from memagent.eval.runner import evidence_scores
 from memagent.rewards.evidence import stop_moment
 
 REWARDED = (
-    *("captured", "retained", "shown", "quoted", "citation_precision", "citation_recall"),
+    *("captured", "retained", "quoted", "citation_precision", "citation_recall"),
     *(
         "stop_moment",
         "few_rounds",

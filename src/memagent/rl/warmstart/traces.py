@@ -147,7 +147,7 @@ class RightReplies:
         last = self._moments[-1].memory if self._moments else self._nothing
         self._answer = answer_of(example, last, self._prompts)
         self._is_in_order = not config.merges and config.order == "text"
-        self._num_enough = 0
+        self._knows_enough = False
         self._read_ends: set[int] = set()
         self._quoted: list[Mark] = []
         self.memories: list[str] = []
@@ -191,7 +191,7 @@ class RightReplies:
         numbers = counter()
 
         def find(prompt: str) -> Chunk | None:
-            is_over = self._config.stop_early and self._num_enough > self._config.verify_stop
+            is_over = self._config.stop_early and self._knows_enough
             return None if is_over else sections.get(next(numbers))
 
         return find
@@ -219,10 +219,9 @@ class RightReplies:
         old, new = self._memories(section, prompt)
         quotes = self._marks.quotes(section)
         body = "" if quotes and new == old else self._prompts.reply_for(old, new)
-        is_enough = self._is_enough(section)
-        self._num_enough = self._num_enough + 1 if is_enough else 0
+        self._knows_enough = self._is_enough(section)
         self.memories.append(new)
-        return _joined(quotes, body, "<enough/>" if is_enough else "")
+        return _joined(quotes, body, "<enough/>" if self._knows_enough else "")
 
     def _is_enough(self, section: Chunk) -> bool:
         """Whether all evidence has been read with this section."""
@@ -233,7 +232,7 @@ class RightReplies:
         return needed <= self._read_ends
 
     def _memories(self, section: Chunk, prompt: str) -> tuple[str, str]:
-        """The memory before and after a section; that of a segment is read from the prompt."""
+        """The memory before and after a section; where sections are not read in order, that in the prompt."""
         if self._is_in_order:
             old = self.memories[-1] if self.memories else ""
             return old, _memory_at(section.end, self._moments, self._nothing)

@@ -166,14 +166,6 @@ export function stepTree(steps, selected, onSelect) {
       if (x.has(input)) svg.append(s("path", { class: "edge", d: `M${x.get(input)},${y(input)} C${x.get(input)},${y(input) - 22} ${x.get(place)},${y(place) + 22} ${x.get(place)},${y(place)}` }));
     }
   });
-  const threads = new Map();
-  for (const place of leaves) {
-    const { round, segment } = steps[place];
-    if (segment === undefined) continue;
-    const before = threads.get(`${round} ${segment}`);
-    if (before !== undefined) svg.append(s("line", { class: "edge", x1: x.get(before), x2: x.get(place), y1: y(before), y2: y(place) }));
-    threads.set(`${round} ${segment}`, place);
-  }
   steps.forEach((step, place) => {
     const node = s(
       "g",

@@ -27,7 +27,7 @@ export async function tracePage(run, key, params) {
     const isTree = trace.steps.some((step) => step.round || (step.inputs ?? []).length);
     replaced(
       strip,
-      isTree ? [h("h2", {}, trace.steps.some((step) => step.segment) ? "Segments" : "Rounds"), stepTree(trace.steps, selected, select)] : null,
+      isTree ? [h("h2", {}, "Rounds"), stepTree(trace.steps, selected, select)] : null,
       trace.steps.length > 1 && !isTree ? changeStrip(trace.steps, selected, select) : null,
     );
   }
@@ -114,7 +114,7 @@ export async function tracePage(run, key, params) {
 // Sections that were read at the same time stand in the order of the text, whichever was finished first.
 function readingOrder(steps) {
   const places = steps.map((_, place) => place);
-  const isSection = (place) => steps[place].round !== undefined || steps[place].segment !== undefined;
+  const isSection = (place) => steps[place].round !== undefined;
   const rank = (place) => [steps[place].round ?? 0, steps[place].kind === "read" ? 0 : 1, steps[place].kind === "read" ? steps[place].start ?? 0 : place];
   if (!places.some(isSection)) return places;
   return places.sort((a, b) => {
@@ -237,7 +237,6 @@ function stepView(step, path, trace, onSelect) {
         h("span", {}, seconds(step.seconds)),
         step.num_attempts > 1 ? h("span", {}, `${step.num_attempts} attempts`) : null,
         step.round ? h("span", {}, `round ${step.round}`) : null,
-        step.segment ? h("span", {}, `segment ${step.segment}`) : null,
         step.flags.map((flag) => h("span", { class: "flag" }, flagName(flag))),
       )),
     (step.inputs ?? []).length ? h("p", { class: "inputs" }, "Merged from ", step.inputs.map((input) => h("button", { type: "button", class: "chip", onclick: () => onSelect(trace.steps.findIndex((each) => each.index === input)) }, `step ${input + 1}`))) : null,

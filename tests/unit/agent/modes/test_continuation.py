@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memagent.agent.evidence.paragraphs import HEADING
 from memagent.agent.plan import done_before, plan_reading
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Trace
@@ -148,8 +147,6 @@ def test_continuing_is_a_whole_reading_whatever_changed(
 
 # --- sections that are read apart from each other -----------------------------------------------------
 
-APART: list[dict[str, object]] = [{"mode": "parallel"}, {"segments": 8}]
-
 
 def notes(messages: Sequence[Message], sampling: Sampling) -> str:
     """A note on every hundredth section, which a merge keeps; a memory of a few letters elsewhere."""
@@ -169,12 +166,9 @@ def unordered(trace: Trace) -> list[tuple[object, ...]]:
     return sorted(done)
 
 
-@pytest.mark.parametrize("mode", APART)
-def test_apart_too_one_percent_more_text_costs_one_percent_of_the_calls(
-    mode: dict[str, object], tmp_path: Path
-) -> None:
+def test_apart_too_one_percent_more_text_costs_one_percent_of_the_calls(tmp_path: Path) -> None:
     first, second, whole = (
-        Reader(ScriptedEngine(notes), tokenizer="bytes", **SMALL, **mode)  # type: ignore[arg-type]
+        Reader(ScriptedEngine(notes), tokenizer="bytes", **SMALL, mode="parallel")  # type: ignore[arg-type]
         for _ in range(3)
     )
     first.ask(QUESTION, lines(0, 1000), run_dir=tmp_path / "a")
@@ -215,16 +209,15 @@ def test_a_section_is_not_read_again_where_it_has_moved(tmp_path: Path) -> None:
 
 
 def test_an_unchanged_text_costs_nothing_apart_either(tmp_path: Path) -> None:
-    for number, mode in enumerate(APART):
-        one, other = reader(**mode), reader(**mode)
-        trace = one.ask(QUESTION, lines(0, 30), run_dir=tmp_path / f"a{number}")
-        same = other.ask(QUESTION, lines(0, 30), continues=tmp_path / f"a{number}")
-        assert calls(other) == 0
-        assert same.answer == trace.answer
+    one, other = reader(mode="parallel"), reader(mode="parallel")
+    trace = one.ask(QUESTION, lines(0, 30), run_dir=tmp_path / "a")
+    same = other.ask(QUESTION, lines(0, 30), continues=tmp_path / "a")
+    assert calls(other) == 0
+    assert same.answer == trace.answer
 
 
 def test_a_damaged_file_of_replies_is_named(tmp_path: Path) -> None:
-    mode = APART[0]
+    mode: dict[str, object] = {"mode": "parallel"}
     reader(**mode).ask(QUESTION, lines(0, 30), run_dir=tmp_path / "a")
     reader(**mode).ask(QUESTION, lines(0, 33), run_dir=tmp_path / "b", continues=tmp_path / "a")
     (tmp_path / "b" / "carried.jsonl").write_text('{"question": "x"}\n{}\n')
@@ -250,36 +243,3 @@ async def test_a_plan_leaves_out_what_an_earlier_run_read(
     new = [step for step in trace.steps if "carried" not in step.flags and step.kind != "merge"]
     assert plan.num_calls == len(new) < whole.num_calls
     assert plan.prompt_tokens < whole.prompt_tokens
-
-
-@pytest.mark.parametrize("mode", ["in_order", "parallel"])
-def test_an_answer_is_written_again_when_the_text_around_its_quotes_has_changed(
-    tmp_path: Path, mode: str
-) -> None:
-    fact = "the seventh pump failed at noon"
-
-    def script(messages: Sequence[Message], sampling: Sampling) -> str:
-        prompt = messages[-1]["content"]
-        if HEADING in prompt:
-            return digest(messages, sampling)
-        return fact if fact in prompt.split("<memory>")[0] else "No change."
-
-    def notes() -> Reader:
-        apart = {"notes": "memories", "rounds": 1} if mode == "parallel" else {}
-        settings = {**SMALL, "mode": mode, "prompts": "add", "paragraph_tokens": 500, **apart}
-        return Reader(ScriptedEngine(script), tokenizer="bytes", **settings)  # type: ignore[arg-type]
-
-    before = (
-        lines(0, 20)
-        + f"\n\n{'It was hot. ' * 9}\n{fact}.\n{'It was cold. ' * 9}\n\n"
-        + lines(20, 30)
-    )
-    notes().ask(QUESTION, before, run_dir=tmp_path / "a")
-    after = before.replace("It was cold. \n", "It was late. \n")
-    assert after != before
-    same, other, whole = notes(), notes(), notes()
-    assert "carried" in same.ask(QUESTION, before, continues=tmp_path / "a").steps[-1].flags
-    answer = other.ask(QUESTION, after, continues=tmp_path / "a").steps[-1]
-    assert "carried" not in answer.flags
-    assert answer.reply == whole.ask(QUESTION, after).steps[-1].reply
-    assert "It was late." in answer.shown

@@ -1,4 +1,4 @@
-"""Sections read apart from each other: rounds, segments, merges, resuming."""
+"""Sections read apart from each other: rounds, merges, resuming."""
 
 import asyncio
 import random
@@ -15,7 +15,6 @@ from memagent.agent.memory import fit_lines
 from memagent.agent.modes.parallel import CallSlots
 from memagent.agent.modes.parallel_prompts import note_block, says_nothing, split_missing
 from memagent.agent.reader import read_questions
-from memagent.config import AgentConfig
 from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import BudgetError, ConfigError, EngineError, LimitReached, RunError
@@ -167,29 +166,6 @@ def test_an_empty_merge_puts_the_notes_together_and_is_flagged() -> None:
     assert merge.memory == "Ada leads to Bo."
 
 
-def test_segments_are_read_in_order_each_and_their_memories_merged() -> None:
-    reader = reader_of(mode="in_order", segments=3)
-    trace = reader.ask(QUESTION, TEXT)
-    assert trace.answer == "home"
-    for segment in (1, 2, 3):
-        steps = [step for step in trace.steps if step.segment == segment]
-        starts = [step.section.start for step in steps if step.section]
-        assert starts == sorted(starts)
-    (merge,) = (step for step in trace.steps if step.kind == "merge")
-    assert merge.round is None
-    assert len(merge.inputs) == 3
-    assert parts_read(trace, None) == TEXT
-    merging = next(prompt for prompt in prompts_of(reader) if "<note " in prompt)
-    assert '<note sections="1-3">' in merging
-    assert '<note sections="7-9">' in merging
-
-
-def test_a_text_of_fewer_sections_than_segments_has_as_many_segments() -> None:
-    trace = reader_of(mode="in_order", segments=50).ask(QUESTION, TEXT)
-    assert {step.segment for step in trace.steps if step.kind == "read"} == set(range(1, 10))
-    assert trace.answer == "home"
-
-
 # --- memories that are put together without a call -----------------------------------------------------
 
 JOINED: dict[str, object] = {"notes": "memories", "prompts": "add"}
@@ -217,27 +193,6 @@ def test_memories_are_put_together_in_rounds_with_the_prompts_of_the_plain_loop(
     assert max(step.round or 0 for step in trace.steps) == 4  # the last one adds nothing
     prompts = prompts_of(reader)
     assert all("What this section adds:" in prompt for prompt in prompts[:-1])
-
-
-def test_memories_of_segments_are_put_together_too() -> None:
-    def note(messages: Sequence[Message], sampling: Sampling) -> str:
-        prompt = messages[-1]["content"]
-        if "<section>" not in prompt:
-            return "answer"
-        return (
-            "\n".join(
-                re.findall(
-                    r"\w+ leads to \w+\.",
-                    prompt.partition("<section>")[2].partition("</section>")[0],
-                )
-            )
-            or "No change."
-        )
-
-    trace = reader_of(note, **JOINED, mode="in_order", segments=3).ask(QUESTION, TEXT)
-    assert trace.memory == "Cy leads to home.\nBo leads to Cy.\nAda leads to Bo."
-    (merge,) = (step for step in trace.steps if step.kind == "merge")
-    assert (merge.usage.calls, len(merge.inputs)) == (0, 3)
 
 
 def test_lines_that_the_model_was_least_certain_of_make_room() -> None:
@@ -302,11 +257,6 @@ def test_a_note_that_says_nothing_beside_its_quotes_is_the_quotes() -> None:
     assert trace.memory == "Cy leads to home.\nBo leads to Cy.\nAda leads to Bo."
 
 
-def test_segments_do_not_go_with_parallel_mode() -> None:
-    with pytest.raises(ConfigError, match="`segments` is for sections that are read in order"):
-        AgentConfig.parse({"mode": "parallel", "segments": 4})
-
-
 def test_a_merge_that_cannot_hold_two_notes_is_refused_before_the_first_call() -> None:
     reader = reader_of(window=1560, memory_tokens=200, answer_tokens=8)
     with pytest.raises(BudgetError, match="room for two notes"):
@@ -317,7 +267,7 @@ def test_a_merge_that_cannot_hold_two_notes_is_refused_before_the_first_call() -
 # --- resuming --------------------------------------------------------------------------------------
 
 
-MODES = [{"mode": "parallel"}, {"mode": "in_order", "segments": 3}]
+MODES: list[dict[str, object]] = [{"mode": "parallel"}, {"mode": "parallel", "rounds": 1}]
 
 
 @pytest.mark.parametrize("settings", MODES)

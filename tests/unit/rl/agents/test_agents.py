@@ -238,7 +238,7 @@ async def test_the_memory_agent_reads_in_every_mode_and_reports_how_well() -> No
     sizes = {"window": 6000, "chunk_tokens": 300, "memory_tokens": 100, "answer_tokens": 50}
     quoting = {**sizes, "evidence": True, "no_change": True, "quote_tokens": 100}
     found = {}
-    for mode in ({"stop_early": True}, {"mode": "parallel"}, {"segments": 2}):
+    for mode in ({"stop_early": True}, {"mode": "parallel"}):
         engine = ScriptedEngine(script)
         agent = open_agent("memory", {**quoting, **mode})
         outcome = await agent(task, client(engine, needs_tokens=False))
@@ -247,7 +247,7 @@ async def test_the_memory_agent_reads_in_every_mode_and_reports_how_well() -> No
         assert outcome.metrics["malformed"] == 0
         found[next(iter(mode))] = outcome.metrics
     assert 0 < found["stop_early"]["stop_moment"] <= 1
-    assert found["stop_early"]["sections"] < found["segments"]["sections"]
+    assert found["stop_early"]["sections"] < found["mode"]["sections"]
     assert (found["mode"]["rounds"], found["mode"]["few_rounds"]) == (1, 1.0)
 
 

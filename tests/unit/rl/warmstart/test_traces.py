@@ -325,23 +325,11 @@ def test_examples_without_a_demonstration_are_refused(
         conversations(example, config=config, tokenizer=BYTES)
 
 
-@pytest.mark.parametrize("mode", [{}, {"segments": 2}])
-def test_quotes_that_are_copied_into_the_memory_need_no_marks(mode: dict[str, object]) -> None:
-    plain = CONFIG.model_copy(update={"prompts": "compact_add", **mode})
+def test_quotes_that_are_copied_into_the_memory_need_no_marks() -> None:
+    plain = CONFIG.model_copy(update={"prompts": "compact_add"})
     copied = plain.model_copy(update={"evidence": True, "quotes": "copied"})
     example = made("beyond/two_hop")
     assert trace(example, copied) == trace(example, plain)
-
-
-@pytest.mark.parametrize("prompts", ["small", "compact"])
-def test_a_segment_keeps_what_it_has_read_wherever_the_prompt_shows_it(prompts: str) -> None:
-    config = AgentConfig(
-        window=4000, chunk_tokens=20, memory_tokens=200, segments=2, prompts=prompts
-    )
-    example = facts("One.", "Two.", "Three.", "Four.", evidence=(0, 2, 3))
-    said = replies(trace(example, config))
-    whole = "\n".join(word.ljust(19, "x") for word in ("Three.", "Four."))
-    assert whole in said, "the memory of the second segment"
 
 
 def test_a_memory_need_not_hold_what_no_reply_says() -> None:
@@ -416,7 +404,7 @@ def test_a_file_truncated_anywhere_is_completed_with_the_same_bytes(
 
 @pytest.mark.parametrize(
     "other",
-    [{"chunk_tokens": 1000}, {"section_ends": "exact"}, {"mode": "parallel"}, {"segments": 2}],
+    [{"chunk_tokens": 1000}, {"section_ends": "exact"}, {"mode": "parallel"}],
 )
 def test_a_file_is_not_resumed_with_other_settings(
     dataset: Path, tmp_path: Path, other: dict[str, object]
