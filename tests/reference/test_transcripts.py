@@ -279,7 +279,7 @@ async def _transcript(app: FastAPI, key: str, exchanges: Sequence[Exchange]) -> 
             headers = {"Authorization": f"Bearer {key}", **more.get("headers", {})}
             response = await client.request(method, path, **{**more, "headers": headers})
             assert response.headers["x-request-id"].startswith("req_")
-                        kept = [
+            kept = [
                 f"{name}: {response.headers[name]}" for name in HEADERS if name in response.headers
             ]
             lines = [f"=== {method} {path} {_asked(more)}", str(response.status_code), *kept]
