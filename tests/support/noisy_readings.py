@@ -26,8 +26,9 @@ TEXT = "".join(
     + ("\n" if day % 4 == 0 else "")
     for day in range(1, 13)
 )
+TEXT += "On day 13 the storm took the lantern, and Ada Holm sold 2 crates.\n"
 QUESTIONS = (
-    "How many crates did Ada Holm sell on day 9?",
+    "How many crates were sold when the storm took the lantern?",
     "Who paid?",
     "When did it rain?",
     "When did it rain?",
