@@ -2,7 +2,7 @@
 
 app.py         the routes of a local model      run.py        the process: start, drain, shut down
 wire.py        requests, validated              errors.py     errors in OpenAI's format
-generate.py    from a request to replies        responses.py  replies in OpenAI's format
+generate.py    from a request to replies        chat.py       chats in OpenAI's format; responses.py /v1/responses
 guard.py       key, body, admission, counting   metrics.py    Prometheus metrics
 keys.py        API keys and their holders       http.py       applications, streams, clients that leave
 request_log.py what is reported of a request    agents.py     calls of agents in training

@@ -13,7 +13,6 @@ be set. It runs in the event loop of the rollouts; what a call samples and recor
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 
 from memagent.config import ServeConfig
+from memagent.serve.chat import CHUNK, WHOLE, choice, delta, new_head, usage_of
 from memagent.serve.errors import ApiError
 from memagent.serve.guard import CLIENT_GONE, JSON_TYPE, AdmissionGate, GuardedPaths, GuardRules
 from memagent.serve.http import (
@@ -159,43 +159,28 @@ async def _awaited(replies: Awaitable[AgentReplies]) -> AgentReplies:
 
 
 def _head(replies: AgentReplies, kind: str) -> Json:
-    return {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": replies.model,
-    }
+    head = new_head("chatcmpl", replies.model)
+    return {"id": head["id"], "object": kind, **head}
 
 
 def _usage(replies: AgentReplies) -> Json:
-    return {
-        "prompt_tokens": replies.prompt_tokens,
-        "completion_tokens": replies.completion_tokens,
-        "total_tokens": replies.prompt_tokens + replies.completion_tokens,
-    }
+    return usage_of(replies.prompt_tokens, replies.completion_tokens)
 
 
 def _whole(replies: AgentReplies) -> Json:
     choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": None,
-            "finish_reason": reason or "stop",
-        }
+        choice(index, text, reason or "stop")
         for index, (text, reason) in enumerate(replies.replies)
     ]
-    return {**_head(replies, "chat.completion"), "choices": choices, "usage": _usage(replies)}
+    return {**_head(replies, WHOLE), "choices": choices, "usage": _usage(replies)}
 
 
 async def _chunks(replies: AgentReplies, *, has_usage: bool) -> AsyncGenerator[str, None]:
     """The replies as a stream: each in one piece, because it is recorded whole."""
-    head = _head(replies, "chat.completion.chunk")
+    head = _head(replies, CHUNK)
     for index, (text, reason) in enumerate(replies.replies):
-        delta = {"role": "assistant", "content": text}
-        for part, end in ((delta, None), ({}, reason or "stop")):
-            choice = {"index": index, "delta": part, "logprobs": None, "finish_reason": end}
-            yield event({**head, "choices": [choice]})
+        yield event({**head, "choices": [delta(index, {"role": "assistant", "content": text})]})
+        yield event({**head, "choices": [delta(index, {}, reason or "stop")]})
     if has_usage:
         yield event({**head, "choices": [], "usage": _usage(replies)})
     yield END_OF_EVENTS

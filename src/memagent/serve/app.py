@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 
 from memagent.config import ServeConfig
 from memagent.engines.local.engine import LocalEngine
+from memagent.serve.chat import LocalAnswer, total
 from memagent.serve.errors import ApiError
 from memagent.serve.generate import ReplyJob, jobs_of, parts, replies, streams
 from memagent.serve.guard import CLIENT_GONE, JSON_TYPE, AdmissionGate, GuardedPaths, GuardRules
@@ -33,8 +34,7 @@ from memagent.serve.keys import OneKey
 from memagent.serve.listen import HostCheck
 from memagent.serve.metrics import Metrics, load_gauges
 from memagent.serve.request_log import OnRequest
-from memagent.serve.responses import ResponseWriter, model_card, total, writer_of
-from memagent.serve.wire import ChatRequest, CompletionRequest
+from memagent.serve.wire import ChatRequest, CompletionRequest, LocalRequest
 from memagent.types import Completion
 
 CHAT, PLAIN, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
@@ -102,14 +102,24 @@ class Service:
 
     @property
     def _card(self) -> Json:
-        return model_card(self._engine, created=self._created, has_root=self._shows_root)
+        """The served model in vLLM's format."""
+        engine = self._engine
+        return {
+            "id": engine.public_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "memagent",
+            "root": engine.tokenizer if self._shows_root else engine.public_name,
+            "parent": None,
+            "max_model_len": engine.served_window,
+        }
 
     # --- generating ----------------------------------------------------------------------------
 
-    async def _generate(self, request: Request, body: ChatRequest | CompletionRequest) -> Response:
+    async def _generate(self, request: Request, body: LocalRequest) -> Response:
         self._check_model(body.model)
         jobs = await jobs_of(body, self._engine)
-        writer = writer_of(body, self._engine)
+        writer = LocalAnswer(body, self._engine)
         if body.stream:
             return EventStream(self._events(request, writer, jobs, has_usage=body.wants_usage))
         completions = await unless_disconnected(request, replies(self._engine, jobs))
@@ -124,7 +134,7 @@ class Service:
         request.state.usage += usage
 
     def _events(
-        self, request: Request, writer: ResponseWriter, jobs: list[ReplyJob], *, has_usage: bool
+        self, request: Request, writer: LocalAnswer, jobs: list[ReplyJob], *, has_usage: bool
     ) -> AsyncGenerator[str, None]:
         """The chunks of a stream. An invalid job raises here, before the first byte."""
         tokens = streams(self._engine, jobs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from memagent.engines.local.engine import LocalEngine, StreamedToken
 from memagent.serve.errors import ApiError
-from memagent.serve.wire import ApiRequest, ChatRequest, CompletionRequest
+from memagent.serve.wire import ChatRequest, CompletionRequest, LocalRequest
 from memagent.types import Completion, Sampling
 
 PROBED_CHARS_PER_TOKEN = 16
@@ -28,15 +28,13 @@ class ReplyJob:
     sampling: Sampling
 
 
-async def jobs_of(request: ChatRequest | CompletionRequest, engine: LocalEngine) -> list[ReplyJob]:
+async def jobs_of(request: LocalRequest, engine: LocalEngine) -> list[ReplyJob]:
     """The jobs of a request: the choices of its first prompt, then of the next."""
     prompts = await asyncio.to_thread(_prompts, request, engine)  # tokenising long texts takes time
     return [job for prompt in prompts for job in _choices(request, prompt, engine)]
 
 
-def _prompts(
-    request: ChatRequest | CompletionRequest, engine: LocalEngine
-) -> list[tuple[int, ...]]:
+def _prompts(request: LocalRequest, engine: LocalEngine) -> list[tuple[int, ...]]:
     if isinstance(request, ChatRequest):
         _check_length([message["content"] for message in request.conversation], engine, "messages")
         return [tuple(engine.prompt_ids(request.conversation))]
@@ -70,7 +68,7 @@ def _check_length(texts: Sequence[str], engine: LocalEngine, param: str) -> None
 
 
 def _choices(
-    request: ApiRequest, prompt_ids: tuple[int, ...], engine: LocalEngine
+    request: LocalRequest, prompt_ids: tuple[int, ...], engine: LocalEngine
 ) -> list[ReplyJob]:
     room = engine.served_window - len(prompt_ids)
     max_tokens = room if request.token_limit is None else request.token_limit

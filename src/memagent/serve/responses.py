@@ -1,237 +1,176 @@
-"""Replies in OpenAI's format, whole and as the chunks of a stream.
-
-One `ResponseWriter` per request: it builds the JSON objects of its endpoint.
-"""
+"""Answers of /v1/responses: whole, or as events with progress as a reasoning summary."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 
-from memagent.engines.local.engine import LocalEngine
-from memagent.serve.generate import ReplyJob, StreamPart
-from memagent.serve.http import Json
-from memagent.serve.wire import ApiRequest, ChatRequest, CompletionRequest
-from memagent.types import Completion, Usage
+from memagent.serve.chat import citation_fields, reading_fields
+from memagent.serve.errors import ApiError
+from memagent.serve.http import Json, event
+from memagent.serve.reading.events import AnswerSoFar, AnswerEvent, AnswerEvents, Finished, Progress
+from memagent.serve.reading.requests import ResponsesRequest
 
-Sampled = tuple[int, float]
-"""A token and its log-probability."""
+INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Why an answer is incomplete, by the reason of its end in chat completions."""
 
 
-class ResponseWriter(ABC):
-    """Builds the response to one request."""
+class ResponseAnswer:
+    """Writes the answer to one request."""
 
-    prefix: str
-    kind: str
-    chunk_kind: str
-
-    def __init__(self, request: ApiRequest, engine: LocalEngine) -> None:
-        self._request = request
-        self._engine = engine
+    def __init__(self, model: str, request: ResponsesRequest) -> None:
+        self._number = 0
+        """Of the next event."""
         self._head: Json = {
-            "id": f"{self.prefix}-{secrets.token_hex(12)}",
-            "created": int(time.time()),
-            "model": engine.public_name,
-            "system_fingerprint": f"policy-{engine.policy_version}",
+            "id": f"resp_{secrets.token_hex(16)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": {},
+            "parallel_tool_calls": False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": request.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "none",
+            "tools": [],
+            "top_p": request.top_p,
         }
+        self._reasoning_id = f"rs_{secrets.token_hex(12)}"
+        self._message_id = f"msg_{secrets.token_hex(12)}"
 
-    def whole(self, jobs: Sequence[ReplyJob], completions: Sequence[Completion]) -> Json:
+    def whole(self, answer: AnswerSoFar, end: Finished) -> Json:
         """The response to a request that does not stream."""
-        choices = [
-            self._choice(number, completion) for number, completion in enumerate(completions)
-        ]
+        reason = INCOMPLETE.get(end.finish_reason)
+        status = "incomplete" if reason else "completed"
+        used = end.usage
         return {
             **self._head,
-            "object": self.kind,
-            "choices": choices,
-            "usage": usage_of(completions, num_choices=self._request.num_choices),
-            **self._prompt_ids(jobs),
+            "status": status,
+            "incomplete_details": {"reason": reason} if reason else None,
+            "output": [*self._reasoning_items(answer), self._message(status, answer)],
+            "usage": {
+                "input_tokens": used.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": used.cached_tokens},
+                "output_tokens": used.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": end.reasoning_tokens},
+                "total_tokens": used.prompt_tokens + used.completion_tokens,
+            },
+            **reading_fields(end),
         }
 
-    def first_chunks(self, jobs: Sequence[ReplyJob]) -> list[Json]:
-        """The chunks of a stream before the first token."""
-        return []
+    async def chunks(self, events: AnswerEvents) -> AsyncGenerator[str, None]:
+        """The events of a stream."""
+        started = {**self._head, "status": "in_progress", "output": [], "usage": None}
+        yield self._event("response.created", response=started)
+        yield self._event("response.in_progress", response=started)
+        answer = AnswerSoFar()
+        async with aclosing(events):
+            async for one in events:
+                for written in self._written(one, answer):
+                    yield written
 
-    def chunk(self, part: StreamPart) -> Json:
-        """A piece of one choice."""
-        return self._chunk([self._delta(part)])
+    def error_event(self, error: ApiError) -> str:
+        """An error as the last event of a stream."""
+        values = error.body()["error"]
+        return self._event(
+            "error", code=values["code"], message=values["message"], param=values["param"]
+        )
 
-    def usage_chunk(self, completions: Sequence[Completion]) -> Json:
-        """The last chunk of a stream with `include_usage`."""
-        usage = usage_of(completions, num_choices=self._request.num_choices)
-        return {**self._chunk([]), "usage": usage}
+    # --- parts of a stream ---------------------------------------------------------------------
 
-    @abstractmethod
-    def _choice(self, number: int, completion: Completion) -> Json: ...
+    def _written(self, one: AnswerEvent, answer: AnswerSoFar) -> Iterator[str]:
+        """What an event adds to the stream, and to the answer so far."""
+        is_first = not (answer.progress if isinstance(one, Progress) else answer.texts)
+        answer.add(one)
+        if isinstance(one, Progress):
+            if is_first:
+                yield self._item("added", 0, self._reasoning_item([]))
+                yield self._summary("part.added", part={"type": "summary_text", "text": ""})
+            yield self._summary("text.delta", delta=one.text)
+            return
+        if is_first:
+            yield from self._open_message(answer)
+        if isinstance(one, Finished):
+            yield from self._close(answer, one)
+        else:
+            yield self._content("output_text.delta", answer, delta=one.text, logprobs=[])
 
-    @abstractmethod
-    def _delta(self, part: StreamPart) -> Json: ...
+    def _open_message(self, answer: AnswerSoFar) -> Iterator[str]:
+        for item in self._reasoning_items(answer):
+            part = item["summary"][0]
+            yield self._summary("text.done", text=part["text"])
+            yield self._summary("part.done", part=part)
+            yield self._item("done", 0, item)
+        empty = {**self._message("in_progress", answer), "content": []}
+        yield self._item("added", _place(answer), empty)
+        yield self._content("content_part.added", answer, part=_output_text(AnswerSoFar()))
 
-    @abstractmethod
-    def _logprobs(self, sampled: Sequence[Sampled], *, text_start: int) -> Json: ...
-
-    def _prompt_ids(self, jobs: Sequence[ReplyJob]) -> Json:
-        return {}
-
-    def _chunk(self, choices: list[Json]) -> Json:
-        usage = {"usage": None} if self._request.wants_usage else {}
-        return {**self._head, "object": self.chunk_kind, "choices": choices, **usage}
-
-    def _logprobs_or_none(self, sampled: Sequence[Sampled], *, text_start: int = 0) -> Json | None:
-        if not self._request.wants_logprobs:
-            return None
-        return self._logprobs(sampled, text_start=text_start)
-
-    def _token_ids(self, sampled: Sequence[Sampled]) -> Json:
-        if not self._request.return_token_ids:
-            return {}
-        return {"token_ids": [token_id for token_id, _ in sampled]}
-
-
-class ChatWriter(ResponseWriter):
-    """/v1/chat/completions."""
-
-    prefix = "chatcmpl"
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-
-    def first_chunks(self, jobs: Sequence[ReplyJob]) -> list[Json]:
-        roles = [
-            self._chunk([_streamed(number, {"role": "assistant", "content": ""})])
-            for number in range(len(jobs))
-        ]
-        return [{**roles[0], **self._prompt_ids(jobs)}, *roles[1:]]
-
-    def _choice(self, number: int, completion: Completion) -> Json:
-        sampled = _sampled(completion)
-        return {
-            "index": number,
-            "message": {"role": "assistant", "content": completion.text, "refusal": None},
-            "logprobs": self._logprobs_or_none(sampled),
-            "finish_reason": completion.finish_reason,
-            **self._token_ids(sampled),
-        }
-
-    def _delta(self, part: StreamPart) -> Json:
-        sampled = [(token.token_id, token.logprob) for token in part.tokens]
-        delta = {"content": part.text} if part.text else {}
-        return {
-            **_streamed(part.choice, delta),
-            "logprobs": self._logprobs_or_none(sampled) if sampled else None,
-            "finish_reason": part.completion.finish_reason if part.completion else None,
-            **self._token_ids(sampled),
-        }
-
-    def _logprobs(self, sampled: Sequence[Sampled], *, text_start: int) -> Json:
-        entries = []
-        for token_id, logprob in sampled:
-            text = self._engine.token_text(token_id)
-            is_whole = "\N{REPLACEMENT CHARACTER}" not in text
-            entries.append(
-                {
-                    "token": text,
-                    "logprob": logprob,
-                    "bytes": list(text.encode()) if is_whole else None,
-                    "top_logprobs": [],
-                }
+    def _close(self, answer: AnswerSoFar, end: Finished) -> Iterator[str]:
+        part = _output_text(answer)
+        for number, one in enumerate(part["annotations"]):
+            yield self._content(
+                "output_text.annotation.added", answer, annotation=one, annotation_index=number
             )
-        return {"content": entries, "refusal": None}
+        yield self._content("output_text.done", answer, text=answer.text, logprobs=[])
+        yield self._content("content_part.done", answer, part=part)
+        yield self._item("done", _place(answer), self._message("completed", answer))
+        response = self.whole(answer, end)
+        yield self._event(f"response.{response['status']}", response=response)
 
-    def _prompt_ids(self, jobs: Sequence[ReplyJob]) -> Json:
-        if not self._request.return_token_ids:
-            return {}
-        return {"prompt_token_ids": list(jobs[0].prompt_ids)}
+    def _summary(self, what: str, **fields: object) -> str:
+        place = {"item_id": self._reasoning_id, "output_index": 0, "summary_index": 0}
+        return self._event(f"response.reasoning_summary_{what}", **place, **fields)
 
+    def _content(self, what: str, answer: AnswerSoFar, **fields: object) -> str:
+        place = {"item_id": self._message_id, "output_index": _place(answer), "content_index": 0}
+        return self._event(f"response.{what}", **place, **fields)
 
-class CompletionWriter(ResponseWriter):
-    """/v1/completions."""
+    def _item(self, what: str, place: int, item: Json) -> str:
+        return self._event(f"response.output_item.{what}", output_index=place, item=item)
 
-    prefix = "cmpl"
-    kind = "text_completion"
-    chunk_kind = "text_completion"
+    def _event(self, name: str, **fields: object) -> str:
+        number, self._number = self._number, self._number + 1
+        return event({"type": name, "sequence_number": number, **fields}, name)
 
-    def __init__(self, request: ApiRequest, engine: LocalEngine) -> None:
-        super().__init__(request, engine)
-        self._text_starts: dict[int, int] = {}
-        """Offset of the next token of each streamed choice."""
+    # --- items of the output -------------------------------------------------------------------
 
-    def _choice(self, number: int, completion: Completion) -> Json:
-        sampled = _sampled(completion)
-        prompt = {"prompt_token_ids": list(completion.prompt_ids or ())}
+    def _reasoning_items(self, answer: AnswerSoFar) -> list[Json]:
+        if not answer.progress:
+            return []
+        text = "".join(answer.progress)
+        return [self._reasoning_item([{"type": "summary_text", "text": text}])]
+
+    def _reasoning_item(self, summary: list[Json]) -> Json:
+        return {"id": self._reasoning_id, "type": "reasoning", "summary": summary}
+
+    def _message(self, status: str, answer: AnswerSoFar) -> Json:
         return {
-            "index": number,
-            "text": completion.text,
-            "logprobs": self._logprobs_or_none(sampled),
-            "finish_reason": completion.finish_reason,
-            **self._token_ids(sampled),
-            **(prompt if self._request.return_token_ids else {}),
-        }
-
-    def _delta(self, part: StreamPart) -> Json:
-        sampled = [(token.token_id, token.logprob) for token in part.tokens]
-        start = self._text_starts.get(part.choice, 0)
-        self._text_starts[part.choice] = start + len(part.text)
-        return {
-            "index": part.choice,
-            "text": part.text,
-            "logprobs": self._logprobs_or_none(sampled, text_start=start) if sampled else None,
-            "finish_reason": part.completion.finish_reason if part.completion else None,
-            **self._token_ids(sampled),
-        }
-
-    def _logprobs(self, sampled: Sequence[Sampled], *, text_start: int) -> Json:
-        texts = [self._engine.token_text(token_id) for token_id, _ in sampled]
-        starts = accumulate((len(text) for text in texts), initial=text_start)
-        return {
-            "tokens": texts,
-            "token_logprobs": [logprob for _, logprob in sampled],
-            "top_logprobs": None,
-            "text_offset": list(starts)[:-1],
+            "id": self._message_id,
+            "type": "message",
+            "status": status,
+            "role": "assistant",
+            "content": [_output_text(answer)],
         }
 
 
-def writer_of(request: ChatRequest | CompletionRequest, engine: LocalEngine) -> ResponseWriter:
-    """The writer for a request's endpoint."""
-    kind = ChatWriter if isinstance(request, ChatRequest) else CompletionWriter
-    return kind(request, engine)
+def _place(answer: AnswerSoFar) -> int:
+    """Of the message among the items of the output."""
+    return 1 if answer.progress else 0
 
 
-def model_card(engine: LocalEngine, *, created: int, has_root: bool) -> Json:
-    """The served model in vLLM's format; with `has_root`, `root` is the folder of its tokenizer."""
+def _output_text(answer: AnswerSoFar) -> Json:
+    cited = answer.end.citations if answer.end else ()
+    annotations = [{"type": "file_citation", **citation_fields(one)} for one in cited]
     return {
-        "id": engine.public_name,
-        "object": "model",
-        "created": created,
-        "owned_by": "memagent",
-        "root": engine.tokenizer if has_root else engine.public_name,
-        "parent": None,
-        "max_model_len": engine.served_window,
+        "type": "output_text",
+        "text": answer.text,
+        "annotations": annotations,
+        "logprobs": [],
     }
-
-
-def total(completions: Sequence[Completion]) -> Usage:
-    """The usage of several replies combined."""
-    return sum((one.usage for one in completions if one.usage), Usage())
-
-
-def usage_of(completions: Sequence[Completion], *, num_choices: int) -> Json:
-    """Usage as OpenAI counts it: a prompt once, regardless of the number of choices."""
-    prompts = total(completions[::num_choices])
-    completion_tokens = total(completions).completion_tokens
-    return {
-        "prompt_tokens": prompts.prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompts.prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": prompts.cached_tokens},
-    }
-
-
-def _sampled(completion: Completion) -> list[Sampled]:
-    return list(zip(completion.completion_ids or (), completion.logprobs or (), strict=True))
-
-
-def _streamed(number: int, delta: Json) -> Json:
-    return {"index": number, "delta": delta, "logprobs": None, "finish_reason": None}

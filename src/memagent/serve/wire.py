@@ -105,42 +105,47 @@ def _texts(value: Any) -> Any:
     return tuple(texts)
 
 
-class ApiRequest(WireModel):
-    """Fields of both generation endpoints."""
+class GeneratingRequest(WireModel):
+    """Fields of all endpoints that generate."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED
+    reasons: ClassVar[dict[str, str]] = {}
+    """Why fields are refused, by name, where a plain refusal does not tell."""
 
     model: str | None = None
     """If given, must be the served model."""
-    max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0)
     """Greedy if omitted."""
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
-    """0 and -1 disable it, as in vLLM."""
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    """Choice number i is sampled with `seed + i`."""
-    stop: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
-    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT)
-    """As in vLLM: what is cached of prompts is used for requests with the same salt only."""
-    return_token_ids: bool | None = None
-    """As in vLLM: include the token ids of prompt and completion."""
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             raise ValueError("the body must be a JSON object")
-        for name, harmless in UNSUPPORTED.items():
+        for name, harmless in cls.unsupported.items():
             if values.get(name) not in harmless:
-                raise ApiError(
-                    400,
-                    f"{name} is not supported by this server; omit it",
-                    param=name,
-                    code="unsupported_parameter",
-                )
+                message = cls.reasons.get(name, f"{name} is not supported by this server; omit it")
+                raise ApiError(400, message, param=name, code="unsupported_parameter")
         return values
+
+
+class ApiRequest(GeneratingRequest):
+    """Fields of chats and plain completions."""
+
+    max_tokens: int | None = Field(default=None, ge=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    """0 and -1 disable it, as in vLLM."""
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    """Choice number i is sampled with `seed + i`."""
+    stop: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT)
+    """As in vLLM: what is cached of prompts is used for requests with the same salt only."""
+    return_token_ids: bool | None = None
+    """As in vLLM: include the token ids of prompt and completion."""
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
@@ -157,15 +162,6 @@ class ApiRequest(WireModel):
     def wants_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def token_limit(self) -> int | None:
-        """Maximum tokens of a reply; None: as many as fit the window."""
-        return self.max_tokens
-
-    @property
-    def wants_logprobs(self) -> bool:
-        raise NotImplementedError
 
     def sampling(self, *, max_tokens: int, choice: int) -> Sampling:
         """The sampling settings of choice number `choice`."""
@@ -210,21 +206,28 @@ NumAlternatives = Annotated[int | None, Field(ge=0), AfterValidator(_only_zero)]
 """Number of alternative tokens to list."""
 
 
-class ChatRequest(ApiRequest):
-    """POST /v1/chat/completions."""
+class ChatFields(ApiRequest):
+    """Fields of chats, whatever their messages may hold."""
 
-    messages: list[WireMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
-    top_logprobs: NumAlternatives = None
 
     @property
     def token_limit(self) -> int | None:
+        """Maximum tokens of a reply; None: as many as fit the window."""
         given = [n for n in (self.max_tokens, self.max_completion_tokens) if n is not None]
         return min(given, default=None)
 
+
+class ChatRequest(ChatFields):
+    """POST /v1/chat/completions."""
+
+    messages: list[WireMessage] = Field(min_length=1)
+    top_logprobs: NumAlternatives = None
+
     @property
     def wants_logprobs(self) -> bool:
+        """Whether the reply has the log-probabilities of its tokens."""
         return bool(self.logprobs)
 
     @property
@@ -271,9 +274,15 @@ class CompletionRequest(ApiRequest):
     logprobs: NumAlternatives = None
 
     @property
-    def token_limit(self) -> int | None:
+    def token_limit(self) -> int:
+        """Maximum tokens of a reply."""
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def wants_logprobs(self) -> bool:
+        """Whether the reply has the log-probabilities of its tokens."""
         return self.logprobs is not None
+
+
+LocalRequest = ChatRequest | CompletionRequest
+"""What a local model is asked."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 from memagent.agent.budget import measure_budget
@@ -24,7 +24,6 @@ from memagent.config import AgentConfig, GatewayConfig
 from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, EngineError, EngineRefused, PromptTooLong
-from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyHolder
 from memagent.serve.metrics import Measure
 from memagent.serve.reading.accounts import Account, CountedEngine
@@ -33,6 +32,15 @@ from memagent.serve.reading.conversation import (
     Utterance,
     as_messages,
     split_long,
+)
+from memagent.serve.reading.events import (
+    BEGUN,
+    AnswerEvents,
+    AnswerText,
+    Finished,
+    Progress,
+    SourceQuote,
+    no_answer,
 )
 from memagent.serve.reading.files import RequestFiles
 from memagent.serve.reading.readings import Readings, ReadStep
@@ -52,65 +60,10 @@ QUICK_CHARS = 20_000
 """Texts up to this size are counted at once; longer ones in a thread."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """A line about the reading, for people who wait."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerText:
-    """A piece of the answer."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceQuote:
-    """A quote of the text that an answer rests on."""
-
-    number: int
-    """As the answer may name it, from 1."""
-    quote: str
-    where: str
-    """File, page or line."""
-    source: str
-    """Name of the file, or role of the message."""
-    start: int
-    """Character offsets into the file or message."""
-    end: int
-    file_id: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """The end of an answer: what it took."""
-
-    finish_reason: str
-    usage: Usage
-    """All calls of this request; steps of earlier requests cost nothing."""
-    reasoning_tokens: int = 0
-    """Completion tokens of the memories before the answer."""
-    num_sections: int | None = None
-    """Sections that were read for the answer, earlier requests included; None where nothing was read."""
-    num_stored: int = 0
-    """Steps that earlier requests had finished."""
-    citations: tuple[SourceQuote, ...] = ()
-    """What the answer rests on, where evidence is kept."""
-
-
-AnswerEvent = Progress | AnswerText | Finished
-
-
-BEGUN = Progress(text="")
-"""The first event: there is room for the answer."""
-
-
 class PreparedAnswer(Protocol):
     """An answer that can be computed."""
 
-    def events(self) -> AsyncGenerator[AnswerEvent, None]:
+    def events(self) -> AnswerEvents:
         """BEGUN, or what leaves no room; progress and the answer, and last what it took."""
         ...
 
@@ -317,7 +270,7 @@ class ShortAnswer:
         self._sampling = sampling
         self._prompt_tokens = prompt_tokens
 
-    async def events(self) -> AsyncGenerator[AnswerEvent, None]:
+    async def events(self) -> AnswerEvents:
         """The reply of the engine."""
         limits = self._account.limits
         most = self._sampling.max_tokens
@@ -328,7 +281,7 @@ class ShortAnswer:
             async for event in events:
                 yield event
 
-    async def _whole(self) -> AsyncGenerator[AnswerEvent, None]:
+    async def _whole(self) -> AnswerEvents:
         call = await call_model(
             CountedEngine(self._engine, self._tokenizer, self._account.limits),
             self._tokenizer,
@@ -341,7 +294,7 @@ class ShortAnswer:
         yield AnswerText(text=call.completion.text or call.completion.refusal or "")
         yield Finished(finish_reason=call.completion.finish_reason or "stop", usage=call.usage)
 
-    async def _streamed(self) -> AsyncGenerator[AnswerEvent, None]:
+    async def _streamed(self) -> AnswerEvents:
         engine = self._engine
         assert isinstance(engine, StreamsTokens)
         reserved = self._account.limits.reserve(
@@ -393,7 +346,7 @@ class LongAnswer:
         self._text = text
         self._stop = stop
 
-    async def events(self) -> AsyncGenerator[AnswerEvent, None]:
+    async def events(self) -> AnswerEvents:
         """Progress with each section, then the answer."""
         with self._readings.room():
             yield BEGUN
@@ -401,7 +354,7 @@ class LongAnswer:
                 async for event in events:
                     yield event
 
-    async def _events(self) -> AsyncGenerator[AnswerEvent, None]:
+    async def _events(self) -> AnswerEvents:
         done: list[ReadStep] = []
         text = self._text
         steps = self._readings.read(
@@ -454,8 +407,8 @@ def _cited(citation: Citation, file_ids: Mapping[str, str]) -> SourceQuote:
 
 
 async def _with_own_faults(
-    events: AsyncGenerator[AnswerEvent, None],
-) -> AsyncGenerator[AnswerEvent, None]:
+    events: AnswerEvents,
+) -> AnswerEvents:
     """What an engine refuses is the fault of the server's settings, not of the request."""
     async with aclosing(events):
         try:
@@ -478,8 +431,3 @@ def _until(text: str, stop: tuple[str, ...]) -> str:
     """The text before the first stop text."""
     ends = [text.find(end) for end in stop if end in text]
     return text[: min(ends)] if ends else text
-
-
-def no_answer() -> ApiError:
-    """The error of an answer that never came."""
-    return ApiError(503, "the reading ended without an answer", code="engine_error")

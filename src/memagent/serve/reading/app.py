@@ -7,7 +7,6 @@ GET /health                  GET /metrics          GET /openapi.json
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import FastAPI, Request, Response
@@ -17,6 +16,7 @@ from memagent.agent.reader import Reader
 from memagent.config import GatewayConfig, ServeConfig
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError
+from memagent.serve.chat import ChatAnswer
 from memagent.serve.guard import (
     CLIENT_GONE,
     FORM_TYPE,
@@ -38,8 +38,8 @@ from memagent.serve.http import (
 from memagent.serve.keys import KeyCheck, KeyStore, OneKey
 from memagent.serve.listen import HostCheck
 from memagent.serve.metrics import Metrics
-from memagent.serve.reading.answering import AnswerEvent, Answering, Finished
-from memagent.serve.reading.chat_format import ChatAnswer
+from memagent.serve.reading.answering import Answering
+from memagent.serve.reading.events import AnswerEvents, Finished, whole_answer
 from memagent.serve.reading.files import FileStore
 from memagent.serve.reading.openapi import describe
 from memagent.serve.reading.requests import (
@@ -49,9 +49,9 @@ from memagent.serve.reading.requests import (
     ResponsesRequest,
     settings_in_name,
 )
-from memagent.serve.reading.responses_format import ResponseAnswer
 from memagent.serve.reading.state import GatewayState, keys_file
 from memagent.serve.request_log import OnRequest
+from memagent.serve.responses import ResponseAnswer
 
 CHAT, RESPONSES, FILES, MODELS = (
     "/v1/chat/completions",
@@ -172,54 +172,40 @@ class GatewayService:
 
     async def chat(self, request: Request) -> Response:
         body = await parsed(GatewayChat, request)
-        writer = ChatAnswer(has_usage=body.wants_usage)
         events = await self._prepared(request, body.request)
+        writer = ChatAnswer(MODEL, has_usage=body.wants_usage)
         if body.stream:
-            return EventStream(with_error_event(self._counted(request, writer.chunks(events))))
+            return EventStream(with_error_event(writer.chunks(events)))
         return await self._whole(request, writer, events)
 
     async def responses(self, request: Request) -> Response:
         body = await parsed(ResponsesRequest, request)
-        writer = ResponseAnswer(body)
         events = await self._prepared(request, body.request)
+        writer = ResponseAnswer(MODEL, body)
         if body.stream:
-            chunks = self._counted(request, writer.chunks(events))
-            return EventStream(with_error_event(chunks, writer.error_event))
+            return EventStream(with_error_event(writer.chunks(events), writer.error_event))
         return await self._whole(request, writer, events)
 
-    async def _prepared(
-        self, request: Request, asked: GatewayRequest
-    ) -> AsyncGenerator[AnswerEvent, None]:
+    async def _prepared(self, request: Request, asked: GatewayRequest) -> AnswerEvents:
         """The events of the answer, once there is room for it."""
         holder = request.state.holder
         prepared = await self._answering.prepare(asked, holder, self._files.opener(holder))
-        events = prepared.events()
+        events = self._counted(request, prepared.events())
         await anext(events)  # raises what a stream could say only after its status
         return events
 
     async def _whole(
-        self,
-        request: Request,
-        writer: ChatAnswer | ResponseAnswer,
-        events: AsyncGenerator[AnswerEvent, None],
+        self, request: Request, writer: ChatAnswer | ResponseAnswer, events: AnswerEvents
     ) -> Response:
-        answered = await unless_disconnected(request, writer.whole(events))
+        answered = await unless_disconnected(request, whole_answer(events))
         if answered is None:
             return Response(status_code=CLIENT_GONE)
-        response, end = answered
-        self._count(request, end)
-        return JSONResponse(response)
+        return JSONResponse(writer.whole(*answered))
 
-    async def _counted(
-        self, request: Request, chunks: AsyncGenerator[str | Finished, None]
-    ) -> AsyncGenerator[str, None]:
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                if isinstance(chunk, Finished):
-                    self._count(request, chunk)
-                else:
-                    yield chunk
-
-    def _count(self, request: Request, end: Finished) -> None:
-        self._metrics.count_tokens(end.usage)
-        request.state.usage += end.usage
+    async def _counted(self, request: Request, events: AnswerEvents) -> AnswerEvents:
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Finished):
+                    self._metrics.count_tokens(event.usage)
+                    request.state.usage += event.usage
+                yield event

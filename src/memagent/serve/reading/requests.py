@@ -11,7 +11,7 @@ import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -21,7 +21,7 @@ from memagent.errors import ConfigError
 from memagent.names import hint
 from memagent.serve.errors import ApiError
 from memagent.serve.reading.conversation import MessagePart, Utterance
-from memagent.serve.wire import ApiRequest, WireModel
+from memagent.serve.wire import ChatFields, GeneratingRequest, WireModel
 
 if TYPE_CHECKING:  # built on this module
     from memagent.serve.reading.files import RequestFiles
@@ -63,15 +63,12 @@ class AttachedFile(WireModel):
         return MessagePart(text="", file=files.given(data, file_name(self.filename)))
 
 
-class ContentPart(WireModel):
-    """A part of a message: text, or a file. The Responses API has other names for the same."""
+class ContentPart(AttachedFile):
+    """A part of a message: text, or a file. The Responses API has the fields of a file in the part itself."""
 
     type: str
     text: str | None = None
     file: AttachedFile | None = None
-    file_id: str | None = Field(default=None, max_length=100)
-    file_data: str | None = None
-    filename: str | None = Field(default=None, max_length=1000)
 
     def piece(self, files: RequestFiles) -> MessagePart:
         """The part with the text of its file."""
@@ -80,10 +77,7 @@ class ContentPart(WireModel):
         if self.type == "file" and self.file is not None:
             return self.file.part(files)
         if self.type == "input_file":
-            attached = AttachedFile(
-                file_id=self.file_id, file_data=self.file_data, filename=self.filename
-            )
-            return attached.part(files)
+            return self.part(files)
         raise ApiError(
             400,
             f"parts of type {self.type[:40]!r} are not supported; send text or files with text",
@@ -161,12 +155,10 @@ class GatewayRequest:
         return config
 
 
-class GatewayChat(ApiRequest):
+class GatewayChat(ChatFields):
     """POST /v1/chat/completions."""
 
     messages: Messages
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    logprobs: bool | None = None
     n: int | None = Field(default=None, ge=1, le=1)
     reading: dict[str, Any] | None = None
     """Settings of the reader."""
@@ -176,15 +168,6 @@ class GatewayChat(ApiRequest):
         if self.logprobs:
             raise ValueError("logprobs are not supported by the gateway; omit them")
         return self
-
-    @property
-    def token_limit(self) -> int | None:
-        given = [n for n in (self.max_tokens, self.max_completion_tokens) if n is not None]
-        return min(given, default=None)
-
-    @property
-    def wants_logprobs(self) -> bool:
-        return False
 
     @property
     def request(self) -> GatewayRequest:
@@ -200,43 +183,36 @@ class GatewayChat(ApiRequest):
 
 
 NOT_KEPT = "responses are not kept on this server; send the whole conversation as input"
-REFUSED_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "previous_response_id": ((None,), NOT_KEPT),
-    "conversation": ((None,), NOT_KEPT),
-    "background": ((None, False), "responses are not computed in the background; omit it"),
-    "tools": ((None, []), "tools are not supported by this server; omit them"),
-    "prompt": ((None,), "stored prompts are not supported; send the text as input"),
-}
-"""Fields of the Responses API that would change the answer, their values without effect, and why."""
 
 
 def _as_messages(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class ResponsesRequest(WireModel):
+class ResponsesRequest(GeneratingRequest):
     """POST /v1/responses."""
 
-    model: str | None = None
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "previous_response_id": (None,),
+        "conversation": (None,),
+        "background": (None, False),
+        "tools": (None, []),
+        "prompt": (None,),
+    }
+    reasons: ClassVar[dict[str, str]] = {
+        "previous_response_id": NOT_KEPT,
+        "conversation": NOT_KEPT,
+        "background": "responses are not computed in the background; omit it",
+        "tools": "tools are not supported by this server; omit them",
+        "prompt": "stored prompts are not supported; send the text as input",
+    }
+
     input: Annotated[Messages, BeforeValidator(_as_messages)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    stream: bool | None = None
     text: dict[str, Any] | None = None
     reading: dict[str, Any] | None = None
     """Settings of the reader."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unsupported(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            raise ValueError("the body must be a JSON object")
-        for name, (harmless, reason) in REFUSED_FIELDS.items():
-            if values.get(name) not in harmless:
-                raise ApiError(400, reason, param=name, code="unsupported_parameter")
-        return values
 
     @model_validator(mode="after")
     def _only_text(self) -> ResponsesRequest:
