@@ -38,8 +38,8 @@ def arguments(files: HotpotFiles, out: Path, num: int, processes: int = 2) -> li
 
 def children(process_id: int) -> list[int]:
     """The processes that a process started, with theirs."""
-    task = Path(f"/proc/{process_id}/task/{process_id}/children")
-    found = [int(word) for word in task.read_text().split()] if task.exists() else []
+    threads = Path(f"/proc/{process_id}/task").glob("*/children")
+    found = [int(word) for task in threads for word in task.read_text().split()]
     return [*found, *(deeper for child in found for deeper in children(child))]
 
 

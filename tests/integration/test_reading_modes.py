@@ -24,7 +24,7 @@ from tests.support.loopback import running
 
 IS_FORKED = True
 AT_ONCE = 4
-MODES = [("--mode", "parallel", "--rounds", "2"), ("--segments", "3")]
+PARALLEL = ("--mode", "parallel", "--rounds", "2")
 
 
 def said_by(process: subprocess.Popen[bytes], words: str) -> None:
@@ -42,14 +42,22 @@ def steps_of(trace: Trace) -> list[tuple[str, int, int, str]]:
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_killed_reading_resumes_and_repeats_at_most_what_was_in_flight(
-    mode: tuple[str, ...], cli: Cli, tmp_path: Path
+    cli: Cli, tmp_path: Path
 ) -> None:
     text = tmp_path / "long.txt"
     text.write_text(story(9000, seed=5))
     run = tmp_path / "run"
-    command = ("ask", text, "-q", QUESTION, *SMALL_SECTIONS, *mode, "--concurrency", str(AT_ONCE))
+    command = (
+        "ask",
+        text,
+        "-q",
+        QUESTION,
+        *SMALL_SECTIONS,
+        *PARALLEL,
+        "--concurrency",
+        str(AT_ONCE),
+    )
     with running(log=tmp_path / "calls.jsonl", reply="echo", latency_ms=30) as endpoint:
         command = (*command, "--base-url", endpoint.base_url)
         cli.as_users_start_it(*command, "--run-dir", tmp_path / "whole")
@@ -133,7 +141,7 @@ def test_standard_input_of_an_earlier_run_cannot_be_watched(cli: Cli, tmp_path: 
     ("option", "needed"),
     [
         (("--rounds", "2"), "--mode parallel"),
-        (("--notes", "memories"), "--segments"),
+        (("--notes", "memories"), "--mode parallel"),
         (("--quotes", "copied"), "--evidence"),
         (("--quote-tokens", "64"), "--items"),
         (("--ledger-tokens", "64", "--evidence", "--quotes", "copied"), "--quotes asked"),

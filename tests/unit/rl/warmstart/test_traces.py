@@ -461,7 +461,7 @@ def test_the_command_writes_traces(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--tokenizer", "bytes", "--window", "6500"], "window of 6500"),
+        (["--tokenizer", "bytes", "--window", "6500", "--chunk-tokens", "6000"], "window of 6500"),
         (["--tokenizer", "bytes", "--chunk-tokens", "9000"], "does not fit a window of 8192"),
         (["--tokenizer", "bytes", "--prompts", "nosuch"], "there is no prompt set"),
     ],
