@@ -28,7 +28,7 @@ from memagent.data.tasks.lengths import parse_length
 from memagent.engines import store
 from memagent.engines.local import gguf_files
 from memagent.engines.local.engine import LocalEngine
-from memagent.engines.local.loading import ARCHITECTURES, LoadedModel, with_quick_encoder
+from memagent.engines.local.loading import ARCHITECTURES, LoadedModel
 from memagent.engines.local.sampling import SampledTokens
 from memagent.engines.local.scheduler import GenerationRequest, Piece
 from memagent.eval.setup import evaluate
@@ -119,7 +119,6 @@ def open_idle(name: str, *, rate: float, ops: int) -> tuple[LocalEngine, IdleMod
         tokenizer_folder=folder,
     )
     settings = LocalConfig(max_running=1024, max_batch_tokens=32768, cache_gb=0.25, native=False)
-    loaded = with_quick_encoder(loaded)
     engine = LocalEngine(loaded, settings)
     model = IdleModel([*loaded.encode(REPLY), eos], rate=rate, ops=ops)
     engine._generator._model = model

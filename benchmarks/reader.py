@@ -9,6 +9,7 @@ and loads, cuts and journals it within the clock.
     python -m benchmarks.reader --setup-peers          # once: makes .venv-peers*
     python -m benchmarks.reader --steps 200            # quick
     python -m benchmarks.reader --out reader.json      # all sections, three rounds
+    python -m benchmarks.reader --latency-ms 50        # sections are cut while a reply is awaited
 
 A second table shows how memagent's memory use and first call depend on the length of the text. A new
 contender is a line in `CONTENDERS` and a script that takes `--base-url --sections --work-dir` and
@@ -317,6 +318,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--tokenizer", help="folder of a Hugging Face tokenizer; SmolLM2's where absent")
     add("--steps", type=int, help="read the first so many sections; all where absent")
     add("--repeat", type=int, default=3)
+    add("--latency-ms", type=float, default=0, help="the time the endpoint takes for a reply")
     add("--only", help="contenders, separated by commas")
     add("--out", type=Path, help="write all results as JSON")
     return parser.parse_args()
@@ -335,7 +337,9 @@ def main() -> None:
     with (
         # beside the project, not in /tmp: durable contenders must write to a real disk
         tempfile.TemporaryDirectory(dir=runs, prefix="benchmark-") as folder,
-        running(reply="fixed", reply_chars=MEMORY_CHARS) as endpoint,
+        running(
+            reply="fixed", reply_chars=MEMORY_CHARS, latency_ms=arguments.latency_ms
+        ) as endpoint,
     ):
         work = Path(folder)
         material = make_material(text, tokenizer, work, steps=arguments.steps)

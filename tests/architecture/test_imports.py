@@ -6,7 +6,7 @@
     row 2   agent  data
     row 1   documents  engines  rewards
     row 0   types  errors  config  cluster  cluster_workers  runs  run_files  tracking  blocking  jsonl  files  processes  names  plugins
-            control_tokens  chat_templates  template_worker  extras  shipped  foreign  quick_counts  _version
+            control_tokens  chat_templates  template_worker  extras  shipped  foreign  _version
 
 A module may import its own room and rooms of lower rows; row 0 is one room. `memagent/__init__.py`
 is the front door and may name anything, but nothing inside comes in through it.
@@ -54,7 +54,6 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "template_worker",
         "stored_runs",
         "profiles",
-        "quick_counts",
         "trust",
         "extras",
         "shipped",

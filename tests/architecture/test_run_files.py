@@ -46,7 +46,6 @@ OTHERS = {
     "eval/report/report.py": "a report, in a folder that the user names",
     "files.py": "new files, before they have their names",
     "foreign.py": "tokenizers",
-    "quick_counts.py": "tokenizers",
     "rl/distributed/opening.py": "models",
     "rl/distributed/vllm_replica.py": "models",
     "rl/planning/shapes.py": "models",

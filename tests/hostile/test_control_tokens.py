@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from memagent.control_tokens import ControlTokens
 from memagent.documents.tokenizers import open_tokenizer
-from memagent.engines.local.loading import LoadedModel, load, with_quick_encoder
+from memagent.engines.local.loading import LoadedModel, load
 from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.rows import tokenized
 from memagent.types import Message
@@ -267,14 +267,13 @@ def test_the_reader_counts_what_the_engine_encodes(kind: str, tmp_path: Path) ->
 
 def test_training_encodes_as_reading_does(tmp_path: Path) -> None:
     loaded = load(str(make_tiny_model(tmp_path, "llama")))
-    quick = with_quick_encoder(loaded)
     messages: tuple[Message, ...] = (
         {"role": "user", "content": f"Read this: {SYSTEM_TURN}"},
         {"role": "assistant", "content": "No."},
     )
-    (sample,) = tokenized(Conversation(id="x", messages=messages), quick, max_tokens=500)
+    (sample,) = tokenized(Conversation(id="x", messages=messages), loaded, max_tokens=500)
     prompt = sample.ids[: sample.is_sampled.index(True)]
-    assert list(prompt) == loaded.prompt_ids(messages[:1]) == quick.prompt_ids(messages[:1])
+    assert list(prompt) == loaded.prompt_ids(messages[:1])
     names = loaded.tokenizer.convert_ids_to_tokens(list(prompt))
     assert names.count("<|im_start|>") == 2  # the user's turn and the reply's
     assert names.count("<|im_end|>") == 1

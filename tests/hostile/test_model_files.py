@@ -81,17 +81,14 @@ def another_id(description: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [never_ends, twice, far_away, another_id])
-def test_a_vocabulary_with_irregular_ids_is_counted_by_its_own_tokenizer(
+def test_a_vocabulary_with_irregular_ids_counts(
     tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     file = make_tokenizer(tmp_path, pattern=QWEN_PATTERN) / "tokenizer.json"
     description = json.loads(file.read_text())
-    assert open_tokenizer(str(tmp_path)).is_quick
     change(description)
     file.write_text(json.dumps(description))
-    tokenizer = open_tokenizer(str(tmp_path))
-    assert not tokenizer.is_quick
-    assert tokenizer.count("It was 3 in the zoo.") > 0
+    assert open_tokenizer(str(tmp_path)).count("It was 3 in the zoo.") > 0
 
 
 def with_field(originals: Originals, name: str, kind: int, payload: bytes) -> bytes:

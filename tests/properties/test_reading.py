@@ -42,7 +42,7 @@ words = st.sampled_from(
 )
 worded = st.lists(words, max_size=400).map(" ".join)
 texts = st.one_of(st.text(max_size=1500), worded, worded.map(lambda text: text.replace(" ", "")))
-kinds = st.sampled_from(["quick", "exact", "qwen", "bytes", "estimate"])
+kinds = st.sampled_from(["gpt2", "qwen", "bytes", "estimate"])
 
 quickly = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -54,11 +54,7 @@ def tokenizer_of(kind: str, gpt2: Path, qwen: Path) -> Tokenizer:
         return ByteTokenizer()
     if kind == "estimate":
         return EstimatingTokenizer()
-    tokenizer = HuggingFaceTokenizer.from_path(qwen if kind == "qwen" else gpt2, kind)
-    if kind == "exact":
-        tokenizer._quick_count = None
-        tokenizer.is_quick = False
-    return tokenizer
+    return HuggingFaceTokenizer.from_path(qwen if kind == "qwen" else gpt2, kind)
 
 
 @quickly

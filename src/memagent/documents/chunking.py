@@ -38,10 +38,6 @@ FIRST_CHARS_PER_TOKEN = 4.5
 """How long a first block is guessed to be; after that the chunk before gives the rate."""
 BLOCK_SPARE = 1.05
 """Blocks are measured this much longer than needed, or they would often be measured twice."""
-MAX_GROWTH = 64
-"""A block that is too short is at most so many times longer in the next attempt."""
-MAX_STEPS_BACK = 64
-"""Steps back from an end that is too late, each in proportion to the excess, before bisection."""
 EDGE_TOKENS = 8
 """Cutting a block can change the tokens at its edge; this close to the limit we count again."""
 # From best to worst. Each match ends where a chunk may end.
@@ -93,8 +89,6 @@ class Chunks:
         known: Iterable[Span] = (),
     ) -> None:
         self.document = document
-        self.is_quick = tokenizer.is_quick and ends == "natural"
-        """True when `get` costs next to nothing."""
         self._tokenizer = tokenizer
         self._chunk_tokens = chunk_tokens
         self._ends = ends
@@ -249,43 +243,6 @@ def next_span(text: str, last: Span | None, tokenizer: Tokenizer, chunk_tokens: 
     """Where the chunk after `last` lies."""
     start = last.end if last else 0
     rate = (last.end - last.start) / max(last.num_tokens, 1) if last else FIRST_CHARS_PER_TOKEN
-    locate = _span_by_counting if tokenizer.is_quick else _span_by_measuring
-    return locate(text, start, rate, tokenizer, chunk_tokens)
-
-
-def _span_by_counting(
-    text: str, start: int, rate: float, tokenizer: Tokenizer, chunk_tokens: int
-) -> Span:
-    """The next chunk for a tokenizer that counts quickly: count a little too much, then step back."""
-    limit = max(chunk_tokens - EDGE_TOKENS, 1)
-    num_chars = int(limit * rate * BLOCK_SPARE) + 1
-    while True:
-        block = text[start : start + num_chars]
-        total = tokenizer.count(block)
-        if total > limit:
-            break
-        if start + num_chars >= len(text):
-            return Span(start, start + len(block), total)
-        needed = int(num_chars * limit / max(total, 1) * BLOCK_SPARE) + 1
-        num_chars = min(needed, num_chars * MAX_GROWTH)
-    end, num_tokens = len(block), total
-    for _ in range(MAX_STEPS_BACK):
-        latest = min(int(end * limit / num_tokens), end - 1)
-        end = _best_end(block, int(latest * (1 - ENDING_SHARE)), latest)
-        num_tokens = total - tokenizer.count(block[end:])
-        if num_tokens <= limit or end == 1:
-            break
-    else:
-        end, num_tokens = _filled(block, 1, tokenizer, limit)
-    if num_tokens < limit * MIN_SHARE:
-        end, num_tokens = _filled(block, end, tokenizer, limit)
-    return Span(start, start + end, num_tokens)
-
-
-def _span_by_measuring(
-    text: str, start: int, rate: float, tokenizer: Tokenizer, chunk_tokens: int
-) -> Span:
-    """The next chunk by tokenising a block that is long enough and looking where its tokens lie."""
     block, measured = _measured_block(text, start, rate, tokenizer, chunk_tokens)
     if measured.num_tokens <= chunk_tokens:
         return Span(start, start + len(block), measured.num_tokens)

@@ -27,7 +27,6 @@ from memagent.chat_templates import ChatTemplate
 from memagent.control_tokens import ControlTokens
 from memagent.errors import ConfigError
 from memagent.foreign import check_tokenizer, foreign_file
-from memagent.quick_counts import quick_counter
 from memagent.types import Message
 
 if TYPE_CHECKING:
@@ -64,8 +63,6 @@ class Tokenizer(Protocol):
     """False for the estimate, whose counts carry a safety margin."""
     knows_template: bool
     """True when `count_messages` counts the model's own chat template, not an allowance."""
-    is_quick: bool
-    """True when `count` costs next to nothing, so that an end may be found by trying."""
 
     def count(self, text: str) -> int:
         """Tokens in a text."""
@@ -117,10 +114,7 @@ class HuggingFaceTokenizer:
         check_tokenizer(file)
         self._template = _template_of(file.parent)
         self.knows_template = self._template is not None
-        self._quick_count = quick_counter(file, lambda: self._exact_count)
-        self.is_quick = self._quick_count is not None
-        if not self.is_quick:
-            self._backend  # noqa: B018  opened now, so that a broken file is found now
+        self._backend = _open_backend(file)
 
     @classmethod
     def from_path(cls, path: Path, name: str) -> HuggingFaceTokenizer:
@@ -165,28 +159,25 @@ class HuggingFaceTokenizer:
 
     def _count(self, text: str) -> int:
         """Tokens in a text whose control strings are control tokens."""
-        return (self._quick_count or self._exact_count)(text)
-
-    def _exact_count(self, text: str) -> int:
-        return len(self._encode(text))
+        return len(self._backend.encode_batch_fast([text], add_special_tokens=False)[0])
 
     @cached_property
     def _control(self) -> ControlTokens:
         return ControlTokens.of_file(self._file)
 
-    @cached_property
-    def _backend(self) -> tokenizers.Tokenizer:
-        import tokenizers
-
-        with foreign_file(self._file, "is not a tokenizer"):
-            backend = tokenizers.Tokenizer.from_file(str(self._file))
-        backend.no_truncation()  # some published files truncate or pad, and a count must not
-        backend.no_padding()
-        return backend
-
     def _encode(self, text: str) -> tokenizers.Encoding:
         # encode_batch, unlike encode, lets other threads run meanwhile
         return self._backend.encode_batch([text], add_special_tokens=False)[0]
+
+
+def _open_backend(file: Path) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    with foreign_file(file, "is not a tokenizer"):
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    backend.no_truncation()  # some published files truncate or pad, and a count must not
+    backend.no_padding()
+    return backend
 
 
 class _HuggingFaceMeasured:
@@ -212,7 +203,6 @@ class TiktokenTokenizer:
     """A tiktoken encoding, by its own name or by a model's."""
 
     is_exact = True
-    is_quick = False
     knows_template = True
 
     def __init__(self, name: str) -> None:
@@ -253,7 +243,6 @@ class ByteTokenizer:
     name = "bytes"
     is_exact = True
     knows_template = False
-    is_quick = False
 
     def count(self, text: str) -> int:
         return len(_utf8(text))
@@ -276,7 +265,6 @@ class EstimatingTokenizer:
     name = "estimate"
     is_exact = False
     knows_template = False
-    is_quick = False
 
     MARGIN = 1.15
     COMMON_WORD_CHARS = 6

@@ -19,30 +19,17 @@ from memagent.types import Message
 from tests.conftest import prose
 
 
-def exact_only(folder: Path) -> HuggingFaceTokenizer:
-    """The tokenizer as it is without the quick counter."""
-    tokenizer = HuggingFaceTokenizer.from_path(folder, "exact")
-    tokenizer._quick_count = None
-    tokenizer.is_quick = False
-    return tokenizer
-
-
-@pytest.fixture(params=["quick", "exact", "qwen", "bytes", "estimate"])
+@pytest.fixture(params=["gpt2", "qwen", "bytes", "estimate"])
 def tokenizer(
     request: pytest.FixtureRequest, tokenizer_folder: Path, qwen_like_folder: Path
 ) -> Tokenizer:
     made: dict[str, Tokenizer] = {
-        "quick": HuggingFaceTokenizer.from_path(tokenizer_folder, "quick"),
-        "exact": exact_only(tokenizer_folder),
+        "gpt2": HuggingFaceTokenizer.from_path(tokenizer_folder, "gpt2"),
         "qwen": HuggingFaceTokenizer.from_path(qwen_like_folder, "qwen"),
         "bytes": ByteTokenizer(),
         "estimate": EstimatingTokenizer(),
     }
     return made[request.param]
-
-
-def test_the_quick_counter_is_in_use_where_it_should_be(tokenizer_folder: Path) -> None:
-    assert HuggingFaceTokenizer.from_path(tokenizer_folder, "x").is_quick
 
 
 def test_chunks_join_back_and_keep_the_limit(tokenizer: Tokenizer) -> None:

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 import tokenizers
 
-from memagent import quick_counts
 from memagent.documents.tokenizers import (
     ByteTokenizer,
     EstimatingTokenizer,
-    HuggingFaceTokenizer,
     open_tokenizer,
     tokenizer_for_model,
 )
@@ -217,68 +215,6 @@ def test_a_measured_prefix_never_splits_a_character(tokenizer_folder: Path) -> N
     for limit in range(measured.num_tokens):
         end = measured.end_of(limit)
         assert tokenizer.count(text[:end]) <= limit
-
-
-class TestQuickCounts:
-    def test_the_converted_tokenizer_is_kept_and_used_again(
-        self, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        first = HuggingFaceTokenizer.from_path(tokenizer_folder, "x")
-        (kept,) = (tmp_path / "memagent" / "tokenizers").iterdir()
-        assert kept.stat().st_size > 1000
-        again = HuggingFaceTokenizer.from_path(tokenizer_folder, "x")
-        assert again.is_quick
-        assert "_backend" not in again.__dict__, "the slow tokenizer was loaded for nothing"
-        assert again.count(prose(30)) == first.count(prose(30))
-
-    def test_a_damaged_cache_file_is_made_again(
-        self, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        expected = HuggingFaceTokenizer.from_path(tokenizer_folder, "x").count(prose(30))
-        (kept,) = (tmp_path / "memagent" / "tokenizers").iterdir()
-        kept.write_bytes(b"damaged")
-        assert HuggingFaceTokenizer.from_path(tokenizer_folder, "x").count(prose(30)) == expected
-        assert kept.stat().st_size > 1000
-
-    def test_a_counter_that_disagrees_is_not_used(
-        self, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        file = tokenizer_folder / "tokenizer.json"
-        assert quick_counts.quick_counter(file, lambda: lambda text: len(text) + 1) is None
-        assert not (tmp_path / "memagent").exists()
-
-    def test_an_encoder_finds_the_tokens_of_the_tokenizer_or_there_is_none(
-        self, tokenizer_folder: Path
-    ) -> None:
-        file = tokenizer_folder / "tokenizer.json"
-        exact = tokenizers.Tokenizer.from_file(str(file))
-
-        def ids_of(text: str) -> list[int]:
-            return list(exact.encode(text, add_special_tokens=False).ids)
-
-        quick = quick_counts.quick_encoder(file, ids_of, samples=[prose(3)])
-        assert quick is not None
-        assert quick(prose(30)) == ids_of(prose(30))
-        assert quick_counts.quick_encoder(file, lambda text: [*ids_of(text), 0]) is None
-
-    def test_without_the_library_the_tokenizer_counts_itself(
-        self, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        quick = HuggingFaceTokenizer.from_path(tokenizer_folder, "x").count(prose(30))
-        monkeypatch.setitem(sys.modules, "tokie", None)
-        slow = HuggingFaceTokenizer.from_path(tokenizer_folder, "x")
-        assert not slow.is_quick
-        assert slow.count(prose(30)) == quick
-
-    def test_a_cache_that_cannot_be_written_does_not_matter(
-        self, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "file").write_text("in the way")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-        assert HuggingFaceTokenizer.from_path(tokenizer_folder, "x").is_quick
 
 
 class Hub(BaseHTTPRequestHandler):

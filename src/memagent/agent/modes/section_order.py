@@ -52,8 +52,8 @@ def _ranking(chunks: Chunks, question: str) -> tuple[int, ...]:
 
 
 async def cut_chunk(chunks: Chunks, index: int) -> Chunk | None:
-    """The chunk at an index; in a thread where tokenising takes long enough to hold others up."""
-    if chunks.is_quick or chunks.is_known(index):
+    """The chunk at an index; in a thread if it has to be located, which would hold others up."""
+    if chunks.is_known(index):
         return chunks.get(index)
     return await asyncio.to_thread(chunks.get, index)
 

@@ -42,7 +42,7 @@ from memagent.config import LocalConfig
 from memagent.engines import store
 from memagent.engines.base import BaseEngine
 from memagent.engines.local.generator import BatchOutOfMemory, Generator
-from memagent.engines.local.loading import LoadedModel, is_out_of_memory, load, with_quick_encoder
+from memagent.engines.local.loading import LoadedModel, is_out_of_memory, load
 from memagent.engines.local.scheduler import GenerationRequest
 from memagent.engines.local.streaming import TextStream
 from memagent.errors import (
@@ -102,7 +102,7 @@ def open_local(model: str, **settings: Any) -> LocalEngine:
         yarn_window=config.yarn_window,
         yarn_factor=config.yarn_factor,
     )
-    return LocalEngine(with_quick_encoder(loaded) if is_gpu else loaded, config)
+    return LocalEngine(loaded, config)
 
 
 class LocalEngine(BaseEngine):

@@ -22,7 +22,7 @@ from memagent.config import LocalConfig
 from memagent.engines.addresses import key_of_named
 from memagent.engines.base import BaseEngine, open_engine, split_spec
 from memagent.engines.local.engine import LocalEngine
-from memagent.engines.local.loading import LoadedModel, load, with_quick_encoder
+from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
 from memagent.files import replacing
 from memagent.rl.settings import ModelSettings, RolloutSettings
@@ -79,7 +79,6 @@ def open_model(settings: ModelSettings, source: str, *, seed: int) -> Trained:
         parameter.requires_grad_(not has_adapter or "lora_" in name)
     if not has_adapter:
         loaded = replace(loaded, gguf=None)  # the file has the weights before training
-    loaded = with_quick_encoder(loaded)
     parameters = tuple((n, p) for n, p in loaded.model.named_parameters() if p.requires_grad)
     if not parameters:
         raise ConfigError(
