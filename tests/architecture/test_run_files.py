@@ -48,7 +48,7 @@ OTHERS = {
     "foreign.py": "tokenizers",
     "rl/distributed/opening.py": "models",
     "rl/distributed/vllm_replica.py": "models",
-    "rl/planning/shapes.py": "models",
+    "rl/sizes.py": "models",
     "rl/warmstart/trace_files.py": "a dataset that is being built",
     "rl/weights/checkpoint.py": "a new checkpoint before it has its name, and models",
     "rl/weights/sync.py": "an adapter that was just written",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,17 +13,21 @@ from memagent.cli.shared.options import PanelCommand, panel_option, settings_opt
 from memagent.cli.shared.progress import duration
 from memagent.cli.shared.run_command import print_json
 from memagent.cli.train.options import CONFIG
-from memagent.rl.planning.accelerators import ACCELERATORS, GIB
-from memagent.rl.planning.layouts import Layout
-from memagent.rl.planning.memory import GpuMemory
-from memagent.rl.planning.plan import LayoutPlan, Problem, TrainingPlan, make_plan
-from memagent.rl.planning.workload import PlanAssumptions
+from memagent.rl.plan import (
+    ACCELERATORS,
+    Layout,
+    PlanAssumptions,
+    Problem,
+    StepPlan,
+    TrainingPlan,
+    make_plan,
+)
 from memagent.rl.settings import MOST_GPUS, read_config
+from memagent.rl.sizes import GIB
 
 GPUS = "GPUs"
 ASSUMPTIONS = "Assumptions"
 """Headings of the help."""
-DAY = 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,6 @@ class PlanOptions:
     gpu: str
     gpus: int | None
     price: float | None
-    scale_to: int | None
     assumed: Annotated[dict[str, Any], PlanAssumptions]
     as_json: bool
 
@@ -71,12 +74,6 @@ class PlanOptions:
     panel=GPUS,
     help="Price of a GPU for an hour, in any currency; the cost of the run follows.",
 )
-@panel_option(
-    "--scale-to",
-    type=click.IntRange(min=1, max=MOST_GPUS),
-    panel=GPUS,
-    help="Also show the best split of 2, 4, 8 ... times as many GPUs, up to this number.",
-)
 @settings_options(PlanAssumptions, panel=ASSUMPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @taking(PlanOptions)
@@ -89,8 +86,8 @@ def command(options: PlanOptions) -> int:
       memagent plan my_run.toml --set update.checkpointing=true --json
 
     Nothing is loaded and no GPU is needed: sizes come from the model's config.json or its name, rates from
-    measurements on one H200, and the schedule of rollouts and updates is simulated. CONFIG is a TOML file, or the
-    name of a config that comes with memagent. Exit code 1: the run does not fit.
+    measurements on one H200. CONFIG is a TOML file, or the name of a config that comes with memagent. Exit code 1:
+    the run does not fit.
     """
     changes = list(options.changes)
     if options.model is not None:
@@ -100,7 +97,6 @@ def command(options: PlanOptions) -> int:
         gpu=options.gpu,
         num_gpus=options.gpus,
         price=options.price,
-        max_gpus=options.scale_to,
         assumed=PlanAssumptions.parse(options.assumed),
     )
     if options.as_json:
@@ -110,30 +106,25 @@ def command(options: PlanOptions) -> int:
     return 1 if plan.problems else 0
 
 
-def plan_lines(plan: TrainingPlan) -> list[str]:
+def plan_lines(plan: TrainingPlan) -> Iterator[str]:
     """The plan as text."""
-    return [
-        *_heading(plan),
-        "",
-        *_memory(plan),
-        "",
-        *_step(plan),
-        "",
-        *_run(plan),
-        *_problems(plan.problems),
-        *_best(plan),
-        *_scaling(plan),
-        "",
-        "assumed: " + "; ".join(plan.assumptions),
-    ]
-
-
-def _heading(plan: TrainingPlan) -> list[str]:
+    layout = plan.chosen.layout
     what = "all" if plan.num_trained == plan.shape.num_parameters else _large(plan.num_trained)
-    return [
-        f"model: {_large(plan.shape.num_parameters)} parameters, {what} trained",
-        f"GPUs: {plan.chosen.layout.num_gpus} x {plan.gpu.name}, {_layout(plan.chosen.layout)}",
-    ]
+    yield f"model: {_large(plan.shape.num_parameters)} parameters, {what} trained"
+    yield f"GPUs: {layout.num_gpus} x {plan.gpu.name}, {_layout(layout)}"
+    yield ""
+    yield from _memory(plan)
+    yield ""
+    yield from _step(plan)
+    yield ""
+    yield from _run(plan)
+    if plan.problems:
+        yield ""
+    yield from map(_problem, plan.problems)
+    yield ""
+    yield _best(plan)
+    yield ""
+    yield _assumed(plan)
 
 
 def _layout(layout: Layout) -> str:
@@ -148,42 +139,34 @@ def _layout(layout: Layout) -> str:
     return f"{layout.num_trainers} train, {layout.num_engine_gpus} generate ({replicas}), {how}"
 
 
-PARTS = (
-    ("weights", "weights"),
-    ("reference", "reference weights"),
-    ("masters", "float32 weights"),
-    ("gradients", "gradients"),
-    ("moments", "optimizer"),
-    ("gathered", "gathered layers"),
-    ("activations", "activations"),
-    ("logits", "logits"),
-    ("engine_weights", "weights of the engine"),
-    ("cache", "KV cache"),
-    ("overhead", "driver and libraries"),
-)
-TRAINING_ONLY = ("gathered", "activations", "logits")
-GENERATING_ONLY = ("engine_weights", "cache")
+PARTS = {
+    "weights": "weights",
+    "reference": "reference weights",
+    "masters": "float32 weights",
+    "gradients": "gradients",
+    "moments": "optimizer",
+    "gathered": "gathered layers",
+    "activations": "activations",
+    "logits": "logits",
+    "engine_weights": "weights of the engine",
+    "cache": "KV cache",
+    "overhead": "driver and libraries",
+}
 
 
 def _memory(plan: TrainingPlan) -> list[str]:
     trainer, engine = plan.chosen.trainer, plan.chosen.engine
-    rows: list[tuple[str, ...]] = [("memory of a GPU, GiB", "training", "generating")]
-    for name, title in PARTS:
-        training = None if name in GENERATING_ONLY else _gib(trainer, name)
-        generating = None if name in TRAINING_ONLY else _gib(engine, name)
+    rows = [("memory of a GPU, GiB", "training", "generating")]
+    for name, title in PARTS.items():
+        training, generating = getattr(trainer, name) / GIB, getattr(engine, name) / GIB
         if training or generating:
-            rows.append((title, _number(training), _number(generating)))
+            rows.append((title, _gib(training), _gib(generating)))
     rows.append(("together", f"{trainer.training / GIB:.1f}", f"{engine.generating / GIB:.1f}"))
-    return [*_table(rows), f"of {plan.gpu.memory / GIB:.0f} GiB"]
+    return [*_table(rows), f"of {plan.gpu.gib:.0f} GiB"]
 
 
-def _gib(memory: GpuMemory, name: str) -> float:
-    value: float = getattr(memory, name)
-    return max(0.0, value) / GIB
-
-
-def _number(value: float | None) -> str:
-    """Gibibytes as a cell: a dash for nothing, never a zero for what takes a little."""
+def _gib(value: float) -> str:
+    """A cell: a dash for nothing, never a zero for what takes a little."""
     if not value:
         return "-"
     return "<0.1" if value < 0.05 else f"{value:.1f}"
@@ -191,102 +174,84 @@ def _number(value: float | None) -> str:
 
 def _step(plan: TrainingPlan) -> list[str]:
     work, chosen = plan.workload, plan.chosen
-    total = plan.chosen.step_seconds
-    rows: list[tuple[str, ...]] = [
+    generated = work.prefill_tokens + work.num_rollouts * work.reply_tokens
+    rows = [
         ("a step", "tokens computed", "seconds"),
         (
             f"rollouts: {work.num_rollouts:,.0f} of {len(work.calls)} calls",
-            _large(work.prefill_tokens + work.reply_tokens),
+            _large(generated),
             f"{chosen.rollout_seconds:,.1f}",
         ),
         ("scoring: old policy, reference", "-", f"{chosen.scoring_seconds:,.1f}"),
         (
-            f"update, shared {work.sharing:.1f} times",
+            f"update, shared {work.trained_tokens / work.computed_tokens:.1f} times",
             _large(work.computed_tokens),
             f"{chosen.update_seconds:,.1f}",
         ),
         ("new weights to the engines", "-", f"{chosen.publish_seconds:,.1f}"),
-        ("together", f"{plan.step_flops:.2g} FLOPs", f"{total:,.1f}"),
+        ("together", "", f"{chosen.step_seconds:,.1f}"),
     ]
     return [*_table(rows), _busy(chosen)]
 
 
-def _busy(one: LayoutPlan) -> str:
-    simulated = one.simulated
+def _busy(one: StepPlan) -> str:
     return (
-        f"trainer busy {simulated.trainer_busy:.0%}, engines {simulated.engines_busy:.0%} "
-        f"({simulated.mean_rows:,.0f} of at most {one.max_rows:,} rollouts at once), driver "
-        f"{simulated.driver_busy:.0%}; {one.mfu:.0%} of peak arithmetic"
+        f"trainer busy {one.trainer_busy:.0%}, engines {one.engines_busy:.0%}; each engine has room for "
+        f"{one.max_rows:,} rollouts at once"
     )
 
 
-def _run(plan: TrainingPlan) -> list[str]:
+def _run(plan: TrainingPlan) -> Iterator[str]:
     parts = [f"{plan.steps:,} steps {duration(plan.steps * plan.chosen.step_seconds)}"]
-    around = (
-        ("warm start", plan.warm_start_seconds),
-        ("validation", plan.validation_seconds),
-        ("checkpoints", plan.checkpoint_seconds),
-    )
-    parts += [f"{name} {duration(seconds)}" for name, seconds in around if seconds >= 1]
-    days = plan.run_seconds / DAY
-    lines = [
+    around = {
+        "warm start": plan.warm_start_seconds,
+        "validation": plan.validation_seconds,
+        "checkpoints": plan.checkpoint_seconds,
+    }
+    parts += [f"{name} {duration(seconds)}" for name, seconds in around.items() if seconds >= 1]
+    days = plan.run_seconds / 86400
+    yield (
         f"the run: {duration(plan.run_seconds)}{f' ({days:.2f} days)' if days >= 1 else ''}, "
         f"{plan.gpu_hours:,.1f} GPU-hours: {', '.join(parts)}"
-    ]
+    )
     if plan.cost is not None:
-        lines.append(f"cost: {plan.cost:,.2f} at {plan.price:g} for a GPU and hour")
-    return lines
+        yield f"cost: {plan.cost:,.2f} at {plan.price:g} for a GPU and hour"
 
 
 UNITS = {"trainer": "a trainer GPU", "engine": "a GPU of an engine", "packs": "a packed sequence"}
 
 
-def _problems(problems: Iterable[Problem]) -> list[str]:
-    lines = []
-    for one in problems:
-        if one.place == "packs":
-            need = f"needs {one.needs:,.0f} tokens and has {one.has:,.0f}"
-        else:
-            need = f"needs {one.needs / GIB:,.1f} GiB and has {one.has / GIB:,.1f}"
-        change = " ".join(f"--set {change}" for change in one.changes) or "a smaller model"
-        lines.append(f"does not fit: {UNITS[one.place]} {need}; smallest change: {change}")
-    return ["", *lines] if lines else []
+def _problem(one: Problem) -> str:
+    need = f"needs {one.needs / GIB:,.1f} GiB and has {one.has / GIB:,.1f}"
+    if one.place == "packs":
+        need = f"needs {one.needs:,.0f} tokens and has {one.has:,.0f}"
+    change = " ".join(f"--set {change}" for change in one.changes) or "a smaller model"
+    return f"does not fit: {UNITS[one.place]} {need}; it fits with {change}"
 
 
-def _best(plan: TrainingPlan) -> list[str]:
+def _best(plan: TrainingPlan) -> str:
     best = plan.best
     if best is None:
-        return ["", "best split: none of as many GPUs fits"]
+        return "best split: none of as many GPUs fits"
     if best.layout == plan.chosen.layout:
-        return ["", "best split: this one"]
+        return "best split: this one"
     gain = plan.chosen.step_seconds / best.step_seconds
-    return [
-        "",
-        f"best split: {_layout(best.layout)}: {best.step_seconds:,.1f} s a step, {gain:.2f} times as fast",
-        f"  {_busy(best)}",
-    ]
+    return f"best split: {_layout(best.layout)}: {best.step_seconds:,.1f} s a step, {gain:.2f} times as fast"
 
 
-def _scaling(plan: TrainingPlan) -> list[str]:
-    if not plan.scaled:
-        return []
-    rows: list[tuple[str, ...]] = [
-        ("GPUs", "train", "generate", "s a step", "trainer busy", "engines busy", "driver busy")
-    ]
-    for one in plan.scaled:
-        layout, simulated = one.layout, one.simulated
-        rows.append(
-            (
-                f"{layout.num_gpus:,}",
-                f"{layout.num_trainers:,}",
-                "in turn" if layout.is_colocated else f"{layout.num_engine_gpus:,}",
-                f"{one.step_seconds:,.1f}",
-                f"{simulated.trainer_busy:.0%}",
-                f"{simulated.engines_busy:.0%}",
-                f"{simulated.driver_busy:.0%}",
-            )
-        )
-    return ["", *_table(rows)]
+def _assumed(plan: TrainingPlan) -> str:
+    """What the plan rests on besides the config."""
+    work = plan.workload
+    first = work.calls[0]
+    signal = ""
+    if work.trained_share < 1:
+        signal = f"{work.trained_share:.0%} of the groups have a signal and are trained on; "
+    return (
+        f"assumed: {len(work.calls)} calls a rollout, {work.prompt_tokens:,.0f} tokens of prompts, "
+        f"{work.reply_tokens:,.0f} of replies; replies of {first.reply_tokens:,.0f} tokens on average, at most "
+        f"{first.max_reply:,}; {signal}rates as measured on one H200 at 135M and 1.5B, carried over by the data "
+        "sheets of GPUs"
+    )
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -26,6 +26,7 @@ from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
 from memagent.files import replacing
 from memagent.rl.settings import ModelSettings, RolloutSettings
+from memagent.rl.sizes import GIB, cache_bytes
 from memagent.rl.weights.merging import MergedCopy
 from memagent.rl.weights.shards import gathered, like, local
 
@@ -33,8 +34,6 @@ PLAIN_ARGUMENTS = "--generation-config vllm"
 """Has vLLM ignore the sampling defaults of the model's generation_config.json."""
 EXACT_TOKENS = {"return_token_ids": True, "logprobs": True}
 """Fields of requests to an endpoint: training needs exact token ids and log-probabilities."""
-CACHE_SHARE = 0.3
-"""Share of a GPU's free memory for the engine's KV cache; training needs the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +106,7 @@ def open_rollout_engine(
     device = trained.loaded.model.device
     if device.type == "cuda" and "cache_gb" not in values:
         free, _ = torch.cuda.mem_get_info(device)
-        values["cache_gb"] = free * CACHE_SHARE / 1e9
+        values["cache_gb"] = cache_bytes(free) / GIB
     for name in ("adapter", "device"):
         if name in values:
             raise ConfigError(f"set `model.{name}` instead of `rollout.engine_settings.{name}`")
