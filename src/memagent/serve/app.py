@@ -32,8 +32,7 @@ from memagent.serve.http import (
 )
 from memagent.serve.keys import OneKey
 from memagent.serve.listen import HostCheck
-from memagent.serve.metrics import Metrics, load_gauges
-from memagent.serve.request_log import OnRequest
+from memagent.serve.metrics import Metrics, OnRequest, load_gauges
 from memagent.serve.wire import ChatRequest, CompletionRequest, LocalRequest
 from memagent.types import Completion
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from memagent.serve.http import END_OF_EVENTS, Json, event
 from memagent.serve.reading.events import (
-    AnswerSoFar,
     AnswerEvents,
+    AnswerSoFar,
     AnswerText,
     Finished,
     Progress,

@@ -21,8 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from memagent.serve.errors import INTERNAL, ApiError
 from memagent.serve.keys import ANYONE, KeyCheck, KeyHolder, checked_holder
 from memagent.serve.listen import ForeignRequest, HostCheck
-from memagent.serve.metrics import Metrics
-from memagent.serve.request_log import OnRequest, RequestRecord, client_of, path_of
+from memagent.serve.metrics import Metrics, OnRequest, RequestRecord, client_of, path_of
 from memagent.types import Usage
 
 JSON_TYPE = "application/json"

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from memagent.serve.chat import citation_fields, reading_fields
 from memagent.serve.errors import ApiError
 from memagent.serve.http import Json, event
-from memagent.serve.reading.events import AnswerSoFar, AnswerEvent, AnswerEvents, Finished, Progress
+from memagent.serve.reading.events import AnswerEvent, AnswerEvents, AnswerSoFar, Finished, Progress
 from memagent.serve.reading.requests import ResponsesRequest
 
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memagent.serve.request_log import MAX_PATH, RequestRecord, client_of, path_of
+from memagent.serve.metrics import MAX_PATH, RequestRecord, client_of, path_of
 from memagent.types import Usage
 
 RECORD = RequestRecord(

@@ -54,7 +54,7 @@ from memagent.extras import require
 from memagent.profiles import load_profile, with_profile
 
 if TYPE_CHECKING:
-    from memagent.serve.request_log import RequestRecord
+    from memagent.serve.metrics import RequestRecord
 
 API_KEY_VARIABLE = "MEMAGENT_API_KEY"
 LOOPBACK = ("127.", "::1", "localhost")

@@ -37,7 +37,7 @@ from memagent.serve.http import (
 )
 from memagent.serve.keys import KeyCheck, KeyStore, OneKey
 from memagent.serve.listen import HostCheck
-from memagent.serve.metrics import Metrics
+from memagent.serve.metrics import Metrics, OnRequest
 from memagent.serve.reading.answering import Answering
 from memagent.serve.reading.events import AnswerEvents, Finished, whole_answer
 from memagent.serve.reading.files import FileStore
@@ -50,7 +50,6 @@ from memagent.serve.reading.requests import (
     settings_in_name,
 )
 from memagent.serve.reading.state import GatewayState, keys_file
-from memagent.serve.request_log import OnRequest
 from memagent.serve.responses import ResponseAnswer
 
 CHAT, RESPONSES, FILES, MODELS = (
