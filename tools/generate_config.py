@@ -46,7 +46,6 @@ PARTS: tuple[tuple[str, str, str], ...] = (
     ("vLLM", "memagent.config:VllmConfig", "`vllm:MODEL`, `open_engine(...)`"),
     ("Server", "memagent.config:ServeConfig", "`memagent serve`"),
     ("Dataset recipes", "memagent.data.recipes:Recipe", "`memagent data build RECIPE.toml`"),
-    ("Filtering", "memagent.data.filtering.screening:FilterSettings", "`memagent data filter`"),
     ("Evaluation suites", "memagent.eval.suites:Suite", "`memagent eval SUITE.toml`"),
     ("Training", "memagent.rl.settings:TrainConfig", "`memagent train CONFIG.toml`"),
 )

@@ -47,7 +47,7 @@ class StoredRun:
 
     path: Path
     kind: str
-    """ask, eval, train or data filter; empty where the manifest cannot be read."""
+    """ask, eval or train; empty where the manifest cannot be read."""
     created: str
     num_bytes: int
     """Size of all files in the folder."""

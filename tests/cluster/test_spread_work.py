@@ -16,11 +16,11 @@ from memagent.cluster import Cluster, node_ids, open_cluster
 from memagent.cluster_workers import ClusterExecutor
 from memagent.data.build import BuildJob, build
 from memagent.data.example import Example, Passage
-from memagent.data.filtering.run import filter_dataset
 from memagent.data.formats.files import write_examples
 from memagent.engines.base import EngineChoice, choose_engine
 from memagent.engines.replicas import ReplicatedEngine, open_replicas
 from memagent.errors import ClusterError, ConfigError, DataError
+from memagent.eval.select import filter_dataset
 from memagent.eval.setup import make_request, open_evaluation
 from memagent.eval.suites import parse_suite
 from memagent.types import Sampling
@@ -229,9 +229,9 @@ async def test_a_filtering_on_replicas_keeps_what_one_machine_keeps(
     cluster: Cluster, examples: Path, tmp_path: Path
 ) -> None:
     with SCRIPTED.open() as engine:
-        here = await filter_dataset(examples, tmp_path / "here.jsonl", [engine])
+        here = await filter_dataset(examples, tmp_path / "here.jsonl", engine)
     async with await open_replicas(cluster, SCRIPTED, num=2) as replicas:
-        there = await filter_dataset(examples, tmp_path / "there.jsonl", [replicas])
+        there = await filter_dataset(examples, tmp_path / "there.jsonl", replicas)
     assert (tmp_path / "there.jsonl").read_bytes() == (tmp_path / "here.jsonl").read_bytes()
     assert there == here
 

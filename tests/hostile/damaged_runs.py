@@ -82,7 +82,9 @@ def make_runs(folder: Path) -> list[RunKind]:
         _kind(asked, ("ask", "--resume", str(asked), "--max-calls", "99", "--quiet")),
         _kind(evaluated, ("eval", "--resume", str(evaluated), "--max-calls", "99", "--quiet")),
         _kind(whole, ("report", str(whole))),
-        _kind(screened, ("data", "filter", "--resume", str(screened), "--quiet")),
+        _kind(
+            screened, (*screen[:2], *screen[3:5], "--force", "--quiet", "--resume", str(screened))
+        ),
     ]
 
 

@@ -295,7 +295,7 @@ def test_a_text_that_a_strangers_reading_names_is_not_sent(
     assert "not named" not in capsys.readouterr().err
 
 
-def test_a_strangers_screening_neither_reads_nor_writes_files_that_were_not_named(
+def test_a_strangers_screening_reads_no_file_that_was_not_named(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     as_user(monkeypatch, tmp_path / "stranger")
@@ -307,15 +307,17 @@ def test_a_strangers_screening_neither_reads_nor_writes_files_that_were_not_name
     theirs = mine / "diary.jsonl"
     theirs.write_text("SECRET")
     manifest = tmp_path / "run" / "run.json"
-    manifest.write_text(manifest.read_text().replace(str(out), str(theirs)))
+    kept = manifest.read_text()
+    manifest.write_text(kept.replace(str(data), str(theirs)))
     as_user(monkeypatch, tmp_path / "me")
-    resume = ["--resume", str(tmp_path / "run"), "--quiet"]
+    resume = ["--out", str(out), "--force", "--resume", str(tmp_path / "run"), "--quiet"]
     capsys.readouterr()
     assert run(["data", "filter", *resume]) == 2
-    again = f"memagent data filter {data} --out {theirs} --resume {tmp_path / 'run'}"
-    assert f"give it again: `{again}`" in capsys.readouterr().err
-    assert theirs.read_text() == "SECRET"
-    assert run(["data", "filter", str(data), "--out", str(out), *resume]) == 0
+    assert f"the file {theirs}, which you have not named" in capsys.readouterr().err
+    manifest.write_text(kept)
+    assert run(["data", "filter", *resume]) == 2
+    assert run(["data", "filter", str(data), *resume]) == 0
+    assert run(["data", "filter", *resume]) == 0  # it has been named now
 
 
 def test_files_of_a_strangers_evaluation_are_read_when_they_are_named_again(

@@ -87,7 +87,7 @@ def town(question: str, memory: str) -> str:
 
 def test_the_main_table_in_small(files: HotpotFiles, tmp_path: Path) -> None:
     """Two models select the questions without the text; the rest are asked at both lengths."""
-    replies = ["no idea"] * 4 + ["Surely not in Town d2!"] + ["no idea"] * 6
+    replies = ["no idea"] * 4 + ["Surely not in Town d2!"] + ["no idea"] * 7
     knows = tmp_path / "knows.json"
     knows.write_text(json.dumps(replies))
     suite = hotpot_suite(

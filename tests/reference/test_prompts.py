@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from memagent.agent.prompts import PROMPT_SETS, closed_book_messages
+from memagent.agent.prompts import PROMPT_SETS
 from memagent.eval import prompts as methods
 from memagent.rl.agents import calculator, single
 from memagent.types import Message
@@ -50,7 +50,7 @@ def conversations() -> dict[str, list[Message]]:
         found[f"{name}.merge"] = prompts.merge_messages(
             question=QUESTION, notes=[("3-4", MEMORY)], memory="", memory_tokens=1024
         )
-    found["closed_book"] = closed_book_messages(QUESTION)
+    found["closed_book"] = methods.messages(methods.CLOSED_BOOK, question=QUESTION)
     for name in ("DIRECT", "RETRIEVED", "REFINE", "MAP", "COLLAPSE", "REDUCE"):
         found[f"eval.{name.lower()}"] = methods.messages(
             getattr(methods, name),

@@ -601,20 +601,3 @@ PROMPT_SETS: dict[str, PromptSet] = {
         merge=COMPACT_MERGE,
     ),
 }
-
-CLOSED_BOOK = """\
-Answer the question from what you know. No text is given, and nothing can be looked up; if you are not \
-sure, give your best guess.
-
-<question>
-{question}
-</question>
-
-Think in a few words if it helps. End with the final answer, and nothing else, inside \\boxed{}.
-"""
-"""Asks a bare question, to find out what a model knows without the text."""
-
-
-def closed_book_messages(question: str) -> list[Message]:
-    """The conversation that asks a question without its text."""
-    return [{"role": "user", "content": fill(CLOSED_BOOK, {"question": question})}]

@@ -22,7 +22,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -33,7 +33,7 @@ from memagent.data.formats.benchmarks import files_of, read_dataset
 from memagent.data.tasks.lengths import nominal_tokens
 from memagent.data.tasks.registry import MAX_ANSWER_TOKENS, Task, open_task, rebuild
 from memagent.errors import ConfigError, DataError, MemagentError
-from memagent.eval.suites import ReplyLimit, Suite, SuiteTasks
+from memagent.eval.suites import CLOSED_BOOK, ReplyLimit, Suite, SuiteTasks
 from memagent.files import reason_of
 from memagent.processes import ProcessPool
 
@@ -63,6 +63,8 @@ class ItemSource:
     """Tokens of an answer that are graded, at most; None for no limit."""
     generated_tokens: int | None = None
     """Tokens that are generated for an answer, at most; None for those of the method's settings."""
+    has_text: bool = True
+    """False where no method is shown the text: it is not rebuilt then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +195,7 @@ def _file_items(
 ) -> Iterator[Item]:
     """One pass over a file: every example is validated before the first call, none is held."""
     grader = choice.grader or suite.grader
+    has_text = any(method.name != CLOSED_BOOK for method in suite.methods)
     num = 0
     for position, example in enumerate(read_dataset(path)):
         if choice.num is not None and position >= choice.num:
@@ -200,7 +203,7 @@ def _file_items(
         num += 1
         settings = {**source_settings(example.task, paths), **choice.settings}
         origin = example.origin.settings if example.origin else {}
-        if "tokenizer" in origin and example.num_tokens is not None:
+        if has_text and "tokenizer" in origin and example.num_tokens is not None:
             tokenizers.setdefault(str(origin["tokenizer"]), path.name)
         target = example.target_tokens
         if target is None and origin.get("docs") is not None:
@@ -214,12 +217,13 @@ def _file_items(
                 grader=grader,
                 graded_tokens=_answer_limit(example.task, choice, suite, "graded"),
                 generated_tokens=_answer_limit(example.task, choice, suite, "generated"),
+                has_text=has_text,
             ),
             position=position,
             task=example.task,
             target_tokens=target,
             index=index,
-            num_tokens=example.num_tokens or target or _guessed_tokens(example),
+            num_tokens=(example.num_tokens or target or _guessed_tokens(example)) * has_text,
         )
     if not num:
         raise DataError(f"{path} holds no examples")
@@ -339,7 +343,10 @@ def open_example(item: Item) -> Example:
     if item.source.file is None:
         assert item.source.task is not None
         return _task(item.source.task, item.source.settings).example(item.position)
-    return rebuild(_cursor(item.source.file).example(item.position), settings=settings)
+    example = _cursor(item.source.file).example(item.position)
+    if not item.source.has_text:
+        return replace(example, documents=(), evidence=())
+    return rebuild(example, settings=settings)
 
 
 def _shortest(plan: EvalPlan) -> list[Item]:

@@ -7,6 +7,7 @@
     dense         the passages whose embeddings are nearest to the question's, then the answer
     refine        an answer that is rewritten section by section
     map_reduce    notes on every section in parallel, then the answer from the notes
+    closed_book   the bare question, to find out what a model knows without the text
 
 A method of your own is a function in a file, named as `my.py:ask_twice`:
 
@@ -53,6 +54,7 @@ from memagent.engines.store import OnPull
 from memagent.errors import BudgetError, ConfigError, EmptyAnswer, EngineError
 from memagent.eval import prompts
 from memagent.eval.retrieval import best_passages, by_meaning, by_words, check_words, cut_passages
+from memagent.eval.suites import CLOSED_BOOK
 from memagent.names import hint
 from memagent.plugins import is_file_spec, load_function
 from memagent.types import Engine, Message, Sampling
@@ -284,6 +286,12 @@ async def map_reduce(example: Example, context: Context) -> Trace:
     return context.trace()
 
 
+async def closed_book(example: Example, context: Context) -> Trace:
+    """The bare question, without the text."""
+    await context.call(prompts.messages(prompts.CLOSED_BOOK, question=example.question))
+    return context.trace()
+
+
 METHODS: dict[str, Method] = {
     "reader": reader,
     "direct": direct,
@@ -292,10 +300,11 @@ METHODS: dict[str, Method] = {
     "dense": dense,
     "refine": refine,
     "map_reduce": map_reduce,
+    CLOSED_BOOK: closed_book,
 }
 """Name to method."""
 
-WHOLE_WINDOW = frozenset({"direct", "yarn"})
+WHOLE_WINDOW = frozenset({"direct", "yarn", CLOSED_BOOK})
 """Methods whose default `window` is the whole window that the engine serves."""
 
 

@@ -123,6 +123,17 @@ These are notes on all parts of a long text, in the order of the text.
     + _ASK
 )
 
+CLOSED_BOOK = """\
+Answer the question from what you know. No text is given, and nothing can be looked up; if you are not \
+sure, give your best guess.
+
+<question>
+{question}
+</question>
+
+Think in a few words if it helps. End with the final answer, and nothing else, inside \\boxed{}.
+"""
+
 NOTHING = "NONE"
 """The reply to a section without anything to note."""
 NO_DRAFT = "(none yet)"

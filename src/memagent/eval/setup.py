@@ -59,8 +59,14 @@ from memagent.eval.methods import (
 )
 from memagent.eval.records import KIND, EvaluationShape, ItemRecord, read_evaluation
 from memagent.eval.runner import Evaluation, OnRecord, OpenMethod
-from memagent.eval.selection import with_questions
-from memagent.eval.suites import MethodChoice, Suite, parse_suite, paths_of, with_absolute_paths
+from memagent.eval.suites import (
+    CLOSED_BOOK,
+    MethodChoice,
+    Suite,
+    parse_suite,
+    paths_of,
+    with_absolute_paths,
+)
 from memagent.plugins import code_file, is_file_spec
 from memagent.runs import MANIFEST, Run, check_manifest
 from memagent.types import Completion, Engine, Message, Prices, Sampling
@@ -75,7 +81,7 @@ LOCAL_SHARE = 4
 """A model in this process is sent a quarter of the calls that it can work on: 16 on a CPU, 256 on a GPU."""
 STRETCHED = ("local", "vllm")
 """Kinds of engines that are opened with YaRN settings for the method yarn."""
-ONE_CALL = ("direct", "yarn", "bm25", "dense")
+ONE_CALL = ("direct", "yarn", "bm25", "dense", CLOSED_BOOK)
 LATER_METHOD_SETTINGS = {"embedder": None, "embedder_url": None}
 """Settings of methods that earlier versions did not have, with the values that change nothing."""
 PROBE = (
@@ -357,6 +363,8 @@ async def open_evaluation(
     generate examples; 0 uses a thread of this one, None decides by the amount of text. `open_engine` opens the
     engines; by default they are opened in this process.
     """
+    from memagent.eval.select import with_questions  # which asks by evaluations of its own
+
     suite = request.suite
     asked = await with_questions(suite, on_note=on_note)
     async with AsyncExitStack() as stack:

@@ -28,7 +28,6 @@ from pydantic import Field, model_validator
 
 from memagent.config import MOST, Settings, read_toml
 from memagent.data.choices import SOURCE_SETTINGS, ExampleChoice
-from memagent.data.filtering.screening import FilterSettings
 from memagent.errors import ConfigError
 from memagent.names import absolute_path
 from memagent.plugins import is_file_spec
@@ -41,6 +40,10 @@ PATHS = ("prompts", "embedder")
 """Settings of methods that may be paths."""
 
 HOTPOTQA = "hotpotqa"
+CLOSED_BOOK = "closed_book"
+"""The method that is not shown the text."""
+KNOWN_BY = ("strict", "contains")
+"""Graders by which a model knows an answer: it is boxed, or stated."""
 PATH_KEYS = frozenset({"prompts", "files", "file", "sources"})
 """Keys of a suite that may name a file; methods are named by `name`."""
 
@@ -51,7 +54,7 @@ class MethodChoice(Settings):
     """One method, and its name in tables."""
 
     name: str
-    """reader, reader:PROMPTS, direct, yarn, bm25, dense, refine, map_reduce, or FILE.py:FUNCTION."""
+    """reader, reader:PROMPTS, direct, yarn, bm25, dense, refine, map_reduce, closed_book, or FILE.py:FUNCTION."""
     label: str | None = None
     """Name in records and tables; `name` when not given."""
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -85,8 +88,8 @@ class QuestionSelection(Settings):
     """Without a file: engines as KIND:MODEL that are asked without the text, one after the other."""
     candidates: int = Field(default=400, ge=1, le=MOST)
     """Questions that they are asked, in the order of their file."""
-    screening: FilterSettings = FilterSettings()
-    """How they are asked, and when a reply is right."""
+    graders: list[str] = Field(default=list(KNOWN_BY), min_length=1)
+    """A question is left out if one of these graders takes a reply for right."""
 
     @model_validator(mode="after")
     def _has_a_way(self) -> Self:

@@ -1,4 +1,4 @@
-"""Graders: one verdict on an answer, for training, evaluation and filtering.
+"""Graders: one verdict on an answer, for training and evaluation.
 
 Not here: rewards written by users (`rl/agents/rewards.py`), intervals over scores (`eval/stats.py`).
 """

@@ -13,7 +13,7 @@ from memagent.cli.shared.run_command import print_json
 from memagent.eval.records import ItemRecord
 from memagent.eval.report.sheets import EVIDENCE_TITLES
 from memagent.eval.report.tables import EVIDENCE, Entry, ResultRow, result_rows
-from memagent.eval.selection import describe_selection
+from memagent.eval.select import describe_selection
 from memagent.eval.setup import OpenForecast
 from memagent.eval.suites import Suite
 from memagent.types import Prices

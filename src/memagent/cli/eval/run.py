@@ -88,7 +88,7 @@ from memagent.runs import default_path
     "methods",
     multiple=True,
     panel="Methods",
-    help="reader, reader:PROMPTS, direct, yarn, bm25, dense, refine, map_reduce, or FILE.py:FUNCTION; repeatable. [default: reader]",
+    help="reader, reader:PROMPTS, direct, yarn, bm25, dense, refine, map_reduce, closed_book, or FILE.py:FUNCTION; repeatable. [default: reader]",
 )
 @panel_option(
     "--grader",
