@@ -73,8 +73,10 @@ def test_the_title_is_not_repeated() -> None:
 
 
 def test_a_table_that_arranges_a_page_is_not_squeezed_into_lines() -> None:
-    page = "<table><tr><td>Menu</td><td><p>First.</p><p>Second.</p></td></tr></table>"
-    assert html(page) == "Menu\nFirst.\n\nSecond."
+    page = "<table><tr><td>Menu</td><td><p>{}</p><p>Second.</p></td></tr></table>"
+    long = "It rains. " * 20
+    assert html(page.format(long)) == f"Menu\n{long.strip()}\n\nSecond."
+    assert html(page.format("First.")) == "Menu | First. Second."
 
 
 def test_a_table_in_a_table_keeps_its_rows() -> None:
@@ -226,7 +228,32 @@ def make_docx() -> bytes:
 
 def test_a_word_file_gives_headings_paragraphs_and_tables_in_order() -> None:
     assert load_bytes(make_docx(), "report.docx").text == (
-        "# Report\n\n## Results\n\nBefore\tthe table.\n\na | b\nc | d e\n\nAfter put in\n\nIn a form."
+        "# Report\n\n## Results\n\nBefore the table.\n\na | b\nc | d e\n\nAfter put in\n\nIn a form."
+    )
+
+
+def test_lists_notes_formulas_and_boxes_of_a_word_file_are_read() -> None:
+    document = docx.Document()
+    for text, style in (("mow", "List Number"), ("rake", "List Number"), ("hay", "List Bullet")):
+        document.add_paragraph(text, style=style)
+    spaces = nsdecls("w", "m") + ' xmlns:v="urn:schemas-microsoft-com:vml"'
+    sum_of = "<m:r><m:rPr><m:sty m:val='p'/></m:rPr><m:t>a+</m:t></m:r><m:r><m:t>b</m:t></m:r>"
+    parts = (
+        "<w:r><w:footnoteReference w:id='2'/></w:r>",
+        f"<m:oMath><m:d><m:e>{sum_of}</m:e></m:d></m:oMath>",
+        "<w:r><w:pict><v:textbox><w:txbxContent><w:p><w:r><w:t>in a box</w:t></w:r></w:p>"
+        "</w:txbxContent></v:textbox></w:pict></w:r>",
+    )
+    for text, part in zip(("A claim", "The sum ", "Beside"), parts, strict=True):
+        paragraph = document.add_paragraph(text)
+        paragraph._p.append(parse_xml(part.replace(">", f" {spaces}>", 1)))
+    data = io.BytesIO()
+    document.save(data)
+    note = f"<w:footnote w:id='2'><w:p><w:r><w:t>Said {'x' * 3}.</w:t></w:r></w:p></w:footnote>"
+    with zipfile.ZipFile(data, "a") as archive:
+        archive.writestr("word/footnotes.xml", f"<w:footnotes {nsdecls('w')}>{note}</w:footnotes>")
+    assert load_bytes(data.getvalue(), "a.docx").text == (
+        "1. mow\n2. rake\n\n- hay\n\nA claim[1]\n\nThe sum a+b\n\nBeside\n\nin a box\n\n1. Said xxx."
     )
 
 

@@ -38,7 +38,7 @@ class Cost(IntEnum):
     """Bytes of memory that parsing takes for each piece."""
 
     HTML_TAG = 1125
-    XML_PIECE = 150
+    XML_PIECE = 600
     """A tag or an attribute."""
     PDF_BYTE = 50
     """Of the content of a page."""

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from memagent.documents.document import Document, Heading
 from memagent.documents.encoding import decode
 from memagent.documents.formats.budget import Cost, check_pieces
-from memagent.documents.formats.html import declared_charset, html_text
+from memagent.documents.formats.html import declared_charset, html_text, tags
 from memagent.documents.formats.packed import ZIP_ERRORS, open_zip
 from memagent.documents.formats.raw import MAX_TITLE_CHARS, MarkedText, RawFile, damaged
 from memagent.errors import DocumentError
@@ -34,24 +34,7 @@ MAX_CONTENTS_BYTES = 2 * 1024**2
 _ADVICE = "fetch it again, or convert it to a new .epub (for example with Calibre)"
 _XML_DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
 _EMPTY_TAG = re.compile(r"<([A-Za-z][\w:.-]*)((?:\s[^<>]*)?)/>")
-_VOID_TAGS = frozenset(
-    [
-        "area",
-        "base",
-        "br",
-        "col",
-        "embed",
-        "hr",
-        "img",
-        "input",
-        "link",
-        "meta",
-        "param",
-        "source",
-        "track",
-        "wbr",
-    ]
-)
+_VOID_TAGS = tags("area base br col embed hr img input link meta param source track wbr")
 
 
 def read_epub(raw: RawFile) -> Document:

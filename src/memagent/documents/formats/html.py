@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memagent.documents.document import Document
@@ -27,78 +27,31 @@ from memagent.documents.formats.raw import (
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup, Tag
 
-DROPPED = frozenset(
-    [
-        "script",
-        "style",
-        "template",
-        "noscript",
-        "head",
-        "nav",
-        "svg",
-        "canvas",
-        "iframe",
-        "object",
-        "embed",
-        "audio",
-        "video",
-        "button",
-        "select",
-        "textarea",
-        "datalist",
-        "dialog",
-        "rt",
-        "rp",
-        "annotation",
-    ]
+
+def tags(names: str) -> frozenset[str]:
+    """Names of tags, from one string."""
+    return frozenset(names.split())
+
+
+DROPPED = tags(
+    "script style template noscript head nav svg canvas iframe object embed audio video button select"
+    " textarea datalist dialog rt rp annotation"
 )
 """Not text, not meant to be read, or repeated elsewhere (`rt`, `annotation`)."""
 HEADINGS = {f"h{level}": HEADING_MARK + "#" * level + " " for level in range(1, 7)}
-PARAGRAPHS = frozenset(
-    [
-        "p",
-        "ul",
-        "ol",
-        "dl",
-        "table",
-        "blockquote",
-        "pre",
-        "section",
-        "article",
-        "main",
-        "aside",
-        "header",
-        "footer",
-        "figure",
-        "form",
-        "fieldset",
-        "address",
-        "details",
-        "hr",
-    ]
-) | frozenset(HEADINGS)
-"""Set apart by a blank line."""
-LINES = frozenset(
-    [
-        "div",
-        "br",
-        "li",
-        "dt",
-        "dd",
-        "tr",
-        "caption",
-        "figcaption",
-        "legend",
-        "summary",
-        "center",
-        "td",
-        "th",
-    ]
+PARAGRAPHS = HEADINGS.keys() | tags(
+    "p ul ol dl table blockquote pre section article main aside header footer figure form fieldset"
+    " address details hr"
 )
+"""Set apart by a blank line."""
+LINES = tags("div br li dt dd tr caption figcaption legend summary center td th")
 """Begin a new line."""
 CELLS = frozenset({"td", "th"})
+LISTS = frozenset({"ul", "ol"})
 MAX_NESTED_CELLS = 32
 """Cells nested deeper than this are read as lines: the text of a cell is handled once for each cell around it."""
+MAX_CELL_CHARS = 200
+"""A longer cell with paragraphs in it arranges a page and is no piece of data."""
 
 _CHARSET = re.compile(
     rb"""<(?:meta\b[^>]*?charset|\?xml\b[^>]*?encoding)\s*=\s*["']?([\w.:-]+)""", re.I
@@ -178,9 +131,18 @@ def _is_dropped(tag: Tag) -> bool:
 
 @dataclass(slots=True)
 class _Row:
-    cells: list[str]
-    has_code: bool
+    cells: list[str] = field(default_factory=list)
+    has_code: bool = False
     """Whether there is a `pre` in it, at any depth."""
+
+    @property
+    def is_arrangement(self) -> bool:
+        """Whether it sets blocks of a page side by side, where a row of data has values."""
+        return (
+            self.has_code
+            or len(self.cells) == 1
+            or any("\n\n" in cell and len(cell) > MAX_CELL_CHARS for cell in self.cells)
+        )
 
 
 class _Layout:
@@ -189,6 +151,8 @@ class _Layout:
     def __init__(self) -> None:
         self._flows = [_Flow()]
         self._rows: list[_Row] = []
+        self._items: list[int] = []
+        """Of each open list, the items so far."""
         self._num_pre = 0
         self._num_deep_cells = 0
 
@@ -211,13 +175,15 @@ class _Layout:
             self._num_deep_cells += 1
         self._break(tag)
         if tag.name == "tr":
-            self._rows.append(_Row([], has_code=False))
+            self._rows.append(_Row())
         elif tag.name == "pre":
             self._num_pre += 1
             if self._rows:
                 self._rows[-1].has_code = True
+        elif tag.name in LISTS:
+            self._items.append(0)
         elif tag.name == "li":
-            self._flow.mark = "- "
+            self._flow.mark = self._item_mark(tag)
         elif tag.name in HEADINGS:
             self._flow.mark = HEADINGS[tag.name]
 
@@ -231,7 +197,9 @@ class _Layout:
             row = self._rows.pop()
             if self._rows:
                 self._rows[-1].has_code |= row.has_code
-            self._add_row(row.cells, has_code=row.has_code)
+            self._add_row(row)
+        elif tag.name in LISTS:
+            self._items.pop()
         elif tag.name == "pre":
             self._num_pre -= 1
             self._flow.trim()
@@ -252,15 +220,21 @@ class _Layout:
         elif tag.name in LINES:
             self._flow.break_line(1)
 
-    def _add_row(self, cells: list[str], *, has_code: bool) -> None:
+    def _item_mark(self, item: Tag) -> str:
+        """`- `, or the number of an item in a numbered list."""
+        if item.parent is None or item.parent.name != "ol":
+            return "- "
+        self._items[-1] += 1
+        return f"{self._items[-1]}. "
+
+    def _add_row(self, row: _Row) -> None:
         """A row of data on one line; a row that only arranges the page as blocks."""
-        is_arrangement = has_code or len(cells) == 1 or any("\n\n" in cell for cell in cells)
-        if is_arrangement:
-            for cell in cells:
+        if row.is_arrangement:
+            for cell in row.cells:
                 self._flow.break_line(1)
                 self._flow.add_exactly(cell)
-        elif any(cells):
-            self._flow.add_exactly(" | ".join(" ".join(cell.split()) for cell in cells))
+        elif any(row.cells):
+            self._flow.add_exactly(" | ".join(" ".join(cell.split()) for cell in row.cells))
 
 
 def _is_cell(tag: Tag) -> bool:
