@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "src" / "memagent"
 DOOR = "run_files.py"
 OTHERS = {
     "agent/prompts.py": "prompts that the user names",
-    "agent/rates.py": "the record of rates in the state folder",
+    "agent/work.py": "the record of speeds in the state folder",
     "agent/reader.py": "a file of questions",
     "cli/demo.py": "the text of the demo",
     "cli/main.py": "/dev/null",

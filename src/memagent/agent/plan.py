@@ -12,12 +12,11 @@ from memagent.agent.budget import NOTE_MARK_TOKENS, Budget
 from memagent.agent.journal import check_same, read_reading
 from memagent.agent.modes.carried import Replies
 from memagent.agent.modes.continuation import carry_over
-from memagent.agent.rates import CallRate, TimeEstimate, Work
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace
+from memagent.agent.work import Speed, Work
 from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
-from memagent.types import Prices
 
 MOST_COUNTED = 500
 """Questions whose prompts are counted, at most; of more, these are a sample."""
@@ -55,17 +54,13 @@ class ReadingPlan:
             max_completion_tokens=self.max_completion_tokens,
         )
 
-    def cost(self, prices: Prices) -> tuple[float, float]:
-        """The lowest and the highest cost: nothing written at all, everything at its limit."""
-        return self.work.cost(prices)
-
-    def seconds(self, rate: CallRate, *, is_shared: bool = False) -> TimeEstimate:
-        """How long the reading takes at a rate.
+    def seconds(self, speed: Speed, *, is_shared: bool = False) -> float:
+        """About how long the reading takes.
 
         Calls to an endpoint do not slow each other down; with `is_shared` all calls share one processor, as
         those of a model in this process do.
         """
-        return self.work.seconds(rate, lanes=None if is_shared else self.calls_at_once)
+        return self.work.seconds(speed, lanes=None if is_shared else self.calls_at_once)
 
 
 class DoneBefore(NamedTuple):

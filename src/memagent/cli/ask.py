@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from memagent.agent import rates
+from memagent.agent import work
 from memagent.agent.journal import Journal, check_same, read_reading
 from memagent.agent.modes.carried import Carried
 from memagent.agent.modes.continuation import carry_over
@@ -178,11 +178,8 @@ class Ask:
                         continues=self._continues,
                     )
                     plan = plan_reading(reader, request.questions, chunks, done=done)
-                    rate = rates.recall(engine)
-                    if rate is None and engine.runs_here:
-                        mean = plan.prompt_tokens // max(1, plan.num_calls)
-                        rate = await rates.measure(engine, reader.tokenizer, prompt_tokens=mean)
-                print_plan(plan, request.prices, rate, engine, as_json=self._options.as_json)
+                speed = work.recall(engine)
+                print_plan(plan, request.prices, speed, engine, as_json=self._options.as_json)
                 return 0
             exit_code = await self._read(request, reader, chunks, engine)
             if self._options.watch:
@@ -333,7 +330,12 @@ class Ask:
             try:
                 return await reader.read(request.questions, chunks, journal, on_step)
             finally:
-                rates.remember(engine, progress.times.rate(wall_seconds=progress.seconds))
+                work.remember(
+                    engine,
+                    prompt_tokens=progress.prompt_tokens,
+                    call_seconds=progress.call_seconds,
+                    seconds=progress.seconds,
+                )
 
     # --- messages ------------------------------------------------------------------------------
 

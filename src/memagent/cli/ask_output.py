@@ -8,8 +8,8 @@ from typing import Any
 
 from memagent.agent.evidence.ledger import Citation
 from memagent.agent.plan import ReadingPlan
-from memagent.agent.rates import CallRate
 from memagent.agent.trace import Trace
+from memagent.agent.work import Speed
 from memagent.cli.shared.estimates import cost_and_time, time_text
 from memagent.cli.shared.run_command import print_json
 from memagent.engines.base import BaseEngine
@@ -36,15 +36,15 @@ def answer_text(trace: Trace) -> str:
 def print_plan(
     plan: ReadingPlan,
     prices: Prices | None,
-    rate: CallRate | None,
+    speed: Speed | None,
     engine: BaseEngine,
     *,
     as_json: bool,
 ) -> None:
     """What a reading will take."""
-    seconds = plan.seconds(rate, is_shared=engine.runs_here) if rate else None
+    seconds = plan.seconds(speed, is_shared=engine.runs_here) if speed else None
     if as_json:
-        print_json({**asdict(plan), **cost_and_time(plan, prices, seconds)})
+        print_json({**asdict(plan), **cost_and_time(plan.work, prices, seconds)})
         return
     about = "" if plan.is_exact else " (estimated)"
     print(f"sections            {plan.num_chunks:>14,}")
@@ -54,9 +54,9 @@ def print_plan(
     print(f"  with memory up to {plan.prompt_tokens + plan.max_memory_tokens:>14,}{about}")
     print(f"completion up to    {plan.max_completion_tokens:>14,}")
     if prices:
-        low, high = plan.cost(prices)
+        low, high = plan.work.cost(prices)
         print(f"cost between        {low:>14,.4f} and {high:,.4f}")
-    print(f"time                {time_text(seconds, rate, engine.model)}")
+    print(f"time                {time_text(seconds, engine.model)}")
 
 
 def _result(trace: Trace) -> dict[str, Any]:

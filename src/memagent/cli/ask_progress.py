@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import ndiff
 
-from memagent.agent.budget import MISSING_TOKENS
-from memagent.agent.rates import CallTimes
 from memagent.agent.trace import Step
 from memagent.cli.shared.progress import ProgressFrame, duration
 from memagent.cli.shared.run_command import CommandConsole
@@ -30,13 +28,12 @@ class ReadingProgress(ProgressFrame):
     ) -> None:
         """`finished` holds the steps that were done before, by question."""
         super().__init__(console)
-        self.times = CallTimes()
-        """How long the calls took."""
-        self._limits = {"read": config.memory_tokens, "answer": config.answer_tokens}
-        self._limits["merge"] = config.memory_tokens + MISSING_TOKENS
+        self.prompt_tokens = 0
+        """Of the new calls."""
+        self.call_seconds = 0.0
+        """The new calls, one after the other."""
         self._is_apart = config.merges
         self._rounds = config.rounds if config.mode == "parallel" else 1
-        self._reasoning = config.reasoning_tokens
         self._chunks = chunks
         self._num_finished = [len(steps) for steps in finished]
         self._passes = [Passes() for _ in finished]
@@ -55,12 +52,8 @@ class ReadingProgress(ProgressFrame):
         self._passes[question_number].add(step)
         if "carried" not in step.flags:
             self._num_new_steps += 1
-            self.times.add(
-                prompt_tokens=step.usage.prompt_tokens,
-                completion_tokens=step.usage.completion_tokens,
-                limit=self._limits.get(step.kind, 0) + self._reasoning,
-                seconds=step.seconds,
-            )
+            self.prompt_tokens += step.usage.prompt_tokens
+            self.call_seconds += step.seconds
         self._num_tokens += step.usage.prompt_tokens + step.usage.completion_tokens
         if self._show_memory and step.kind != "answer" and "nothing" not in step.flags:
             self._print_memory(question_number, step)

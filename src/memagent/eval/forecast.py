@@ -1,7 +1,4 @@
-"""What an evaluation will take, before its first call and while it runs: calls, tokens, cost, time.
-
-    sample of each task ──▶ tokens per section, size of prompts ──┐
-    EvalPlan ── length of each item ──────────────────────────────┴─▶ Work of each item and method
+"""What an evaluation will take: calls, tokens and cost before its first call, time while it runs.
 
     forecast = make_forecast(plan, methods, pool.samples, samples=1)
     forecast.of_method("reader").num_calls
@@ -13,15 +10,15 @@ length.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memagent.agent.budget import JOINT_TOKENS, measure_budget
 from memagent.agent.plan import max_merges
 from memagent.agent.prompts import prompts_for
-from memagent.agent.rates import CallRate, CallTimes, Work
+from memagent.agent.work import Work
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.eval import prompts
@@ -29,6 +26,7 @@ from memagent.eval.calls import CallDone
 from memagent.eval.items import EvalPlan, TaskSample
 from memagent.eval.methods import LEAST_TEXT_TOKENS
 from memagent.eval.records import ItemRecord
+from memagent.eval.suites import CLOSED_BOOK
 from memagent.plugins import is_file_spec
 
 if TYPE_CHECKING:
@@ -53,19 +51,10 @@ class EvalForecast:
         """How many items each task and requested length has."""
         return Counter((item.task, item.target_tokens) for item in self.plan.items)
 
-    def of_item(self, method: str, task: str, num_tokens: int) -> Work:
-        """The work of one answer."""
-        return self.works[method][task, num_tokens]
-
     def of_method(self, method: str) -> Work:
         """The work of all answers of a method."""
-        numbers = Counter((item.task, item.num_tokens) for item in self.plan.items)
-        total = Work()
-        for place, num in numbers.items():
-            one = self.works[method][place]
-            times = num * self.samples
-            total += Work(**{f.name: getattr(one, f.name) * times for f in fields(Work)})
-        return total
+        works = (self.works[method][item.task, item.num_tokens] for item in self.plan.items)
+        return sum(works, Work()) * self.samples
 
     @property
     def total(self) -> Work:
@@ -95,47 +84,57 @@ class _Sizes:
     """What a sample shows of the prompts of a method on a task."""
 
     def __init__(self, method: OpenMethod, sample: TaskSample) -> None:
-        settings, tokenizer = method.settings, method.tokenizer
-        text = sample.example.text()
-        head = text[:SAMPLE_CHARS]
-        chunks = list(
-            Chunks(
-                Document.from_text(head, source="sample"),
-                tokenizer,
-                settings.chunk_tokens,
-                ends=settings.section_ends,
-            )
-        )
-        counted = sum(chunk.num_tokens for chunk in chunks)
-        whole = counted * len(text) / max(1, len(head))
-        self._sample_tokens = whole
-        self._scale = whole / sample.item.num_tokens if sample.item.num_tokens else None
-        full = [chunk.num_tokens for chunk in chunks[:-1]]
-        self._section = sum(full) / len(full) if full else float(settings.chunk_tokens)
-        self._method = method
+        self._method, self._settings = method, method.settings
         self._question = sample.example.question
+        text = sample.example.text()
+        head = Document.from_text(text[:SAMPLE_CHARS], source="sample")
+        settings = self._settings
+        ends = settings.section_ends
+        chunks = [
+            chunk.num_tokens
+            for chunk in Chunks(head, method.tokenizer, settings.chunk_tokens, ends=ends)
+        ]
+        self._sample_tokens = sum(chunks) * len(text) / max(1, len(head.text))
+        known = sample.item.num_tokens
+        self._scale = self._sample_tokens / known if known else None
+        full = chunks[:-1]
+        self._section = sum(full) / len(full) if full else float(settings.chunk_tokens)
 
     def work(self, num_tokens: int) -> Work:
         """The work of one answer about a text of about this length."""
         tokens = num_tokens * self._scale if self._scale and num_tokens else self._sample_tokens
+        sections = max(1, math.ceil(tokens / self._section - 0.01))
         kind = self._method.kind.partition(":")[0]
         if kind == "reader":
-            return self._reader(tokens)
+            return self._reader(tokens, sections)
+        settings = self._settings
+        reply = settings.memory_tokens + settings.reasoning_tokens
+        answer = settings.answer_tokens + settings.reasoning_tokens
         if kind == "refine":
-            return self._refine(tokens)
+            return Work(
+                num_calls=sections,
+                prompt_tokens=tokens + sections * self._count(prompts.REFINE),
+                max_memory_tokens=(sections - 1) * settings.memory_tokens,
+                max_completion_tokens=sections * reply,
+            )
         if kind == "map_reduce":
-            return self._map_reduce(tokens)
-        return self._once(tokens, kind)
+            num_notes = sections + self._merges(sections)
+            counted = sections * self._count(prompts.MAP) + self._count(prompts.REDUCE)
+            return Work(
+                num_calls=sections + 1,
+                prompt_tokens=tokens + counted,
+                max_memory_tokens=num_notes * settings.memory_tokens,
+                max_completion_tokens=num_notes * reply + answer,
+            )
+        return Work(
+            num_calls=1, prompt_tokens=self._once(tokens, kind), max_completion_tokens=answer
+        )
 
-    def _sections(self, tokens: float) -> int:
-        return max(1, math.ceil(tokens / self._section - 0.01))
-
-    def _reader(self, tokens: float) -> Work:
-        settings = self._method.settings
+    def _reader(self, tokens: float, sections: int) -> Work:
+        settings = self._settings
         budget = measure_budget(
             self._question, settings, prompts_for(settings), self._method.tokenizer
         )
-        sections = self._sections(tokens)
         rounds = settings.rounds if settings.mode == "parallel" else 1
         merges = rounds * max_merges(settings, sections, budget)
         read = tokens + sections * (budget.read_template + budget.question)
@@ -151,145 +150,100 @@ class _Sizes:
             + budget.answer_reply,
         )
 
-    def _refine(self, tokens: float) -> Work:
-        settings = self._method.settings
-        sections = self._sections(tokens)
-        empty = self._count(prompts.REFINE, draft="", number="100", words="100")
-        return Work(
-            num_calls=sections,
-            prompt_tokens=tokens + sections * empty,
-            max_memory_tokens=(sections - 1) * settings.memory_tokens,
-            max_completion_tokens=sections * (settings.memory_tokens + settings.reasoning_tokens),
-        )
-
-    def _map_reduce(self, tokens: float) -> Work:
-        """Notes that do not fit one prompt are merged; that is counted with all notes at their limit."""
-        settings = self._method.settings
-        sections = self._sections(tokens)
+    def _merges(self, num_notes: int) -> int:
+        """Merges of notes that do not fit one prompt, counted with all notes at their limit."""
+        settings = self._settings
         room = max(LEAST_TEXT_TOKENS, settings.window - settings.answer_tokens - 200)
-        merges, notes = 0, sections
-        while notes * settings.memory_tokens > room and notes > 1:
-            notes = max(1, min(notes - 1, math.ceil(notes * settings.memory_tokens / room)))
-            merges += notes
-        empty = self._count(prompts.MAP, number="100", words="100")
-        reply = settings.memory_tokens + settings.reasoning_tokens
-        return Work(
-            num_calls=sections + 1,
-            prompt_tokens=tokens + sections * empty + self._count(prompts.REDUCE),
-            max_memory_tokens=(sections + merges) * settings.memory_tokens,
-            max_completion_tokens=(sections + merges) * reply
-            + settings.answer_tokens
-            + settings.reasoning_tokens,
-        )
+        merges = 0
+        while num_notes * settings.memory_tokens > room and num_notes > 1:
+            fewer = math.ceil(num_notes * settings.memory_tokens / room)
+            num_notes = max(1, min(num_notes - 1, fewer))
+            merges += num_notes
+        return merges
 
-    def _once(self, tokens: float, kind: str) -> Work:
-        settings = self._method.settings
+    def _once(self, tokens: float, kind: str) -> float:
+        """Prompt tokens of a method with one call."""
+        settings = self._settings
+        if kind == CLOSED_BOOK:
+            return self._count(prompts.CLOSED_BOOK)
         is_retrieved = kind in ("bm25", "dense")
         empty = self._count(prompts.RETRIEVED if is_retrieved else prompts.DIRECT)
+        if is_file_spec(self._method.kind):
+            return empty + tokens
         reply = settings.answer_tokens + settings.reasoning_tokens
         room = settings.window - empty - reply - JOINT_TOKENS
-        if is_retrieved and settings.retrieved_tokens:
-            room = min(room, settings.retrieved_tokens)
-        own = is_file_spec(self._method.kind)
-        return Work(
-            num_calls=1,
-            prompt_tokens=empty + (tokens if own else min(tokens, max(0, room))),
-            max_completion_tokens=reply,
-        )
+        if is_retrieved:
+            room = min(room, settings.retrieved_tokens or room)
+        return empty + min(tokens, max(0, room))
 
-    def _count(self, template: str, **values: str) -> int:
-        asked = prompts.messages(template, text="", question=self._question, **values)
+    def _count(self, template: str) -> int:
+        """Tokens of a prompt without its text."""
+        asked = prompts.messages(
+            template, text="", question=self._question, draft="", number="100", words="100"
+        )
         return self._method.tokenizer.count_messages(asked)
 
 
-# --- while it runs --------------------------------------------------------------------------------
-
-
 class Remaining:
-    """Time that is left of an evaluation, from the calls that are finished.
+    """Time that is left of an evaluation: the prompt tokens that are left, at the speed of the calls so far.
 
-    Work is counted in prompt tokens, by method: how many the forecast expects, corrected by what finished items
-    used, and how long a token took. Calls of unfinished items count as soon as they are answered, and calls in
-    flight share the time that is left.
+    Calls of unfinished items count as soon as they are answered. Each method has its own speed, and calls in flight
+    share the time that is left.
     """
 
     def __init__(self, forecast: EvalForecast | None) -> None:
         self._forecast = forecast
-        self._planned: dict[str, float] = {}
-        """Expected tokens of all answers that are to be asked."""
-        self._done: dict[str, CallTimes] = {}
+        methods = forecast.works if forecast else {}
+        self._left = {name: forecast.of_method(name).prompt_tokens for name in methods if forecast}
+        """Expected tokens of all answers that are not finished."""
+        items = forecast.plan.items if forecast else ()
+        self._lengths = {
+            (item.task, item.target_tokens, item.index): item.num_tokens for item in items
+        }
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._tokens: Counter[str] = Counter()
+        self._under_way: Counter[str] = Counter()
+        """Tokens of the calls of items that are not finished."""
         self._in_flight = 1
-        self._expected: dict[str, float] = {}
-        self._used: Counter[str] = Counter()
-        if forecast is not None:
-            self._planned = {
-                name: forecast.of_method(name).prompt_tokens for name in forecast.works
-            }
-        self._lengths = (
-            {
-                (item.task, item.target_tokens, item.index): item.num_tokens
-                for item in forecast.plan.items
-            }
-            if forecast
-            else {}
-        )
+        self.num_calls = 0
+        """Calls that were answered."""
 
     @property
-    def num_calls(self) -> int:
-        """Calls that were answered."""
-        return sum(times.num_calls for times in self._done.values())
+    def prompt_tokens(self) -> int:
+        """Of the calls that were answered."""
+        return sum(self._tokens.values())
 
-    def skip(self, record: ItemRecord) -> None:
-        """Leave out an item that was finished before; one of a method that is not asked now is none of them."""
-        if self._forecast is not None and record.method in self._planned:
-            self._planned[record.method] -= self._work(record)
+    @property
+    def call_seconds(self) -> float:
+        """The calls that were answered, one after the other."""
+        return sum(self._seconds.values())
 
     def call(self, call: CallDone) -> None:
         """Take in a call that was answered."""
-        self._done.setdefault(call.method, CallTimes()).add(
-            prompt_tokens=call.prompt_tokens,
-            completion_tokens=call.completion_tokens,
-            limit=call.limit,
-            seconds=call.seconds,
-        )
+        self.num_calls += 1
+        self._seconds[call.method] += call.seconds
         self._tokens[call.method] += call.prompt_tokens
+        self._under_way[call.method] += call.prompt_tokens
         self._in_flight = call.in_flight
 
     def finish(self, record: ItemRecord) -> None:
-        """Take in a finished item."""
-        if self._forecast is not None and record.status == "ok":
-            expected = self._expected.get(record.method, 0.0)
-            self._expected[record.method] = expected + self._work(record)
-            self._used[record.method] += record.prompt_tokens
+        """Take in a finished item; one that is not planned, which a damaged run may hold, counts nothing."""
+        num_tokens = self._lengths.get((record.task, record.target_tokens, record.index))
+        if self._forecast is None or num_tokens is None or record.method not in self._left:
+            return
+        work = self._forecast.works[record.method][record.task, num_tokens]
+        self._left[record.method] -= work.prompt_tokens
+        under_way = self._under_way[record.method] - record.prompt_tokens
+        self._under_way[record.method] = max(0, under_way)
 
     def seconds(self, elapsed: float) -> float | None:
         """Seconds that are left after `elapsed`; None before the first call was answered."""
-        busy = sum(times.seconds for times in self._done.values())
-        tokens = sum(self._tokens.values())
+        busy, tokens = self.call_seconds, self.prompt_tokens
         if self._forecast is None or not tokens or busy <= 0 or elapsed <= 0:
             return None
         left = 0.0
-        for method, planned in self._planned.items():
-            expected = self._expected.get(method)
-            ratio = self._used[method] / expected if expected else 1.0
-            per_token = busy / tokens
-            if self._tokens[method]:
-                per_token = self._done[method].seconds / self._tokens[method]
-            left += max(0.0, ratio * planned - self._tokens[method]) * per_token
+        for method, expected in self._left.items():
+            own = self._tokens[method]
+            per_token = self._seconds[method] / own if own else busy / tokens
+            left += max(0.0, expected - self._under_way[method]) * per_token
         return left / max(1.0, busy / elapsed, float(self._in_flight))
-
-    def rate(self, elapsed: float) -> CallRate | None:
-        """What the calls so far show of the engine."""
-        total = CallTimes()
-        for times in self._done.values():
-            total.merge(times)
-        return total.rate(wall_seconds=elapsed)
-
-    def _work(self, record: ItemRecord) -> float:
-        """Expected tokens of an item; none of one that is not planned, which a damaged run may hold."""
-        assert self._forecast is not None
-        num_tokens = self._lengths.get((record.task, record.target_tokens, record.index))
-        if num_tokens is None:
-            return 0.0
-        return self._forecast.of_item(record.method, record.task, num_tokens).prompt_tokens

@@ -26,12 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from memagent import trust
-from memagent.agent import rates
 from memagent.agent.journal import LATER_SETTINGS
 from memagent.agent.limits import Limits
 from memagent.agent.prompts import PROMPT_SETS, open_prompts
-from memagent.agent.rates import CallRate, TimeEstimate
 from memagent.agent.reader import check_section_ends
+from memagent.agent.work import recall
 from memagent.config import EngineConfig
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
@@ -423,8 +422,8 @@ async def open_forecast(
 ) -> AsyncIterator[OpenForecast]:
     """What an evaluation would take: every source is opened, an example of each task is generated.
 
-    Models of this machine are opened, and measured if no run has done so; endpoints are asked only what they
-    serve. vLLM is not started and nothing is downloaded: such a model counts by what is known of it.
+    Models of this machine are opened; endpoints are asked only what they serve. vLLM is not started and nothing is
+    downloaded: such a model counts by what is known of it.
     """
     suite = request.suite
     async with AsyncExitStack() as stack:
@@ -441,34 +440,22 @@ async def open_forecast(
         await pool.check(plan, with_files=True)
         forecast = await _forecast(plan, methods, pool, suite.samples)
         assert forecast is not None, "every task has an example"
-        work = forecast.total
-        rate = rates.recall(engine)
-        if rate is None and isinstance(engine, BaseEngine) and engine.runs_here:
-            mean = round(work.prompt_tokens / max(1.0, work.num_calls))
-            rate = await rates.measure(engine, tokenizer, prompt_tokens=mean)
+        speed = recall(engine)
         is_here = isinstance(engine, BaseEngine) and engine.runs_here
         num_answers = len(plan.items) * len(methods) * suite.samples
         lanes = None if is_here else float(min(request.concurrency_of(engine), num_answers))
-        yield OpenForecast(forecast=forecast, rate=rate, lanes=lanes, model=engine.model)
+        seconds = forecast.total.seconds(speed, lanes=lanes) if speed else None
+        yield OpenForecast(forecast=forecast, seconds=seconds, model=engine.model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenForecast:
-    """A forecast, and how fast the engine is."""
+    """A forecast, and how long the evaluation takes."""
 
     forecast: EvalForecast
-    rate: CallRate | None
-    """None where nobody has measured it."""
-    lanes: float | None
-    """Calls at once; None: as many as when the rate was measured."""
+    seconds: float | None
+    """As fast as the last run with the model was; None where there was none."""
     model: str
-
-    @property
-    def seconds(self) -> TimeEstimate | None:
-        """How long the evaluation takes; None where nobody has measured the engine."""
-        if self.rate is None:
-            return None
-        return self.forecast.total.seconds(self.rate, lanes=self.lanes)
 
 
 async def _forecast(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memagent.agent.rates import Work
+from memagent.agent.work import Work
 from memagent.eval.calls import CallDone
 from memagent.eval.forecast import EvalForecast, Remaining
 from memagent.eval.items import EvalPlan, Item, ItemSource
@@ -68,26 +68,24 @@ def test_each_method_has_its_own_speed() -> None:
     assert remaining.seconds(10.1) == pytest.approx(3 * 10.1)
 
 
-def test_a_forecast_that_was_wrong_is_corrected_by_finished_items() -> None:
+def test_what_a_finished_item_used_beyond_the_forecast_is_not_taken_from_the_others() -> None:
     remaining = Remaining(forecast_of(10, reader=TOKENS))
     for _ in range(20):
         remaining.call(call("reader", TOKENS // CALLS, 1.0))
     remaining.finish(record_of("t", "reader", TOKENS, 0, prompt_tokens=2 * TOKENS))
-    assert remaining.seconds(20.0) == pytest.approx(180.0)
+    assert remaining.seconds(20.0) == pytest.approx(90.0)
 
 
 def test_items_of_before_are_left_out_and_an_unknown_forecast_gives_no_time() -> None:
     remaining = Remaining(forecast_of(4, reader=TOKENS))
     for index in range(2):
-        remaining.skip(record_of("t", "reader", TOKENS, index))
-    remaining.skip(record_of("t", "reader", TOKENS, 99))  # not planned
-    remaining.skip(record_of("another", "reader", TOKENS, 0))
+        remaining.finish(record_of("t", "reader", TOKENS, index))
+    remaining.finish(record_of("t", "reader", TOKENS, 99))  # not planned
+    remaining.finish(record_of("another", "reader", TOKENS, 0))
     for _ in range(CALLS):
         remaining.call(call("reader", TOKENS // CALLS, 1.0))
     assert remaining.seconds(10.0) == pytest.approx(10.0)
-    rate = remaining.rate(10.0)
-    assert rate is not None
-    assert rate.num_calls == CALLS
+    assert (remaining.num_calls, remaining.call_seconds) == (CALLS, 10.0)
     unknown = Remaining(None)
     unknown.call(call("reader", 10, 1.0))
     unknown.finish(record_of("t", "reader", TOKENS, 0))

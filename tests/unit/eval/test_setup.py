@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from memagent import trust
-from memagent.agent import rates
-from memagent.agent.rates import CallRate
+from memagent.agent.work import remember
 from memagent.cli.main import run as run_command
 from memagent.data.example import Example, Origin
 from memagent.data.formats.files import write_examples
@@ -349,26 +348,14 @@ async def test_a_dry_run_starts_no_server_and_downloads_no_model() -> None:
     assert (await forecast_of(suite, "openai:m", engine_settings=nowhere)).seconds is None
 
 
-async def test_time_is_estimated_as_the_last_run_took_or_by_a_probe() -> None:
+async def test_time_is_estimated_as_the_last_run_took() -> None:
     suite = suite_of("reader", length_tokenizer="bytes")
-    engine = ScriptedEngine(["x"] * 100, model="probed")
-    probed = await forecast_of(suite, engine)
-    assert probed.rate is not None
-    assert (probed.rate.reply_share, len(engine.prompts)) == (None, 2)
-    rate = CallRate(
-        per_call=0.5,
-        per_prompt_token=0.0,
-        per_reply_token=0.0,
-        reply_share=0.1,
-        parallel=3.0,
-        num_calls=40,
-        measured="2026-11-01",
-    )
-    rates.remember(engine, rate)
+    engine = ScriptedEngine(["x"] * 100, model="timed")
+    assert (await forecast_of(suite, engine)).seconds is None
+    remember(engine, prompt_tokens=1000, call_seconds=10.0, seconds=5.0)
     opened = await forecast_of(suite, engine)
-    assert opened.rate == rate
-    assert len(engine.prompts) == 2, "it is not measured again"
-    assert opened.seconds == pytest.approx((3.0, 3.0))  # 18 calls of 0.5 s, three at once
+    assert opened.seconds == pytest.approx(opened.forecast.total.prompt_tokens * 0.01 / 2)
+    assert engine.prompts == [], "nothing is asked"
 
 
 # --- keys of addresses that a suite names ---------------------------------------------------------

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from memagent.agent.rates import Work
 from memagent.agent.trace import model_changes
+from memagent.agent.work import Work
 from memagent.cli.shared.estimates import cost_and_time, time_text
 from memagent.cli.shared.run_command import print_json
 from memagent.eval.records import ItemRecord
@@ -53,7 +53,7 @@ def print_forecast(
     if prices is not None:
         low, high = forecast.total.cost(prices)
         print(f"cost: between {low:,.4f} and {high:,.4f}")
-    print(f"time: {time_text(opened.seconds, opened.rate, opened.model)}")
+    print(f"time: {time_text(opened.seconds, opened.model)}")
 
 
 def _work_text(work: Work) -> str:

@@ -24,7 +24,7 @@ class EvalProgress:
         self._score = self._cost = 0.0
         self._has_cost = False
         for record in evaluation.records.values():
-            self.remaining.skip(record)
+            self.remaining.finish(record)
         self._count_all(evaluation.records.values())
         if self._num_done:
             console.report(f"resuming after {self._num_done:,} of {self._num_total:,} items")

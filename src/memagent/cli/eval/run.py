@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from memagent.agent import rates
+from memagent.agent import work
 from memagent.cli.eval.options import EvalOptions, request_of
 from memagent.cli.eval.output import print_forecast, print_results
 from memagent.cli.eval.progress import EvalProgress
@@ -203,10 +203,12 @@ async def _evaluate(evaluation: Evaluation, console: CommandConsole) -> list[Ite
                 on_record=progress.record, on_retry=progress.frame.retry, on_call=progress.call
             )
         finally:
-            if (
-                len(engines := {id(one.gate.engine): one.gate.engine for one in evaluation.methods})
-                == 1
-            ):
-                rate = progress.remaining.rate(progress.frame.seconds)
-                rates.remember(next(iter(engines.values())), rate)
+            engines = {id(one.gate.engine): one.gate.engine for one in evaluation.methods}
+            if len(engines) == 1:
+                work.remember(
+                    *engines.values(),
+                    prompt_tokens=progress.remaining.prompt_tokens,
+                    call_seconds=progress.remaining.call_seconds,
+                    seconds=progress.frame.seconds,
+                )
     raise AssertionError("`resumable` ends the command after an error")
