@@ -25,18 +25,16 @@ from starlette.datastructures import Headers
 from memagent.config import ServeConfig
 from memagent.serve.chat import CHUNK, WHOLE, choice, delta, new_head, usage_of
 from memagent.serve.errors import ApiError
-from memagent.serve.guard import CLIENT_GONE, JSON_TYPE, AdmissionGate, GuardedPaths, GuardRules
+from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Route
 from memagent.serve.http import (
     END_OF_EVENTS,
     EventStream,
     Json,
     event,
-    guarded_app,
-    parsed,
     unless_disconnected,
+    web_app,
 )
-from memagent.serve.keys import OneKey, key_in
-from memagent.serve.listen import HostCheck
+from memagent.serve.keys import KeyHolder, key_in
 from memagent.serve.metrics import Metrics
 from memagent.serve.run import serving_here
 from memagent.serve.wire import ChatRequest
@@ -44,10 +42,8 @@ from memagent.types import Message
 
 ROLLOUT_HEADER = "x-memagent-rollout"
 """Header with the key of a rollout, for programs that send a key of their own."""
-CHAT, MODELS = "/v1/chat/completions", "/v1/models"
 MAX_CALLS = 100_000
 """Calls at once; how many rollouts run is limited by training."""
-PATHS = GuardedPaths(bodies={CHAT: JSON_TYPE}, others=(MODELS,), without_key=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,26 +92,18 @@ class AgentServer:
 
     def app(self, config: ServeConfig, *, gate: AdmissionGate) -> FastAPI:
         """The ASGI application."""
-        return guarded_app(
-            [(CHAT, "POST", self._chat), (MODELS, "GET", self._models)],
-            GuardRules(
-                gate=gate,
-                metrics=Metrics(tuple),
-                hosts=HostCheck(config.host, config.allowed_hosts),
-                keys=OneKey(None),
-                paths=PATHS,
-                max_request_bytes=config.max_request_bytes,
-            ),
-        )
+        routes = [
+            Route("POST", "/v1/chat/completions", self._chat),
+            Route("GET", "/v1/models", self._models),
+        ]
+        return web_app(routes, config, self._holder, gate=gate, metrics=Metrics(tuple))
 
     async def _models(self, request: Request) -> Response:
-        self._rollout(request.headers)
         card = {"id": "policy", "object": "model", "created": 0, "owned_by": "memagent"}
         return JSONResponse({"object": "list", "data": [card]})
 
-    async def _chat(self, request: Request) -> Response:
+    async def _chat(self, request: Request, body: ChatRequest) -> Response:
         answer = self._rollout(request.headers)
-        body = await parsed(ChatRequest, request)
         call = AgentCall(
             messages=body.conversation,
             max_tokens=body.token_limit,
@@ -130,6 +118,10 @@ class AgentServer:
         if body.stream:
             return EventStream(_chunks(replies, has_usage=body.wants_usage))
         return JSONResponse(_whole(replies))
+
+    def _holder(self, headers: Headers) -> KeyHolder:
+        self._rollout(headers)
+        return KeyHolder()
 
     def _rollout(self, headers: Headers) -> AnswerCall:
         key = headers.get(ROLLOUT_HEADER) or key_in(headers) or ""

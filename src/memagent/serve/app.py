@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -18,29 +19,24 @@ from memagent.engines.local.engine import LocalEngine
 from memagent.serve.chat import LocalAnswer, total
 from memagent.serve.errors import ApiError
 from memagent.serve.generate import ReplyJob, jobs_of, parts, replies, streams
-from memagent.serve.guard import CLIENT_GONE, JSON_TYPE, AdmissionGate, GuardedPaths, GuardRules
+from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Route
 from memagent.serve.http import (
     END_OF_EVENTS,
     EventStream,
     Json,
-    Probes,
     event,
-    guarded_app,
-    parsed,
+    health_routes,
     unless_disconnected,
+    web_app,
     with_error_event,
 )
-from memagent.serve.keys import OneKey
+from memagent.serve.keys import OneKey, checked_holder
 from memagent.serve.listen import HostCheck
 from memagent.serve.metrics import Metrics, OnRequest, load_gauges
 from memagent.serve.wire import ChatRequest, CompletionRequest, LocalRequest
 from memagent.types import Completion
 
-CHAT, PLAIN, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
-PROBES = ("/health", "/metrics")
-PATHS = GuardedPaths(
-    bodies={CHAT: JSON_TYPE, PLAIN: JSON_TYPE}, others=(MODELS, *PROBES), without_key=PROBES
-)
+MODELS = "/v1/models"
 
 
 def make_app(
@@ -54,25 +50,22 @@ def make_app(
     config = config or ServeConfig()
     gate = gate or AdmissionGate(config.max_concurrency)
     metrics = Metrics(lambda: load_gauges(engine.load))
-    hosts = HostCheck(config.host, config.allowed_hosts)
-    service = Service(engine, metrics, shows_root=hosts.is_local)
-    return guarded_app(
+    is_local = HostCheck(config.host, None).is_local
+    service = Service(engine, metrics, shows_root=is_local)
+    keys = OneKey(config.api_key.get_secret_value() if config.api_key else None)
+    return web_app(
         [
-            (CHAT, "POST", service.chat),
-            (PLAIN, "POST", service.complete),
-            (MODELS, "GET", service.models),
-            (f"{MODELS}/{{name:path}}", "GET", service.model),
-            *Probes(gate, metrics, engine).endpoints,
+            Route("POST", "/v1/chat/completions", service.chat),
+            Route("POST", "/v1/completions", service.complete),
+            Route("GET", MODELS, service.models),
+            Route("GET", f"{MODELS}/{{name:path}}", service.model),
+            *health_routes(gate, metrics, engine, metrics_need_key=False),
         ],
-        GuardRules(
-            gate=gate,
-            metrics=metrics,
-            hosts=hosts,
-            keys=OneKey(config.api_key.get_secret_value() if config.api_key else None),
-            paths=PATHS,
-            max_request_bytes=config.max_request_bytes,
-            on_request=on_request,
-        ),
+        config,
+        partial(checked_holder, keys),
+        gate=gate,
+        metrics=metrics,
+        on_request=on_request,
     )
 
 
@@ -86,16 +79,16 @@ class Service:
         self._shows_root = shows_root
         self._created = int(time.time())
 
-    async def chat(self, request: Request) -> Response:
-        return await self._generate(request, await parsed(ChatRequest, request))
+    async def chat(self, request: Request, body: ChatRequest) -> Response:
+        return await self._generate(request, body)
 
-    async def complete(self, request: Request) -> Response:
-        return await self._generate(request, await parsed(CompletionRequest, request))
+    async def complete(self, request: Request, body: CompletionRequest) -> Response:
+        return await self._generate(request, body)
 
-    async def models(self) -> Response:
+    async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card]})
 
-    async def model(self, name: str) -> Response:
+    async def model(self, request: Request, name: str) -> Response:
         self._check_model(name)
         return JSONResponse(self._card)
 

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from memagent.errors import (
     EmptyAnswer,
@@ -44,18 +44,47 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The JSON body, as OpenAI's clients parse it."""
         kind = ERROR_TYPES.get(self.status, "invalid_request_error")
-        return {
-            "error": {
-                "message": self.message,
-                "type": "server_error" if self.status >= 500 else kind,
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        fields = ErrorFields(
+            message=self.message,
+            type="server_error" if self.status >= 500 else kind,
+            param=self.param,
+            code=self.code,
+        )
+        return ErrorBody(error=fields).model_dump()
 
 
 ERROR_TYPES: dict[int, str] = {401: "authentication_error", 429: "rate_limit_error"}
 """By status; other 4xx are invalid requests, 5xx are server errors."""
+
+MEANINGS: dict[int | str, str] = {
+    400: "The request is invalid.",
+    401: "The key is missing or wrong.",
+    403: "The host or the origin is another one's.",
+    404: "There is no such model or file.",
+    405: "The path has no such method.",
+    408: "The body took too long to arrive.",
+    413: "The request or the files are too large.",
+    429: "Too many requests, or the key has used up its limit.",
+    503: "The engine failed, or the server is shutting down.",
+    "default": "Another error.",
+}
+"""What each status means."""
+
+
+class ErrorFields(BaseModel):
+    """What an error response tells."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The JSON body of an error response."""
+
+    error: ErrorFields
+
 
 INTERNAL = ApiError(500, "internal server error; see the log of the server", code="internal_error")
 

@@ -11,15 +11,17 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from memagent.config import ServeConfig
 from memagent.serve.errors import INTERNAL, ApiError
-from memagent.serve.keys import ANYONE, KeyCheck, KeyHolder, checked_holder
+from memagent.serve.keys import ANYONE, KeyHolder
 from memagent.serve.listen import ForeignRequest, HostCheck
 from memagent.serve.metrics import Metrics, OnRequest, RequestRecord, client_of, path_of
 from memagent.types import Usage
@@ -38,23 +40,23 @@ MAX_WAITING_OF_KEY = 4
 """The same for bodies with one key."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardedPaths:
-    """How the guard treats paths."""
+class Route(NamedTuple):
+    """A path and its handler, and how the guard treats requests for it."""
 
-    bodies: dict[str, str]
-    """Paths whose POST has a body and takes a place, with its content type."""
-    others: tuple[str, ...]
-    """Further paths that are counted by name; what clients invent is counted together."""
-    without_key: tuple[str, ...]
-    """Paths that need no key."""
-    downloads: tuple[str, ...] = ()
-    """Endings of paths whose response is a file, and takes a place."""
+    method: str
+    path: str
+    handler: Callable[..., Awaitable[Response]]
+    needs_key: bool = True
+    is_form: bool = False
+    """Whether its body is a form; bodies of other POST requests are JSON."""
+    is_download: bool = False
+    """Whether its response is a file, which takes a place."""
+    more: dict[str, Any] | None = None
+    """What its signature does not tell of it, in OpenAPI's words."""
 
-    def counted(self, path: str) -> str:
-        """The name under which a path is counted."""
-        known = (*self.bodies, *self.others)
-        return next((one for one in known if path == one or path.startswith(f"{one}/")), "other")
+
+CheckKey = Callable[[Headers], KeyHolder]
+"""Who sends a request; raises ApiError where the key is missing or wrong."""
 
 
 def shutting_down() -> ApiError:
@@ -101,31 +103,38 @@ class AdmissionGate:
             self.num_active -= 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuardRules:
-    """Who may send what to a server, and where it is counted."""
-
-    gate: AdmissionGate
-    metrics: Metrics
-    hosts: HostCheck
-    keys: KeyCheck
-    paths: GuardedPaths
-    max_request_bytes: int
-    on_request: OnRequest | None = None
-
-
 class Guard:
     """The outermost middleware. It holds a request's place until the last byte is sent."""
 
-    def __init__(self, app: ASGIApp, rules: GuardRules) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Sequence[Route],
+        config: ServeConfig,
+        check_key: CheckKey,
+        gate: AdmissionGate,
+        metrics: Metrics,
+        on_request: OnRequest | None,
+    ) -> None:
         self._app = app
-        self._paths = rules.paths
-        self._on_request = rules.on_request
-        self._hosts = rules.hosts
-        self._bodies = _Bodies(rules.max_request_bytes)
-        self._gate = rules.gate
-        self._metrics = rules.metrics
-        self._keys = rules.keys
+        self._known = sorted({route.path.partition("/{")[0] for route in routes})
+        """Paths that are counted by name; what clients invent is counted together."""
+        self._types = {
+            route.path: FORM_TYPE if route.is_form else JSON_TYPE
+            for route in routes
+            if route.method == "POST"
+        }
+        """The content type of paths whose POST has a body and takes a place."""
+        self._without_key = {route.path for route in routes if not route.needs_key}
+        self._downloads = tuple(
+            route.path.rpartition("}")[2] for route in routes if route.is_download
+        )
+        self._hosts = HostCheck(config.host, config.allowed_hosts)
+        self._bodies = _Bodies(config.max_request_bytes)
+        self._check_key = check_key
+        self._gate = gate
+        self._metrics = metrics
+        self._on_request = on_request
         self._key_gates: dict[tuple[str, int], AdmissionGate] = {}
         """Of holders with a limit of their own, by id and limit, which may change."""
 
@@ -133,67 +142,66 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = f"req_{secrets.token_hex(12)}"
-        scope.setdefault("state", {}).update(usage=Usage(), request_id=request_id)
-        receive = arriving = _Arriving(scope, receive)
-        counted = _CountedSend(send, request_id, arriving)
+        exchange = _Exchange(scope, receive, send)
+        state = scope.setdefault("state", {})
+        state.update(usage=Usage(), request_id=exchange.request_id)
         started = time.monotonic()
         is_cut = False
         try:
-            await self._guarded(scope, receive, counted)
+            await self._guarded(scope, exchange)
         except ApiError as error:
-            await error.response()(scope, receive, counted)
+            await error.response()(scope, exchange.receive, exchange.send)
         except asyncio.CancelledError:
             if not self._gate.is_draining:
                 raise
             is_cut = True
-            await _cut_off(scope, receive, counted)
+            await _cut_off(scope, exchange)
         except Exception:  # a bug: the framework logs it
-            if not counted.is_started:
-                await INTERNAL.response()(scope, receive, counted)
+            if not exchange.is_started:
+                await INTERNAL.response()(scope, exchange.receive, exchange.send)
             raise
         finally:
-            self._metrics.count_request(self._paths.counted(scope["path"]), counted.status)
+            path = scope["path"]
+            is_at = (known for known in self._known if f"{path}/".startswith(f"{known}/"))
+            self._metrics.count_request(next(is_at, "other"), exchange.status)
             if self._on_request is not None:
                 self._on_request(
                     RequestRecord(
                         client=client_of(scope),
                         method=scope["method"],
                         path=path_of(scope),
-                        status=counted.status,
+                        status=exchange.status,
                         seconds=time.monotonic() - started,
-                        usage=scope["state"]["usage"],
-                        request_id=request_id,
+                        usage=state["usage"],
+                        request_id=exchange.request_id,
                         is_cut=is_cut,
                     )
                 )
 
-    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _guarded(self, scope: Scope, exchange: _Exchange) -> None:
         headers = Headers(scope=scope)
         try:
             self._hosts.check(headers)
         except ForeignRequest as error:
             raise ApiError(403, str(error), code=error.code) from None
         path = scope["path"]
-        holder = KeyHolder()
-        if path not in self._paths.without_key:
-            holder = checked_holder(self._keys, headers)
+        holder = KeyHolder() if path in self._without_key else self._check_key(headers)
         scope["state"]["holder"] = holder
-        has_body = scope["method"] == "POST" and path in self._paths.bodies
-        if not has_body and not path.endswith(self._paths.downloads):
-            await self._app(scope, receive, send)
+        has_body = scope["method"] == "POST" and path in self._types
+        if not has_body and not path.endswith(self._downloads):
+            await self._app(scope, exchange.receive, exchange.send)
             return
         self._gate.check_open()
         with self._own_place(holder):
             if has_body:
-                _check_type(headers, self._paths.bodies[path])
-                body = await self._bodies.receive(receive, holder)
+                _check_type(headers, self._types[path])
+                body = await self._bodies.receive(exchange.receive, holder)
                 if body is None:  # the client has left
                     return
-                receive = _replayed(body, receive)
+                exchange.body = body
                 del body  # a reading takes long, and does not need it
             with self._gate.admit():
-                await self._app(scope, receive, send)
+                await self._app(scope, exchange.receive, exchange.send)
 
     def _own_place(self, holder: KeyHolder) -> AbstractContextManager[None]:
         """One of the places of a key, where it has a limit."""
@@ -203,15 +211,52 @@ class Guard:
         return self._key_gates.setdefault((holder.id, limit), AdmissionGate(limit)).admit()
 
 
-async def _cut_off(scope: Scope, receive: Receive, send: _CountedSend) -> None:
+class _Exchange:
+    """A request and its response on their way.
+
+    It records the status and adds the id of the request. A response to half a request closes the connection, so that
+    the server does not read the rest.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+        self.request_id = f"req_{secrets.token_hex(12)}"
+        self.status = CLIENT_GONE
+        self.is_started = False
+        self.body: bytes | None = None
+        """A body that has arrived, until it is received again."""
+        self._has_arrived = not has_body
+        self._receive = receive
+        self._send = send
+
+    async def receive(self) -> Message:
+        if self.body is not None:
+            body, self.body = self.body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        message = await self._receive()
+        self._has_arrived |= not message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.is_started = True
+            closing = () if self._has_arrived else ((b"connection", b"close"),)
+            own = (REQUEST_ID.encode(), self.request_id.encode())
+            message = {**message, "headers": [*message.get("headers", ()), own, *closing]}
+        await self._send(message)
+
+
+async def _cut_off(scope: Scope, exchange: _Exchange) -> None:
     """Answer a request that ends with the server: with an error, in a stream as its last event."""
     error = shutting_down()
     with suppress(asyncio.CancelledError):  # the server cancels what is left when it closes
-        if not send.is_started:
-            await error.response()(scope, receive, send)
+        if not exchange.is_started:
+            await error.response()(scope, exchange.receive, exchange.send)
         else:
             event = f"data: {json.dumps(error.body())}\n\n".encode()
-            await send({"type": "http.response.body", "body": event, "more_body": False})
+            await exchange.send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 def _check_type(headers: Headers, expected: str) -> None:
@@ -267,51 +312,3 @@ class _Bodies:
                 "too many large requests are arriving; try again soon",
                 code="too_many_requests",
             )
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """`receive` of a request whose body has arrived."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def next_message() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return next_message
-
-
-class _Arriving:
-    """Forwards messages, and knows whether all of the request has arrived."""
-
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        headers = Headers(scope=scope)
-        has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
-        self.is_whole = not has_body
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        self.is_whole |= not message.get("more_body", False)
-        return message
-
-
-class _CountedSend:
-    """Forwards messages, records the status and adds the id of the request.
-
-    A response to half a request closes the connection, so that the server does not read the rest.
-    """
-
-    def __init__(self, send: Send, request_id: str, arriving: _Arriving) -> None:
-        self._send = send
-        self._arriving = arriving
-        self._header = (REQUEST_ID.encode(), request_id.encode())
-        self.status = CLIENT_GONE
-        self.is_started = False
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.is_started = True
-            closing = () if self._arriving.is_whole else ((b"connection", b"close"),)
-            headers = [*message.get("headers", ()), self._header, *closing]
-            message = {**message, "headers": headers}
-        await self._send(message)

@@ -7,50 +7,98 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from memagent._version import __version__
+from memagent.config import ServeConfig
 from memagent.engines.base import BaseEngine
 from memagent.errors import MemagentError
-from memagent.serve.errors import INTERNAL, ApiError, from_memagent
+from memagent.serve.errors import INTERNAL, MEANINGS, ApiError, ErrorBody, from_memagent
 from memagent.serve.guard import (
     CLIENT_GONE,
+    JSON_TYPE,
     AdmissionGate,
+    CheckKey,
     Guard,
-    GuardRules,
+    Route,
     engine_ended,
     shutting_down,
 )
-from memagent.serve.metrics import Metrics
+from memagent.serve.metrics import Metrics, OnRequest
 from memagent.serve.wire import WireModel, parse
 
 T = TypeVar("T")
 W = TypeVar("W", bound=WireModel)
 Json = dict[str, Any]
-Endpoint = tuple[str, str, Callable[..., Any]]
-"""Path, method and handler."""
+DESCRIBED: dict[int | str, Json] = {
+    status: {"model": ErrorBody, "description": text} for status, text in MEANINGS.items()
+}
+"""The errors of all routes, as the description of the API has them."""
+STREAMED: Json = {"responses": {"200": {"content": {"text/event-stream": {}}}}}
+"""What the description adds for a route that streams where it is asked to."""
 END_OF_EVENTS = "data: [DONE]\n\n"
 QUICK_BYTES = 20_000
 """Bodies up to this size are parsed at once; larger ones in a thread."""
 log = logging.getLogger(__name__)
 
 
-def guarded_app(endpoints: Sequence[Endpoint], rules: GuardRules) -> FastAPI:
-    """The ASGI application of some endpoints, with errors in OpenAI's format."""
-    app = FastAPI(title="memagent", docs_url=None, redoc_url=None, openapi_url=None)
-    for path, method, handler in endpoints:
-        app.add_api_route(path, handler, methods=[method], response_model=None)
+def web_app(
+    routes: Sequence[Route],
+    config: ServeConfig,
+    check_key: CheckKey,
+    *,
+    gate: AdmissionGate,
+    metrics: Metrics,
+    on_request: OnRequest | None = None,
+) -> FastAPI:
+    """The ASGI application of some routes behind the guard, with errors in OpenAI's format."""
+    title = "memagent"
+    app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app.router.route_class = _Route
+    for route in routes:
+        app.add_api_route(
+            route.path,
+            route.handler,
+            methods=[route.method],
+            response_model=None,
+            responses=DESCRIBED,
+            openapi_extra=route.more,
+        )
     for kind in (ApiError, MemagentError, HTTPException):
         app.add_exception_handler(kind, _error_response)
     app.add_exception_handler(ClientDisconnect, _no_response)
     app.add_exception_handler(Exception, _internal_error_response)
-    app.add_middleware(Guard, rules=rules)
+    app.add_middleware(
+        Guard,
+        routes=routes,
+        config=config,
+        check_key=check_key,
+        gate=gate,
+        metrics=metrics,
+        on_request=on_request,
+    )
     return app
+
+
+class _Route(APIRoute):
+    """A route whose body is parsed by `parsed`; FastAPI only describes it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        kind = get_type_hints(self.endpoint).get("body")
+
+        async def handle(request: Request) -> Response:
+            body = {} if kind is None else {"body": await parsed(kind, request)}
+            response: Response = await self.endpoint(request, **request.path_params, **body)
+            return response
+
+        return handle
 
 
 async def parsed(kind: type[W], request: Request) -> W:
@@ -61,28 +109,28 @@ async def parsed(kind: type[W], request: Request) -> W:
     return await asyncio.to_thread(parse, kind, body)
 
 
-class Probes:
-    """The handlers of /health and /metrics."""
+def health_routes(
+    gate: AdmissionGate, metrics: Metrics, engine: BaseEngine, *, metrics_need_key: bool
+) -> list[Route]:
+    """/health and /metrics."""
 
-    def __init__(self, gate: AdmissionGate, metrics: Metrics, engine: BaseEngine) -> None:
-        self._gate = gate
-        self._metrics = metrics
-        self._engine = engine
-
-    async def health(self) -> Response:
-        if self._gate.is_draining:
+    async def health(request: Request) -> Response:
+        """Whether requests are accepted."""
+        if gate.is_draining:
             raise shutting_down()
-        if not self._engine.is_alive:
+        if not engine.is_alive:
             raise engine_ended()
-        return Response('{"status":"ok"}', media_type="application/json")
+        return Response('{"status":"ok"}', media_type=JSON_TYPE)
 
-    async def metrics(self, request: Request) -> Response:
-        page, content_type = self._metrics.render(request.headers.get("accept", ""))
+    async def render(request: Request) -> Response:
+        """Prometheus metrics."""
+        page, content_type = metrics.render(request.headers.get("accept", ""))
         return Response(page, headers={"Content-Type": content_type})
 
-    @property
-    def endpoints(self) -> list[Endpoint]:
-        return [("/health", "GET", self.health), ("/metrics", "GET", self.metrics)]
+    return [
+        Route("GET", "/health", health, needs_key=False),
+        Route("GET", "/metrics", render, needs_key=metrics_need_key),
+    ]
 
 
 # --- streams --------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ app.py           the routes                        conversation.py  which part i
 requests.py      requests, validated               answering.py     short ones to the engine, long ones to readings
 readings.py      readings on disk, continued       state.py         files, readings and usage in SQLite
 files.py         /v1/files                         accounts.py      what calls of a holder use
-events.py        what happens while it answers     openapi.py       the description of the API
+events.py        what happens while it answers
 
 Not here: the loop itself (`agent`), a local model behind HTTP without a reader (`serve/app.py`), and how answers are
 written (`serve/chat.py`, `serve/responses.py`).

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import aclosing
+from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -17,31 +18,21 @@ from memagent.config import GatewayConfig, ServeConfig
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError
 from memagent.serve.chat import ChatAnswer
-from memagent.serve.guard import (
-    CLIENT_GONE,
-    FORM_TYPE,
-    JSON_TYPE,
-    AdmissionGate,
-    GuardedPaths,
-    GuardRules,
-)
+from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Route
 from memagent.serve.http import (
-    Endpoint,
+    STREAMED,
     EventStream,
     Json,
-    Probes,
-    guarded_app,
-    parsed,
+    health_routes,
     unless_disconnected,
+    web_app,
     with_error_event,
 )
-from memagent.serve.keys import KeyCheck, KeyStore, OneKey
-from memagent.serve.listen import HostCheck
+from memagent.serve.keys import KeyCheck, KeyStore, OneKey, checked_holder
 from memagent.serve.metrics import Metrics, OnRequest
 from memagent.serve.reading.answering import Answering
 from memagent.serve.reading.events import AnswerEvents, Finished, whole_answer
 from memagent.serve.reading.files import FileStore
-from memagent.serve.reading.openapi import describe
 from memagent.serve.reading.requests import (
     MODEL,
     GatewayChat,
@@ -52,13 +43,7 @@ from memagent.serve.reading.requests import (
 from memagent.serve.reading.state import GatewayState, keys_file
 from memagent.serve.responses import ResponseAnswer
 
-CHAT, RESPONSES, FILES, MODELS = (
-    "/v1/chat/completions",
-    "/v1/responses",
-    "/v1/files",
-    "/v1/models",
-)
-DESCRIPTION = "/openapi.json"
+MODELS = "/v1/models"
 MODELS_LISTED = (
     MODEL,
     f"{MODEL}:evidence=true",
@@ -89,22 +74,21 @@ def gateway_app(
         on_delete=answering.readings.forget_deleted,
     )
     service = GatewayService(answering, files, metrics)
-    return guarded_app(
-        [*service.endpoints, *Probes(gate, metrics, engine).endpoints],
-        GuardRules(
-            gate=gate,
-            metrics=metrics,
-            hosts=HostCheck(server.host, server.allowed_hosts),
-            keys=keys_of(config, server),
-            paths=GuardedPaths(
-                bodies={CHAT: JSON_TYPE, RESPONSES: JSON_TYPE, FILES: FORM_TYPE},
-                others=(MODELS, "/health", "/metrics", DESCRIPTION),
-                without_key=("/health",),
-                downloads=("/content",),
-            ),
-            max_request_bytes=server.max_request_bytes,
-            on_request=on_request,
-        ),
+    return web_app(
+        [
+            Route("POST", "/v1/chat/completions", service.chat, more=STREAMED),
+            Route("POST", "/v1/responses", service.responses, more=STREAMED),
+            *files.routes,
+            Route("GET", MODELS, service.models),
+            Route("GET", f"{MODELS}/{{name:path}}", service.model),
+            Route("GET", "/openapi.json", service.description),
+            *health_routes(gate, metrics, engine, metrics_need_key=True),
+        ],
+        server,
+        partial(checked_holder, keys_of(config, server)),
+        gate=gate,
+        metrics=metrics,
+        on_request=on_request,
     )
 
 
@@ -135,50 +119,34 @@ class GatewayService:
         self._files = files
         self._metrics = metrics
         self._created = int(time.time())
-        self._description = describe()
 
-    @property
-    def endpoints(self) -> list[Endpoint]:
-        """All routes but the probes."""
-        files = self._files
-        return [
-            (CHAT, "POST", self.chat),
-            (RESPONSES, "POST", self.responses),
-            (FILES, "POST", files.create),
-            (FILES, "GET", files.list),
-            (f"{FILES}/{{file_id}}", "GET", files.one),
-            (f"{FILES}/{{file_id}}", "DELETE", files.remove),
-            (f"{FILES}/{{file_id}}/content", "GET", files.content),
-            (MODELS, "GET", self.models),
-            (f"{MODELS}/{{name:path}}", "GET", self.model),
-            (DESCRIPTION, "GET", self.description),
-        ]
+    async def models(self, request: Request) -> Response:
+        """List the models."""
+        cards = [self._card(name) for name in MODELS_LISTED]
+        return JSONResponse({"object": "list", "data": cards})
 
-    async def models(self) -> Response:
-        return JSONResponse(
-            {"object": "list", "data": [self._card(name) for name in MODELS_LISTED]}
-        )
-
-    async def model(self, name: str) -> Response:
+    async def model(self, request: Request, name: str) -> Response:
+        """Show a model."""
         settings_in_name(name)
         return JSONResponse(self._card(name))
 
     def _card(self, name: str) -> Json:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "memagent"}
 
-    async def description(self) -> Response:
-        return JSONResponse(self._description)
+    async def description(self, request: Request) -> Response:
+        """Describe the API."""
+        return JSONResponse(request.app.openapi())
 
-    async def chat(self, request: Request) -> Response:
-        body = await parsed(GatewayChat, request)
+    async def chat(self, request: Request, body: GatewayChat) -> Response:
+        """Answer a conversation of any length."""
         events = await self._prepared(request, body.request)
         writer = ChatAnswer(MODEL, has_usage=body.wants_usage)
         if body.stream:
             return EventStream(with_error_event(writer.chunks(events)))
         return await self._whole(request, writer, events)
 
-    async def responses(self, request: Request) -> Response:
-        body = await parsed(ResponsesRequest, request)
+    async def responses(self, request: Request, body: ResponsesRequest) -> Response:
+        """Answer an input of any length."""
         events = await self._prepared(request, body.request)
         writer = ResponseAnswer(MODEL, body)
         if body.stream:

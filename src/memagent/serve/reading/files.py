@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from memagent.documents.document import Document
 from memagent.documents.loaders import load_bytes
 from memagent.serve.errors import ApiError
+from memagent.serve.guard import FORM_TYPE, Route
 from memagent.serve.http import Json
 from memagent.serve.keys import KeyHolder
 from memagent.serve.reading.requests import file_name
@@ -22,6 +23,32 @@ BYTES_PER_CHAR = 4
 """Of a file, unpacked, at most: as many as UTF-8 takes."""
 MAX_LISTED = 1000
 MAX_PURPOSE = 40
+
+
+PATH = "/v1/files"
+FORM: Json = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            FORM_TYPE: {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string"},
+                    },
+                }
+            }
+        },
+    }
+}
+LISTING: Json = {
+    "parameters": [
+        {"name": "limit", "in": "query", "schema": {"type": "integer"}},
+        {"name": "after", "in": "query", "schema": {"type": "string"}},
+    ]
+}
 
 
 class FileStore:
@@ -40,6 +67,18 @@ class FileStore:
         self._max_stored_bytes = max_stored_bytes
         self._max_request_bytes = max_request_bytes
         self._on_delete = on_delete
+
+    @property
+    def routes(self) -> list[Route]:
+        """The routes."""
+        one = f"{PATH}/{{file_id}}"
+        return [
+            Route("POST", PATH, self.create, is_form=True, more=FORM),
+            Route("GET", PATH, self.list, more=LISTING),
+            Route("GET", one, self.one),
+            Route("DELETE", one, self.remove),
+            Route("GET", f"{one}/content", self.content, is_download=True),
+        ]
 
     async def create(self, request: Request) -> Response:
         """Keep a file, if its text can be read."""
