@@ -23,9 +23,9 @@ from memagent.data.example import Example
 from memagent.data.tasks.lengths import parse_length
 from memagent.data.tasks.registry import open_task
 from memagent.documents.document import Document
-from memagent.documents.tokenizers import open_tokenizer
 from memagent.eval.methods import METHODS, Context, MethodSettings
 from memagent.eval.stats import wilson
+from memagent.tokens.tokenizers import open_tokenizer
 from memagent.types import Completion, Message, Sampling
 
 TASKS = {

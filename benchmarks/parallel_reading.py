@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from memagent import Document, Reader, open_engine
 from memagent.agent.trace import Trace
-from memagent.documents.tokenizers import Tokenizer, open_tokenizer
+from memagent.tokens.tokenizers import Tokenizer, open_tokenizer
 from tests.conftest import prose
 from tests.support.loopback import running
 

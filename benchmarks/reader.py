@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from benchmarks.tokenizer import smollm2_tokenizer
 from memagent.documents.chunking import split
 from memagent.documents.document import Document
-from memagent.documents.tokenizers import open_tokenizer
+from memagent.tokens.tokenizers import open_tokenizer
 from tests.support.loopback import Endpoint, running
 
 ROOT = Path(__file__).resolve().parents[1]

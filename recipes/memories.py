@@ -19,9 +19,9 @@ from heapq import nlargest
 from memagent.agent.prompts import open_prompts
 from memagent.config import AgentConfig
 from memagent.data.example import Example, body_starts
-from memagent.documents.tokenizers import Tokenizer
 from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.traces import answer_of
+from memagent.tokens.tokenizers import Tokenizer
 from memagent.types import Message
 from recipes.questions import SENTENCE, YES_NO, Paragraph, Pool, Question, Shape, titled
 

@@ -45,8 +45,8 @@ from memagent.data.tasks.beyond.unanswerable import NOT_TOLD
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.data.tasks.registry import open_task
 from memagent.documents.sample import town_archive
-from memagent.documents.tokenizers import Tokenizer
 from memagent.errors import ConfigError
+from memagent.tokens.tokenizers import Tokenizer
 from recipes.memories import answer_lessons
 from recipes.questions import (
     YES_NO,

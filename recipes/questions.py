@@ -31,8 +31,8 @@ from typing import Any
 
 from memagent.config import AgentConfig
 from memagent.data.example import Evidence, Example, Passage, body_starts
-from memagent.documents.tokenizers import Tokenizer
 from memagent.rl.warmstart.traces import TraceRefused, conversations
+from memagent.tokens.tokenizers import Tokenizer
 
 TASK = "questions"
 WORD = re.compile(r"\w+")

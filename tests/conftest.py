@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from memagent.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from memagent.tokens.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 
 # Tests run in parallel; torch with a thread per core in each of them would slow all of them down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -102,7 +102,7 @@ class Engine(Protocol):
 
     @property
     def tokenizer(self) -> str:
-        """What `documents.tokenizers.open_tokenizer` should open to count as this model does."""
+        """What `tokens.tokenizers.open_tokenizer` should open to count as this model does."""
         ...
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:

@@ -1,12 +1,13 @@
 """Who may import whom. Rooms stand in rows, and imports point down.
 
-    row 5   cli
-    row 4   rl  viewer
-    row 3   eval  serve
-    row 2   agent  data
-    row 1   documents  engines  rewards
+    row 6   cli
+    row 5   rl  viewer  doctor
+    row 4   eval  serve
+    row 3   agent  data
+    row 2   documents  engines  rewards
+    row 1   tokens
     row 0   types  errors  config  cluster  cluster_workers  runs  run_files  tracking  blocking  jsonl  files  processes  names  plugins
-            control_tokens  chat_templates  template_worker  extras  shipped  foreign  _version
+            extras  shipped  foreign  gguf_format  stored_runs  profiles  trust  _version
 
 A module may import its own room and rooms of lower rows; row 0 is one room. `memagent/__init__.py`
 is the front door and may name anything, but nothing inside comes in through it.
@@ -48,10 +49,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "processes",
         "names",
         "plugins",
-        "chat_templates",
-        "control_tokens",
         "foreign",
-        "template_worker",
+        "gguf_format",
         "stored_runs",
         "profiles",
         "trust",
@@ -59,6 +58,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "shipped",
         "_version",
     ),
+    ("tokens",),
     ("documents", "engines", "rewards"),
     ("agent", "data"),
     ("eval", "serve"),
@@ -191,6 +191,7 @@ def test_imports_point_down() -> None:
         ("memagent.documents.document", "from memagent.engines.base import open_engine"),
         ("memagent.documents.document", "from ..engines import base"),
         ("memagent.documents.document", "from memagent import engines"),
+        ("memagent.tokens.tokenizers", "from memagent.documents.document import Document"),
         ("memagent.runs", "from memagent.documents import document"),
         ("memagent.runs", "from .documents import document"),
         ("memagent.agent.reader", "import memagent.cli.main"),
@@ -221,6 +222,7 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
         ("memagent.agent.reader", "from . import memory\nfrom .prompts import PromptSet"),
         ("memagent.agent.reader", "from ..documents.document import Document"),
         ("memagent.runs", "from memagent.errors import RunError"),
+        ("memagent.engines.openai", "from memagent.tokens.shielding import Shield"),
         ("memagent.rl.warmstart.traces", "from memagent.agent import prompts"),
         ("memagent.rl.trainer", "from memagent.eval.runner import evaluate\nimport torch.nn"),
         ("memagent.engines.local.model", "from torch import nn"),

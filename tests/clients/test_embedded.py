@@ -20,9 +20,9 @@ import openai
 import pytest
 from platformdirs import user_data_path
 
-from memagent.documents.tokenizers import Tokenizer, tokenizer_for_model
 from memagent.engines import store
 from memagent.engines.base import EMBEDDED, open_engine
+from memagent.tokens.tokenizers import Tokenizer, tokenizer_for_model
 from tests.support.gateways import MODEL, serving_gateway
 
 DATA_HOME = user_data_path("memagent", appauthor=False).parent

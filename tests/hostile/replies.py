@@ -18,9 +18,9 @@ from functools import cache
 from memagent.agent.limits import Limits
 from memagent.agent.model_call import call_model
 from memagent.config import EngineConfig
-from memagent.documents.tokenizers import open_tokenizer
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import MemagentError
+from memagent.tokens.tokenizers import open_tokenizer
 from memagent.types import Message, Prices, Sampling
 from tests.hostile.endpoints import (
     BROKEN,

@@ -20,11 +20,11 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from memagent.control_tokens import ControlTokens
-from memagent.documents.tokenizers import open_tokenizer
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.rows import tokenized
+from memagent.tokens.control import ControlTokens
+from memagent.tokens.tokenizers import open_tokenizer
 from memagent.types import Message
 from tests.conftest import CHAT_TEMPLATE, QWEN_PATTERN, prose
 from tests.support.tiny_models import make_tiny_model

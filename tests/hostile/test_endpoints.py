@@ -13,10 +13,10 @@ import pytest
 from memagent.agent.limits import Limits
 from memagent.agent.model_call import call_model
 from memagent.config import EngineConfig
-from memagent.documents.tokenizers import open_tokenizer
 from memagent.engines import openai as endpoint_module
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import EngineError, EngineRefused
+from memagent.tokens.tokenizers import open_tokenizer
 from memagent.types import Completion, Message, Prices, Sampling
 from tests.hostile import replies
 from tests.hostile.endpoints import BROKEN, DEEP, USAGES, hostile, reply, response, with_usage

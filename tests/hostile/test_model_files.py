@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from gguf import GGUFReader
 
-from memagent import chat_templates
-from memagent.chat_templates import ChatTemplate
-from memagent.documents.tokenizers import open_tokenizer
-from memagent.engines.local.gguf_format import read_contents
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError
 from memagent.foreign import foreign_file
+from memagent.gguf_format import read_contents
+from memagent.tokens import templates as chat_templates
+from memagent.tokens.templates import ChatTemplate
+from memagent.tokens.tokenizers import open_tokenizer
 from tests.conftest import QWEN_PATTERN, make_tokenizer
 from tests.hostile import tokenizer_files
 from tests.hostile.harness import tried

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
-from memagent.documents.tokenizers import open_tokenizer
 from memagent.errors import MemagentError
+from memagent.tokens.tokenizers import open_tokenizer
 from tests.conftest import CHAT_TEMPLATE, QWEN_PATTERN, make_tokenizer, prose
 from tests.hostile.harness import main, wrong_line
 from tests.hostile.json_damage import damaged_bytes, damaged_json

@@ -14,8 +14,8 @@ import pytest
 
 from memagent.config import AgentConfig
 from memagent.data.formats.files import read_examples
-from memagent.documents.tokenizers import open_tokenizer
 from memagent.rl.warmstart.conversations import read_conversations
+from memagent.tokens.tokenizers import open_tokenizer
 from recipes import prepare_1_5b
 from recipes.questions import Question, check_apart
 from recipes.questions import lessons as lessons_of

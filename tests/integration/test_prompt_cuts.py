@@ -16,10 +16,10 @@ from memagent.cli.main import run
 from memagent.config import AgentConfig, EngineConfig
 from memagent.data.example import Example, Passage
 from memagent.data.formats.files import write_examples
-from memagent.documents.tokenizers import EstimatingTokenizer, Tokenizer
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import PromptCut
 from memagent.eval.records import read_items
+from memagent.tokens.tokenizers import EstimatingTokenizer, Tokenizer
 from memagent.types import Sampling
 from tests.conftest import prose
 from tests.support.chat_servers import Chat, Json, chat_server, prompt_of, said

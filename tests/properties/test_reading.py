@@ -13,14 +13,14 @@ from memagent.agent.trace import Section, Step, Trace
 from memagent.config import AgentConfig
 from memagent.documents.chunking import split
 from memagent.documents.document import Document, Place
-from memagent.documents.tokenizers import (
+from memagent.engines.scripted import ScriptedEngine
+from memagent.errors import BudgetError, EngineError
+from memagent.tokens.tokenizers import (
     ByteTokenizer,
     EstimatingTokenizer,
     HuggingFaceTokenizer,
     Tokenizer,
 )
-from memagent.engines.scripted import ScriptedEngine
-from memagent.errors import BudgetError, EngineError
 from memagent.types import Completion, Message, Sampling, Usage
 
 words = st.sampled_from(

@@ -18,9 +18,9 @@ from memagent.agent.trace import Step, Trace
 from memagent.config import AgentConfig
 from memagent.documents.chunking import split
 from memagent.documents.document import Document
-from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import EngineError
+from memagent.tokens.tokenizers import ByteTokenizer
 from memagent.types import Completion, Message, Sampling
 
 BYTES = ByteTokenizer()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from memagent.config import AgentConfig
-from memagent.documents.tokenizers import ByteTokenizer
 from memagent.rl.warmstart.trace_files import write_traces
+from memagent.tokens.tokenizers import ByteTokenizer
 
 REFERENCE = Path(__file__).parent / "warmstart"
 

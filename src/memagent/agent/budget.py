@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from memagent.agent.prompts import PromptSet
 from memagent.config import AgentConfig
-from memagent.documents.tokenizers import Tokenizer
 from memagent.errors import BudgetError
+from memagent.tokens.tokenizers import Tokenizer
 
 JOINT_TOKENS = 32
 """Spare room: text tokenises a little differently where the parts of a prompt meet."""

@@ -11,7 +11,7 @@ from memagent.agent.prompts import MemoryChange
 from memagent.agent.trace import Step
 from memagent.config import EmptyReplies
 from memagent.documents.chunking import Span
-from memagent.documents.tokenizers import Tokenizer
+from memagent.tokens.tokenizers import Tokenizer
 
 _TAGS = "think|thinking|thought|reasoning"
 _closed_block = re.compile(rf"<({_TAGS})>.*?</\1>", re.DOTALL | re.IGNORECASE)

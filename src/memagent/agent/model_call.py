@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 from memagent.agent.limits import Limits
 from memagent.agent.prompt_cuts import check_not_cut
 from memagent.agent.trace import StepFlag
-from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.engines.retry import Failure, Patience
 from memagent.errors import LimitReached
+from memagent.tokens.tokenizers import Tokenizer
 from memagent.types import Completion, Engine, Message, Sampling, Usage
 
 T = TypeVar("T")

@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 
-from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import Serving
 from memagent.errors import EngineRefused, LimitReached, PromptCut
+from memagent.tokens.tokenizers import Tokenizer
 from memagent.types import Message
 
 Counter = Callable[[Sequence[Message]], Awaitable[int | None]]

@@ -45,10 +45,10 @@ from memagent.agent.trace import Section, Step, Trace, total_usage
 from memagent.config import AgentConfig, ReadingSettings
 from memagent.documents.chunking import EDGE_TOKENS, Chunks
 from memagent.documents.document import Chunk, Document
-from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.engines.base import SETTINGS, BaseEngine, open_engine
 from memagent.errors import ConfigError, DocumentError, EmptyAnswer, RunError
 from memagent.files import reason_of
+from memagent.tokens.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.types import Engine, Message, Sampling
 
 

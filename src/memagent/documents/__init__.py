@@ -1,4 +1,4 @@
-"""Texts: where they come from, how their tokens are counted and how they are cut into chunks.
+"""Texts: where they come from and how they are cut into chunks.
 
-Not here: what is asked about them (`agent`), datasets of questions (`data`).
+Not here: how tokens are counted (`tokens`), what is asked about them (`agent`), datasets of questions (`data`).
 """

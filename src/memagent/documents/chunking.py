@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from memagent.config import SectionEnds
 from memagent.documents.document import Chunk, Document
-from memagent.documents.tokenizers import Measured, Tokenizer
+from memagent.tokens.tokenizers import Measured, Tokenizer
 
 ENDING_SHARE = 0.1
 """The part of a chunk, at its end, in which a natural end is looked for."""

@@ -48,9 +48,9 @@ from memagent.engines.retry import (
     RetryListener,
     retry_after,
 )
-from memagent.engines.shielding import Shield, ShieldedMessages, cached_tokenizer
 from memagent.engines.told_windows import told_window
 from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError, PromptTooLong
+from memagent.tokens.shielding import Shield, ShieldedMessages, cached_tokenizer
 from memagent.types import Completion, Message, Sampling, Usage
 
 T = TypeVar("T")
@@ -320,7 +320,7 @@ class EndpointEngine(BaseEngine):
     ) -> Completion | Failure:
         """One request: its completion, or a failure that can be retried. Raises EngineRefused.
 
-        Control strings in the messages are broken on the way; see `shielding.py`.
+        Control strings in the messages are broken on the way; see `tokens/shielding.py`.
         """
         sent, version = self._shielded(messages), self._policy_version
         result = await self._post(

@@ -46,7 +46,6 @@ from memagent.config import AgentConfig, EngineConfig
 from memagent.data.example import Example
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Chunk, Document
-from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.addresses import key_of_named
 from memagent.engines.base import BaseEngine, as_endpoint
 from memagent.engines.embedding import DEFAULT_EMBEDDER, Embedder, open_embedder
@@ -57,6 +56,7 @@ from memagent.eval.retrieval import best_passages, by_meaning, by_words, check_w
 from memagent.eval.suites import CLOSED_BOOK
 from memagent.names import hint
 from memagent.plugins import is_file_spec, load_function
+from memagent.tokens.tokenizers import Tokenizer
 from memagent.types import Engine, Message, Sampling
 
 LEFT_OUT = "\n\n[...]\n\n"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Chunk, Document
 from memagent.documents.ranking import check_bm25, rank_by_words
-from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.embedding import Embedder
+from memagent.tokens.tokenizers import Tokenizer
 
 JOINT_TOKENS = 2
 """The blank line between two passages."""

@@ -42,7 +42,6 @@ from memagent.data.example import Example
 from memagent.data.inspection import depths
 from memagent.data.tasks.registry import MAX_ANSWER_TOKENS
 from memagent.documents.document import Document
-from memagent.documents.tokenizers import Tokenizer, tokenizer_for_model
 from memagent.engines.base import BaseEngine
 from memagent.engines.embedding import Embedder
 from memagent.engines.retry import RetryListener
@@ -68,6 +67,7 @@ from memagent.processes import WorkerDied
 from memagent.rewards.answer_limits import limit_answer
 from memagent.rewards.verifiers import further_scores, grade
 from memagent.runs import Run
+from memagent.tokens.tokenizers import Tokenizer, tokenizer_for_model
 from memagent.types import Engine, Prices, Usage
 
 if TYPE_CHECKING:

@@ -33,7 +33,6 @@ from memagent.agent.reader import check_section_ends
 from memagent.agent.work import recall
 from memagent.config import EngineConfig
 from memagent.data.tasks.lengths import length_tokenizer
-from memagent.documents.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.engines import store
 from memagent.engines.addresses import key_of_named, origins, public_url
 from memagent.engines.base import (
@@ -68,6 +67,7 @@ from memagent.eval.suites import (
 )
 from memagent.plugins import code_file, is_file_spec
 from memagent.runs import MANIFEST, Run, check_manifest
+from memagent.tokens.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.types import Completion, Engine, Message, Prices, Sampling
 
 OpenEngine = Callable[[EngineChoice], Awaitable[BaseEngine]]

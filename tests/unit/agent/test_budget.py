@@ -5,8 +5,8 @@ import pytest
 from memagent.agent.budget import JOINT_TOKENS, check_budget, measure_budget
 from memagent.agent.prompts import PROMPT_SETS, PromptSet
 from memagent.config import AgentConfig
-from memagent.documents.tokenizers import UNKNOWN_TEMPLATE_TOKENS, ByteTokenizer
 from memagent.errors import BudgetError
+from memagent.tokens.tokenizers import UNKNOWN_TEMPLATE_TOKENS, ByteTokenizer
 
 TINY = PromptSet(name="tiny", read="{question}{section}{memory}ab", answer="{question}{memory}xyz")
 

@@ -11,7 +11,7 @@ from memagent.agent.memory import (
 )
 from memagent.agent.prompts import MemoryChange
 from memagent.agent.trace import Section, Step
-from memagent.documents.tokenizers import ByteTokenizer
+from memagent.tokens.tokenizers import ByteTokenizer
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import pytest
 from memagent.agent.limits import Limits
 from memagent.agent.model_call import ModelCall, all_or_none, call_model
 from memagent.config import EngineConfig
-from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.openai import EndpointEngine
 from memagent.engines.retry import Failure
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import LimitReached
+from memagent.tokens.tokenizers import ByteTokenizer
 from memagent.types import Message, Prices, Sampling, Usage
 from tests.support.chat_servers import chat_server, each_second, said
 

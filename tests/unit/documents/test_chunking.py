@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memagent.documents.chunking import Chunks, Span, exact_spans, split
 from memagent.documents.document import Document
-from memagent.documents.tokenizers import (
+from memagent.tokens.tokenizers import (
     ByteTokenizer,
     EstimatingTokenizer,
     HuggingFaceTokenizer,

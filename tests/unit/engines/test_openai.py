@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import pytest
 
 from memagent.config import EngineConfig
-from memagent.documents.tokenizers import tokenizer_for_model
 from memagent.engines.addresses import OPENAI_URL, endpoint_from, origins, public_url
 from memagent.engines.openai import (
     EndpointEngine,
@@ -23,6 +22,7 @@ from memagent.engines.openai import (
 )
 from memagent.engines.retry import Failure
 from memagent.errors import ConfigError, EngineError, EngineRefused, PromptTooLong
+from memagent.tokens.tokenizers import tokenizer_for_model
 from memagent.types import Sampling, Usage
 from tests.support.loopback import Endpoint, running
 

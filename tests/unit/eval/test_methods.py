@@ -14,7 +14,6 @@ from memagent.agent.limits import Limits
 from memagent.agent.trace import Trace
 from memagent.data.example import Example, Passage
 from memagent.documents.document import Document
-from memagent.documents.tokenizers import ByteTokenizer, _CostsMeasured
 from memagent.engines.embedding import Embedder, unit
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import BudgetError, ConfigError, EngineError, LimitReached
@@ -30,6 +29,7 @@ from memagent.eval.methods import (
     open_method,
     settings_for,
 )
+from memagent.tokens.tokenizers import ByteTokenizer, _CostsMeasured
 from memagent.types import Message, Prices, Sampling
 
 FACT = "The code of the red box is 4711."

@@ -14,7 +14,6 @@ import pytest
 from memagent.agent.limits import Limits
 from memagent.agent.trace import Step, Trace
 from memagent.data.example import Example
-from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.base import BaseEngine
 from memagent.errors import ClusterError, EngineError, LimitReached, MachineError, RunError
 from memagent.eval.calls import CALLS, CallLog, EngineGate, ItemEngine, LoggedReply
@@ -25,6 +24,7 @@ from memagent.eval.runner import Evaluation, OpenMethod, evaluate_examples, scor
 from memagent.eval.setup import open_run
 from memagent.eval.suites import parse_suite
 from memagent.runs import Run
+from memagent.tokens.tokenizers import ByteTokenizer
 from memagent.types import Completion, Message, Sampling, Usage
 
 SIZES = {"window": 5000, "chunk_tokens": 1000, "memory_tokens": 300, "answer_tokens": 100}

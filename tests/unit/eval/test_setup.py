@@ -17,7 +17,6 @@ from memagent.agent.work import remember
 from memagent.cli.main import run as run_command
 from memagent.data.example import Example, Origin
 from memagent.data.formats.files import write_examples
-from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.addresses import endpoint_from, origin
 from memagent.engines.base import EngineChoice, open_engine
 from memagent.engines.scripted import ScriptedEngine
@@ -36,6 +35,7 @@ from memagent.eval.setup import (
 )
 from memagent.eval.suites import Suite, SuiteTasks, parse_suite
 from memagent.runs import read_manifest
+from memagent.tokens.tokenizers import ByteTokenizer
 from memagent.types import Completion, Message, Prices, Sampling, Usage
 
 SIZES = {"window": 5000, "chunk_tokens": 1000, "memory_tokens": 300, "answer_tokens": 100}

@@ -15,7 +15,7 @@ from memagent.agent.evidence.ledger import (
 )
 from memagent.agent.evidence.quotes import Quote
 from memagent.agent.evidence.tally import MAX_NAMES, tally_of
-from memagent.documents.tokenizers import Tokenizer
+from memagent.tokens.tokenizers import Tokenizer
 
 HEADING = "Quotes from the text:"
 

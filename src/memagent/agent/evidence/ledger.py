@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from memagent.agent.evidence.quotes import Quote, folded, item_key, rewords, words
 from memagent.agent.evidence.replies import shielded
-from memagent.documents.tokenizers import Tokenizer
 from memagent.rewards.text import last_boxed
+from memagent.tokens.tokenizers import Tokenizer
 
 MAX_INFERRED = 8
 """Quotes that are cited for an answer that names none, at most."""

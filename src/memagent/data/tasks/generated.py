@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 from memagent.data.example import Evidence, Example, Origin, Passage, fingerprint, join
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.data.tasks.registry import TaskSettings, rng
-from memagent.documents.tokenizers import Tokenizer
 from memagent.errors import ConfigError
 from memagent.rewards.verifiers import Match
+from memagent.tokens.tokenizers import Tokenizer
 
 S = TypeVar("S", bound=TaskSettings)
 

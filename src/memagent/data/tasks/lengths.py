@@ -26,9 +26,9 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BeforeValidator, Field
 
 from memagent.config import LONGEST
-from memagent.documents.tokenizers import HuggingFaceTokenizer, Tokenizer, open_tokenizer
 from memagent.engines import store
 from memagent.errors import ConfigError
+from memagent.tokens.tokenizers import HuggingFaceTokenizer, Tokenizer, open_tokenizer
 
 LEAST_SHARE = 0.98
 """A text of a requested length has at least this share of it."""

@@ -34,16 +34,16 @@ from tokenizers import (
     pre_tokenizers,
 )
 
-from memagent.engines.local.gguf_format import (
+from memagent.errors import ConfigError
+from memagent.files import evict_oldest, mark_used, reason_of, replacing_folder
+from memagent.foreign import foreign_file, plain
+from memagent.gguf_format import (
     HEADER_BYTES,
     GgufContents,
     GgufDamage,
     GgufTensor,
     read_contents,
 )
-from memagent.errors import ConfigError
-from memagent.files import evict_oldest, mark_used, reason_of, replacing_folder
-from memagent.foreign import foreign_file, plain
 
 if TYPE_CHECKING:
     import torch

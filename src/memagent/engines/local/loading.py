@@ -23,13 +23,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memagent.chat_templates import ChatTemplate
-from memagent.control_tokens import ControlTokens
 from memagent.engines import store
 from memagent.engines.yarn import yarn_settings
 from memagent.errors import ConfigError, EngineRefused
 from memagent.extras import require
 from memagent.foreign import check_tokenizer, foreign_file, plain
+from memagent.tokens.control import ControlTokens
+from memagent.tokens.templates import ChatTemplate
 from memagent.types import Message
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class LoadedModel:
     eos_ids: tuple[int, ...]
     """Tokens that end a reply."""
     tokenizer_folder: Path
-    """Where `documents.tokenizers.open_tokenizer` finds the tokenizer and the chat template."""
+    """Where `tokens.tokenizers.open_tokenizer` finds the tokenizer and the chat template."""
     gguf: Path | None = None
     """The GGUF file that the weights came from, if any."""
 

@@ -71,7 +71,7 @@ class Client:
     def __init__(self, session: Session) -> None:
         self.model = session.model
         self.tokenizer = session.tokenizer
-        """What `documents.tokenizers.open_tokenizer` should open to count as the model does."""
+        """What `tokens.tokenizers.open_tokenizer` should open to count as the model does."""
         self.session = session
         """The engine behind the client, for agents that drive an engine."""
         self.chat = _Chat(Completions(session))

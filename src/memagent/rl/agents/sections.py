@@ -9,8 +9,8 @@ from memagent.config import AgentConfig, SectionEnds
 from memagent.data.example import Example
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
-from memagent.documents.tokenizers import Tokenizer, tokenizer_for_model
 from memagent.errors import ConfigError
+from memagent.tokens.tokenizers import Tokenizer, tokenizer_for_model
 
 LongTexts = Literal["refuse", "cut_middle"]
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from memagent import blocking
 from memagent.data.example import Example
-from memagent.documents.tokenizers import ByteTokenizer, Tokenizer
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import ConfigError, DataError, MemagentError
 from memagent.plugins import error_line, is_file_spec, load_function
@@ -31,6 +30,7 @@ from memagent.rl.agents.session import Session
 from memagent.rl.warmstart import traces
 from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.traces import TraceRefused
+from memagent.tokens.tokenizers import ByteTokenizer, Tokenizer
 from memagent.types import Message, Sampling
 
 NO_LIMIT = 1 << 30

@@ -21,11 +21,11 @@ from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.data.formats.files import dump_json, read_examples
 from memagent.data.sources.cache import sha256_of
-from memagent.documents.tokenizers import Tokenizer
 from memagent.errors import DataError, RunError
 from memagent.files import reason_of, replacing, sync_file
 from memagent.jsonl import LineFile, read_lines, truncate
 from memagent.rl.warmstart.traces import TraceRefused, conversations
+from memagent.tokens.tokenizers import Tokenizer
 
 FORMAT = 1
 ALWAYS_STORED = {"chunk_tokens", "memory_tokens", "answer_tokens", "prompts"}

@@ -37,11 +37,11 @@ from memagent.data.example import Example
 from memagent.data.tasks.registry import rebuild
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Chunk, Document
-from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.scripted import Script, ScriptedEngine
 from memagent.errors import DataError
 from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.marks import Mark, counts_items, marks_of, sources_of, state_of
+from memagent.tokens.tokenizers import Tokenizer
 from memagent.types import Message, Sampling
 
 NOTHING_YET = "Nothing in the text so far helps to answer the question."

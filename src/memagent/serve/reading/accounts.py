@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memagent.agent.limits import Limits
-from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.serve.reading.state import GatewayState, in_thread
+from memagent.tokens.tokenizers import Tokenizer
 from memagent.types import Completion, Engine, Message, Prices, Sampling, Usage
 
 

@@ -21,7 +21,6 @@ from memagent.agent.model_call import call_model
 from memagent.agent.reader import Reader, checked_question
 from memagent.agent.trace import Trace, total_usage
 from memagent.config import AgentConfig, GatewayConfig
-from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, EngineError, EngineRefused, PromptTooLong
 from memagent.serve.keys import KeyHolder
@@ -46,6 +45,7 @@ from memagent.serve.reading.files import RequestFiles
 from memagent.serve.reading.readings import Readings, ReadStep
 from memagent.serve.reading.requests import GatewayRequest
 from memagent.serve.reading.state import GatewayState, in_thread
+from memagent.tokens.tokenizers import Tokenizer
 from memagent.types import Completion, Message, Sampling, Usage
 
 CHARS_PER_TOKEN = 16

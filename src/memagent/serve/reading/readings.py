@@ -32,7 +32,6 @@ from memagent.agent.trace import Step
 from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
-from memagent.documents.tokenizers import Tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.errors import RunError, RunNotWritable
 from memagent.runs import MANIFEST
@@ -40,6 +39,7 @@ from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyHolder
 from memagent.serve.reading.accounts import Account, CountedEngine
 from memagent.serve.reading.state import DAMAGED, GatewayState, in_thread
+from memagent.tokens.tokenizers import Tokenizer
 from memagent.types import Completion, Engine, Message, Sampling
 
 MAX_EARLIER = 8

@@ -16,7 +16,7 @@ from memagent.agent.evidence.ledger import (
 )
 from memagent.agent.evidence.quotes import Quote
 from memagent.agent.evidence.tally import number_in, tally_of
-from memagent.documents.tokenizers import ByteTokenizer
+from memagent.tokens.tokenizers import ByteTokenizer
 
 
 def quote(start: int, text: str, item: str | None = None, value: str | None = None) -> Quote:

@@ -15,9 +15,9 @@ from memagent.agent.memory import fit_lines
 from memagent.agent.modes.parallel import CallSlots
 from memagent.agent.modes.parallel_prompts import note_block, says_nothing, split_missing
 from memagent.agent.reader import read_questions
-from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import BudgetError, ConfigError, EngineError, LimitReached, RunError
+from memagent.tokens.tokenizers import ByteTokenizer
 from memagent.types import Completion, Message, Sampling
 from tests.support.hops import chained_text, follow
 

@@ -73,7 +73,7 @@ def test_lengths_are_met_from_below_in_bytes(name: str, tokens: int) -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_lengths_are_met_from_below_in_tokens_of_a_model(name: str, tokenizer_folder: Path) -> None:
-    from memagent.documents.tokenizers import open_tokenizer
+    from memagent.tokens.tokenizers import open_tokenizer
 
     tokenizer = open_tokenizer(str(tokenizer_folder))
     for tokens in (2500, 16_384):

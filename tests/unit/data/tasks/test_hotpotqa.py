@@ -17,8 +17,8 @@ from memagent.data.manifest import evidence_depths
 from memagent.data.tasks.depth import bucket_counts, uniformity_p
 from memagent.data.tasks.hotpotqa.task import HotpotTask, open_hotpotqa
 from memagent.data.tasks.registry import LEFT_OUT, open_task, rebuild
-from memagent.documents.tokenizers import open_tokenizer
 from memagent.errors import ConfigError, DataError
+from memagent.tokens.tokenizers import open_tokenizer
 from tests.support.hotpot import HotpotFiles, fillers, item, write_hotpot
 from tests.support.published import Published
 

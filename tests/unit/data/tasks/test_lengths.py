@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from memagent.data.tasks.lengths import Fitted, fit, length_tokenizer
-from memagent.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from memagent.errors import ConfigError
+from memagent.tokens.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from tests.conftest import prose
 
 

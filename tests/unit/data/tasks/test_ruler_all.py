@@ -13,8 +13,8 @@ import pytest
 
 from memagent.data.example import Example
 from memagent.data.tasks.registry import TASKS, open_task, rebuild
-from memagent.documents.tokenizers import open_tokenizer
 from memagent.errors import ConfigError, DataError
+from memagent.tokens.tokenizers import open_tokenizer
 from tests.support.ruler_solvers import solve
 from tests.support.ruler_sources import ALL, ASKED, MADE_UP, ruler_settings
 

@@ -13,10 +13,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from transformers import LlamaForCausalLM
 
 from memagent.engines.local.gguf_files import open_header
-from memagent.engines.local.gguf_format import read_contents
 from memagent.engines.local.gguf_weights import CPU_PIECE, READERS, dequantised, read_weights
 from memagent.engines.local.loading import ARCHITECTURES, load
 from memagent.errors import ConfigError
+from memagent.gguf_format import read_contents
 from tests.support.tiny_gguf import blocks_of_any_bytes, write_gguf
 from tests.support.tiny_models import make_tiny_model
 

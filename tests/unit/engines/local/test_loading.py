@@ -16,12 +16,12 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from memagent.documents.tokenizers import open_tokenizer
 from memagent.engines import store
 from memagent.engines.local import gguf_files
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
 from memagent.files import size_of
+from memagent.tokens.tokenizers import open_tokenizer
 from tests.conftest import prose
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import KINDS, WINDOW, Kind, make_tiny_adapter, make_tiny_model

@@ -14,7 +14,6 @@ import pytest
 from memagent.data.example import Example, Passage
 from memagent.data.tasks.arithmetic import problem
 from memagent.data.tasks.registry import open_task
-from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import ConfigError, DataError, MemagentError
 from memagent.rl.agents.api import open_agent
@@ -25,6 +24,7 @@ from memagent.rl.types import Outcome
 from memagent.rl.warmstart.conversations import Conversation, read_conversations
 from memagent.rl.warmstart.demonstrations import demonstrations_for, texts_for
 from memagent.rl.warmstart.traces import TraceRefused
+from memagent.tokens.tokenizers import ByteTokenizer
 from memagent.types import Message
 
 BYTES = ByteTokenizer()

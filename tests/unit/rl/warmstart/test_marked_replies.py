@@ -7,9 +7,9 @@ import pytest
 from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.data.tasks.registry import open_task
-from memagent.documents.tokenizers import ByteTokenizer
 from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.traces import TraceRefused, conversations
+from memagent.tokens.tokenizers import ByteTokenizer
 
 BYTES = ByteTokenizer()
 SIZES = {"window": 16_000, "chunk_tokens": 1200, "memory_tokens": 900, "answer_tokens": 400}

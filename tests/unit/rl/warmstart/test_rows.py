@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 
 from memagent.data.tasks.arithmetic import problem
 from memagent.data.tasks.registry import open_task
-from memagent.documents.tokenizers import open_tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError, DataError
@@ -30,6 +29,7 @@ from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.demonstrations import demonstrations_for
 from memagent.rl.warmstart.rows import accumulate_sft, end_id, sft_rows, tokenized
 from memagent.rl.weights.scratch import build_scratch
+from memagent.tokens.tokenizers import open_tokenizer
 from memagent.types import Completion, Message, Sampling
 from tests.conftest import prose
 from tests.support.tiny_models import make_tiny_model

@@ -16,13 +16,13 @@ from memagent.data.tasks.beyond.task import KINDS
 from memagent.data.tasks.registry import open_task
 from memagent.documents.chunking import split
 from memagent.documents.document import Document
-from memagent.documents.tokenizers import ByteTokenizer
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import DataError
 from memagent.rewards.verifiers import grade
 from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.trace_files import TracesWritten, write_traces
 from memagent.rl.warmstart.traces import NOTHING_YET, TraceRefused, conversations
+from memagent.tokens.tokenizers import ByteTokenizer
 from tests.support.beyond_solvers import solve_from_memory
 
 BYTES = ByteTokenizer()

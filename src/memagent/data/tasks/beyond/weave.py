@@ -27,9 +27,9 @@ from memagent.data.tasks.beyond.filler import (
 )
 from memagent.data.tasks.lengths import LEAST_SHARE, fit
 from memagent.data.tasks.registry import TaskSettings
-from memagent.documents.tokenizers import Tokenizer
 from memagent.errors import ConfigError
 from memagent.rewards.verifiers import Match
+from memagent.tokens.tokenizers import Tokenizer
 
 
 class BeyondSettings(TaskSettings):

@@ -44,8 +44,8 @@ from memagent.data.tasks.hotpotqa.store import (
 )
 from memagent.data.tasks.lengths import LEAST_SHARE, length_tokenizer
 from memagent.data.tasks.registry import LEFT_OUT, TaskSettings, rng
-from memagent.documents.tokenizers import Tokenizer
 from memagent.errors import DataError
+from memagent.tokens.tokenizers import Tokenizer
 
 NAME = "hotpotqa"
 NEXT_HEADING = "\n\nDocument 1:\n"

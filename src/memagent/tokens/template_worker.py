@@ -1,4 +1,4 @@
-"""The process that renders chat templates; `chat_templates.py` starts it and talks to it.
+"""The process that renders chat templates; `templates.py` starts it and talks to it.
 
 It imports nothing of memagent, has a limit on memory, ends with its parent, and its parent ends it when a
 template takes too long. A message is a length of 8 bytes and so many bytes of JSON.

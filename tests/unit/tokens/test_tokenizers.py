@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import tokenizers
 
-from memagent.documents.tokenizers import (
+from memagent.errors import ConfigError
+from memagent.tokens.tokenizers import (
     ByteTokenizer,
     EstimatingTokenizer,
     open_tokenizer,
     tokenizer_for_model,
 )
-from memagent.errors import ConfigError
 from tests.conftest import prose
 
 MESSAGES = [{"role": "user", "content": "Where is the red ledger?"}]
@@ -270,7 +270,7 @@ def test_a_tokenizer_is_downloaded_from_a_hub_and_kept(
     import subprocess
 
     code = (
-        "from memagent.documents.tokenizers import open_tokenizer\n"
+        "from memagent.tokens.tokenizers import open_tokenizer\n"
         "t = open_tokenizer('someone/some-model')\n"
         "print(t.name, t.knows_template, t.count('Where is the red ledger?'))"
     )

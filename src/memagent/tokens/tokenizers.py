@@ -23,10 +23,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from memagent.chat_templates import ChatTemplate
-from memagent.control_tokens import ControlTokens
 from memagent.errors import ConfigError
 from memagent.foreign import check_tokenizer, foreign_file
+from memagent.tokens.control import ControlTokens
+from memagent.tokens.templates import ChatTemplate
 from memagent.types import Message
 
 if TYPE_CHECKING:

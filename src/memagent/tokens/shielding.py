@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from memagent.control_tokens import ControlTokens
 from memagent.errors import ConfigError
 from memagent.foreign import foreign_file
+from memagent.tokens.control import ControlTokens
 from memagent.types import Message
 
 USUAL_SHAPES = r"<\|[^|<>\s]{1,60}\|>|<\uff5c[^\uff5c<>\s]{1,60}\uff5c>"
