@@ -561,11 +561,13 @@ def section_texts(trace: Trace, text: str) -> list[str]:
 
 
 def test_a_run_inside_the_folder_that_it_reads_resumes(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(story(600, seed=1, fact=FACT))
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text(story(600, seed=1, fact=FACT))
     reading = ("ask", ".", "-q", QUESTION, "--engine", "scripted", *SMALL_SECTIONS)
 
-    stopped = cli(*reading, "--max-calls", "1", "--run-dir", "runs/a", cwd=tmp_path)
-    resumed = cli("ask", "--resume", "runs/a", "--max-calls", "100", cwd=tmp_path)
+    stopped = cli(*reading, "--max-calls", "1", "--run-dir", "runs/a", cwd=texts)
+    resumed = cli("ask", "--resume", "runs/a", "--max-calls", "100", cwd=texts)
 
     assert (stopped.code, resumed.code) == (4, 0), resumed.stderr
     assert CODE in resumed.stdout

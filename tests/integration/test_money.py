@@ -151,7 +151,7 @@ def test_one_price_is_not_enough(
         "eval": ["eval", "smoke"],
         "serve": ["serve", "--reader"],
         "mcp": ["mcp"],
-        "filter": ["data", "filter", str(text), "--out", str(text.with_suffix(".out"))],
+        "filter": ["data", "filter", str(text), "--out", str(text.with_suffix(".jsonl"))],
     }
     assert run([*commands[command], "--engine=scripted", given]) == 2
     assert f"{missing} is not given" in capsys.readouterr().err
