@@ -26,7 +26,7 @@ from memagent.documents.chunking import Chunks
 from memagent.engines.scripted import Script, ScriptedEngine
 from memagent.eval.methods import Context, reader
 from memagent.eval.records import ItemRecord
-from memagent.eval.report.tables import Entry, result_rows
+from memagent.eval.report.rows import Entry, result_rows
 from memagent.eval.setup import evaluate
 from memagent.eval.suites import Suite, read_suite
 from memagent.rl.warmstart.traces import Moment, RightReplies, Rule, collect, latest_of_each

@@ -23,6 +23,7 @@ from memagent.eval.records import ItemRecord, read_evaluation, read_items
 from memagent.files import write_atomically
 from memagent.jsonl import read_lines
 from memagent.rewards.verifiers import grade
+from memagent.runs import read_manifest
 
 FIRST_SECTIONS = 14
 """Sections of 2,048 tokens in a text of 28K: the first of a long reading are compared with all of it."""
@@ -106,7 +107,8 @@ def keep(out: Path, manifest: dict[str, Any], records: Iterable[ItemRecord]) -> 
 
 def of_run(run: Path, methods: Sequence[str] = ()) -> tuple[dict[str, Any], Iterable[ItemRecord]]:
     """The manifest and the records of an evaluation, of all its methods or of some."""
-    manifest = read_evaluation(run)
+    read_evaluation(run)  # refuses other kinds of runs
+    manifest = read_manifest(run)
     kept = {
         "format": manifest.get("format", 1),
         "kind": "eval",

@@ -34,8 +34,7 @@ from memagent.eval.records import ItemRecord, read_evaluation, read_items
 from memagent.eval.report.anchors import Anchor, read_anchors
 from memagent.eval.report.plots import Plot, length_plot, lines_of
 from memagent.eval.report.report import load_report
-from memagent.eval.report.sheets import NONE, Column, Sheet, beside_sheet, markdown
-from memagent.eval.report.tables import (
+from memagent.eval.report.rows import (
     RULER_TEN,
     AverageRow,
     CompareRow,
@@ -46,6 +45,7 @@ from memagent.eval.report.tables import (
     format_tokens,
     result_rows,
 )
+from memagent.eval.report.tables import NONE, Column, Table, compared_table, markdown
 from memagent.eval.stats import Comparison, Interval, wilson
 from memagent.rewards.text import last_boxed
 from memagent.rewards.verifiers import grade
@@ -150,11 +150,11 @@ def read(folder: Path) -> Records:
     validations: set[tuple[str, str, int | None]] = set()
     for run in runs:
         manifest = read_evaluation(run)
-        methods = len(manifest.get("methods", {}))
+        methods = len(manifest.methods)
         for record in read_items(run):
             series = labels[run] if methods == 1 else f"{labels[run]}, {record.method}"
             entries.append(Entry(series, record))
-            if manifest.get("suite") == "validation":
+            if manifest.suite == "validation":
                 validations.add((series, record.task, record.target_tokens))
     return Records(
         tuple(sorted(entries, key=lambda entry: _rank(entry.series))), frozenset(validations)
@@ -323,7 +323,7 @@ def points(found: Comparison) -> str:
 
 
 def column(title: str, value: Callable[[Any], Any], *, is_number: bool = True) -> Column:
-    return Column(title=title, value=value, is_number=is_number)
+    return Column(title, value=value, is_number=is_number)
 
 
 def scores_table(rows: Sequence[PageRow]) -> str:
@@ -550,8 +550,8 @@ def time_table(times: Sequence[SectionTime]) -> str:
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Any]) -> str:
-    sheet = Sheet(name="", caption="", columns=tuple(columns), rows=tuple(rows))
-    return markdown(sheet).lstrip()
+    table = Table(name="", caption="", columns=tuple(columns), rows=tuple(rows))
+    return markdown(table).lstrip()
 
 
 # --- sections of the page ---------------------------------------------------------------------------
@@ -714,7 +714,7 @@ def _series(rows: Iterable[ResultRow | AverageRow]) -> list[str]:
 def _beside(
     name: str, rows: Sequence[ResultRow] | Sequence[AverageRow], published: Sequence[Anchor]
 ) -> str:
-    return markdown(beside_sheet(name, rows, published)) if rows and published else ""
+    return markdown(compared_table(name, rows, published)) if rows and published else ""
 
 
 def _image(plot: Plot | None, note: str = "") -> str:

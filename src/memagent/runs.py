@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from filelock import Timeout
 from platformdirs import user_state_path
@@ -188,6 +188,9 @@ class ManifestShape(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
+Shape = TypeVar("Shape", bound=ManifestShape)
+
+
 class LimitsShape(ManifestShape):
     """Limits and prices as manifests store them."""
 
@@ -218,13 +221,18 @@ def check_manifest(
     manifest: dict[str, Any], shape: type[ManifestShape], path: Path
 ) -> dict[str, Any]:
     """The manifest of the run at `path`. Raises RunError where it has not the shape."""
+    parse_manifest(manifest, shape, path)
+    return manifest
+
+
+def parse_manifest(manifest: Mapping[str, Any], shape: type[Shape], path: Path) -> Shape:
+    """The manifest of the run at `path` as a record. Raises RunError where it is damaged."""
     try:
-        shape.model_validate(manifest)
+        return shape.model_validate(manifest)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise RunError(f"{path / MANIFEST} is damaged: {plain(place)}: {first['msg']}") from None
-    return manifest
 
 
 def default_path() -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from memagent.eval.records import ItemRecord, read_items
-from memagent.eval.report.tables import Entry
+from memagent.eval.report.rows import Entry
 from memagent.runs import Run
 
 ROOT = Path(__file__).resolve().parents[2]

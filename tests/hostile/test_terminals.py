@@ -23,8 +23,8 @@ from memagent.data.example import Example, Passage
 from memagent.data.formats.files import write_examples
 from memagent.eval.report.anchors import read_anchors
 from memagent.eval.report.plots import Plot
-from memagent.eval.report.report import load_report, markdown_report, notes, report_sheets
-from memagent.eval.report.sheets import csv_text
+from memagent.eval.report.report import load_report, markdown_report, notes, report_tables
+from memagent.eval.report.tables import csv_text
 from tests.hostile.terminal_texts import FORMULAS, MARKDOWN, SEQUENCES, hostile_line
 from tests.support.eval_runs import item, make_run
 
@@ -184,11 +184,11 @@ def test_reports_are_escaped_on_a_terminal(
 def written(tmp_path: Path, name: str) -> dict[str, str]:
     """The tables of a report of one run, as `write_report` writes them."""
     report = load_report([str(run_named(tmp_path / "run", name))], anchors=read_anchors("paper"))
-    tables = report_sheets(report)
+    tables = report_tables(report)
     remarks = [*notes(report), f"from {name}"]
     plots = [Plot(name="x", title=name, description="", svg=b"", png=b"")]
     page = markdown_report("Evaluation", remarks, tables, plots)
-    return {"report.md": page, **{f"{sheet.name}.csv": csv_text(sheet) for sheet in tables}}
+    return {"report.md": page, **{f"{table.name}.csv": csv_text(table) for table in tables}}
 
 
 @pytest.mark.parametrize("name", FORMULAS)

@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 from memagent.eval.report.report import load_report
-from memagent.eval.report.sheets import interval, rate
-from memagent.eval.report.tables import RULER_TEN
+from memagent.eval.report.rows import RULER_TEN
+from memagent.eval.report.tables import interval, rate
 from tests.integration.conftest import MEMAGENT, Cli, Outcome
 from tests.support.browser import CHROMIUM, needs_chromium
 from tests.support.eval_runs import item, lifelike, make_run
@@ -140,8 +140,9 @@ def test_the_page_opens_in_a_browser_with_its_tables_and_plots(
     ]
     assert {row[0] for row in dom.tables[beside][1:]} == {"here", "published"}
 
-    assert list(dom.plots)[:4] == [
+    assert list(dom.plots)[:5] == [
         "plot-average-ruler",
+        "plot-tasks-ruler",
         "plot-accuracy-hotpotqa",
         "plot-depth-hotpotqa",
         "plot-cost-hotpotqa",
@@ -224,27 +225,12 @@ def test_what_an_evaluation_writes_is_what_a_report_reads(here: Call, cli: Cli) 
     assert report["depth"][0]["num_without"] == 0
 
 
-def test_the_papers_figures_come_from_one_command(cli: Cli, runs: list[Path]) -> None:
-    done = cli("report", *runs, "--figure", "paper")
-    assert (done.code, done.stderr) == (0, "report: report/report.html\n")
-    made = sorted(path.name for path in (cli.state / "report" / "plots").glob("paper-*"))
-    assert made == [
-        f"paper-{name}.{ending}"
-        for name in ("hqa", "ruler-average", "ruler-tasks")
-        for ending in ("png", "svg")
-    ]
-    average = (cli.state / "report" / "plots" / "paper-ruler-average.svg").read_text()
-    assert "average of 2 tasks here, of ten in the paper" in average
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nosuch"], "nosuch holds no run: there is no run.json in it"),
         (["run", "run"], "is given twice"),
         (["run", "--anchors", "nosuch"], "there is no file of anchors nosuch; shipped: paper"),
-        (["run", "--figure", "paper"], "need results of hotpotqa or of ruler tasks"),
-        (["run", "--figure", "paper", "--anchors", "none"], "leave out --anchors none"),
         ([], "Missing argument 'RUN...'"),
     ],
 )

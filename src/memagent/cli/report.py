@@ -6,28 +6,26 @@ import sys
 from pathlib import Path
 
 import click
-from rich.table import Table
+from rich.table import Table as TerminalTable
 from rich.text import Text
 
 from memagent.cli.shared.run_command import TerminalConsole, print_json
 from memagent.cli.shared.terminal import escaped_for, print_rendered
-from memagent.errors import ConfigError
 from memagent.eval.report.anchors import read_anchors
 from memagent.eval.report.report import (
     Report,
     credits_of,
     load_report,
     notes,
-    published_sheets,
-    report_sheets,
+    published_tables,
+    report_tables,
     write_report,
 )
-from memagent.eval.report.sheets import Sheet, published_sheet
+from memagent.eval.report.tables import Table, published_table
 from memagent.rewards.verifiers import GRADERS
 
 FILE_WIDTH = 200
 """Columns of output that goes to a file or another program, where lines need not fit a screen."""
-DEFAULT_OUT = Path("report")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,11 +34,6 @@ DEFAULT_OUT = Path("report")
     "--out",
     type=click.Path(path_type=Path),
     help="Folder for report.html, report.md, CSV files and plots. By default tables are only printed.",
-)
-@click.option(
-    "--figure",
-    type=click.Choice(["paper"]),
-    help="Redraw the paper's figures from these runs; written to --out, or to `report`.",
 )
 @click.option(
     "--anchors",
@@ -58,7 +51,6 @@ DEFAULT_OUT = Path("report")
 def command(
     runs: tuple[str, ...],
     out: Path | None,
-    figure: str | None,
     anchors: str,
     grader: str | None,
     title: str,
@@ -71,14 +63,11 @@ def command(
     \b
       memagent report runs/reader runs/direct
       memagent report runs/* --out report
-      memagent report small=runs/a large=runs/b --figure paper --out figures
+      memagent report small=runs/a large=runs/b --out report
     """
-    if figure and anchors == "none":
-        raise ConfigError("--figure paper needs the paper's lines; leave out --anchors none")
     published = () if anchors == "none" else read_anchors(anchors)
     report = load_report(runs, anchors=published, grader=grader)
-    folder = out or (DEFAULT_OUT if figure else None)
-    written = write_report(report, folder, title=title, with_paper=bool(figure)) if folder else []
+    written = write_report(report, out, title=title) if out else []
     if as_json:
         _print_json(report)
     else:
@@ -92,31 +81,31 @@ def _print_tables(report: Report) -> None:
     if not console.is_terminal:
         console = TerminalConsole(highlight=False, markup=False, width=FILE_WIDTH)
     with console.capture() as printed:  # rich would end the process where a pipe is closed
-        for sheet in [*report_sheets(report), *published_sheets(report)]:
-            console.print(_table(sheet))
+        for table in [*report_tables(report), *published_tables(report)]:
+            console.print(_shown(table))
         for note in [*notes(report), *credits_of(report)]:
             console.print(Text(note, style="yellow" if note.startswith("UNFINISHED") else "dim"))
     print_rendered(printed.get())
 
 
-def _table(sheet: Sheet) -> Table:
-    table = Table(title=Text(sheet.name, style="bold"), title_justify="left", box=None)
-    for column in sheet.shown:
-        table.add_column(
+def _shown(table: Table) -> TerminalTable:
+    shown = TerminalTable(title=Text(table.name, style="bold"), title_justify="left", box=None)
+    for column in table.shown:
+        shown.add_column(
             column.title or "",
             justify="right" if column.is_number else "left",
             no_wrap=column.is_number,
             overflow="fold",
         )
-    for line in sheet.lines():
-        table.add_row(*(Text(cell) for cell in line))
-    return table
+    for line in table.lines():
+        shown.add_row(*(Text(cell) for cell in line))
+    return shown
 
 
 def _print_json(report: Report) -> None:
     """Every table by name, each row by column, numbers in full."""
-    found = report_sheets(report)
+    found = report_tables(report)
     if report.anchors:
-        found.append(published_sheet(report.anchors))
-    tables = {sheet.name: sheet.records() for sheet in found}
+        found.append(published_table(report.anchors))
+    tables = {table.name: table.records() for table in found}
     print_json({"notes": [*notes(report), *credits_of(report)], "unit": report.unit, **tables})

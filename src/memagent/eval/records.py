@@ -29,7 +29,7 @@ from memagent.runs import (
     JOURNAL,
     LimitsShape,
     ManifestShape,
-    check_manifest,
+    parse_manifest,
     read_manifest,
 )
 from memagent.types import AttemptStatus
@@ -164,11 +164,16 @@ class ItemRecord:
         return _record.validate_python(dict(values))
 
 
-class _EngineShape(ManifestShape):
+class StoredEngine(ManifestShape):
+    """The engine of an evaluation, as its manifest names it."""
+
+    spec: str = ""
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
-class _CommandShape(ManifestShape):
+class StoredCommand(ManifestShape):
+    """What an evaluation was asked to do: enough to ask it again."""
+
     suite: dict[str, Any]
     suite_name: str | None = None
     engine: str
@@ -177,28 +182,42 @@ class _CommandShape(ManifestShape):
     limits: LimitsShape = LimitsShape()
 
 
-class EvaluationShape(ManifestShape):
+class EvaluationManifest(ManifestShape):
     """The manifest of an evaluation."""
 
     kind: Literal["eval"]
+    created: str = ""
+    memagent: str = ""
+    """Version that wrote it."""
     model: str = ""
     suite: str | None = None
     seed: int | None = None
     length_tokenizer: str | None = None
+    """Tokenizer that counted lengths; None where no lengths were requested."""
     num_items: int | None = None
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Each method with its settings, by its title."""
     sources: dict[str, str] = Field(default_factory=dict)
-    engine: _EngineShape = _EngineShape()
+    """SHA-256 of the source files of generated texts."""
+    engine: StoredEngine = StoredEngine()
     identity: dict[str, Any] = Field(default_factory=dict)
-    command: _CommandShape | None = None
+    """Everything that decides the records."""
+    command: StoredCommand | None = None
+    """None for an evaluation that was started from Python with an open engine."""
 
 
-def read_evaluation(path: Path, purpose: str = "not an evaluation") -> dict[str, Any]:
+def read_evaluation(path: Path, purpose: str = "not an evaluation") -> EvaluationManifest:
     """The manifest of the evaluation at `path`, checked; `purpose` ends the error for another kind."""
-    manifest = read_manifest(path)
+    return parse_evaluation(read_manifest(path), path, purpose)
+
+
+def parse_evaluation(
+    manifest: Mapping[str, Any], path: Path, purpose: str = "not an evaluation"
+) -> EvaluationManifest:
+    """A manifest that was read from `path`, checked."""
     if manifest.get("kind") != KIND:
         raise RunError(f"{path} is a run of kind {manifest.get('kind')!r:.60}, {purpose}")
-    return check_manifest(manifest, EvaluationShape, path)
+    return parse_manifest(manifest, EvaluationManifest, path)
 
 
 class GradedItem(Protocol):

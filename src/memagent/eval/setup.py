@@ -55,7 +55,7 @@ from memagent.eval.methods import (
     open_method,
     settings_for,
 )
-from memagent.eval.records import KIND, EvaluationShape, ItemRecord, read_evaluation
+from memagent.eval.records import KIND, ItemRecord, parse_evaluation, read_evaluation
 from memagent.eval.runner import Evaluation, OnRecord, OpenMethod
 from memagent.eval.suites import (
     CLOSED_BOOK,
@@ -66,7 +66,7 @@ from memagent.eval.suites import (
     with_absolute_paths,
 )
 from memagent.plugins import code_file, is_file_spec
-from memagent.runs import MANIFEST, Run, check_manifest
+from memagent.runs import MANIFEST, Run
 from memagent.tokens.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.types import Completion, Engine, Message, Prices, Sampling
 
@@ -220,13 +220,12 @@ def stored_request(
     A run directory is data: code and files that it names are used only if the user named them before on this
     machine, or names them again among `methods`, or the settings that name them among `named`.
     """
-    manifest = read_evaluation(run)
-    if manifest.get("command") is None:
+    stored = read_evaluation(run).command
+    if stored is None:
         raise ConfigError(
             f"{run} was started from Python with an open engine; resume it there, with `run_dir`"
         )
-    stored = manifest["command"]
-    suite = parse_suite(stored["suite"])
+    suite = parse_suite(stored.suite)
     for method in suite.methods:
         _check_stored_method(method, named=[code_file(name) for name in methods])
     trust.require_files(
@@ -238,10 +237,10 @@ def stored_request(
         _check_stored_embedder(str(settings.get("embedder_url") or ""), run)
     return EvalRequest(
         suite=suite,
-        suite_name=stored.get("suite_name"),
-        engine=EngineChoice(spec=stored["engine"], settings=stored["engine_settings"]),
-        concurrency=stored.get("concurrency"),
-        **stored.get("limits", {}),
+        suite_name=stored.suite_name,
+        engine=EngineChoice(spec=stored.engine, settings=stored.engine_settings),
+        concurrency=stored.concurrency,
+        **stored.limits.model_dump(),
     )
 
 
@@ -710,10 +709,7 @@ def open_run(path: Path, identity: Mapping[str, Any]) -> Run:
 
 def check_same(stored: Mapping[str, Any], identity: Mapping[str, Any], path: Path) -> None:
     """Raise RunError with the first difference between a run's identity and another."""
-    if stored.get("kind") != KIND:
-        raise RunError(f"{path} is a run of kind {stored.get('kind')!r:.60}, not an evaluation")
-    check_manifest(dict(stored), EvaluationShape, path)
-    then, now = stored.get("identity", {}), json.loads(json.dumps(identity))
+    then, now = parse_evaluation(stored, path).identity, json.loads(json.dumps(identity))
     if difference := _difference(then, now):
         raise RunError(f"cannot resume {path}: {difference}; start a new run for it")
 

@@ -9,8 +9,8 @@ from memagent.data.example import Evidence, Example, Passage
 from memagent.engines.scripted import ScriptedEngine
 from memagent.eval.methods import METHODS, MethodSettings, map_reduce
 from memagent.eval.records import ItemRecord
-from memagent.eval.report.sheets import results_sheet
-from memagent.eval.report.tables import Entry, result_rows
+from memagent.eval.report.rows import Entry, result_rows
+from memagent.eval.report.tables import results_table as report_table
 from memagent.eval.runner import Context, evaluate_examples
 from memagent.types import Message, Sampling
 
@@ -92,7 +92,7 @@ def test_tables_show_the_columns_that_have_values() -> None:
         "cited of all",
     ]
     assert len(lines) == 2
-    sheet = results_sheet(rows, ())
-    assert sheet.records()[1]["citation_recall"] == 0.5
-    assert "retained" in sheet.heads
-    assert "quoted" not in results_sheet(rows[:1], ()).heads
+    table = report_table(rows, ())
+    assert table.records()[1]["citation_recall"] == 0.5
+    assert "retained" in table.heads
+    assert "quoted" not in report_table(rows[:1], ()).heads

@@ -162,7 +162,7 @@ def test_samples_are_averaged_for_each_question_before_the_interval(
     assert "do not differ at --temperature 0" in shown.err
     [result] = load_report([str(run)]).results
     assert (result.score.num, result.num_samples) == (2, 6)
-    assert load_report([str(run)]).runs[0].is_finished
+    assert load_report([str(run)]).runs[0].state == "finished"
     regraded = regrade(run, ["f1"])
     assert len({record.key for record in regraded}) == 6
     assert all("f1" in record.scores for record in regraded)

@@ -11,8 +11,8 @@ from memagent.agent.work import Work
 from memagent.cli.shared.estimates import cost_and_time, time_text
 from memagent.cli.shared.run_command import print_json
 from memagent.eval.records import ItemRecord
-from memagent.eval.report.sheets import EVIDENCE_TITLES
-from memagent.eval.report.tables import EVIDENCE, Entry, ResultRow, result_rows
+from memagent.eval.report.rows import EVIDENCE, Entry, ResultRow, result_rows
+from memagent.eval.report.tables import EVIDENCE_TITLES
 from memagent.eval.select import describe_selection
 from memagent.eval.setup import OpenForecast
 from memagent.eval.suites import Suite

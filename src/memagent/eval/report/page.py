@@ -1,6 +1,6 @@
 """The page of a report: one self-contained HTML file with its tables and plots.
 
-    notes, sheets, plots ─▶ page.html (the template beside this file) ─▶ report.html
+    notes, tables, plots ─▶ page.html (the template beside this file) ─▶ report.html
 
 Plots are inlined as SVG. Their ids are prefixed with the plot's name, because ids are shared by the
 page, and ink and paper become the page's colours, so that plots are readable in light and dark mode.
@@ -17,11 +17,11 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from memagent.eval.report.plots import INK, PAPER, Plot
-from memagent.eval.report.sheets import Sheet
+from memagent.eval.report.tables import Table
 
 TEMPLATE = "page.html"
 FIRST = ("runs", "results", "averages")
-"""Sheets above the plots; the others are below."""
+"""Tables above the plots; the others are below."""
 
 _prolog = re.compile(r"^.*?(?=<svg)", re.S)
 _metadata = re.compile(r"<metadata>.*?</metadata>\s*", re.S)
@@ -33,8 +33,8 @@ _use = re.compile(r'(url\(#|href="#)([^")]+)')
 def page(
     title: str,
     notes: Sequence[str],
-    sheets: Sequence[Sheet],
-    published: Sequence[Sheet],
+    tables: Sequence[Table],
+    published: Sequence[Table],
     plots: Sequence[Plot],
 ) -> str:
     """The page as HTML."""
@@ -46,7 +46,7 @@ def page(
         title=title,
         first=FIRST,
         notes=notes,
-        sheets=sheets,
+        tables=tables,
         published=published,
         plots=[(plot, inline_svg(plot)) for plot in plots],
     )

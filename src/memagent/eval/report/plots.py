@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from memagent.errors import ConfigError
 from memagent.eval.report.anchors import Anchor
-from memagent.eval.report.sheets import percent
-from memagent.eval.report.tables import (
+from memagent.eval.report.rows import (
     AverageRow,
-    DepthRow,
     LengthUnit,
     ResultRow,
+    TextLength,
     format_tokens,
 )
+from memagent.eval.report.tables import percent
 from memagent.eval.stats import Interval
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ ANCHOR_COLORS = (
     *("#8c96a6", "#b09468", "#9a8cc0", "#74a8a8", "#bf8fae", "#8fae7b", "#c48f8f", "#8f8f8f"),
     *("#a3a36b", "#7fa3c7", "#c2a08a", "#a78fa0", "#88b0a0", "#b3b3b3", "#99a38c", "#c7a3c0"),
 )
+SHOWN_MODELS = ("RL-MemAgent-14B (v1)", "RL-MemAgent-7B (v1)")
+"""Published models whose scores by task are shown beside those measured here."""
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p")
 COLORS = "cividis"
 
@@ -190,30 +192,76 @@ def length_plot(
     return drawn(name, title, description, draw, size=(width, height))
 
 
-def depth_plot(task: str, rows: Sequence[DepthRow], *, unit: LengthUnit = "tokens") -> Plot | None:
+def tasks_plot(
+    group: str,
+    rows: Sequence[ResultRow],
+    anchors: Sequence[Anchor],
+    *,
+    series: Sequence[str],
+    unit: LengthUnit = "tokens",
+) -> Plot | None:
+    """Heat maps of the tasks of a group against length, one per series and per published model."""
+    own = [row for row in rows if row.task.startswith(f"{group}/")]
+    tasks, lengths = sorted({row.task for row in own}), _lengths_of(own)
+    scores = {(row.series, row.task, row.length): row.score for row in own}
+    panels = {
+        name: [[scores.get((name, task, length)) for length in lengths] for task in tasks]
+        for name in series
+        if any(row.series == name for row in own)
+    }
+    for label in SHOWN_MODELS:
+        found = {anchor.task: anchor for anchor in anchors if anchor.label == label}
+        cells = [[_published(found.get(task), length) for length in lengths] for task in tasks]
+        if any(score is not None for line in cells for score in line):
+            panels[f"published: {label}"] = cells
+    return heat_plot(
+        f"tasks-{slug(group)}",
+        f"{group}: score by task and length of the text",
+        panels,
+        columns=[length.label for length in lengths],
+        rows=[task.removeprefix(f"{group}/") for task in tasks],
+        row_title="",
+        column_title=f"length in {unit}",
+    )
+
+
+def _published(anchor: Anchor | None, length: TextLength) -> Interval | None:
+    """A published score as a cell, without an interval."""
+    value = anchor.at(length.tokens) if anchor and length.tokens is not None else None
+    if anchor is None or value is None:
+        return None
+    return Interval(value=value, low=value, high=value, num=anchor.num or 0)
+
+
+def depth_plot(
+    task: str, rows: Sequence[ResultRow], *, series: Sequence[str], unit: LengthUnit = "tokens"
+) -> Plot | None:
     """Heat maps of length against depth of the evidence, one per series."""
-    own = [row for row in rows if row.task == task]
+    own = [row for row in rows if row.task == task and row.buckets]
     if not own:
         return None
+    lengths, buckets = _lengths_of(own), own[0].buckets
+    found = {(row.series, row.length): row for row in own}
     panels: dict[str, list[list[Interval | None]]] = {}
-    lengths = sorted({row.length for row in own}, key=lambda length: length.rank)
-    num = len(own[0].buckets)
-    for row in own:
-        panel = panels.setdefault(row.series, [[None] * len(lengths) for _ in range(num)])
-        for number, bucket in enumerate(row.buckets):
-            panel[number][lengths.index(row.length)] = bucket.score
-    depths = [
-        f"{bucket.start:.0%}-{bucket.end:.0%}".replace("%-", "-") for bucket in own[0].buckets
-    ]
+    for name in (name for name in series if any(row.series == name for row in own)):
+        columns = [found.get((name, length)) for length in lengths]
+        panels[name] = [
+            [row.buckets[number].score if row else None for row in columns]
+            for number in range(len(buckets))
+        ]
     return heat_plot(
         f"depth-{slug(task)}",
         f"{task}: score by length and depth of the evidence",
         panels,
         columns=[length.label for length in lengths],
-        rows=depths,
+        rows=[f"{100 * bucket.start:.0f}-{bucket.end:.0%}" for bucket in buckets],
         row_title="depth of the evidence",
         column_title=f"length in {unit}",
     )
+
+
+def _lengths_of(rows: Sequence[ResultRow]) -> list[TextLength]:
+    return sorted({row.length for row in rows}, key=lambda length: length.rank)
 
 
 def heat_plot(

@@ -1,6 +1,6 @@
 """Reports: tables and plots from the run directories of evaluations.
 
-    RUN, RUN, ... ─▶ load_report ─▶ Report ─┬─▶ sheets      tables for the terminal
+    RUN, RUN, ... ─▶ load_report ─▶ Report ─┬─▶ tables      for the terminal
                      (checked)              └─▶ write_report(DIR)
                                                   report.html    one page, plots inside
                                                   report.md
@@ -18,16 +18,15 @@ Reports are reproducible byte for byte.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from memagent.errors import ConfigError, RunError
-from memagent.eval.records import ItemRecord, read_evaluation, read_items
-from memagent.eval.report import sheets
+from memagent.eval.records import EvaluationManifest, ItemRecord, read_evaluation, read_items
+from memagent.eval.report import tables
 from memagent.eval.report.anchors import Anchor
-from memagent.eval.report.figures import paper_figures
 from memagent.eval.report.page import page
 from memagent.eval.report.plots import (
     Plot,
@@ -36,21 +35,20 @@ from memagent.eval.report.plots import (
     check_library,
     cost_plot,
     depth_plot,
+    tasks_plot,
 )
-from memagent.eval.report.sheets import Column, Sheet
-from memagent.eval.report.tables import (
+from memagent.eval.report.rows import (
     AverageRow,
     CompareRow,
-    DepthRow,
     Entry,
     LengthUnit,
     ResultRow,
     average_rows,
     compare_rows,
-    depth_rows,
     item_of,
     result_rows,
 )
+from memagent.eval.report.tables import Column, Table
 from memagent.files import reason_of
 from memagent.rewards.verifiers import open_grader
 
@@ -61,45 +59,48 @@ ANSWERING = frozenset({"adapter", "extra_body", "yarn_factor", "yarn_window"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunInfo:
-    """What a report shows of a run."""
+class LoadedRun:
+    """A run directory that was read."""
 
-    name: str
-    """The folder's name."""
+    path: Path = field(compare=False)
     label: str | None
     """The user's name for it."""
-    model: str
-    methods: tuple[str, ...]
-    suite: str | None
-    seed: int | None
-    tokenizer: str | None
-    """Tokenizer that counted lengths; None where no lengths were requested."""
-    num_done: int
-    num_planned: int | None
-    """None where the manifest has no number."""
-    num_failed: int
-    created: str
-    version: str
-    """Of memagent."""
+    manifest: EvaluationManifest
+    records: tuple[ItemRecord, ...]
 
     @property
-    def is_finished(self) -> bool:
-        """Whether every item that was planned has a record."""
-        return self.num_planned is not None and self.num_done >= self.num_planned
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.resolve().name
+
+    @property
+    def title(self) -> str:
+        """The folder's name, behind the user's."""
+        return self.name if self.label is None else f"{self.label} ({self.name})"
+
+    @property
+    def num_done(self) -> int:
+        """Items that have a record."""
+        return len(self.records)
+
+    @property
+    def num_failed(self) -> int:
+        """Items that failed."""
+        return sum(record.status == "failed" for record in self.records)
 
     @property
     def state(self) -> str:
-        """finished, UNFINISHED or unknown."""
-        if self.num_planned is None:
+        """finished, UNFINISHED, or unknown where the manifest has no number of items."""
+        if self.manifest.num_items is None:
             return "unknown"
-        return "finished" if self.is_finished else "UNFINISHED"
+        return "finished" if self.num_done >= self.manifest.num_items else "UNFINISHED"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What runs show together."""
 
-    runs: tuple[RunInfo, ...]
+    runs: tuple[LoadedRun, ...]
     series: tuple[str, ...]
     """Lines of plots: a model with a method."""
     results: tuple[ResultRow, ...]
@@ -107,7 +108,6 @@ class Report:
     """Results from an unfinished run."""
     averages: tuple[AverageRow, ...]
     comparisons: tuple[CompareRow, ...]
-    depths: tuple[DepthRow, ...]
     anchors: tuple[Anchor, ...]
     """Published lines on the tasks of the results; none where lengths are in bytes."""
     has_left_out_anchors: bool = False
@@ -116,7 +116,16 @@ class Report:
     @property
     def unit(self) -> LengthUnit:
         """What the lengths of the texts count."""
-        return "bytes" if any(run.tokenizer == BYTES for run in self.runs) else "tokens"
+        is_in_bytes = any(run.manifest.length_tokenizer == BYTES for run in self.runs)
+        return "bytes" if is_in_bytes else "tokens"
+
+    @property
+    def depths(self) -> list[ResultRow]:
+        """Results of tasks with evidence: those of a series together, by length."""
+        rows = [row for row in self.results if row.buckets]
+        return sorted(
+            rows, key=lambda row: (row.task, self.series.index(row.series), row.length.rank)
+        )
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -127,21 +136,6 @@ class Report:
     def groups(self) -> tuple[str, ...]:
         """Groups of tasks that have averages."""
         return tuple({row.group: None for row in self.averages})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loaded:
-    """A run directory that was read."""
-
-    path: Path
-    info: RunInfo
-    methods: dict[str, Any]
-    """Each method with its settings, as the manifest has them."""
-    engine: dict[str, Any]
-    """Settings of the engine that change its answers."""
-    sources: dict[str, str]
-    """SHA-256 of the source files of generated texts."""
-    records: tuple[ItemRecord, ...]
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -155,48 +149,42 @@ def load_report(
     With `grader`, scores are those of that grader, which has graded the runs beside their own or later.
     """
     runs = [_loaded(name, grader) for name in names]
-    _check_distinct(runs)
-    _check_tokenizers(runs)
-    _check_sources(runs)
-    _check_graders(runs)
     series_of = _series(runs)
-    _check_settings(runs, series_of)
+    _check_comparable(runs, series_of)
     entries = _entries(runs, series_of)
     if not entries:
         raise RunError(
             f"{' and '.join(names)} hold no finished items yet; there is nothing to report"
         )
     results = result_rows(entries)
-    open_series = {
+    open_cells = {
         (series_of[number, record.method], record.task, record.target_tokens)
         for number, run in enumerate(runs)
-        if not run.info.is_finished
+        if run.state != "finished"
         for record in run.records
     }
     averages = average_rows(results)
     tasks = {row.task for row in results} | {row.anchor_task for row in averages}
     published = tuple(anchor for anchor in anchors if anchor.task in tasks)
-    is_in_bytes = any(run.info.tokenizer == BYTES for run in runs)
+    is_in_bytes = any(run.manifest.length_tokenizer == BYTES for run in runs)
     return Report(
-        runs=tuple(run.info for run in runs),
+        runs=tuple(runs),
         series=tuple({entry.series: None for entry in entries}),
         results=tuple(results),
         unfinished=tuple(
-            row for row in results if (row.series, row.task, row.length.tokens) in open_series
+            row for row in results if (row.series, row.task, row.length.tokens) in open_cells
         ),
         averages=tuple(averages),
         comparisons=tuple(compare_rows(entries)),
-        depths=tuple(depth_rows(entries)),
         anchors=() if is_in_bytes else published,
         has_left_out_anchors=is_in_bytes and bool(published),
     )
 
 
-def _loaded(name: str, grader: str | None) -> _Loaded:
+def _loaded(name: str, grader: str | None) -> LoadedRun:
     label, path = _split(name)
     manifest = read_evaluation(path, "reports need evaluations")
-    methods = tuple(manifest.get("methods", {}))
-    order = {method: number for number, method in enumerate(methods)}
+    order = {method: number for number, method in enumerate(manifest.methods)}
 
     def place(record: ItemRecord) -> tuple[str, int, int, int, int]:
         number = order.get(record.method, len(order))
@@ -206,29 +194,7 @@ def _loaded(name: str, grader: str | None) -> _Loaded:
     records = tuple(sorted(read_items(path, with_traces=False), key=place))
     if grader is not None:
         records = tuple(_graded(record, grader, path) for record in records)
-    info = RunInfo(
-        name=path.resolve().name,
-        label=label,
-        model=str(manifest.get("model", "")),
-        methods=methods,
-        suite=manifest.get("suite"),
-        seed=manifest.get("seed"),
-        tokenizer=manifest.get("length_tokenizer"),
-        num_done=len(records),
-        num_planned=manifest.get("num_items"),
-        num_failed=sum(record.status == "failed" for record in records),
-        created=str(manifest.get("created", "")),
-        version=str(manifest.get("memagent", "")),
-    )
-    engine = manifest.get("engine", {}).get("settings", {})
-    return _Loaded(
-        path=path,
-        info=info,
-        methods=manifest.get("methods", {}),
-        engine={name: engine[name] for name in sorted(ANSWERING & engine.keys())},
-        sources=manifest.get("sources", {}),
-        records=records,
-    )
+    return LoadedRun(path=path, label=label, manifest=manifest, records=records)
 
 
 def _graded(record: ItemRecord, grader: str, path: Path) -> ItemRecord:
@@ -252,9 +218,9 @@ def _split(name: str) -> tuple[str | None, Path]:
     return label, Path(path)
 
 
-def _series(runs: Sequence[_Loaded]) -> dict[tuple[int, str], str]:
+def _series(runs: Sequence[LoadedRun]) -> dict[tuple[int, str], str]:
     """The series of each run and method. Models are named where there are several."""
-    models = {run.info.model for run in runs if run.info.label is None}
+    models = {run.manifest.model for run in runs if run.label is None}
     short = {model: model.rstrip("/").rsplit("/", 1)[-1] for model in models}
     if len(set(short.values())) < len(models):
         short = {model: model for model in models}
@@ -262,15 +228,15 @@ def _series(runs: Sequence[_Loaded]) -> dict[tuple[int, str], str]:
     for number, run in enumerate(runs):
         methods = list({record.method: None for record in run.records})
         for method in methods:
-            if run.info.label is not None:
-                name = run.info.label if len(methods) == 1 else f"{run.info.label}, {method}"
+            if run.label is not None:
+                name = run.label if len(methods) == 1 else f"{run.label}, {method}"
             else:
-                name = method if len(models) == 1 else f"{short[run.info.model]}, {method}"
+                name = method if len(models) == 1 else f"{short[run.manifest.model]}, {method}"
             series[number, method] = name
     return series
 
 
-def _entries(runs: Sequence[_Loaded], series_of: dict[tuple[int, str], str]) -> list[Entry]:
+def _entries(runs: Sequence[LoadedRun], series_of: dict[tuple[int, str], str]) -> list[Entry]:
     """All records with their series; the same item twice in one series is an error."""
     seen: dict[tuple[Any, ...], int] = {}
     entries = []
@@ -290,55 +256,56 @@ def _entries(runs: Sequence[_Loaded], series_of: dict[tuple[int, str], str]) -> 
 
 # --- comparability --------------------------------------------------------------------------------
 
+DIFFERENT = {
+    "tokenizer": "{first} counts lengths with the tokenizer {before}, {path} with {now}, so their lengths are "
+    "not comparable; report them separately",
+    "source": "{first} and {path} generated texts from different files of the source {name}, so their items "
+    "differ; report them separately",
+    "grader": "{name} is graded by {before} in {first}, by {now} in {path}; report them separately",
+    "settings": "{first} and {path} both hold {name}, but with different settings; give them different names "
+    "as LABEL={path}",
+}
+"""What must be the same in all runs that have it, and the error where it is not."""
+Fact = tuple[str, tuple[Any, ...], str]
+"""A key of DIFFERENT, what it is of, its name first, and its value."""
 
-def _check_distinct(runs: Sequence[_Loaded]) -> None:
+
+def _check_comparable(runs: Sequence[LoadedRun], series_of: dict[tuple[int, str], str]) -> None:
     paths = [run.path.resolve() for run in runs]
     for path in paths:
         if paths.count(path) > 1:
             raise ConfigError(f"{path} is given twice")
-
-
-def _check_tokenizers(runs: Sequence[_Loaded]) -> None:
-    counted = [run for run in runs if run.info.tokenizer is not None]
-    for run in counted[1:]:
-        first = counted[0]
-        if run.info.tokenizer != first.info.tokenizer:
-            raise ConfigError(
-                f"{first.path} counts lengths with the tokenizer {first.info.tokenizer}, {run.path} "
-                f"with {run.info.tokenizer}, so their lengths are not comparable; report them separately"
-            )
-
-
-def _check_sources(runs: Sequence[_Loaded]) -> None:
-    """Items with the same index come from the same source files."""
-    known: dict[str, tuple[str, Path]] = {}
+    facts = [list(_facts(run, number, series_of)) for number, run in enumerate(runs)]
+    for kind in DIFFERENT:
+        known: dict[tuple[Any, ...], tuple[str, Path]] = {}
+        for run, own in zip(runs, facts, strict=True):
+            for _, key, value in (fact for fact in own if fact[0] == kind):
+                before, first = known.setdefault(key, (value, run.path))
+                if value != before:
+                    raise _differs(kind, key[0], before, first, value, run.path)
+    rules: dict[str, tuple[set[str], Path]] = {}
     for run in runs:
-        for source, digest in run.sources.items():
-            before, path = known.setdefault(source, (digest, run.path))
-            if digest != before:
-                raise ConfigError(
-                    f"{path} and {run.path} generated texts from different files of the source {source}, "
-                    "so their items differ; report them separately"
-                )
+        for task in dict.fromkeys(record.task for record in run.records):
+            own_rules = {_rule_of(record) for record in run.records if record.task == task}
+            others, first = rules.setdefault(task, (own_rules, run.path))
+            if own_rules.isdisjoint(others):  # runs of different items
+                raise _differs("grader", task, min(others), first, min(own_rules), run.path)
 
 
-def _check_graders(runs: Sequence[_Loaded]) -> None:
-    """Each item is graded by one grader; items of a task may name different graders."""
-    by_item: dict[tuple[Any, ...], tuple[str, Path]] = {}
-    by_task: dict[str, tuple[set[str], Path]] = {}
-    for run in runs:
-        graders: dict[str, set[str]] = {}
-        for record in run.records:
-            rule = _rule_of(record)
-            graders.setdefault(record.task, set()).add(rule)
-            item = (record.task, record.target_tokens, item_of(record))
-            before, path = by_item.setdefault(item, (rule, run.path))
-            if rule != before:
-                raise _graded_twice(record.task, before, path, rule, run.path)
-        for task, own in graders.items():
-            others, path = by_task.setdefault(task, (own, run.path))
-            if own.isdisjoint(others):  # disjoint items of one task
-                raise _graded_twice(task, min(others), path, min(own), run.path)
+def _facts(run: LoadedRun, number: int, series_of: dict[tuple[int, str], str]) -> Iterator[Fact]:
+    manifest = run.manifest
+    if manifest.length_tokenizer is not None:
+        yield "tokenizer", ("",), manifest.length_tokenizer
+    for source, digest in manifest.sources.items():
+        yield "source", (source,), digest
+    for record in run.records:
+        item = (record.task, record.target_tokens, item_of(record))
+        yield "grader", item, _rule_of(record)
+    engine = {n: v for n, v in manifest.engine.settings.items() if n in ANSWERING}
+    for (place, method), series in series_of.items():
+        if place == number:
+            settings = (manifest.model, engine, manifest.methods.get(method))
+            yield "settings", (series,), json.dumps(settings, sort_keys=True)
 
 
 def _rule_of(record: ItemRecord) -> str:
@@ -346,109 +313,76 @@ def _rule_of(record: ItemRecord) -> str:
     return f"{record.grader} up to {limit} tokens" if limit else record.grader
 
 
-def _graded_twice(task: str, one: str, path: Path, other: str, other_path: Path) -> ConfigError:
+def _differs(kind: str, name: str, before: str, first: Path, now: str, path: Path) -> ConfigError:
     return ConfigError(
-        f"{task} is graded by {one} in {path}, by {other} in {other_path}; report them separately"
+        DIFFERENT[kind].format(name=name, before=before, first=first, now=now, path=path)
     )
-
-
-def _check_settings(runs: Sequence[_Loaded], series_of: dict[tuple[int, str], str]) -> None:
-    """Runs of one series have the same settings."""
-    known: dict[str, tuple[Any, Path]] = {}
-    for (number, method), series in series_of.items():
-        run = runs[number]
-        settings = (run.info.model, run.engine, run.methods.get(method))
-        before, path = known.setdefault(series, (settings, run.path))
-        if json.dumps(settings, sort_keys=True) != json.dumps(before, sort_keys=True):
-            raise ConfigError(
-                f"{path} and {run.path} both hold {series}, but with different settings; give them "
-                f"different names as LABEL={run.path}"
-            )
 
 
 # --- tables, notes, plots -------------------------------------------------------------------------
 
 
-def report_sheets(report: Report) -> list[Sheet]:
+def report_tables(report: Report) -> list[Table]:
     """The tables of a report, those without rows left out."""
     found = [
-        runs_sheet(report.runs),
-        sheets.results_sheet(report.results, report.unfinished),
-        sheets.averages_sheet(report.averages),
-        sheets.comparisons_sheet(report.comparisons),
-        sheets.depth_sheet(report.depths),
+        runs_table(report.runs),
+        tables.results_table(report.results, report.unfinished),
+        tables.averages_table(report.averages),
+        tables.comparisons_table(report.comparisons),
+        tables.depth_table(report.depths),
     ]
-    return [sheet for sheet in found if sheet.rows]
+    return [table for table in found if table.rows]
 
 
-def published_sheets(report: Report) -> list[Sheet]:
+def published_tables(report: Report) -> list[Table]:
     """For each task and average with published lines, a table of them next to the measured ones."""
     found = []
     for task in report.tasks:
         own = [row for row in report.results if row.task == task]
         if published := [anchor for anchor in report.anchors if anchor.task == task]:
-            found.append(sheets.beside_sheet(task, own, published))
+            found.append(tables.compared_table(task, own, published))
     for group in report.groups:
         averages = [row for row in report.averages if row.group == group]
         named = averages[0].anchor_task
         if published := [anchor for anchor in report.anchors if anchor.task == named]:
-            found.append(sheets.beside_sheet(f"{group} average", averages, published))
+            found.append(tables.compared_table(f"{group} average", averages, published))
     return found
 
 
-def runs_sheet(runs: Sequence[RunInfo]) -> Sheet:
+def runs_table(runs: Sequence[LoadedRun]) -> Table:
     """The runs, their progress and their versions."""
-    return Sheet(
-        name="runs",
-        caption="Runs and their progress.",
-        columns=(
-            Column(title="run", value=_run_name, is_number=False),
-            Column(key="run", value=lambda run: run.name),
-            Column(key="label", value=lambda run: run.label),
-            Column(title="model", key="model", value=lambda run: run.model, is_number=False),
-            Column(
-                title="methods", value=lambda run: ", ".join(run.methods) or None, is_number=False
-            ),
-            Column(title="suite", key="suite", value=lambda run: run.suite, is_number=False),
-            Column(title="seed", key="seed", value=lambda run: run.seed),
-            Column(
-                title="lengths counted by",
-                key="tokenizer",
-                value=lambda run: run.tokenizer,
-                is_number=False,
-            ),
-            Column(
-                title="done", key="num_done", value=lambda run: run.num_done, show="{:,}".format
-            ),
-            Column(
-                title="planned",
-                key="num_planned",
-                value=lambda run: run.num_planned,
-                show="{:,}".format,
-            ),
-            Column(title="failed", key="num_failed", value=lambda run: run.num_failed),
-            Column(title="state", key="state", value=lambda run: run.state, is_number=False),
-            Column(title="memagent", key="memagent", value=lambda run: run.version),
-            Column(
-                title="started",
-                key="created",
-                value=lambda run: run.created,
-                show=lambda time: time[:16].replace("T", " "),
-            ),
+    count = "{:,}".format
+    columns = (
+        Column("run", value="title", is_number=False),
+        Column(None, "run", "name"),
+        Column(None, "label"),
+        Column("model", "model", "manifest.model", is_number=False),
+        Column(
+            "methods", value=lambda run: ", ".join(run.manifest.methods) or None, is_number=False
         ),
-        rows=tuple(runs),
+        Column("suite", "suite", "manifest.suite", is_number=False),
+        Column("seed", "seed", "manifest.seed"),
+        Column("lengths counted by", "tokenizer", "manifest.length_tokenizer", is_number=False),
+        Column("done", "num_done", show=count),
+        Column("planned", "num_planned", "manifest.num_items", show=count),
+        Column("failed", "num_failed"),
+        Column("state", "state", is_number=False),
+        Column("memagent", "memagent", "manifest.memagent"),
+        Column(
+            "started",
+            "created",
+            "manifest.created",
+            show=lambda time: time[:16].replace("T", " "),
+        ),
     )
-
-
-def _run_name(run: RunInfo) -> str:
-    return run.name if run.label is None else f"{run.label} ({run.name})"
+    return Table(name="runs", caption="Runs and their progress.", columns=columns, rows=tuple(runs))
 
 
 def notes(report: Report) -> list[str]:
     """What a reader of the tables has to know, one or two sentences each."""
     num_failed = sum(row.num_failed for row in report.results)
     num_samples = sum(row.num_samples for row in report.results)
-    seeds = sorted({run.seed for run in report.runs if run.seed is not None})
+    seeds = sorted({run.manifest.seed for run in report.runs if run.manifest.seed is not None})
     seed_words = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
     found = [
         f"{num_samples:,} answers, {num_failed:,} of them failed "
@@ -474,12 +408,13 @@ def notes(report: Report) -> list[str]:
     for run in report.runs:
         if run.state == "UNFINISHED":
             found.append(
-                f"UNFINISHED: {run.name} has {run.num_done:,} of {run.num_planned:,} items; its "
+                f"UNFINISHED: {run.name} has {run.num_done:,} of {run.manifest.num_items:,} items; its "
                 "rows are marked with * and may change."
             )
     by_grader: dict[str, list[str]] = {}
     for task in report.tasks:
-        by_grader.setdefault(_graders(report, task), []).append(task)
+        names = {name for row in report.results if row.task == task for name in row.graders}
+        by_grader.setdefault(" and ".join(sorted(names)), []).append(task)
     found += [f"Graded by {grader}: {', '.join(tasks)}." for grader, tasks in by_grader.items()]
     return found
 
@@ -490,75 +425,38 @@ def credits_of(report: Report) -> list[str]:
     return [f"Published lines are from {who}. {note}".strip() for who, note in cited]
 
 
-def _graders(report: Report, task: str) -> str:
-    names = {name for row in report.results if row.task == task for name in row.graders}
-    return " and ".join(sorted(names))
-
-
 def report_plots(report: Report) -> list[Plot]:
-    """The plots of a report, by task."""
-    rows, series = report.results, report.series
-    unit = report.unit
-    plots = [
-        average_plot(group, report.averages, report.anchors, series=series, unit=unit)
-        for group in report.groups
-    ]
+    """The plots of a report: of groups of tasks, then of each task."""
+    rows, anchors, series, unit = report.results, report.anchors, report.series, report.unit
+    plots: list[Plot | None] = []
+    for group in report.groups:
+        plots.append(average_plot(group, report.averages, anchors, series=series, unit=unit))
+        plots.append(tasks_plot(group, rows, anchors, series=series, unit=unit))
     for task in report.tasks:
-        plots += [
-            accuracy_plot(task, rows, report.anchors, series=series, unit=unit),
-            depth_plot(task, report.depths, unit=unit),
-            cost_plot(task, rows, series=series),
-        ]
+        plots.append(accuracy_plot(task, rows, anchors, series=series, unit=unit))
+        plots.append(depth_plot(task, rows, series=series, unit=unit))
+        plots.append(cost_plot(task, rows, series=series))
     return [plot for plot in plots if plot is not None]
 
 
 # --- writing --------------------------------------------------------------------------------------
 
 
-def write_report(
-    report: Report, folder: Path, *, title: str = "Evaluation", with_paper: bool = False
-) -> list[Path]:
-    """Write the page, Markdown, CSV and plots; the files, the page first.
-
-    `with_paper` adds the paper's figures; `report.anchors` holds its lines.
-    """
+def write_report(report: Report, folder: Path, *, title: str = "Evaluation") -> list[Path]:
+    """Write the page, Markdown, CSV and plots; the files, the page first."""
     check_library()
     plots = report_plots(report)
-    if with_paper:
-        figures = paper_figures(
-            report.results, report.averages, report.anchors, series=report.series, unit=report.unit
-        )
-        plots = [*figures, *plots]
-    tables, beside = report_sheets(report), published_sheets(report)
+    own, beside = report_tables(report), published_tables(report)
     remarks = [*notes(report), *credits_of(report)]
     contents: dict[str, bytes] = {
-        "report.html": page(title, remarks, tables, beside, plots).encode(),
-        "report.md": markdown_report(title, remarks, [*tables, *beside], plots).encode(),
+        "report.html": page(title, remarks, own, beside, plots).encode(),
+        "report.md": markdown_report(title, remarks, [*own, *beside], plots).encode(),
     }
-    csv_sheets = [*tables, *([sheets.published_sheet(report.anchors)] if report.anchors else [])]
-    contents |= {f"{sheet.name}.csv": sheets.csv_text(sheet).encode() for sheet in csv_sheets}
+    as_csv = [*own, *([tables.published_table(report.anchors)] if report.anchors else [])]
+    contents |= {f"{table.name}.csv": tables.csv_text(table).encode() for table in as_csv}
     for plot in plots:
         contents[f"plots/{plot.name}.svg"] = plot.svg
         contents[f"plots/{plot.name}.png"] = plot.png
-    return _written(folder, contents)
-
-
-def markdown_report(
-    title: str, remarks: Sequence[str], tables: Sequence[Sheet], plots: Sequence[Plot]
-) -> str:
-    """The report as Markdown, with the plots by name."""
-    points = "\n".join(f"- {sheets.inline(line)}" for line in remarks)
-    parts = [f"# {title}\n\n{points}\n", *(sheets.markdown(sheet) for sheet in tables)]
-    parts += [f"![{_bare(plot.title)}](plots/{plot.name}.png)\n" for plot in plots]
-    return "\n".join(parts)
-
-
-def _bare(title: str) -> str:
-    """A title inside the brackets of an image, which its own would end."""
-    return sheets.inline(title).replace("[", "&#91;").replace("]", "&#93;")
-
-
-def _written(folder: Path, contents: dict[str, bytes]) -> list[Path]:
     try:
         (folder / "plots").mkdir(parents=True, exist_ok=True)
         for name, data in contents.items():
@@ -566,3 +464,18 @@ def _written(folder: Path, contents: dict[str, bytes]) -> list[Path]:
     except OSError as error:
         raise ConfigError(f"cannot write the report to {folder}: {reason_of(error)}") from None
     return [folder / name for name in contents]
+
+
+def markdown_report(
+    title: str, remarks: Sequence[str], shown: Sequence[Table], plots: Sequence[Plot]
+) -> str:
+    """The report as Markdown, with the plots by name."""
+    points = "\n".join(f"- {tables.inline(line)}" for line in remarks)
+    parts = [f"# {title}\n\n{points}\n", *(tables.markdown(table) for table in shown)]
+    parts += [f"![{_bare(plot.title)}](plots/{plot.name}.png)\n" for plot in plots]
+    return "\n".join(parts)
+
+
+def _bare(title: str) -> str:
+    """A title inside the brackets of an image, which its own would end."""
+    return tables.inline(title).replace("[", "&#91;").replace("]", "&#93;")

@@ -1,456 +1,363 @@
-"""From the records of evaluations to the rows of tables: scores, averages, comparisons, depths.
+"""Tables of a report, defined once for every output.
 
-    Entry(series, record)*  ─┬─▶ result_rows      one row per series, task and length
-                             ├─▶ average_rows     the mean over tasks of a group, such as ruler
-                             ├─▶ compare_rows     two series on the same items, with p-values
-                             └─▶ depth_rows       does it matter where the evidence stands?
+    Report ─▶ Table* ─┬─▶ markdown(table)     for people, in a file
+                      ├─▶ csv_text(table)     for programs, numbers in full
+                      └─▶ terminal, page      for people
 
-A series is one line of a plot: a model with a method. Failed items are in every row with a score of 0.
-Scores of an item that was sampled several times are averaged first.
-
-    rows = result_rows(entries)
-    print(rows[0].series, rows[0].task, rows[0].length.label, rows[0].score)
+A column has a title and a format, for people; a key, for programs; or both.
 """
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
-from statistics import fmean
-from typing import Literal, NamedTuple
+import csv
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from typing import Any
 
-from memagent.eval.records import ItemRecord
-from memagent.eval.stats import Comparison, DepthBucket, Interval, by_depth, compare, mean_interval
+from memagent.eval.report.anchors import SAME_LENGTH, Anchor
+from memagent.eval.report.rows import EVIDENCE, AverageRow, CompareRow, ResultRow, format_tokens
+from memagent.eval.stats import Interval
 
-LengthUnit = Literal["tokens", "bytes"]
-"""What lengths of texts count."""
+EVIDENCE_TITLES = ("captured", "retained", "quoted", "cited right", "cited of all")
+"""Headings of the columns of EVIDENCE."""
 
-NUM_DEPTHS = 5
-RULER_TEN = (
-    *(f"ruler/niah_single_{number}" for number in (1, 2, 3)),
-    *(f"ruler/niah_multikey_{number}" for number in (1, 2, 3)),
-    *("ruler/niah_multiquery", "ruler/niah_multivalue", "ruler/vt", "ruler/fwe"),
-)
-"""The synthetic tasks whose average the paper reports."""
+NONE = "–"  # noqa: RUF001
+"""Shown where there is no value."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextLength:
-    """Requested length of the texts of a row. Example: TextLength(tokens=8192).label == "8K" """
-
-    tokens: int | None = None
-    """None without a request."""
-
-    @property
-    def label(self) -> str:
-        """For people: 8K is 8 * 1,024, 8k is 8,000; of tokens, or of bytes where those were counted."""
-        return "as given" if self.tokens is None else format_tokens(self.tokens)
-
-    @property
-    def rank(self) -> tuple[bool, int]:
-        """Sort key: rows without a length come last."""
-        return (self.tokens is None, self.tokens or 0)
+FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""First characters of what spreadsheets compute, wide ones included."""
+_markup = re.compile(r"<(?=[A-Za-z/!?])|(?<=\])[(\[]")
+"""Where a tag or the address of a link begins; `<0.0001` is neither."""
+_block = re.compile(r"^[#>+*=`~\[|:-]")
+"""What a heading, a list, code or a definition begins with."""
+_invisible = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_before_bar = re.compile(r"\\(?=\\*\|)")
+"""Backslashes that would turn the one before a bar into text."""
 
 
-class Entry(NamedTuple):
-    """A record, and the series it belongs to."""
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
 
-    series: str
-    record: ItemRecord
-
-
-class Cell(NamedTuple):
-    """What identifies a row."""
-
-    series: str
-    task: str
-    length: TextLength
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultRow:
-    """A series on a task at a length."""
-
-    series: str
-    task: str
-    length: TextLength
-    mean_tokens: float | None
-    """Mean length of the texts; None when it is not known."""
-    score: Interval
-    """Failed items count as 0; `score.num` is the number of items."""
-    num_samples: int
-    """Answers requested: more than items where items were sampled several times."""
-    num_failed: int
-    num_empty: int
-    """Answers that are empty; they are graded as they are."""
-    num_over_limit: int
-    """Answers that are longer than their task allows; a part of each is graded."""
-    num_cut: int
-    """Answers whose method did not read the whole text."""
-    answered_score: float | None
-    """Mean score of the items that neither failed nor were answered with nothing; None without such."""
-    lost_tokens: int
-    """Tokens of prompts and replies of all failed and empty answers together."""
-    graders: tuple[str, ...]
-    further: tuple[tuple[str, Interval], ...]
-    """Scores by further graders that have graded every item of the row, by name."""
-    prompt_tokens: float
-    """Mean per answer, as are the fields below."""
-    completion_tokens: float
-    cached_tokens: float
-    num_calls: float
-    seconds: float
-    cost: float | None
-    """None where an answer has no cost."""
-    captured: float | None = None
-    """Share of the evidence that was in any memory: mean over the answers for which it is known, as below;
-    None without such."""
-    retained: float | None = None
-    """Share of the evidence that was in the last memory."""
-    quoted: float | None = None
-    """Share of the evidence that was quoted."""
-    citation_precision: float | None = None
-    """Share of the cited quotes that are evidence."""
-    citation_recall: float | None = None
-    """Share of the evidence that is cited."""
-
-    @property
-    def failure_rate(self) -> float:
-        """Share of the answers that failed."""
-        return self.num_failed / self.num_samples
-
-    @property
-    def num_tokens(self) -> float:
-        """Prompt and reply together, per answer."""
-        return self.prompt_tokens + self.completion_tokens
-
-    @property
-    def x(self) -> float | None:
-        """Position of the row on an axis of lengths."""
-        return float(self.length.tokens) if self.length.tokens is not None else self.mean_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AverageRow:
-    """A series over the tasks of a group at a length; every task weighs the same."""
-
-    series: str
-    group: str
-    length: TextLength
-    tasks: tuple[str, ...]
-    score: Interval
-    x: float | None
-
-    @property
-    def anchor_task(self) -> str | None:
-        """Name of comparable published averages; None where those are over other tasks."""
-        is_other = self.group == "ruler" and set(self.tasks) != set(RULER_TEN)
-        return None if is_other else f"{self.group}/average"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareRow:
-    """Two series on the items that both have."""
-
-    task: str
-    length: TextLength | None
-    """None for all lengths together, each item averaged over its lengths."""
-    first: str
-    second: str
-    comparison: Comparison
-    p_adjusted: float
-    """After Holm's correction for the number of comparisons in the table."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DepthRow:
-    """A series on a task at a length, by the depth of the evidence."""
-
-    series: str
-    task: str
-    length: TextLength
-    buckets: tuple[DepthBucket, ...]
-    num_without: int
-    """Items without evidence, which are in no bucket."""
-
-
-def format_tokens(num: int) -> str:
-    """8192 is 8K, 3670016 is 3.5M, 7000 is 7k, 4321 is 4,321."""
-    if num and num % 1000 == 0:
-        return f"{num // 1000}k"
-    if num and num < 1024 * 1024 and num % 1024 == 0:
-        return f"{num // 1024}K"
-    if num and (num * 4) % (1024 * 1024) == 0:
-        return f"{num / (1024 * 1024):g}M"
-    return f"{num:,}"
-
-
-def item_of(record: ItemRecord) -> str:
-    """Identifies the question of a record: its id, else its index in the task."""
-    return record.id or f"#{record.index}"
-
-
-# --- scores ---------------------------------------------------------------------------------------
-
-
-def result_rows(entries: Iterable[Entry]) -> list[ResultRow]:
-    """One row per series, task and length, sorted by task, length and first occurrence of the series."""
-    cells = _cells(entries)
-    order = {series: number for number, series in enumerate({cell.series: None for cell in cells})}
-    ranked = sorted(cells, key=lambda cell: (cell.task, cell.length.rank, order[cell.series]))
-    return [_result_row(cell, cells[cell]) for cell in ranked]
-
-
-def _result_row(cell: Cell, records: Sequence[ItemRecord]) -> ResultRow:
-    costs = [record.cost for record in records if record.cost is not None]
-    lengths = [record.num_tokens for record in records if record.num_tokens is not None]
-    answered = [record for record in records if record.status == "ok" and not record.is_empty]
-    return ResultRow(
-        series=cell.series,
-        task=cell.task,
-        length=cell.length,
-        mean_tokens=fmean(lengths) if lengths else None,
-        score=mean_interval(list(_by_item(records).values())),
-        num_samples=len(records),
-        num_failed=sum(record.status == "failed" for record in records),
-        num_empty=sum(record.is_empty for record in records),
-        num_over_limit=sum(record.is_over_limit for record in records),
-        num_cut=sum(record.is_cut for record in records),
-        answered_score=fmean(_by_item(answered).values()) if answered else None,
-        lost_tokens=sum(
-            record.prompt_tokens + record.completion_tokens
-            for record in records
-            if record.status == "failed" or record.is_empty
-        ),
-        graders=tuple(sorted({record.grader for record in records})),
-        further=_further(records),
-        prompt_tokens=fmean(record.prompt_tokens for record in records),
-        completion_tokens=fmean(record.completion_tokens for record in records),
-        cached_tokens=fmean(record.cached_tokens for record in records),
-        num_calls=fmean(record.num_calls for record in records),
-        seconds=fmean(record.seconds for record in records),
-        cost=fmean(costs) if len(costs) == len(records) else None,
-        **{name: _mean(records, name) for name in EVIDENCE},
-    )
-
-
-EVIDENCE = ("captured", "retained", "quoted", "citation_precision", "citation_recall")
-"""What became of the evidence, in records and rows."""
-
-
-def _mean(records: Sequence[ItemRecord], name: str) -> float | None:
-    """The mean of a measure over the records that have it."""
-    known = [value for record in records if (value := getattr(record, name)) is not None]
-    return fmean(known) if known else None
-
-
-def _further(records: Sequence[ItemRecord]) -> tuple[tuple[str, Interval], ...]:
-    found = []
-    for name in sorted({name for record in records for name in record.scores}):
-        graded = [record.graded_by(name) for record in records]
-        whole = [record for record in graded if record is not None]
-        if len(whole) == len(records):
-            found.append((name, mean_interval(list(_by_item(whole).values()))))
-    return tuple(found)
-
-
-def _cells(entries: Iterable[Entry]) -> dict[Cell, list[ItemRecord]]:
-    cells: dict[Cell, list[ItemRecord]] = defaultdict(list)
-    for series, record in entries:
-        cells[Cell(series, record.task, TextLength(tokens=record.target_tokens))].append(record)
-    return dict(cells)
-
-
-def _by_item(records: Iterable[ItemRecord]) -> dict[str, float]:
-    """The score of each item: samples of one item are not independent, so they are averaged."""
-    scores: dict[str, list[float]] = defaultdict(list)
-    for record in records:
-        scores[item_of(record)].append(_score(record))
-    return {item: fmean(values) for item, values in sorted(scores.items())}
-
-
-def _score(record: ItemRecord) -> float:
-    return record.score if record.status == "ok" else 0.0
-
-
-# --- averages over tasks --------------------------------------------------------------------------
-
-
-def average_rows(rows: Sequence[ResultRow]) -> list[AverageRow]:
-    """Means over the tasks of each group, at the lengths where a series has all of them."""
-    by_place = {(row.series, row.task, row.length): row for row in rows}
-    series_names = list({row.series: None for row in rows})
-    lengths = sorted({row.length for row in rows}, key=lambda length: length.rank)
-    averages = []
-    for group, tasks in _groups(rows).items():
-        for length in lengths:
-            for series in series_names:
-                found = [by_place.get((series, task, length)) for task in tasks]
-                parts = [row for row in found if row is not None]
-                if len(parts) == len(tasks):
-                    averages.append(_average_row(series, group, length, tasks, parts))
-    return averages
-
-
-def _groups(rows: Sequence[ResultRow]) -> dict[str, tuple[str, ...]]:
-    """The tasks of each group that has several; of RULER the paper's ten where all are there."""
-    tasks = sorted({row.task for row in rows})
-    groups: dict[str, tuple[str, ...]] = {}
-    for group in sorted({task.split("/")[0] for task in tasks if "/" in task}):
-        own = tuple(task for task in tasks if task.startswith(f"{group}/"))
-        if group == "ruler" and set(RULER_TEN) <= set(own):
-            own = RULER_TEN
-        if len(own) > 1:
-            groups[group] = own
-    return groups
-
-
-def _average_row(
-    series: str, group: str, length: TextLength, tasks: tuple[str, ...], parts: Sequence[ResultRow]
-) -> AverageRow:
-    xs = [row.x for row in parts if row.x is not None]
-    return AverageRow(
-        series=series,
-        group=group,
-        length=length,
-        tasks=tasks,
-        score=average_interval([row.score for row in parts]),
-        x=fmean(xs) if xs else None,
-    )
-
-
-def average_interval(parts: Sequence[Interval]) -> Interval:
-    """The interval of a mean of independent estimates, from their intervals.
-
-    Distances to the limits add as variances do (Zou and Donner's method), so limits stay in range
-    and those of all-right tasks keep their width.
+    Example: Column("calls", "num_calls", show=amount)
     """
-    value = fmean(part.value for part in parts)
-    below = math.sqrt(math.fsum((part.value - part.low) ** 2 for part in parts)) / len(parts)
-    above = math.sqrt(math.fsum((part.high - part.value) ** 2 for part in parts)) / len(parts)
-    return Interval(
-        value=value,
-        low=max(0.0, value - below),
-        high=min(1.0, value + above),
-        num=sum(part.num for part in parts),
+
+    title: str | None
+    """Heading for people; None where only programs see the column."""
+    key: str | None = None
+    """Heading for programs; None where only people see the column."""
+    value: Callable[[Any], Any] | str | None = None
+    """The value of a row, or the path of the attribute that has it; by default the attribute `key`."""
+    show: Callable[[Any], str] = str
+    is_number: bool = True
+
+    def of(self, row: Any) -> Any:
+        """The value of a row."""
+        if callable(self.value):
+            return self.value(row)
+        return attrgetter(self.value or self.key or "")(row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of any kind, and columns that know how to read them."""
+
+    name: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[Any, ...]
+
+    @property
+    def shown(self) -> tuple[Column, ...]:
+        """The columns for people."""
+        return tuple(column for column in self.columns if column.title is not None)
+
+    @property
+    def heads(self) -> list[str]:
+        """Headings for people."""
+        return [column.title or "" for column in self.shown]
+
+    def lines(self) -> list[list[str]]:
+        """The rows as people see them."""
+        values = ([(column, column.of(row)) for column in self.shown] for row in self.rows)
+        return [[NONE if v is None else column.show(v) for column, v in line] for line in values]
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as programs see them."""
+        columns = [(column.key, column) for column in self.columns if column.key is not None]
+        return [{key: column.of(row) for key, column in columns} for row in self.rows]
+
+
+def markdown(table: Table) -> str:
+    """The table as a Markdown table."""
+    rule = ["---:" if column.is_number else "---" for column in table.shown]
+    lines = [table.heads, rule, *table.lines()]
+    text = "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+    caption = _block.sub(lambda found: f"&#{ord(found[0])};", inline(table.caption))
+    return f"{caption}\n\n{text}\n"
+
+
+def inline(text: str) -> str:
+    """A text inside a line of Markdown: what would be a tag, a link or an image is shown as it is."""
+    line = _invisible.sub("", " ".join(text.split()))
+    return _markup.sub(lambda found: f"&#{ord(found[0])};", line)
+
+
+def _cell(text: str) -> str:
+    return _before_bar.sub("&#92;", inline(text)).replace("|", "\\|")
+
+
+def csv_text(table: Table) -> str:
+    """The table as CSV: keys as headings, numbers in full, empty cells where there is no value."""
+    text = io.StringIO()
+    names = [column.key for column in table.columns if column.key is not None]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    for record in table.records():  # None is written as nothing
+        writer.writerow({key: _no_formula(value) for key, value in record.items()})
+    return text.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    """A text that a spreadsheet would compute gets an apostrophe; numbers stay."""
+    is_formula = isinstance(value, str) and value.lstrip().startswith(FORMULA_STARTS)
+    return f"'{value}" if is_formula else value
+
+
+# --- how values are shown -------------------------------------------------------------------------
+
+
+def percent(value: float) -> str:
+    """0.8 is 80.0."""
+    return f"{100 * value:.1f}"
+
+
+def interval(score: Interval) -> str:
+    """In percent, with the limits."""
+    return f"{percent(score.value)} [{percent(score.low)}, {percent(score.high)}]"
+
+
+def signed(score: Interval) -> str:
+    """A difference in points, with the limits."""
+    return f"{100 * score.value:+.1f} [{100 * score.low:+.1f}, {100 * score.high:+.1f}]"
+
+
+def amount(value: float) -> str:
+    """Three significant digits, with thousands separators."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def p_value(value: float) -> str:
+    """Four decimals; smaller values as a bound."""
+    return "<0.0001" if value < 0.0001 else f"{value:.4f}"
+
+
+def rate(counts: tuple[int, int]) -> str:
+    """A share and what it is of: 2.0 % (10)."""
+    part, whole = counts
+    return f"{100 * part / whole:.1f} % ({part:,})" if part else "0"
+
+
+# --- the tables of a report -----------------------------------------------------------------------
+
+PLACE = (
+    Column("task", "task", is_number=False),
+    Column("length", value="length.label"),
+    Column(None, "tokens", "length.tokens"),
+    Column("method", "series", is_number=False),
+)
+"""What a row is about."""
+
+
+def results_table(rows: Sequence[ResultRow], unfinished: Sequence[ResultRow]) -> Table:
+    """Score and cost of each series, task and length. Rows of `unfinished` are marked."""
+    open_rows = {(row.series, row.task, row.length) for row in unfinished}
+
+    def is_open(row: ResultRow) -> bool:
+        return (row.series, row.task, row.length) in open_rows
+
+    star = " * unfinished: items are missing." if open_rows else ""
+    known = {name for name in EVIDENCE if any(getattr(row, name) is not None for row in rows)}
+    columns = (
+        *PLACE,
+        Column("n", value=lambda row: f"{row.score.num:,}{'*' if is_open(row) else ''}"),
+        Column(None, "num_items", "score.num"),
+        Column(None, "num_samples"),
+        *_score_columns("score in % [95 %]"),
+        Column("failed", value=lambda row: (row.num_failed, row.num_samples), show=rate),
+        Column(None, "num_failed"),
+        Column(None, "failure_rate"),
+        Column("empty", value=lambda row: (row.num_empty, row.num_samples), show=rate),
+        Column(None, "num_empty"),
+        Column("answered", value=_answered),
+        Column(None, "answered_score"),
+        Column(None, "lost_tokens"),
+        Column("cut", value=lambda row: (row.num_cut, row.num_samples), show=rate),
+        Column(None, "num_cut"),
+        Column("calls", "num_calls", show=amount),
+        Column("tokens in", "prompt_tokens", show=amount),
+        Column(None, "cached_tokens"),
+        Column("tokens out", "completion_tokens", show=amount),
+        Column("seconds", "seconds", show=amount),
+        Column("cost", "cost", show=amount),
+        *(
+            Column(title if name in known else None, name, show=percent)
+            for name, title in zip(EVIDENCE, EVIDENCE_TITLES, strict=True)
+        ),
+        Column(None, "graders", lambda row: " ".join(row.graders)),
+        Column(None, "is_unfinished", is_open),
+    )
+    evidence = " Captured and retained: share of the evidence, word for word, in any memory and in the last one, in %."
+    return Table(
+        name="results",
+        caption="Results. Failed items count as wrong and stay in n. Answered is the score in % "
+        "without failed and empty answers. Calls, tokens, seconds and cost "
+        f"are means per answer.{star}{evidence if 'captured' in known else ''}",
+        columns=columns,
+        rows=tuple(rows),
     )
 
 
-# --- comparisons ----------------------------------------------------------------------------------
+def _answered(row: ResultRow) -> str | None:
+    """The score without failed and empty answers, where there are such."""
+    if row.answered_score is None or not (row.num_failed or row.num_empty):
+        return None
+    return percent(row.answered_score)
 
 
-def compare_rows(entries: Iterable[Entry]) -> list[CompareRow]:
-    """Every two series, on the items both have, for each task and length and for all lengths."""
-    cells = _cells(entries)
-    series_names = list({cell.series: None for cell in cells})
-    tasks = sorted({cell.task for cell in cells})
-    rows = []
-    for task in tasks:
-        lengths = sorted({c.length for c in cells if c.task == task}, key=lambda one: one.rank)
-        for first, second in combinations(series_names, 2):
-            shared = _shared(cells, task, lengths, first, second)
-            for length, pairs in shared.items():
-                rows.append(_compare_row(task, length, first, second, pairs))
-            if len(shared) > 1:
-                rows.append(_compare_row(task, None, first, second, _over_lengths(shared.values())))
-    adjusted = holm([row.comparison.p_value for row in rows])
-    return [replace(row, p_adjusted=p) for row, p in zip(rows, adjusted, strict=True)]
+def averages_table(rows: Sequence[AverageRow]) -> Table:
+    """Means over the tasks of a group."""
+    columns = (
+        Column("group", "group", is_number=False),
+        *PLACE[1:],
+        Column("tasks", "num_tasks", lambda row: len(row.tasks)),
+        Column("n", "num_items", "score.num", show="{:,}".format),
+        *_score_columns("mean score in % [95 %]"),
+        Column(None, "tasks", lambda row: " ".join(row.tasks)),
+    )
+    caption = "Averages over the tasks of a group; every task weighs the same."
+    return Table(name="averages", caption=caption, columns=columns, rows=tuple(rows))
 
 
-class _Pair(NamedTuple):
-    """An item and its scores in two series."""
-
-    question: int
-    first: float
-    second: float
-
-
-def _shared(
-    cells: Mapping[Cell, list[ItemRecord]],
-    task: str,
-    lengths: Iterable[TextLength],
-    first: str,
-    second: str,
-) -> dict[TextLength, list[_Pair]]:
-    """For each length, the items that both series have."""
-    shared = {}
-    for length in lengths:
-        records = cells.get(Cell(first, task, length), [])
-        places = {item_of(record): record.index for record in records}
-        one = _by_item(records)
-        other = _by_item(cells.get(Cell(second, task, length), []))
-        if pairs := [_Pair(places[item], one[item], other[item]) for item in one if item in other]:
-            shared[length] = pairs
-    return shared
-
-
-def _over_lengths(shared: Iterable[Sequence[_Pair]]) -> list[_Pair]:
-    """Items averaged over lengths: a question has the same index at every length."""
-    by_question: dict[int, list[_Pair]] = defaultdict(list)
-    for pair in (pair for pairs in shared for pair in pairs):
-        by_question[pair.question].append(pair)
-    return [
-        _Pair(number, fmean(pair.first for pair in pairs), fmean(pair.second for pair in pairs))
-        for number, pairs in sorted(by_question.items())
-    ]
-
-
-def _compare_row(
-    task: str, length: TextLength | None, first: str, second: str, pairs: Sequence[_Pair]
-) -> CompareRow:
-    comparison = compare([pair.first for pair in pairs], [pair.second for pair in pairs])
-    return CompareRow(
-        task=task,
-        length=length,
-        first=first,
-        second=second,
-        comparison=comparison,
-        p_adjusted=comparison.p_value,
+def comparisons_table(rows: Sequence[CompareRow]) -> Table:
+    """Two series on the same items."""
+    found = "comparison.difference"
+    columns = (
+        Column("task", "task", is_number=False),
+        Column("length", value=lambda row: row.length.label if row.length else "all"),
+        Column(None, "tokens", lambda row: row.length.tokens if row.length else None),
+        Column(None, "is_all_lengths", lambda row: row.length is None),
+        Column("first", "first", is_number=False),
+        Column("second", "second", is_number=False),
+        Column("n", "num_items", f"{found}.num"),
+        Column("first - second in points [95 %]", value=found, show=signed),
+        Column(None, "difference", f"{found}.value"),
+        Column(None, "low", f"{found}.low"),
+        Column(None, "high", f"{found}.high"),
+        Column("better", "num_better", "comparison.num_better"),
+        Column("worse", "num_worse", "comparison.num_worse"),
+        Column("equal", "num_equal", "comparison.num_equal"),
+        Column("p", "p_value", "comparison.p_value", show=p_value),
+        Column("p, Holm", "p_adjusted", show=p_value),
+    )
+    return Table(
+        name="comparisons",
+        caption="Comparisons on the items that both have. p is the exact two-sided sign test "
+        "(McNemar's where scores are 0 or 1); Holm's correction is for all rows of this table.",
+        columns=columns,
+        rows=tuple(rows),
     )
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values after Holm's correction, which bounds the chance of any false positive."""
-    adjusted = [0.0] * len(p_values)
-    highest = 0.0
-    ranked = sorted(range(len(p_values)), key=lambda number: p_values[number])
-    for rank, number in enumerate(ranked):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[number]))
-        adjusted[number] = highest
-    return adjusted
-
-
-# --- depth ----------------------------------------------------------------------------------------
-
-
-def depth_rows(entries: Iterable[Entry], *, num_buckets: int = NUM_DEPTHS) -> list[DepthRow]:
-    """Scores by depth of the evidence, where a task has evidence."""
-    rows = []
-    for cell, records in _cells(entries).items():
-        depths: dict[str, tuple[float, ...]] = {}
-        for record in records:
-            if record.depth is not None:
-                depths[item_of(record)] = record.depths or (record.depth,)
-        scores = _by_item(records)
-        if not depths:
-            continue
-        items = sorted(depths)
-        buckets = by_depth(
-            [depths[item] for item in items],
-            [scores[item] for item in items],
-            num_buckets=num_buckets,
-        )
-        rows.append(
-            DepthRow(
-                series=cell.series,
-                task=cell.task,
-                length=cell.length,
-                buckets=tuple(buckets),
-                num_without=len(scores) - len(depths),
+def depth_table(rows: Sequence[ResultRow]) -> Table:
+    """Scores by depth of the evidence."""
+    columns = list(PLACE)
+    for number, bucket in enumerate(rows[0].buckets if rows else ()):
+        start, end = round(100 * bucket.start), round(100 * bucket.end)
+        columns.append(Column(f"{start}-{end} %", value=_bucket(number), show=_score_and_num))
+        columns += [
+            Column(None, f"{name}_{start}_{end}", _bucket(number, field))
+            for name, field in (
+                ("score", "value"),
+                ("low", "low"),
+                ("high", "high"),
+                ("num", "num"),
             )
-        )
-    order = {series: number for number, series in enumerate({row.series: None for row in rows})}
-    return sorted(rows, key=lambda row: (row.task, order[row.series], row.length.rank))
+        ]
+    columns.append(Column("no evidence", "num_without"))
+    caption = "Score in % (and n) by where in the text the evidence stands."
+    return Table(name="depth", caption=caption, columns=tuple(columns), rows=tuple(rows))
+
+
+def _bucket(number: int, field: str | None = None) -> Callable[[ResultRow], Any]:
+    def value(row: ResultRow) -> Any:
+        score = row.buckets[number].score
+        return score if field is None or score is None else getattr(score, field)
+
+    return value
+
+
+def _score_and_num(score: Interval) -> str:
+    return f"{percent(score.value)} ({score.num:,})"
+
+
+def compared_table(
+    task: str, measured: Sequence[ResultRow] | Sequence[AverageRow], anchors: Sequence[Anchor]
+) -> Table:
+    """Published scores next to measured ones: a line for each, a column for each length."""
+    own = {row.x for row in measured if row.x}
+    published = {length for anchor in anchors for length, _ in anchor.points}
+    lengths = sorted(own | {one for one in published if not any(_is_near(x, one) for x in own)})
+    lines: list[list[str | None]] = []
+    for series in {row.series: None for row in measured}:
+        own_rows = [row for row in measured if row.series == series]
+        scores = {row.x: interval(row.score) for row in reversed(own_rows)}
+        lines.append(["here", series, "", *map(scores.get, lengths)])
+    for anchor in anchors:
+        values = [anchor.at(tokens) for tokens in lengths]
+        mark, note = ("≈", ", read off a plot") if anchor.is_read_off_a_plot else ("", "")
+        cells = (None if value is None else mark + percent(value) for value in values)
+        lines.append(["published", anchor.label, anchor.where + note, *cells])
+    titles = ["who", "line", "where", *(format_tokens(round(tokens)) for tokens in lengths)]
+    cited = ", ".join(sorted({anchor.citation for anchor in anchors}))
+    return Table(
+        name=f"published-{task}",
+        caption=f"{task}: score in %, measured here with 95 % intervals, and as published ({cited}).",
+        columns=tuple(
+            Column(title, value=itemgetter(place), is_number=place > 2)
+            for place, title in enumerate(titles)
+        ),
+        rows=tuple(lines),
+    )
+
+
+def _is_near(x: float, length: int) -> bool:
+    return abs(x - length) <= SAME_LENGTH * length
+
+
+def published_table(anchors: Sequence[Anchor]) -> Table:
+    """Published scores for programs, a row for each figure."""
+    columns = (
+        Column(None, "task", lambda row: row[0].task),
+        Column(None, "label", lambda row: row[0].label),
+        Column(None, "tokens", lambda row: row[1]),
+        Column(None, "score", lambda row: row[2]),
+        Column(None, "num_items", lambda row: row[0].num),
+        Column(None, "citation", lambda row: row[0].citation),
+        Column(None, "where", lambda row: row[0].where),
+        Column(None, "is_read_off_a_plot", lambda row: row[0].is_read_off_a_plot),
+    )
+    rows = tuple((anchor, length, score) for anchor in anchors for length, score in anchor.points)
+    return Table(name="published", caption="Published scores.", columns=columns, rows=rows)
+
+
+def _score_columns(title: str) -> tuple[Column, ...]:
+    return (
+        Column(title, value="score", show=interval),
+        Column(None, "score", "score.value"),
+        Column(None, "low", "score.low"),
+        Column(None, "high", "score.high"),
+    )

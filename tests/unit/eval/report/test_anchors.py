@@ -11,7 +11,7 @@ import pytest
 
 from memagent.errors import ConfigError
 from memagent.eval.report.anchors import read_anchors
-from memagent.eval.report.tables import RULER_TEN
+from memagent.eval.report.rows import RULER_TEN
 
 OWN: dict[str, Any] = {
     "citation": "our lab, 2026",

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 import pytest
 
 from memagent.eval.report.anchors import Anchor, read_anchors
-from memagent.eval.report.figures import paper_figures
 from memagent.eval.report.page import inline_svg, page
 from memagent.eval.report.plots import (
     Plot,
@@ -17,15 +16,10 @@ from memagent.eval.report.plots import (
     cost_plot,
     depth_plot,
     slug,
+    tasks_plot,
 )
-from memagent.eval.report.sheets import results_sheet
-from memagent.eval.report.tables import (
-    RULER_TEN,
-    Entry,
-    average_rows,
-    depth_rows,
-    result_rows,
-)
+from memagent.eval.report.rows import RULER_TEN, Entry, average_rows, result_rows
+from memagent.eval.report.tables import results_table
 from tests.support.eval_runs import failed, item, lifelike
 
 PAPER = read_anchors("paper")
@@ -93,7 +87,11 @@ def test_a_heat_map_has_a_cell_for_each_depth_and_length() -> None:
             (32768, 0, 0.5, 0.0),
         ]
     ]
-    plot = drawn(depth_plot("vt", depth_rows([Entry("reader", record) for record in records])))
+    plot = drawn(
+        depth_plot(
+            "vt", result_rows([Entry("reader", record) for record in records]), series=["reader"]
+        )
+    )
     shown = " ".join(texts(plot))
     assert [cell in shown for cell in ("50 n=2", "100 n=1", "0 n=1")] == [True] * 3
     assert plot.description == (
@@ -130,23 +128,14 @@ def test_published_averages_are_shown_only_for_the_same_tasks() -> None:
     )
 
 
-def test_the_papers_figures_are_redrawn() -> None:
+def test_tasks_of_a_group_are_cells_beside_the_published_ones() -> None:
     rows = result_rows(entries("hotpotqa", *RULER_TEN, num=2))
-    figures = paper_figures(rows, average_rows(rows), PAPER, series=SERIES)
-    assert [figure.name for figure in figures] == [
-        "paper-hqa",
-        "paper-ruler-average",
-        "paper-ruler-tasks",
-    ]
-    hqa, average, tasks = map(texts, figures)
-    of_paper = [anchor.label for anchor in PAPER if anchor.task == "hotpotqa"]
-    assert {label.removesuffix(" (off a plot)") for label in hqa} >= set(of_paper)
-    assert {"reader", "direct", "Qwen2.5-Instruct-7B", "MemAgent-7B without RL"} <= set(average)
-    assert {"published: RL-MemAgent-14B (v1)", "published: RL-MemAgent-7B (v1)", "reader"} <= set(
-        tasks
-    )
+    shown = texts(drawn(tasks_plot("ruler", rows, PAPER, series=SERIES)))
+    published = {f"published: RL-MemAgent-{size} (v1)" for size in ("14B", "7B")}
+    assert {*published, *SERIES, "fwe", "vt"} <= set(shown)
     # fwe of RL-MemAgent-14B at 8K, published as 90.72 over 128 items
-    assert "91 n=128" in " ".join(tasks)
+    assert "91 n=128" in " ".join(shown)
+    assert tasks_plot("beyond", rows, PAPER, series=SERIES) is None
 
 
 def test_a_published_score_of_0_is_a_cell_too() -> None:
@@ -161,8 +150,7 @@ def test_a_published_score_of_0_is_a_cell_too() -> None:
         is_read_off_a_plot=False,
     )
     rows = result_rows([Entry("reader", item("ruler/vt", "reader", 8192, 0))])
-    [figure] = paper_figures(rows, [], [zero], series=["reader"])
-    assert "0 n=9" in " ".join(texts(figure))
+    assert "0 n=9" in " ".join(texts(drawn(tasks_plot("ruler", rows, [zero], series=["reader"]))))
 
 
 @pytest.mark.parametrize("name", ["_hidden", "$a_{b}$", "阅读者", "50% \\frac"])
@@ -204,7 +192,7 @@ def test_a_page_escapes_names_and_asks_for_nothing_from_outside() -> None:
     evil = '<img src="http://example.com/x.png">'
     rows = result_rows([Entry(evil, item(evil, evil, 8192, 0))])
     plot = drawn(accuracy_plot(evil, rows, [], series=[evil]))
-    html = page(evil, [evil], [results_sheet(rows, [])], [], [plot])
+    html = page(evil, [evil], [results_table(rows, [])], [], [plot])
     assert "<img" not in html
     assert "&lt;img src=" in html
     assert re.findall(r'<[^>]*\s(?:src|\S*href)="(?!#|plots/|data:,)([^"]*)"', html) == []
@@ -214,7 +202,7 @@ def test_a_page_escapes_names_and_asks_for_nothing_from_outside() -> None:
 
 def test_tables_of_a_page_have_captions_and_headings() -> None:
     rows = result_rows([Entry("reader", item("vt", "reader", 8192, 0))])
-    html = page("Report", [], [results_sheet(rows, [])], [], [])
+    html = page("Report", [], [results_table(rows, [])], [], [])
     assert "<caption>Results. Failed items count as wrong and stay in n." in html
     assert '<th scope="col" class="number">n</th>' in html
     assert '<th scope="row">vt</th>' in html

@@ -16,12 +16,12 @@ from memagent.eval.report.anchors import read_anchors
 from memagent.eval.report.report import (
     load_report,
     notes,
-    published_sheets,
+    published_tables,
     report_plots,
-    report_sheets,
+    report_tables,
     write_report,
 )
-from memagent.eval.report.sheets import csv_text, markdown
+from memagent.eval.report.tables import csv_text, markdown
 from memagent.eval.stats import wilson
 from memagent.runs import Run
 from tests.support.eval_runs import failed, item, lifelike, make_run
@@ -102,7 +102,7 @@ def test_an_unfinished_run_is_marked_everywhere(tmp_path: Path) -> None:
         "UNFINISHED: part has 4 of 10 items; its rows are marked with * and may change."
         in notes(report)
     )
-    [results] = [sheet for sheet in report_sheets(report) if sheet.name == "results"]
+    [results] = [table for table in report_tables(report) if table.name == "results"]
     text = markdown(results)
     assert "| hotpotqa | 7k | reader | 4* | 75.0 [30.1, 95.4] | 25.0 % (1) |" in text
     assert "| hotpotqa | 7k | direct | 4 | 25.0 [4.6, 69.9] | 0 |" in text
@@ -219,11 +219,11 @@ def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of three methods over three lengths, with the paper's lines and figures."""
+    """A report of three methods over three lengths, with the paper's lines."""
     folder = tmp_path_factory.mktemp("reports")
     run = make_run(folder / "run", lifelike([TASK], methods=("reader", "direct", "bm25"), num=20))
     report = load_report([str(run)], anchors=read_anchors("paper"))
-    write_report(report, folder / "out", with_paper=True)
+    write_report(report, folder / "out")
     return folder / "out"
 
 
@@ -237,8 +237,6 @@ def test_everything_is_there(written: Path) -> None:
         "plots/cost-hotpotqa.svg",
         "plots/depth-hotpotqa.png",
         "plots/depth-hotpotqa.svg",
-        "plots/paper-hqa.png",
-        "plots/paper-hqa.svg",
         "published.csv",
         "report.html",
         "report.md",
@@ -249,7 +247,7 @@ def test_everything_is_there(written: Path) -> None:
 
 def test_the_same_runs_give_the_same_bytes(written: Path) -> None:
     report = load_report([str(written.parent / "run")], anchors=read_anchors("paper"))
-    again = write_report(report, written.parent / "again", with_paper=True)
+    again = write_report(report, written.parent / "again")
     for path in again:
         before = written / path.relative_to(written.parent / "again")
         assert path.read_bytes() == before.read_bytes(), path.name
@@ -282,18 +280,18 @@ def test_markdown_says_how_failures_count_and_marks_what_is_published(written: P
 
 def test_a_bar_in_a_name_does_not_break_the_markdown_table(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [item("a|b", "reader", 7000, 0)])
-    [results] = [s for s in report_sheets(load_report([str(run)])) if s.name == "results"]
+    [results] = [t for t in report_tables(load_report([str(run)])) if t.name == "results"]
     assert "| a\\|b | 7k | reader |" in markdown(results)
     assert csv_text(results).splitlines()[1].startswith("a|b,7000,reader,1,")
 
 
 def test_published_lengths_near_ours_share_a_column(tmp_path: Path) -> None:
     report = load_report([str(reader_run(tmp_path / "run"))], anchors=read_anchors("paper"))
-    [sheet] = published_sheets(report)
-    assert sheet.heads[3:] == [
+    [table] = published_tables(report)
+    assert table.heads[3:] == [
         *("7k", "14K", "28K", "56K", "112K", "224K", "448K", "896K", "1.75M", "3.5M")
     ]
-    lines = sheet.lines()
+    lines = table.lines()
     assert lines[0][:5] == ["here", "reader", "", "75.0 [30.1, 95.4]", "–"]  # noqa: RUF001
     assert lines[1][:5] == ["published", "QwenLong-L1-32B", "v1, Table 2", "72.7", "75.0"]
 
@@ -301,7 +299,7 @@ def test_published_lengths_near_ours_share_a_column(tmp_path: Path) -> None:
 def test_lengths_in_bytes_stand_beside_no_published_lengths_in_tokens(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", lifelike(["hotpotqa"]), length_tokenizer="bytes")
     report = load_report([str(run)], anchors=read_anchors("paper"))
-    assert (report.unit, report.anchors, published_sheets(report)) == ("bytes", (), [])
+    assert (report.unit, report.anchors, published_tables(report)) == ("bytes", (), [])
     assert "Lengths are in bytes; published lines, in tokens, are left out." in notes(report)
     plots = {plot.name: plot.svg.decode() for plot in report_plots(report)}
     assert "length of the text in bytes" in plots["accuracy-hotpotqa"]
@@ -322,14 +320,6 @@ def test_console_and_json_show_published_rows(tmp_path: Path) -> None:
     values = json.loads(CliRunner().invoke(command, [str(run), "--json"]).output)
     lines = [row for row in values["published"] if row["label"] == "RL-MemAgent-14B (v1)"]
     assert {row["tokens"]: row["score"] for row in lines}[7168] == pytest.approx(0.8359)
-
-
-def test_the_papers_figures_need_its_tasks(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [item("beyond/counting", "reader", 8192, 0)])
-    report = load_report([str(run)], anchors=read_anchors("paper"))
-    with pytest.raises(ConfigError, match="need results of hotpotqa or of ruler tasks"):
-        write_report(report, tmp_path / "out", with_paper=True)
-    assert not (tmp_path / "out").exists()
 
 
 def test_without_matplotlib_the_extra_is_named(
