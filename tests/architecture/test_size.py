@@ -17,10 +17,10 @@ import memagent
 
 ROOT = Path(__file__).resolve().parents[2]
 
-MAX_LINES = 70_500
-MAX_FILES = 392
-MAX_TEST_LINES = 61_800
-MAX_SETTINGS = 336
+MAX_LINES = 67_900
+MAX_FILES = 377
+MAX_TEST_LINES = 61_500
+MAX_SETTINGS = 325
 MAX_OPTIONS = {"ask": 67, "eval run": 74, "serve run": 69, "mcp": 56, "data filter": 45}
 MAX_OTHER_OPTIONS = 22
 """Of every command that is not named above."""
@@ -31,8 +31,8 @@ WALKS = {
     "ask-evidence": (381, 48),
     "ask-parallel": (370, 50),
     "reader": (135, 24),
-    "item": (431, 68),
-    "gateway": (323, 44),
+    "item": (431, 69),
+    "gateway": (325, 45),
     "gateway-short": (110, 23),
     "train": (503, 76),
 }
@@ -60,6 +60,14 @@ def load_tool(name: str) -> ModuleType:
     return module
 
 
+def printed_by(script: str, *arguments: str) -> list[str]:
+    """Lines that a script of tools/ prints in a process that has imported nothing yet."""
+    command = [sys.executable, str(ROOT / "tools" / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 @pytest.fixture(scope="module")
 def count() -> ModuleType:
     return load_tool("count")
@@ -84,9 +92,12 @@ def test_a_long_function_would_be_found(count: ModuleType, tmp_path: Path) -> No
     assert [one.num_lines for one in count.functions([source])] == [100]
 
 
-def test_settings_and_options_do_not_grow(count: ModuleType) -> None:
-    assert sum(count.settings().values()) <= MAX_SETTINGS
-    options = count.options()
+def test_settings_and_options_do_not_grow() -> None:
+    lines = printed_by("count.py")
+    (settings,) = (line.split()[0] for line in lines if " settings in " in line)
+    assert int(settings) <= MAX_SETTINGS
+    counted = (line.split(" options  memagent ") for line in lines if " options  " in line)
+    options = {name: int(number) for number, name in counted}
     assert MAX_OPTIONS.keys() <= options.keys()
     limits = {name: MAX_OPTIONS.get(name, MAX_OTHER_OPTIONS) for name in options}
     assert {name: number for name, number in options.items() if number > limits[name]} == {}
@@ -94,10 +105,7 @@ def test_settings_and_options_do_not_grow(count: ModuleType) -> None:
 
 @pytest.mark.parametrize("name", WALKS)
 def test_walks_do_not_grow(name: str) -> None:
-    command = [sys.executable, str(ROOT / "tools" / "walk.py"), name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    functions, files, _ = map(int, done.stdout.splitlines()[-1].split()[1:])
+    functions, files, _ = map(int, printed_by("walk.py", name)[-1].split()[1:])
     assert functions <= WALKS[name][0]
     assert files <= WALKS[name][1]
 

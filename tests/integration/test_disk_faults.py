@@ -60,8 +60,20 @@ class Case(NamedTuple):
 
 
 def traces(disk: Path) -> Any:
-    """Steps of parallel calls are in the order in which calls ended."""
-    return [sorted(without_clock(trace), key=repr) for trace in Trace.load(disk / "run")]
+    """Steps of parallel calls are in the order in which calls ended, and name each other by it."""
+    return [in_reading_order(without_clock(trace)) for trace in Trace.load(disk / "run")]
+
+
+def in_reading_order(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def place(step: dict[str, Any]) -> tuple[bool, int, str]:
+        return (step["section"] is None, (step["section"] or {"start": 0})["start"], step["reply"])
+
+    ordered = sorted(steps, key=place)
+    numbers = {step["index"]: number for number, step in enumerate(ordered)}
+    for step in ordered:
+        step["index"] = numbers[step["index"]]
+        step["inputs"] = [numbers[index] for index in step.get("inputs", ())]
+    return ordered
 
 
 def dataset(disk: Path) -> Any:
@@ -134,9 +146,10 @@ CASES = {
             "1",
             *RUN,
         ),
-        ("data", "filter", "--resume", "{disk}/run"),
+        ("data", "filter", "--out", "{disk}/out.jsonl", "--resume", "{disk}/run", "--force"),
         "run/run.json",
         dataset,
+        are_replies_kept=False,
     ),
     "checkpoints": Case(
         (*PROGRAMS, "checkpoints", "{model}", "{disk}/run"),
