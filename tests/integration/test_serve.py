@@ -10,10 +10,12 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -421,14 +423,19 @@ def test_a_bug_is_answered_without_its_traceback(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_client_that_leaves_frees_its_slots(server: TinyServer, is_stream: bool) -> None:
+def test_a_client_that_leaves_frees_its_slots(
+    server: TinyServer, is_stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = server.engine._generator._model
+    run = model.run
+    monkeypatch.setattr(model, "run", lambda *args: time.sleep(0.02) or run(*args))
     address = urlsplit(server.url)
-    body = json.dumps({**HELLO, "max_tokens": 480, "n": 4, "stream": is_stream, "temperature": 1})
+    body = json.dumps({**HELLO, "max_tokens": 480, "n": 4, "stream": is_stream, "temperature": 0})
     before = num_replies(server)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port)
-    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
-    wait_until(lambda: server.engine.load.num_running == 4)
-    connection.close()
+    with closing(http.client.HTTPConnection(address.hostname or "", address.port)) as connection:
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", body, headers)
+        wait_until(lambda: server.engine.load.num_running == 4)
     wait_until_idle(server.engine)
     assert num_replies(server) == before
     assert num_lost_slots(server.engine) == 0
