@@ -129,6 +129,7 @@ async def test_what_the_run_does_not_allow_fails_the_rollout_with_its_reason() -
     ("source", "failed_by", "reason"),
     [
         ("import sys; sys.exit('no idea')", "machine", "ended with code 1: no idea"),
+        ("import os; os.kill(os.getpid(), 9)", "machine", "ended with code -9: no message"),
         (
             PROGRAM.replace("max_tokens=24", "max_tokens=24, temperature=0.1"),
             "machine",

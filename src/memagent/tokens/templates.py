@@ -84,23 +84,25 @@ class _Renderer:
                 self._start()
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The process's reply to a request."""
+        """The process's reply to a request; a process that dies over it is replaced once."""
         body = json.dumps(request).encode()
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            if not self._is_ready:
-                self._wait()
-            try:
-                return self._exchange(body, SECONDS + len(body) / BYTES_PER_SECOND)
-            except TimeoutError as error:
-                self._end()
-                return {"error": str(error)}
-            except (OSError, EOFError):
-                self._end()
-                return {"error": "it needs too much memory"}
+            for _ in range(2):
+                if self._process is None or self._process.poll() is not None:
+                    self._start()
+                if not self._is_ready:
+                    self._wait()
+                try:
+                    return self._exchange(body, SECONDS + len(body) / BYTES_PER_SECOND)
+                except TimeoutError as error:
+                    self._end()
+                    return {"error": str(error)}
+                except (OSError, EOFError):
+                    self._end()
+        return {"error": "it needs too much memory"}
 
     def _start(self) -> None:
+        self._end()  # close the pipes of one that died
         # found, not imported: the program itself does not need them
         found = (importlib.util.find_spec(name) for name in ("jinja2", "markupsafe"))
         folders = {str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin}

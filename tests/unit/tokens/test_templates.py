@@ -1,0 +1,45 @@
+"""The process that renders chat templates is killed at random moments: no prompt is lost, and no process stays."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from contextlib import suppress
+
+from memagent.tokens import templates
+from memagent.tokens.templates import ChatTemplate
+from memagent.types import Message
+from tests.support.sizes import sized
+
+MESSAGES: list[Message] = [{"role": "user", "content": "Who cast the bell?"}]
+SLOW = "{% for a in range(400) %}{% for b in range(400) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
+
+
+def test_a_renderer_that_is_killed_is_replaced() -> None:
+    template = ChatTemplate(SLOW, {}, name="slow")
+    rng = random.Random(1)
+    for _ in range(sized(2, 20)):
+        assert template.render(MESSAGES) == "Who cast the bell?"
+        process = templates._renderer._process
+        assert process is not None
+        killer = threading.Timer(rng.uniform(0, 0.02), kill, [process.pid])
+        killer.start()
+        for _ in range(3):
+            assert template.render(MESSAGES) == "Who cast the bell?"
+        killer.join()
+        process.wait(timeout=60)
+
+
+def test_a_closed_renderer_leaves_no_process() -> None:
+    ChatTemplate("{{ messages }}", {}, name="any").render(MESSAGES)
+    process = templates._renderer._process
+    assert process is not None
+    templates._renderer.close()
+    assert process.returncode is not None
+
+
+def kill(process_id: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process_id, signal.SIGKILL)
