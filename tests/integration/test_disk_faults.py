@@ -8,6 +8,8 @@ had happened. Then the disk is put into every state in which the power may leave
 from __future__ import annotations
 
 import errno
+import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -209,9 +211,17 @@ class Bench(NamedTuple):
     def resume(self) -> Outcome:
         """As a user would: what left nothing behind is begun again, and advice is followed."""
         has_begun = (self.disk.root / self.case.mark).exists()
-        outcome = self._call(self.case.resume if has_begun else self.case.begin)
-        if "if the text may go there, give it again" in outcome.stderr:
-            return self._call((*self.case.resume, *URL))
+        command = self.case.resume if has_begun else self.case.begin
+        outcome = self._call(command)
+        while advice := re.search(
+            r"not named on this machine; .* give it again: `?([^`\n]+)", outcome.stderr
+        ):
+            again = shlex.split(advice[1])
+            if again[0] == "memagent":
+                command = (*again[1:], *command[len(self.case.resume) :])
+            else:
+                command = (*command, *again)
+            outcome = self._call(command)
         return outcome
 
     def result(self) -> Any:
