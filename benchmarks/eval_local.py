@@ -25,10 +25,9 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from memagent.config import LocalConfig
 from memagent.data.tasks.lengths import parse_length
-from memagent.engines import store
-from memagent.engines.local import gguf_files
+from memagent.engines.local import gguf_files, store
 from memagent.engines.local.engine import LocalEngine
-from memagent.engines.local.loading import ARCHITECTURES, LoadedModel
+from memagent.engines.local.loading import LoadedModel
 from memagent.engines.local.sampling import SampledTokens
 from memagent.engines.local.scheduler import GenerationRequest, Piece
 from memagent.eval.setup import evaluate
@@ -98,7 +97,7 @@ def open_idle(name: str, *, rate: float, ops: int) -> tuple[LocalEngine, IdleMod
     path = store.find(name)
     if path is None or not path.is_file():
         raise SystemExit(f"run `memagent models pull {name}` first")
-    folder = gguf_files.open_header(path, architectures=ARCHITECTURES).folder
+    folder = gguf_files.open_header(path).folder
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, clean_up_tokenization_spaces=False)
     eos: Any = tokenizer.eos_token_id
     config = Qwen2Config(

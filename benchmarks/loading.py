@@ -17,15 +17,14 @@ from pathlib import Path
 import torch
 from gguf import GGMLQuantizationType, dequantize
 
-from memagent.engines import store
-from memagent.engines.local import gguf_files
+from memagent.engines.local import gguf_files, store
 from memagent.engines.local.gguf_weights import dequantised
-from memagent.engines.local.loading import ARCHITECTURES, load
+from memagent.engines.local.loading import load
 
 
 def compare(path: Path, device: torch.device) -> tuple[float, float]:
     """Seconds for all weights: ours, and the library's with the copy to the device."""
-    header = gguf_files.open_header(path, architectures=ARCHITECTURES)
+    header = gguf_files.open_header(path)
     ours = library = 0.0
     for tensor, packed in gguf_files.stored(path, header):
         kind = GGMLQuantizationType(tensor.kind)

@@ -33,6 +33,7 @@ NoteSource = Literal["asked", "memories"]
 
 
 ReadingMode = Literal["in_order", "parallel"]
+LocalRuntime = Literal["llama.cpp", "torch"]
 USUAL_WINDOW = 8192
 
 
@@ -329,6 +330,9 @@ class LocalConfig(Settings):
     GPU."""
     native: bool = True
     """On a CPU, generate with a kernel that is compiled once; needs a C compiler, else torch is used."""
+    runtime: LocalRuntime | None = None
+    """What computes a local model; when not given, llama.cpp for a GGUF file where there is no NVIDIA GPU, else
+    torch."""
     yarn_window: int | None = Field(default=None, ge=1)
     """Window to extend the model to with YaRN, in tokens; also for vllm:MODEL."""
     yarn_factor: float | None = Field(default=None, ge=1)

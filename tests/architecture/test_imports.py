@@ -6,7 +6,7 @@
     row 3   agent  data
     row 2   documents  engines  rewards
     row 1   tokens
-    row 0   types  errors  config  cluster  cluster_workers  runs  run_files  tracking  blocking  jsonl  files  processes  names  plugins
+    row 0   types  errors  config  cluster  cluster_workers  runs  run_files  tracking  blocking  jsonl  files  processes  launcher  watchdog  names  plugins
             extras  shipped  foreign  gguf_format  stored_runs  profiles  trust  _version
 
 A module may import its own room and rooms of lower rows; row 0 is one room. `memagent/__init__.py`
@@ -47,6 +47,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "jsonl",
         "files",
         "processes",
+        "launcher",
+        "watchdog",
         "names",
         "plugins",
         "foreign",

@@ -160,12 +160,13 @@ def test_without_the_extra_both_remedies_are_named(
     here: Call, data: Path, note: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
     outcome = here("ask", note, "-q", QUESTION)
 
     assert outcome == (
         2,
         "",
-        'memagent: the local engine needs torch; install it with pip install "memagent[local]", '
+        'memagent: the local engine needs xllamacpp; install it with pip install "memagent[local]", '
         "or name an endpoint with --base-url\n",
     )
 

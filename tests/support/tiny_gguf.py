@@ -89,6 +89,9 @@ def write_gguf(
     writer.add_block_count(config.num_hidden_layers)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
+    if (head_dim := getattr(config, "head_dim", None)) is not None:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     contents = json.loads((folder / "tokenizer.json").read_text())

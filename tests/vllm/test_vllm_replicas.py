@@ -21,8 +21,8 @@ import torch
 from memagent.cluster import Cluster
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
-from memagent.engines.vllm.watchdog import is_anyone_left
 from memagent.types import Completion, Message, Sampling
+from memagent.watchdog import is_anyone_left
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
 PYTHON = os.environ.get("MEMAGENT_TEST_VLLM")

@@ -62,7 +62,14 @@ class _State:
 class Balancer:
     """Decides which of several endpoints gets a call. It calls nothing itself."""
 
-    def __init__(self, num_endpoints: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        num_endpoints: int,
+        *,
+        slack: int = AFFINITY_SLACK,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._slack = slack
         self._states = [_State() for _ in range(num_endpoints)]
         self._clock = clock
         self._homes: OrderedDict[bytes, int] = OrderedDict()
@@ -80,7 +87,7 @@ class Balancer:
         least = min(self._states[number].num_active for number in in_use)
         for prefix in reversed(prefixes):
             home = self._homes.get(prefix)
-            if home in in_use and self._states[home].num_active - least <= AFFINITY_SLACK:
+            if home in in_use and self._states[home].num_active - least <= self._slack:
                 return home
         return min(in_use, key=self._busyness)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from memagent.engines.openai import EndpointEngine
 
 ENGINES: dict[str, str] = {
-    "local": "memagent.engines.local.engine:open_local",
+    "local": "memagent.engines.local.runtimes:open_local",
     "openai": "memagent.engines.openai:open_endpoint",
     "scripted": "memagent.engines.scripted:open_scripted",
     "vllm": "memagent.engines.vllm.engine:open_vllm",
@@ -56,8 +56,8 @@ ADDRESS_SETTINGS = ("base_url", "api_key")
 """Settings that mean an endpoint, though no model is named."""
 CODE_SETTINGS = ("vllm_python", "vllm_args")
 """Settings that decide which code is run."""
-NEEDS: dict[str, tuple[str, ...]] = {"local": ("torch", "transformers")}
-"""Libraries of the extra of a kind, looked for before anything is fetched."""
+NEEDS: dict[str, tuple[str, ...]] = {"local": ("xllamacpp", "torch")}
+"""Libraries of which a kind of engine needs one, looked for before anything is fetched."""
 
 
 @dataclass(slots=True)
@@ -87,6 +87,8 @@ class BaseEngine(ABC):
     """Calls that the engine works on at once, at most, where it knows; more of them wait."""
     runs_here: bool = False
     """True when calls are computed in this process: they cost nothing, and no text leaves it."""
+    runtime: str | None = None
+    """What computes a local model; None for other engines."""
     num_replicas: int = 1
     """Copies of the model that share the calls, each with a limit of calls at once of its own."""
     on_retry: RetryListener | None = None
@@ -222,6 +224,8 @@ class EngineChoice:
             for name, value in self.settings.items()
             if name not in SECRET_SETTINGS and value is not None
         }
+        if engine.runtime is not None:
+            settings["runtime"] = engine.runtime
         if engine.kept_address:
             settings["base_url"] = engine.kept_address
             trust.remember("address", *map(origin, addresses(engine.kept_address)))
@@ -339,9 +343,9 @@ def check_engine(kind: str) -> None:
 
 def check_installed(kind: str) -> None:
     """As `check_engine`, by a look at what is installed: nothing is imported, which may take seconds."""
-    for library in NEEDS.get(kind, ()):
-        if find_spec(library) is None:
-            raise _lacks(kind, library)
+    libraries = NEEDS.get(kind, ())
+    if libraries and not any(find_spec(library) for library in libraries):
+        raise _lacks(kind, libraries[0])
 
 
 def _opener(kind: str) -> Callable[..., Any]:

@@ -22,7 +22,6 @@ from typing import Any
 from memagent.config import EngineConfig
 from memagent.engines import store
 from memagent.engines.addresses import addresses
-from memagent.engines.base import NEEDS
 from memagent.errors import ConfigError
 
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
@@ -66,10 +65,10 @@ def open_embedder(
         raise ConfigError(
             f"{spec} runs in this process; an endpoint's model is openai:MODEL, or leave `embedder_url` out"
         )
-    for library in NEEDS["local"]:
+    for library in ("torch", "transformers"):
         if find_spec(library) is None:
             raise ConfigError(
-                f'the embedder {spec} needs {library}; install it with pip install "memagent[local]", or '
+                f'the embedder {spec} needs {library}; install it with pip install "memagent[gpu]", or '
                 "name a model behind an endpoint, `embedder=openai:MODEL`"
             )
     if spec in store.KNOWN:

@@ -302,8 +302,7 @@ class EndpointEngine(BaseEngine):
         client = self._clients.get(loop)
         if client is None:
             blocking.when_loop_ends(loop, self.aclose)
-            client = _Client(self.config)
-            self._clients[loop] = client
+            client = self._clients[loop] = _Client(self.config)
         return client
 
     async def _wait(self, failure: Failure, patience: Patience) -> None:
@@ -351,7 +350,7 @@ class EndpointEngine(BaseEngine):
         try:
             async with slot(client.slots):
                 reply = await client.request("POST", path, self.config.timeout, body)
-            data = json.loads(reply)
+            data = self._read(reply)
             if isinstance(data, dict) and data.get("error") and not data.get("choices"):
                 raise _BadStatus(200, {}, data)  # as routers in front of several providers do
             return parse(data)
@@ -365,6 +364,10 @@ class EndpointEngine(BaseEngine):
         except UNREADABLE as error:
             reason = self._clean(f"a reply that is not valid ({error})")
             return Failure(kind="failed", reason=reason)
+
+    def _read(self, reply: bytes) -> Any:
+        """A reply, not parsed further than JSON."""
+        return json.loads(reply)
 
     def _body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
         fields = {
@@ -465,7 +468,7 @@ class _Client:
         self.slots = asyncio.Semaphore(config.concurrency)
         self._config = config
         self._connections = _transport(config)
-        self._headers = _http.Headers(_headers(config))
+        self.headers = _http.Headers(_headers(config))
         self._urls: dict[str, Any] = {}
 
     async def request(
@@ -478,7 +481,7 @@ class _Client:
         sent = _http.Request(
             method,
             self._url(path),
-            headers=self._headers,
+            headers=self.headers,
             content=None if body is None else _encoded(body),
             extensions={"timeout": _timeouts(seconds)},
         )

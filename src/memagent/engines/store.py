@@ -268,6 +268,17 @@ def find(name: str) -> Path | None:
     return _model_in(models_folder() / _entry(name)) if _is_storable(name) else None
 
 
+def locate(name: str) -> Path:
+    """As `find`. Raises ConfigError where the model is not on this machine."""
+    path = find(name)
+    if path is not None:
+        return path
+    if name not in KNOWN and Path(name).expanduser().exists():
+        raise ConfigError(f"{name} is not a model; name a Hugging Face folder or a .gguf file")
+    check_name(name)
+    raise ConfigError(f"{name} is not on this machine; run `memagent models pull {name}`")
+
+
 def reading_defaults(name: str) -> dict[str, Any]:
     """The settings that a model reads best with; empty for models we know nothing of."""
     known = KNOWN.get(name)

@@ -19,6 +19,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -183,7 +184,7 @@ class _ServedModel:
 
 def replica_app(choice: EngineChoice, config: ServeConfig) -> FastAPI:
     """The application of one replica, over an engine that ends with its process."""
-    engine = choice.open()
+    engine = replace(choice, settings={**choice.settings, "runtime": "torch"}).open()
     assert isinstance(engine, LocalEngine)
     app = make_app(engine, config)
     app.state.engine = engine

@@ -148,11 +148,22 @@ class HuggingFaceTokenizer:
     def count_messages(self, messages: Sequence[Message]) -> int:
         if self._template is None:
             return _allowance(messages, self.count)
+        return len(self.prompt_ids(messages))
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation in the chat template. Control strings in the messages are text."""
+        assert self._template is not None, "only a tokenizer with a template knows conversations"
         with self._guard():
             if not self._control.are_in_messages(messages):
-                return self._count(self._template.render(messages))
+                rendered = self._template.render(messages)
+                return self._backend.encode_batch_fast([rendered], add_special_tokens=False)[0].ids
             shielded, mark = self._control.shielded(messages)
-            return len(self._control.encode_rendered(self._template.render(shielded), mark))
+            return self._control.encode_rendered(self._template.render(shielded), mark)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Tokens as text, without special tokens."""
+        with self._guard():
+            return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def _guard(self) -> AbstractContextManager[None]:
         return foreign_file(self._file, "cannot encode this text")

@@ -22,15 +22,14 @@ from memagent.engines.openai import parse_completion
 from memagent.engines.vllm.engine import VllmEngine
 from memagent.engines.vllm.servers import (
     find_python,
-    free_ports,
     gpu_groups,
-    informative_lines,
     server_arguments,
     visible_gpus,
 )
-from memagent.engines.vllm.watchdog import end_group
 from memagent.errors import ConfigError, EngineError, MachineError
+from memagent.launcher import free_ports, informative_lines
 from memagent.types import Sampling
+from memagent.watchdog import end_group
 from tests.support import fake_vllm
 
 MESSAGES = [{"role": "user", "content": "Where is the ledger?"}]

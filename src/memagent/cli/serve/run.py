@@ -238,7 +238,8 @@ def _serve_local(chosen: ServeOptions) -> None:
     ) as listener:  # before a model is fetched and loaded in vain
         pull_known(model, CommandConsole())
         spec = f"local:{model}"
-        with open_engine(spec, **chosen.local.model_dump(exclude_unset=True)) as engine:
+        settings = {**chosen.local.model_dump(exclude_unset=True), "runtime": "torch"}
+        with open_engine(spec, **settings) as engine:
             assert isinstance(engine, LocalEngine)
             serve(
                 partial(make_app, engine, chosen.server, on_request=_on_request(chosen)),

@@ -174,9 +174,8 @@ def _gguf_tokenizer(path: Path) -> Path:
     """The folder of the tokenizer that a GGUF file holds."""
     try:
         from memagent.engines.local.gguf_files import open_header
-        from memagent.engines.local.loading import ARCHITECTURES
     except ModuleNotFoundError as error:
         raise ConfigError(
             f'the tokenizer in {path} needs the library {error.name}: pip install "memagent[local]"'
         ) from None
-    return open_header(path, architectures=ARCHITECTURES).folder
+    return open_header(path).folder

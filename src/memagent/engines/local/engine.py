@@ -34,7 +34,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -87,11 +87,8 @@ class EngineLoad:
     """Slots in use: of running requests, or cached for prompts with the same prefix."""
 
 
-def open_local(model: str, **settings: Any) -> LocalEngine:
+def open_torch(model: str, config: LocalConfig) -> LocalEngine:
     """An engine for a model on this machine: a pulled one by name, a folder, or a GGUF file."""
-    if not model:
-        raise ConfigError("no model named; use local:NAME, or local:PATH of a folder or GGUF file")
-    config = LocalConfig.parse(settings)
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     is_gpu = device.partition(":")[0] == "cuda"
     loaded = load(
@@ -109,6 +106,7 @@ class LocalEngine(BaseEngine):
     """A model in this process."""
 
     runs_here = True
+    runtime = "torch"
 
     def __init__(self, loaded: LoadedModel, config: LocalConfig | None = None) -> None:
         config = config or LocalConfig()

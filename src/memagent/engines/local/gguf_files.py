@@ -1,13 +1,14 @@
 """GGUF files: their header as a Hugging Face folder, and where their weights are.
 
     path = Path("model.gguf")
-    header = open_header(path, architectures=("llama",))     # config, tokenizer and index
+    header = open_header(path)                               # config, tokenizer and index
     for tensor, packed in stored(path, header): ...          # quantised, see `gguf_weights.py`
 
 Reading a header takes seconds, most of them for the vocabulary, so its contents are cached under its
 fingerprint and later loads read only the weights. The tokenizer is built from the type that the file
 names: the generic conversion of transformers loses the splitting of digits, the decoder and the end
-token. A file that could not be run faithfully is refused.
+token. llama.cpp runs any architecture whose tokenizer is known here; the header says why torch does not run
+a file, where it could not do so faithfully.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -34,6 +35,7 @@ from tokenizers import (
     pre_tokenizers,
 )
 
+from memagent.engines.yarn import ARCHITECTURES
 from memagent.errors import ConfigError
 from memagent.files import evict_oldest, mark_used, reason_of, replacing_folder
 from memagent.foreign import foreign_file, plain
@@ -45,20 +47,15 @@ from memagent.gguf_format import (
     read_contents,
 )
 
-if TYPE_CHECKING:
-    import torch
-
-_Weight = TypeVar("_Weight", np.ndarray[Any, Any], "torch.Tensor")
-
-FORMAT = 2
+FORMAT = 3
 """Version of the cached header; incremented when its contents change."""
 MAX_CACHE_BYTES = 500_000_000
 """Of all cached headers; those that were not used for longest are dropped. One takes 3 to 12 MB."""
 CONVERSION_SECONDS = 60.0
 MAX_COUNT = 1 << 31
 """Of layers, heads, tokens and sizes."""
-CONTROL_TOKEN, USER_TOKEN = 3, 4
-"""GGUF's types of tokens such as <|im_start|>, and of words added to a vocabulary."""
+NORMAL_TOKEN, UNKNOWN_TOKEN, CONTROL_TOKEN, USER_TOKEN = 1, 2, 3, 4
+"""GGUF's types of tokens: parts of words, what stands for others, <|im_start|> and its like, words that were added."""
 
 LAYER_NAMES: dict[str, str] = {
     "attn_norm": "input_layernorm",
@@ -84,6 +81,15 @@ QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+LLAMA_PATTERN = QWEN_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+QWEN35_PATTERN = QWEN_PATTERN.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
+    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
+)
+WHOLE_WORDS = ("lfm2", "llama-bpe")
+"""Pre-tokenizers of models that take a word of the vocabulary as it is, whatever its merges say."""
+COMPOSED = ("qwen2", "qwen35")
+"""Pre-tokenizers of models whose texts are normalised to composed characters."""
+SENTENCE_PIECE, SPACE = "llama", "\u2581"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +102,24 @@ class GgufHeader:
     num_heads: int
     num_kv_heads: int
     tensors: tuple[GgufTensor, ...]
+    window: int
+    """Context length in tokens."""
+    cache_bytes: int
+    """Of keys and values of one token in 16 bits, at most."""
+    refusal: str | None
+    """Why torch does not run the model; None where it does."""
 
 
-def open_header(path: Path, *, architectures: tuple[str, ...]) -> GgufHeader:
+def open_header(path: Path) -> GgufHeader:
     """The header of a file; converted once, then read from the cache."""
     folder = _kept_folder(path)
     try:
         header = _load(folder)
     except FileNotFoundError:
-        header = _convert(path, folder, architectures)
+        header = _convert(path, folder)
     except (OSError, ValueError, TypeError, KeyError):  # damaged
         shutil.rmtree(folder, ignore_errors=True)
-        header = _convert(path, folder, architectures)
+        header = _convert(path, folder)
     mark_used(folder)
     _check_length(path, header)
     return header
@@ -159,7 +171,7 @@ def _kept_folder(path: Path) -> Path:
 
 def _load(folder: Path) -> GgufHeader:
     kept = json.loads((folder / "header.json").read_text(encoding="utf-8"))
-    if not (folder / "config.json").is_file() or not (folder / "tokenizer.json").is_file():
+    if not (folder / "tokenizer.json").is_file():
         raise ValueError(f"{folder} is incomplete")
     tensors = [
         GgufTensor(name=name, shape=tuple(shape), kind=kind, offset=offset)
@@ -168,13 +180,13 @@ def _load(folder: Path) -> GgufHeader:
     return GgufHeader(folder=folder, tensors=tuple(tensors), **kept)
 
 
-def _convert(path: Path, folder: Path, architectures: tuple[str, ...]) -> GgufHeader:
+def _convert(path: Path, folder: Path) -> GgufHeader:
     """Write the cached header; another process may do the same at the same time."""
-    from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast  # noqa: F401
-
     contents = _read(path)
     fields = _Fields(path, contents.fields)
-    _check_runnable(path, fields, contents, architectures)
+    if fields.integer("split.count", default=1) > 1:
+        raise ConfigError(f"{path} is one of several parts; merge them into one GGUF file first")
+    refusal = _refusal(fields, contents)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (
@@ -184,8 +196,9 @@ def _convert(path: Path, folder: Path, architectures: tuple[str, ...]) -> GgufHe
             ),
         ):
             _write_tokenizer(path, fields, part)
-            _write_config(fields, contents, part)
-            _write_index(fields, contents, part)
+            if refusal is None:
+                _write_config(fields, contents, part)
+            _write_index(fields, contents, refusal, part)
     except OSError as error:
         raise ConfigError(
             f"cannot write to {folder.parent} ({error.strerror}); make it writable, or set "
@@ -217,33 +230,32 @@ def _check_length(path: Path, header: GgufHeader) -> None:
         raise ConfigError(f"{path} is truncated: {size:,} of {end:,} bytes; download it again")
 
 
-def _check_runnable(
-    path: Path, fields: _Fields, contents: GgufContents, architectures: tuple[str, ...]
-) -> None:
+def _refusal(fields: _Fields, contents: GgufContents) -> str | None:
+    """Why torch does not run a model; None where it does."""
     architecture = fields.text("general.architecture", default="model of unknown kind")
-    if architecture not in architectures:
-        raise ConfigError(
-            f"{path} is a {plain(architecture, 80)} model; the local engine runs {', '.join(architectures)}"
+    if architecture not in ARCHITECTURES:
+        return (
+            f"is a {plain(architecture, 80)} model; torch runs {', '.join(ARCHITECTURES)} here, "
+            "others run with `runtime=llama.cpp`"
         )
-    if fields.integer("split.count", default=1) > 1:
-        raise ConfigError(f"{path} is one of several parts; merge them into one GGUF file first")
     scaling = fields.text(f"{architecture}.rope.scaling.type", default="none")
     names = {tensor.name for tensor in contents.tensors}
     if scaling != "none" or "rope_freqs.weight" in names:
-        raise ConfigError(
-            f"{path} uses RoPE scaling, which GGUF describes only in part; use the Hugging "
-            "Face folder of the model"
+        return (
+            "uses RoPE scaling, which GGUF describes only in part; use the Hugging Face folder of the "
+            "model, or `runtime=llama.cpp`"
         )
     unknown = sorted(name for name in names if _name(name) is None)
     if unknown:
-        raise ConfigError(f"{path} has unknown weights for a {architecture} model: {unknown[:3]}")
+        return f"has unknown weights for a {architecture} model: {unknown[:3]}"
     missing = {"token_embd.weight", "blk.0.attn_q.weight"} - names
     if missing:
-        raise ConfigError(f"{path} is missing weights, such as {min(missing)}")
+        return f"is missing weights, such as {min(missing)}"
     num_blocks = len({name.split(".")[1] for name in names if name.startswith("blk.")})
     expected = fields.integer(f"{architecture}.block_count")
     if num_blocks != expected:
-        raise ConfigError(f"{path} has weights of {num_blocks} layers, its header says {expected}")
+        return f"has weights of {num_blocks} layers, its header says {expected}"
+    return None
 
 
 class _Fields:
@@ -286,6 +298,28 @@ class _Fields:
             raise self._error(name, "a list of numbers")
         return value
 
+    def numbers(self, name: str) -> list[float]:
+        value = self._values.get(name)
+        if not isinstance(value, list) or not all(type(one) in (int, float) for one in value):
+            raise self._error(name, "a list of numbers")
+        return value
+
+    def counts(self, name: str, *, default: str | None = None) -> list[int]:
+        """A count, or one for each layer, of which some have none. `default` is another field."""
+        if default is not None and name not in self._values:
+            return self.counts(default)
+        value = self._values.get(name)
+        counts: list[Any] = value if isinstance(value, list) else [value]
+        if not all(type(one) is int and 0 <= one < MAX_COUNT for one in counts) or not any(counts):
+            raise self._error(name, "a number from 1 on")
+        return counts
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self._values.get(name, default)
+        if type(value) is not bool:
+            raise self._error(name, "true or false")
+        return value
+
     def token(self, name: str) -> int | None:
         """The number of a token in the vocabulary; None where the file names none."""
         field = f"tokenizer.ggml.{name}_token_id"
@@ -307,12 +341,11 @@ class _Fields:
 
 
 def _write_config(fields: _Fields, contents: GgufContents, folder: Path) -> None:
-    from transformers import AutoConfig, GenerationConfig
-
     architecture = fields.text("general.architecture")
     shapes = {tensor.name: tensor.shape for tensor in contents.tensors}
     num_heads = fields.integer(f"{architecture}.attention.head_count")
     values = {
+        "model_type": architecture,
         "hidden_size": fields.integer(f"{architecture}.embedding_length"),
         "intermediate_size": fields.integer(f"{architecture}.feed_forward_length"),
         "num_hidden_layers": fields.integer(f"{architecture}.block_count"),
@@ -337,29 +370,54 @@ def _write_config(fields: _Fields, contents: GgufContents, folder: Path) -> None
     }
     if architecture in ("llama", "qwen3"):
         values["attention_bias"] = "blk.0.attn_q.bias" in shapes
-    AutoConfig.for_model(architecture, **values).save_pretrained(folder)
-    generation = GenerationConfig(eos_token_id=_end_ids(fields) or None)
-    generation.save_pretrained(folder)
+    _write_json(folder / "config.json", values)
+    _write_json(folder / "generation_config.json", {"eos_token_id": _end_ids(fields) or None})
 
 
-def _write_index(fields: _Fields, contents: GgufContents, folder: Path) -> None:
+def _write_index(
+    fields: _Fields, contents: GgufContents, refusal: str | None, folder: Path
+) -> None:
     architecture = fields.text("general.architecture")
     kept = {
         "architecture": architecture,
-        "num_heads": fields.integer(f"{architecture}.attention.head_count"),
+        "num_heads": max(fields.counts(f"{architecture}.attention.head_count")),
         "num_kv_heads": _num_kv_heads(fields),
+        "window": fields.integer(f"{architecture}.context_length"),
+        "cache_bytes": _cache_bytes(fields),
+        "refusal": refusal,
         "tensors": [
             (tensor.name, list(tensor.shape), tensor.kind, tensor.offset)
             for tensor in contents.tensors
         ],
     }
-    (folder / "header.json").write_text(json.dumps(kept), encoding="utf-8")
+    _write_json(folder / "header.json", kept)
+
+
+def _write_json(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(values), encoding="utf-8")
 
 
 def _num_kv_heads(fields: _Fields) -> int:
+    return max(_kv_heads(fields))
+
+
+def _kv_heads(fields: _Fields) -> list[int]:
+    """Heads of keys and values: of all layers, or of each."""
     architecture = fields.text("general.architecture")
-    num_heads = fields.integer(f"{architecture}.attention.head_count")
-    return fields.integer(f"{architecture}.attention.head_count_kv", default=num_heads)
+    name = f"{architecture}.attention.head_count"
+    return fields.counts(f"{name}_kv", default=name)
+
+
+def _cache_bytes(fields: _Fields) -> int:
+    """Of the keys and values of a token in 16 bits; layers that keep less are counted in full."""
+    architecture = fields.text("general.architecture")
+    num_layers, heads = fields.integer(f"{architecture}.block_count"), _kv_heads(fields)
+    num_heads = max(fields.counts(f"{architecture}.attention.head_count"))
+    size = fields.integer(f"{architecture}.embedding_length") // num_heads
+    sizes = (f"{architecture}.attention.{part}_length" for part in ("key", "value"))
+    per_head = sum(fields.integer(name, default=size) for name in sizes)
+    total = sum(heads) if len(heads) > 1 else heads[0] * num_layers
+    return 2 * max(per_head * total, 1)
 
 
 def _end_ids(fields: _Fields) -> list[int]:
@@ -377,36 +435,28 @@ def _as_written(value: float) -> float:
 
 
 def _write_tokenizer(path: Path, fields: _Fields, folder: Path) -> None:
-    from transformers import PreTrainedTokenizerFast
-
     tokens = fields.texts("tokenizer.ggml.tokens")
-
-    def token(name: str) -> str | None:
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for name, ours in (("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token")):
         number = fields.token(name)
-        return None if number is None else tokens[number]
-
+        if number is not None:
+            settings[ours] = tokens[number]
+    _tokenizer(path, fields, tokens).save(str(folder / "tokenizer.json"))
+    _write_json(folder / "tokenizer_config.json", settings)
     template = fields.optional_text("tokenizer.chat_template")
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=_tokenizer(path, fields),
-        bos_token=token("bos"),
-        eos_token=token("eos"),
-        pad_token=token("padding"),
-        chat_template=template,
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.save_pretrained(folder)
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def _tokenizer(path: Path, fields: _Fields) -> Tokenizer:
+def _tokenizer(path: Path, fields: _Fields, tokens: list[str]) -> Tokenizer:
     """The tokenizer of a file, with the pre-tokenizer of its type."""
     model = fields.optional_text("tokenizer.ggml.model")
     kind = fields.optional_text("tokenizer.ggml.pre")
-    if model != "gpt2" or kind not in PRE_TOKENIZERS:
+    if model != SENTENCE_PIECE and (model != "gpt2" or kind not in PRE_TOKENIZERS):
         raise ConfigError(
-            f"{path} has a tokenizer of type {plain(f'{model}/{kind}', 80)}; known: "
-            f"{', '.join(f'gpt2/{name}' for name in PRE_TOKENIZERS)}; use the Hugging Face folder"
+            f"{path} has a tokenizer of type {plain(f'{model}/{kind}', 80)}; known: {SENTENCE_PIECE}, "
+            f"{', '.join(f'gpt2/{name}' for name in PRE_TOKENIZERS)}; use an endpoint, or the Hugging Face folder"
         )
-    tokens = fields.texts("tokenizer.ggml.tokens")
     kinds = fields.integers("tokenizer.ggml.token_type")
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens) or len(kinds) != len(tokens):
@@ -414,12 +464,17 @@ def _tokenizer(path: Path, fields: _Fields) -> Tokenizer:
             f"{path} has a vocabulary of {len(tokens)} tokens, {len(vocabulary)} different ones, "
             f"and {len(kinds)} types of tokens"
         )
-    merges: list[Any] = [tuple(one.split(" ")) for one in fields.texts("tokenizer.ggml.merges")]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(PRE_TOKENIZERS[kind])
-    tokenizer.decoder = decoders.ByteLevel()
-    if kind == "qwen2":
-        tokenizer.normalizer = normalizers.NFC()
+    if model == SENTENCE_PIECE:
+        tokenizer = _sentence_pieces(fields, vocabulary)
+    else:
+        assert kind is not None, "it is in PRE_TOKENIZERS"
+        merges: list[Any] = [tuple(one.split(" ")) for one in fields.texts("tokenizer.ggml.merges")]
+        ignores = kind in WHOLE_WORDS
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=ignores))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(PRE_TOKENIZERS[kind])
+        tokenizer.decoder = decoders.ByteLevel()
+        if kind in COMPOSED:
+            tokenizer.normalizer = normalizers.NFC()
     marked = list(zip(tokens, kinds, strict=True))
     tokenizer.add_special_tokens(
         [AddedToken(one, special=True, normalized=False) for one, k in marked if k == CONTROL_TOKEN]
@@ -430,12 +485,51 @@ def _tokenizer(path: Path, fields: _Fields) -> Tokenizer:
     return tokenizer
 
 
+def _sentence_pieces(fields: _Fields, vocabulary: Mapping[str, int]) -> Tokenizer:
+    """Of Gemma and Llama 2: a pair is merged if the whole is in the vocabulary, that with the best score first."""
+    scores = fields.numbers("tokenizer.ggml.scores")
+    kinds = fields.integers("tokenizer.ggml.token_type")
+    pairs = [
+        (-scores[number], number, (token[:cut], token[cut:]))
+        for token, number in vocabulary.items()
+        if kinds[number] == NORMAL_TOKEN
+        for cut in range(1, len(token))
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
+    ]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=dict(vocabulary),
+            merges=[pair for _, _, pair in sorted(pairs)],
+            unk_token=next(
+                (one for one, n in vocabulary.items() if kinds[n] == UNKNOWN_TOKEN), None
+            ),
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    has_prefix = fields.flag("tokenizer.ggml.add_space_prefix", default=True)
+    spaces: list[Any] = [normalizers.Replace(" ", SPACE)]
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(SPACE), *spaces] if has_prefix else spaces
+    )
+    steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] * has_prefix)])
+    return tokenizer
+
+
+def _split(pattern: str) -> list[Any]:
+    return [
+        pre_tokenizers.Split(Regex(pattern), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+
+
 PRE_TOKENIZERS: dict[str, list[Any]] = {
     "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)],
-    "qwen2": [
-        pre_tokenizers.Split(Regex(QWEN_PATTERN), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ],
+    "lfm2": _split(LLAMA_PATTERN),
+    "llama-bpe": _split(LLAMA_PATTERN),
+    "qwen2": _split(QWEN_PATTERN),
+    "qwen35": _split(QWEN35_PATTERN),
     "smollm": [
         pre_tokenizers.Digits(individual_digits=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
@@ -458,7 +552,7 @@ def _name(gguf_name: str) -> str | None:
     return f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.{suffix}"
 
 
-def unpermuted(gguf_name: str, array: _Weight, header: GgufHeader) -> _Weight:
+def unpermuted(gguf_name: str, array: Any, header: GgufHeader) -> Any:
     """Llama's queries and keys: GGUF interleaves the two halves of each rotated pair."""
     num_heads = _rotated_heads(gguf_name, header)
     if num_heads is None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent.engines import store
-from memagent.engines.yarn import yarn_settings
+from memagent.engines.yarn import ARCHITECTURES, yarn_settings
 from memagent.errors import ConfigError, EngineRefused
 from memagent.extras import require
 from memagent.foreign import check_tokenizer, foreign_file, plain
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-ARCHITECTURES: tuple[str, ...] = ("llama", "qwen2", "qwen3")
-"""`model_type` of config.json, and `general.architecture` of GGUF files."""
 MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Their classes in transformers."""
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -148,7 +146,7 @@ def load(
     _require("torch", "transformers")
     if adapter is None:
         store.check_is_whole(source)
-    path = _locate(source)
+    path = store.locate(source)
     stretch = _Stretch(window=yarn_window, factor=yarn_factor)
     with quietly(), _memory_errors(source, device):
         target = _device(device)
@@ -175,16 +173,6 @@ def load(
         # of a merged model the file has the weights without the adapter
         gguf=path if path.is_file() and not (adapter and merged) else None,
     )
-
-
-def _locate(source: str) -> Path:
-    path = store.find(source)
-    if path is not None:
-        return path
-    if source not in store.KNOWN and Path(source).expanduser().exists():
-        raise ConfigError(f"{source} is not a model; name a Hugging Face folder or a .gguf file")
-    store.check_name(source)
-    raise ConfigError(f"{source} is not on this machine; run `memagent models pull {source}`")
 
 
 def _require(*libraries: str) -> None:
@@ -274,7 +262,9 @@ def _load_gguf(
     from memagent.engines.local import gguf_files, gguf_weights
 
     dtype = dtype or torch.bfloat16
-    header = gguf_files.open_header(path, architectures=ARCHITECTURES)
+    header = gguf_files.open_header(path)
+    if header.refusal is not None:
+        raise ConfigError(f"{path} {header.refusal}")
     model_class = _model_class(header.architecture)
     if device.type != "cuda":
         device = torch.device("cpu")  # others lack operations on bytes

@@ -23,14 +23,9 @@ from memagent.engines.balance import BalancedEngine, prefix_keys
 from memagent.engines.openai import EndpointEngine
 from memagent.engines.retry import Failure, RetryListener
 from memagent.engines.vllm.continuing import can_continue, continue_reply, is_cut_short, joined
-from memagent.engines.vllm.servers import (
-    CONTROL_VARIABLE,
-    VllmServer,
-    end_servers,
-    plan_launches,
-    start_servers,
-)
+from memagent.engines.vllm.servers import CONTROL_VARIABLE, plan_launches
 from memagent.errors import ConfigError, EngineError, MachineError
+from memagent.launcher import Server, end_servers, start_servers
 from memagent.types import Completion, Message, Sampling
 
 CONCURRENCY_PER_SERVER = 64
@@ -68,7 +63,7 @@ def open_vllm(model: str, **settings: Any) -> VllmEngine:
 
 
 def _endpoint_config(
-    model: str, config: VllmConfig, calls: EngineConfig, servers: Sequence[VllmServer]
+    model: str, config: VllmConfig, calls: EngineConfig, servers: Sequence[Server]
 ) -> EngineConfig:
     """How the servers are called: as the user says, with what only we know."""
     given = calls.model_dump(exclude_unset=True)
@@ -90,7 +85,7 @@ class VllmEngine(BalancedEngine):
 
     def __init__(
         self,
-        servers: Sequence[VllmServer],
+        servers: Sequence[Server],
         config: EngineConfig,
         on_retry: RetryListener | None = None,
     ) -> None:

@@ -1,31 +1,20 @@
-"""vLLM servers on the GPUs of this machine: what is started, how, and how it ends.
+"""vLLM servers on the GPUs of this machine: which are started, and how.
 
-One server for each group of `tensor_parallel_size` GPUs, all of them on this machine's own address and
-behind a generated key. vLLM runs in its own process, which may use another Python, so neither
-its libraries nor its version meet ours. It ends with the engine, with Ctrl-C and with this process.
+One server for each group of `tensor_parallel_size` GPUs; `launcher.py` starts them and ends them.
 
     servers = start_servers(plan_launches(model, config, environment=os.environ), seconds=600)
-    end_servers(servers)
 """
 
 from __future__ import annotations
 
-import asyncio
-import atexit
-import http.client
 import json
 import os
-import re
 import secrets
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,20 +25,14 @@ from platformdirs import user_state_path
 from memagent.config import VllmConfig
 from memagent.engines import store
 from memagent.engines.yarn import vllm_arguments, yarn_settings
-from memagent.errors import ConfigError, EngineError, MachineError
+from memagent.errors import ConfigError
+from memagent.launcher import HOST, Launch, free_ports
 
-HOST = "127.0.0.1"
-WATCHDOG = Path(__file__).with_name("watchdog.py")
 INSIDE = Path(__file__).with_name("inside")
 ROUTE_GUARD = "memagent_route_guard.RouteGuard"
 CONTROL_VARIABLE = "VLLM_SERVER_DEV_MODE"
 """With it a server has routes that change its weights. vLLM asks for no key there; the guard does."""
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
-POLL_SECONDS = 0.2
-HEALTH_SECONDS = 5.0
-"""For one question whether a server is up."""
-GRACE_SECONDS = 15.0
-"""For a server to end by itself before it is killed."""
 OWN_ARGUMENTS: dict[str, str] = {
     "--model": "the name after vllm:",
     "--served-model-name": "the name after vllm:",
@@ -62,25 +45,6 @@ OWN_ARGUMENTS: dict[str, str] = {
     "-dp": "set by `data_parallel_size`",
 }
 """Arguments of the server that are not for `vllm_args`, and what sets them."""
-
-_exception_line = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\w*(?:: |$)|\S+: error: ")
-"""As Python or argparse ends with; a warning that has such a name in the middle of a line is none."""
-_line_head = re.compile(r"^(\(\w+ pid=\d+\) *)?((ERROR|WARNING|INFO) [\d-]+ [\d:]+ \[[^]]*\] *)?")
-
-
-# --- what is started ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """One server, before it is started."""
-
-    command: tuple[str, ...]
-    port: int
-    api_key: str
-    log: Path
-    environment: Mapping[str, str]
-    """All variables of the server's process."""
 
 
 def plan_launches(
@@ -104,6 +68,7 @@ def plan_launches(
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     return [
         Launch(
+            name="vLLM",
             command=(python, "-m", SERVER_MODULE, *arguments, "--host", HOST, "--port", str(port)),
             port=port,
             api_key=api_key,
@@ -240,15 +205,6 @@ def gpu_groups(
     return [tuple(devices[start : start + tensor_parallel_size]) for start in starts]
 
 
-def free_ports(count: int) -> list[int]:
-    """Unused ports, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for opened in sockets:
-            opened.bind((HOST, 0))
-        return [int(opened.getsockname()[1]) for opened in sockets]
-
-
 def _log_folder(given: str | None) -> Path:
     default = user_state_path("memagent", appauthor=False) / "vllm"
     folder = Path(given).expanduser() if given else default
@@ -257,161 +213,3 @@ def _log_folder(given: str | None) -> Path:
     except OSError as error:
         raise ConfigError(f"`vllm_log_dir={folder}` cannot be created: {error.strerror}") from None
     return folder
-
-
-# --- processes ------------------------------------------------------------------------------------
-
-
-class VllmServer:
-    """A vLLM server and the watchdog that ends it."""
-
-    def __init__(self, launch: Launch) -> None:
-        self.launch = launch
-        command = [sys.executable, "-I", str(WATCHDOG), str(GRACE_SECONDS), *launch.command]
-        with launch.log.open("xb") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=dict(launch.environment),
-                start_new_session=True,  # Ctrl-C is for us; we end the server in our own time
-            )
-
-    @property
-    def base_url(self) -> str:
-        """Where it answers."""
-        return f"http://{HOST}:{self.launch.port}/v1"
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its process is there."""
-        return self.process.poll() is None
-
-    @property
-    def is_healthy(self) -> bool:
-        """Whether it says that it is ready."""
-        with suppress(OSError, http.client.HTTPException):
-            return self._get("/health")[0] == 200
-        return False
-
-    def models(self) -> list[dict[str, Any]]:
-        """What it serves."""
-        try:
-            status, body = self._get("/v1/models")
-            models: list[dict[str, Any]] = json.loads(body)["data"] if status == 200 else []
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-            raise EngineError(f"vLLM does not say what it serves: {error}{self._log()}") from None
-        return models
-
-    def why_ended(self) -> str:
-        """One line about a server whose process is gone."""
-        return f"vLLM ended with status {self.process.returncode}: {self.last_lines()}{self._log()}"
-
-    def why_late(self, seconds: float) -> str:
-        """One line about a server that is not ready in time."""
-        return (
-            f"vLLM was not ready within {seconds:g} s; raise `start_seconds`: {self.last_lines()}"
-            f"{self._log()}"
-        )
-
-    def last_lines(self) -> str:
-        """The most informative lines at the end of its log, on one line."""
-        text = self.launch.log.read_text(encoding="utf-8", errors="replace")
-        return informative_lines(text) or "its log is empty"
-
-    def let_go(self) -> None:
-        """Let the watchdog end it, without waiting."""
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            self.process.stdin.close()
-
-    def wait(self) -> None:
-        """Wait until it has ended."""
-        try:
-            self.process.wait(GRACE_SECONDS + 10.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def _get(self, path: str) -> tuple[int, bytes]:
-        """Not with urllib, which would ask a proxy for our own machine."""
-        connection = http.client.HTTPConnection(HOST, self.launch.port, timeout=HEALTH_SECONDS)
-        try:
-            key = {"Authorization": f"Bearer {self.launch.api_key}"}
-            connection.request("GET", path, headers=key)
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
-
-    def _log(self) -> str:
-        return f"; its log is {self.launch.log}"
-
-
-def start_servers(launches: Sequence[Launch], *, seconds: float) -> list[VllmServer]:
-    """Start servers side by side and wait until all are ready. If one fails, all are ended."""
-    deadline = time.monotonic() + seconds
-    servers: list[VllmServer] = []
-    try:
-        for launch in launches:
-            servers.append(VllmServer(launch))
-            atexit.register(servers[-1].let_go)
-        for server in servers:
-            _await_health(server, servers, deadline, seconds)
-    except BaseException:  # Ctrl-C too
-        end_servers(servers)
-        raise
-    return servers
-
-
-def _await_health(
-    server: VllmServer, servers: Sequence[VllmServer], deadline: float, seconds: float
-) -> None:
-    while not server.is_healthy:
-        for other in servers:
-            if not other.is_running:
-                raise MachineError(other.why_ended())
-        if time.monotonic() > deadline:
-            raise EngineError(server.why_late(seconds))
-        if _is_cancelled():
-            raise asyncio.CancelledError
-        time.sleep(POLL_SECONDS)
-
-
-def _is_cancelled() -> bool:
-    """Whether the task that starts servers, if it is one, was cancelled.
-
-    In a task Ctrl-C is not raised: the task is cancelled, which shows only when it waits for something.
-    """
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no event loop runs here
-        return False
-    return task is not None and task.cancelling() > 0
-
-
-def end_servers(servers: Sequence[VllmServer]) -> None:
-    """End servers, all at once, and wait until they are gone. Ending twice does no harm."""
-    for server in servers:
-        server.let_go()
-    for server in servers:
-        server.wait()
-        atexit.unregister(server.let_go)
-
-
-def informative_lines(log: str, *, limit: int = 3) -> str:
-    """The last exception in a log that does not point to another one, else its last lines, as one line."""
-    lines = [_line_head.sub("", line).strip(" ^~") for line in log.splitlines()]
-    lines = [line for line in lines if line]
-    found = [n for n, line in enumerate(lines) if _exception_line.match(line)]
-    causes = [n for n in found if "root cause" not in lines[n]] or found
-    if not causes:
-        chosen = lines[-limit:]
-    elif ": " not in lines[causes[-1]]:  # the line of code says what failed
-        chosen = lines[max(0, causes[-1] - 1) : causes[-1] + 1]
-    elif "validation error" in lines[causes[-1]]:  # the next line says which
-        chosen = lines[causes[-1] : causes[-1] + 2]
-    else:
-        chosen = [lines[causes[-1]]]
-    return " | ".join(" ".join(line.split())[:200] for line in chosen)

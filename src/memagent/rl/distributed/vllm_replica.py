@@ -29,8 +29,9 @@ from safetensors.torch import save_file
 
 from memagent.engines.local.adapters import ADAPTER_PREFIX, ADAPTER_WEIGHTS
 from memagent.engines.vllm.engine import CONTROL_VARIABLES, HANDLE_VARIABLES, VllmEngine
-from memagent.engines.vllm.servers import end_servers, visible_gpus
+from memagent.engines.vllm.servers import visible_gpus
 from memagent.errors import ConfigError, MachineError
+from memagent.launcher import end_servers
 from memagent.rl.distributed.buckets import Bucket, Filled
 from memagent.rl.distributed.replica import Replica
 from memagent.rl.distributed.shared_buffers import cuda_handle

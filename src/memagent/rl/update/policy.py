@@ -22,7 +22,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memagent.engines.local.loading import ARCHITECTURES, check_full_attention
+from memagent.engines.local.loading import check_full_attention
+from memagent.engines.yarn import ARCHITECTURES
 from memagent.errors import ConfigError
 from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.update.attention.parts import fits_parts

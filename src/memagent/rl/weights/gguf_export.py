@@ -25,7 +25,7 @@ from gguf import (
 
 from memagent.engines.local import gguf_files
 from memagent.engines.local.gguf_files import GgufHeader
-from memagent.engines.local.loading import ARCHITECTURES, HEAD, LoadedModel, loading
+from memagent.engines.local.loading import HEAD, LoadedModel, loading
 from memagent.files import replacing
 
 GgufKind = Literal["f16", "q8_0"]
@@ -41,7 +41,7 @@ QUANTISATION_VERSION = 2
 
 def write_gguf(loaded: LoadedModel, out: Path, *, source: Path, kind: GgufKind) -> None:
     """Write the weights of a model, with all other contents of the GGUF file that it is made from."""
-    header = gguf_files.open_header(source, architectures=ARCHITECTURES)
+    header = gguf_files.open_header(source)
     stored, file_type = KINDS[kind]
     weights = _weights(loaded, header, stored)
     with loading(source, source.stat().st_size), replacing(out) as part:

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from memagent.engines.local.gguf_files import open_header
 from memagent.engines.local.gguf_weights import CPU_PIECE, READERS, dequantised, read_weights
-from memagent.engines.local.loading import ARCHITECTURES, load
+from memagent.engines.local.loading import load
 from memagent.errors import ConfigError
 from memagent.gguf_format import read_contents
 from tests.support.tiny_gguf import blocks_of_any_bytes, write_gguf
@@ -81,7 +81,7 @@ def test_the_weights_of_a_file_are_those_of_its_blocks(
     tiny: Path, tmp_path: Path, kind: GGMLQuantizationType
 ) -> None:
     path = write_gguf(tiny, tmp_path / "model.gguf", kind=kind)
-    header = open_header(path, architectures=ARCHITECTURES)
+    header = open_header(path)
     weights = read_weights(path, header, dtype=torch.float32, device=CPU)
     (tensor,) = (one for one in header.tensors if one.name == "blk.1.ffn_up.weight")
     assert tensor.kind == kind

@@ -16,8 +16,7 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from memagent.engines import store
-from memagent.engines.local import gguf_files
+from memagent.engines.local import gguf_files, store
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
 from memagent.files import size_of
@@ -222,7 +221,7 @@ def test_a_file_truncated_after_its_header_was_cached_is_refused(
 def test_what_cannot_be_run_faithfully_is_refused(tiny: dict[Kind, Path], tmp_path: Path) -> None:
     folder = tiny["llama"]
     cases = {
-        "a gemma3 model; the local engine runs llama, qwen2, qwen3": {"architecture": "gemma3"},
+        "a gemma3 model; torch runs llama, qwen2, qwen3": {"architecture": "gemma3"},
         "gpt2/deepseek-llm; known": {"pre": "deepseek-llm"},
         "uses RoPE scaling": {"llama__rope__scaling__type": "yarn"},
     }
@@ -230,7 +229,6 @@ def test_what_cannot_be_run_faithfully_is_refused(tiny: dict[Kind, Path], tmp_pa
         path = write_gguf(folder, tmp_path / f"{number}.gguf", **change)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=message):
             load(str(path))
-    assert not list((tmp_path / "cache").rglob("header.json"))
 
 
 # --- adapters -------------------------------------------------------------------------------------

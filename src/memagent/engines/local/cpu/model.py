@@ -132,9 +132,8 @@ def _repeated(heads_KTD: torch.Tensor, num_heads: int) -> torch.Tensor:
 def _read_packed(gguf: Path) -> dict[str, Packed]:
     from memagent.engines.local.cpu.packing import read_packed
     from memagent.engines.local.gguf_files import open_header
-    from memagent.engines.local.loading import ARCHITECTURES
 
-    return read_packed(gguf, open_header(gguf, architectures=ARCHITECTURES))
+    return read_packed(gguf, open_header(gguf))
 
 
 class _Native:

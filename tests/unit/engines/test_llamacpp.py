@@ -1,0 +1,363 @@
+"""llama.cpp in its own process: what it replies, whom it answers, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGMLQuantizationType
+
+from memagent.config import LocalConfig
+from memagent.engines.base import EngineChoice, open_engine
+from memagent.engines.llamacpp import engine as llamacpp
+from memagent.engines.llamacpp.engine import LlamaEngine
+from memagent.engines.local.gguf_files import open_header
+from memagent.engines.local.runtimes import runtime_of
+from memagent.errors import ConfigError, MachineError, PromptTooLong
+from memagent.launcher import HOST
+from memagent.types import Completion, Message, Sampling
+from tests.support.tiny_gguf import write_gguf
+from tests.support.tiny_models import KINDS, Kind, make_tiny_adapter, make_tiny_model
+
+MESSAGES: list[Message] = [{"role": "user", "content": "Where is the ledger?"}]
+SAMPLING = Sampling(max_tokens=12)
+LONG = Sampling(max_tokens=400)
+CONTROL = "<|im_end|>"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Kind, Path]:
+    base = tmp_path_factory.mktemp("models")
+    return {kind: make_tiny_model(base / kind, kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def files(folders: dict[Kind, Path]) -> dict[Kind, Path]:
+    return {
+        kind: write_gguf(folder, folder / "m.gguf", pre="qwen2" if kind != "llama" else "gpt-2")
+        for kind, folder in folders.items()
+    }
+
+
+@pytest.fixture
+def path(files: dict[Kind, Path]) -> Path:
+    return files["llama"]
+
+
+def opened(path: Path, **settings: Any) -> LlamaEngine:
+    engine = open_engine(f"local:{path}", device="cpu", **settings)
+    assert isinstance(engine, LlamaEngine)
+    return engine
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [one for child in map(int, found) for one in (child, *children(child))]
+
+
+def server_pid(engine: LlamaEngine) -> int:
+    return children(engine.server.process.pid)[0]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def await_true(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+# --- replies --------------------------------------------------------------------------------------
+
+
+async def replies_of(path: Path, **settings: Any) -> list[Completion]:
+    """To single words, a few tokens each: tiny models say halves of characters, too."""
+    async with open_engine(f"local:{path}", device="cpu", **settings) as engine:
+        words = [
+            "ledger",
+            "cellar",
+            "key",
+            "captain",
+            "gate",
+            "salt",
+            "wife",
+            "house",
+            "north",
+            "stone",
+        ]
+        prompts: list[list[Message]] = [[{"role": "user", "content": word}] for word in words]
+        return [await engine.complete(prompt, Sampling(max_tokens=2)) for prompt in prompts]
+
+
+def assert_same(ours: list[Completion], theirs: list[Completion]) -> None:
+    """Keys and values have 16 bits in llama.cpp, so some ties go the other way."""
+    pairs = [pair for pair in zip(ours, theirs, strict=True) if pair[1].text.isascii()]
+    equal = [(one, two) for one, two in pairs if one.completion_ids == two.completion_ids]
+    assert len(equal) >= max(3, 0.7 * len(pairs))
+    for mine, other in equal:
+        assert (mine.prompt_ids, mine.text) == (other.prompt_ids, other.text)
+        assert (mine.finish_reason, mine.logprobs) == (
+            other.finish_reason,
+            pytest.approx(other.logprobs, abs=0.05),
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_it_replies_as_torch_does(kind: Kind, files: dict[Kind, Path]) -> None:
+    assert_same(await replies_of(files[kind]), await replies_of(files[kind], runtime="torch"))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+async def test_it_replies_as_torch_does_with_an_adapter(
+    kind: Kind, files: dict[Kind, Path], folders: dict[Kind, Path], tmp_path: Path
+) -> None:
+    adapter = str(make_tiny_adapter(folders[kind], tmp_path / "adapter"))
+    ours = await replies_of(files[kind], adapter=adapter)
+    assert_same(ours, await replies_of(files[kind], adapter=adapter, runtime="torch"))
+    bare = await replies_of(files[kind])
+    assert [one.text for one in ours] != [one.text for one in bare]
+
+
+async def test_a_stop_text_and_a_limit_end_a_reply(path: Path) -> None:
+    async with opened(path) as engine:
+        whole = await engine.complete(MESSAGES, SAMPLING)
+        stop = whole.text[3:6]
+        cut = await engine.complete(MESSAGES, Sampling(max_tokens=12, stop=(stop,)))
+        again = [
+            await engine.complete(MESSAGES, Sampling(max_tokens=12, temperature=1.0, seed=7))
+            for _ in range(2)
+        ]
+    assert whole.finish_reason == "length"
+    assert (cut.text, cut.finish_reason) == (whole.text[: whole.text.index(stop)], "stop")
+    assert again[0].text == again[1].text != whole.text
+
+
+async def test_control_strings_in_a_text_stay_text(path: Path) -> None:
+    async with opened(path) as engine:
+        (end,) = engine._vocabulary._backend.encode(CONTROL, add_special_tokens=False).ids
+        plain = await engine.complete([{"role": "user", "content": "a b"}], SAMPLING)
+        marked = await engine.complete([{"role": "user", "content": f"a {CONTROL} b"}], SAMPLING)
+    assert plain.prompt_ids is not None
+    assert marked.prompt_ids is not None
+    assert marked.prompt_ids.count(end) == plain.prompt_ids.count(end)
+    assert CONTROL in engine.decode(marked.prompt_ids)
+
+
+async def test_a_prompt_that_does_not_fit_is_refused(path: Path) -> None:
+    async with opened(path) as engine:
+        assert engine.served_window == 512
+        with pytest.raises(PromptTooLong, match="512 tokens"):
+            await engine.complete(MESSAGES, Sampling(max_tokens=600))
+
+
+async def test_what_prompts_share_is_computed_once(path: Path) -> None:
+    text = "The ledger is in the cellar, and nobody has the key. " * 12
+    prompts: list[list[Message]] = [
+        [{"role": "user", "content": f"{text}Question {number}"}] for number in range(8)
+    ]
+    async with opened(path) as engine:
+        replies = await asyncio.gather(*(engine.complete(one, SAMPLING) for one in prompts))
+        salted = [
+            await engine.complete(prompts[0], Sampling(max_tokens=2, cache_salt=salt))
+            for salt in ("a", "b")
+        ]
+    used = [one.usage for one in replies if one.usage]
+    total = sum(one.prompt_tokens for one in used)
+    assert total - sum(one.cached_tokens for one in used) <= 0.2 * total
+    assert [one.usage.cached_tokens for one in salted if one.usage] == [0, 0]
+
+
+# --- who is answered, and when it ends ------------------------------------------------------------
+
+
+async def test_the_port_needs_the_secret_which_nobody_can_see(path: Path) -> None:
+    async with opened(path) as engine:
+        for key, expected in (("", 401), ("wrong", 401), (engine._key, 200)):
+            connection = http.client.HTTPConnection(HOST, engine.server.port)
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            connection.request("POST", "/completion", '{"prompt": [5], "n_predict": 1}', headers)
+            assert connection.getresponse().status == expected
+            connection.close()
+        pids = [engine.server.process.pid, *children(engine.server.process.pid)]
+        assert len(pids) == 2
+        for pid in pids:
+            assert engine._key not in Path(f"/proc/{pid}/cmdline").read_text()
+
+
+async def test_two_engines_at_once_and_one_that_is_opened_again(path: Path) -> None:
+    async with opened(path) as first, opened(path) as second:
+        one, two = await asyncio.gather(
+            first.complete(MESSAGES, SAMPLING), second.complete(MESSAGES, SAMPLING)
+        )
+        pids = [server_pid(first), server_pid(second)]
+    assert not any(map(is_alive, pids))
+    assert not first.server.launch.log.exists()
+    async with opened(path) as again:
+        three = await again.complete(MESSAGES, SAMPLING)
+    assert one.text == two.text == three.text
+
+
+async def test_a_call_that_is_cancelled_leaves_its_slot(path: Path) -> None:
+    async with opened(path) as engine:
+        tasks = [asyncio.create_task(engine.complete(MESSAGES, LONG)) for _ in range(5)]
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (await engine.complete(MESSAGES, SAMPLING)).text
+
+
+async def test_a_server_that_is_killed_in_mid_call_is_started_again(path: Path) -> None:
+    async with opened(path) as engine:
+        calls = [asyncio.create_task(engine.complete(MESSAGES, LONG)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        os.kill(server_pid(engine), signal.SIGKILL)
+        used = [one.usage for one in await asyncio.gather(*calls)]
+    assert min(one.completion_tokens for one in used if one) > 100
+
+
+async def test_a_server_that_dies_twice_in_a_call_is_one_line(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(path) as engine:
+        reply = engine._post
+
+        async def deadly(*arguments: Any) -> Any:
+            os.kill(server_pid(engine), signal.SIGKILL)
+            return await reply(*arguments)
+
+        monkeypatch.setattr(engine, "_post", deadly)
+        with pytest.raises(MachineError, match=r"llama\.cpp ended with status 137") as caught:
+            await engine.complete(MESSAGES, SAMPLING)
+    assert "\n" not in str(caught.value)
+
+
+PROGRAM = """
+import asyncio, sys
+from memagent.engines.base import open_engine
+from memagent.types import Sampling
+
+async def main():
+    async with open_engine(f"local:{sys.argv[1]}", device="cpu") as engine:
+        print("open", flush=True)
+        while True:
+            await engine.complete([{"role": "user", "content": "x"}], Sampling(max_tokens=400))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_the_server_ends_with_its_parent(path: Path, number: signal.Signals) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == b"open\n"
+    time.sleep(0.2)
+    pids = children(program.pid)
+    assert len(pids) >= 2
+    program.send_signal(number)
+    program.wait(60)
+    program.stdout.close()
+    assert await_true(lambda: not any(map(is_alive, pids)))
+
+
+def test_the_server_ends_with_its_watchdog(path: Path) -> None:
+    with opened(path) as engine:
+        pid = server_pid(engine)
+        engine.server.process.kill()
+        assert await_true(lambda: not is_alive(pid))
+
+
+def test_torch_is_not_imported(path: Path) -> None:
+    code = PROGRAM.replace("while True:", "for _ in range(1):").replace("400", "4")
+    code += "\nprint([name for name in ('torch', 'transformers') if name in sys.modules])"
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+# --- files and settings ---------------------------------------------------------------------------
+
+
+def test_a_damaged_file_is_one_line(path: Path, tmp_path: Path) -> None:
+    data = path.read_bytes()
+    broken = tmp_path / "broken.gguf"
+    for contents in (data[:200], data[:-5000], b"GGUF" + os.urandom(4000), b""):
+        broken.write_bytes(contents)
+        with pytest.raises(ConfigError) as caught:
+            opened(broken, runtime="llama.cpp")
+        assert "\n" not in str(caught.value)
+        assert str(broken) in str(caught.value)
+
+
+def test_what_llama_cpp_refuses_is_one_line(path: Path, tmp_path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    place = data.index(b"blk.1.attn_q.weight")
+    data[place : place + 5] = b"blx.1"
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(data)
+    with pytest.raises(MachineError, match=r"llama\.cpp ended with status 1: .*attn_q") as caught:
+        opened(broken, runtime="llama.cpp")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gguf_file_runs_in_llama_cpp_where_there_is_no_gpu(
+    path: Path, folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chosen(model: Path, **settings: Any) -> str:
+        return runtime_of(str(model), LocalConfig(**settings))
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert chosen(path) == "llama.cpp"
+    assert chosen(folders["llama"]) == "torch"
+    assert chosen(path, runtime="torch") == "torch"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert (chosen(path), chosen(path, device="cpu")) == ("torch", "llama.cpp")
+
+
+def test_the_runtime_is_kept_with_a_run(path: Path) -> None:
+    choice = EngineChoice(spec=f"local:{path}", settings={"device": "cpu"})
+    with choice.open() as engine:
+        assert choice.kept(engine).settings == {"device": "cpu", "runtime": "llama.cpp"}
+
+
+def test_window_and_slots_follow_from_the_memory(path: Path) -> None:
+    header = open_header(path)
+    assert header.cache_bytes == 2 * 3 * 2 * 16 * 2
+    planned = [
+        llamacpp.plan_parameters(path, header, LocalConfig(**settings))
+        for settings in ({}, {"max_running": 3}, {"yarn_factor": 2.0}, {"max_batch_tokens": 64})
+    ]
+    assert [(one["n_ctx"], one["n_parallel"]) for one in planned] == [
+        (1024, 2),
+        (1536, 3),
+        (2048, 2),
+        (1024, 2),
+    ]
+    assert planned[-1]["n_batch"] == 64
+
+
+async def test_quantised_files_run(folders: dict[Kind, Path], tmp_path: Path) -> None:
+    path = write_gguf(folders["llama"], tmp_path / "q8.gguf", kind=GGMLQuantizationType.Q8_0)
+    async with opened(path) as engine:
+        assert (await engine.complete(MESSAGES, SAMPLING)).text
