@@ -9,17 +9,18 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "memagent"
 KILLED_IN = {
     "data/build.py": ("integration/test_killed_workers.py", "integration/test_data_build.py"),
-    "engines/vllm/servers.py": ("unit/engines/test_vllm.py",),
-    "engines/vllm/watchdog.py": ("unit/engines/test_vllm.py",),
     "eval/items.py": ("integration/test_killed_workers.py", "integration/test_eval.py"),
+    "launcher.py": ("unit/engines/test_vllm.py", "unit/engines/test_llamacpp.py"),
     "processes.py": ("unit/test_processes.py",),
     "rl/agents/command.py": ("integration/test_agent_programs.py",),
     "rl/agents/offload.py": ("unit/rl/rollouts/test_drivers.py",),
     "tokens/templates.py": ("unit/tokens/test_templates.py",),
+    "watchdog.py": ("unit/engines/test_vllm.py", "unit/engines/test_llamacpp.py"),
 }
 SHORT = {
     "cluster_workers.py": "names the pool that it stands for",
     "engines/local/cpu/native.py": "a compiler, within a time",
+    "engines/vllm/servers.py": "questions to a Python and to the driver, within a time",
     "engines/wheels.py": "an installer, whose end is waited for",
 }
 STARTS = re.compile(r"\bPopen\(|create_subprocess|subprocess\.run\(|\bProcessPool\b|\.Process\(")
