@@ -25,7 +25,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from memagent.config import LocalConfig
 from memagent.data.tasks.lengths import parse_length
-from memagent.engines.local import gguf_files, store
+from memagent.engines import store
+from memagent.engines.local import gguf_files
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import LoadedModel
 from memagent.engines.local.sampling import SampledTokens
@@ -117,7 +118,7 @@ def open_idle(name: str, *, rate: float, ops: int) -> tuple[LocalEngine, IdleMod
         eos_ids=(eos,),
         tokenizer_folder=folder,
     )
-    settings = LocalConfig(max_running=1024, max_batch_tokens=32768, cache_gb=0.25, native=False)
+    settings = LocalConfig(max_running=1024, max_batch_tokens=32768, cache_gb=0.25)
     engine = LocalEngine(loaded, settings)
     model = IdleModel([*loaded.encode(REPLY), eos], rate=rate, ops=ops)
     engine._generator._model = model

@@ -231,7 +231,6 @@ class Sampler:
             eos_ids=(),
             max_batch_tokens=131072,
             max_running=load.num_rollouts,
-            native=False,
         )
         self.timed()
 

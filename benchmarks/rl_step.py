@@ -100,7 +100,6 @@ class Ours:
             eos_ids=(),
             max_batch_tokens=131072,
             max_running=num_rows,
-            native=False,
         )
         self._policy = Policy(model, **how)
         self._optimizer = Optimizer(model.named_parameters(), OptimSettings(lr=LR), num_steps=100)

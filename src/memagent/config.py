@@ -328,8 +328,6 @@ class LocalConfig(Settings):
     max_running: int | None = Field(default=None, ge=1)
     """Requests that a local model works on at once, at most; when not given, 64 on a CPU and 1,024 on a
     GPU."""
-    native: bool = True
-    """On a CPU, generate with a kernel that is compiled once; needs a C compiler, else torch is used."""
     runtime: LocalRuntime | None = None
     """What computes a local model; when not given, llama.cpp for a GGUF file where there is no NVIDIA GPU, else
     torch."""

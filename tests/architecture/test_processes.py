@@ -19,7 +19,6 @@ KILLED_IN = {
 }
 SHORT = {
     "cluster_workers.py": "names the pool that it stands for",
-    "engines/local/cpu/native.py": "a compiler, within a time",
     "engines/vllm/servers.py": "questions to a Python and to the driver, within a time",
     "engines/wheels.py": "an installer, whose end is waited for",
 }

@@ -27,7 +27,6 @@ OTHERS = {
     "data/tasks/hotpotqa/store.py": "paragraphs in the cache",
     "documents/loaders.py": "texts to read",
     "documents/tree.py": ".gitignore",
-    "engines/local/cpu/native.py": "the source of kernels, /proc/cpuinfo",
     "engines/llamacpp/adapters.py": "models",
     "engines/llamacpp/engine.py": "cores in /sys",
     "engines/local/embedding.py": "models",

@@ -45,7 +45,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> EngineChoice:
     folder = make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", "llama")
-    return choose_engine(f"local:{folder}", {"device": "cpu", "native": False})
+    return choose_engine(f"local:{folder}", {"device": "cpu"})
 
 
 def ask(url: str, text: str, *, key: str = "secret", max_tokens: int = 8) -> httpx.Response:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import make_tiny_model
 
 
@@ -150,17 +147,3 @@ def test_many_questions_share_a_text_and_the_measurement_goes_on_after_a_kill(
     rows.write_text(json.dumps({**stored, "rows": stored["rows"][:1]}))
     benchmark.main()
     assert json.loads(rows.read_bytes()) == stored
-
-
-def test_weights_of_a_file_are_read_by_torch_and_by_the_library(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_gguf(make_tiny_model(tmp_path / "model", "llama"), tmp_path / "model.gguf")
-    num_threads = torch.get_num_threads()
-    try:
-        importlib.import_module("benchmarks.loading").main(["--model", str(path)])
-    finally:
-        torch.set_num_threads(num_threads)
-    weights, whole = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"weights: [\d.]+ s; gguf library [\d.]+ s, [\d.]+ times as long", weights)
-    assert re.fullmatch(r"load: [\d.]+ s", whole)

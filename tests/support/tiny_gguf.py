@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, TokenType, quantize
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quantize
 from transformers import AutoModelForCausalLM
 
 from memagent.engines.local.gguf_files import LAYER_NAMES, OTHER_NAMES
@@ -51,18 +51,6 @@ def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType) -> np.ndar
         scales = rng.uniform(0.02, 0.1, blocks.shape[:-1]) / largest
         blocks[..., place : place + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)
-
-
-def blocks_of_any_bytes(
-    kind: GGMLQuantizationType, *, num_rows: int, num_blocks: int
-) -> np.ndarray[Any, Any]:
-    """Rows of random bytes: scales of any size and sign, infinite ones too. In the first rows all are the same."""
-    _, num_bytes = GGML_QUANT_SIZES[kind]
-    rng = np.random.default_rng(num_rows)
-    rows = rng.integers(0, 256, (num_rows, num_blocks * num_bytes), dtype=np.uint8)
-    for row, value in enumerate((0x00, 0x01, 0x7B, 0x7F, 0x80, 0xFB, 0xFF)):
-        rows[row] = value
-    return rows
 
 
 def write_gguf(

@@ -169,13 +169,12 @@ def test_the_files_of_the_model_stay_as_they_are(folders: dict[Kind, Path]) -> N
     assert load(str(folders["llama"])).window == WINDOW
 
 
-@pytest.mark.parametrize("native", [True, False])
 async def test_the_local_engine_reads_beyond_the_window_as_transformers_does(
-    native: bool, folders: dict[Kind, Path]
+    folders: dict[Kind, Path],
 ) -> None:
     prompt = [number % 97 + 10 for number in range(WINDOW + 200)]
     reference = load(str(folders["qwen3"]), yarn_window=4 * WINDOW).model
-    settings: dict[str, Any] = {"yarn_window": 4 * WINDOW, "device": "cpu", "native": native}
+    settings: dict[str, Any] = {"yarn_window": 4 * WINDOW, "device": "cpu"}
     async with open_engine(f"local:{folders['qwen3']}", cache_gb=0.05, **settings) as engine:
         assert engine.served_window == 4 * WINDOW
         completion = await engine.generate(prompt, Sampling(max_tokens=5, temperature=0.0))  # type: ignore[attr-defined]

@@ -125,8 +125,6 @@ class LocalEngine(BaseEngine):
                 eos_ids=loaded.eos_ids,
                 max_batch_tokens=config.max_batch_tokens or (32768 if is_gpu else 512),
                 max_running=self.calls_at_once,
-                gguf=loaded.gguf,
-                native=config.native,
                 ends_text=self._ends_text,
                 on_tokens=self._forward,
             )

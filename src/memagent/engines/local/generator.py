@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from memagent.engines.local.loading import is_out_of_memory
@@ -94,13 +93,11 @@ class Generator:
         eos_ids: Sequence[int],
         max_batch_tokens: int = 512,
         max_running: int = 64,
-        gguf: Path | None = None,
-        native: bool = True,
         ends_text: EndsText = _never,
         on_tokens: OnTokens = _ignored,
     ) -> None:
         self.policy_version = 0
-        self._model = _open_model(model, num_slots, max_running, gguf=gguf, native=native)
+        self._model = _open_model(model, num_slots, max_running)
         self._eos_ids = frozenset(eos_ids)
         self._ends_text = ends_text
         self._on_tokens = on_tokens
@@ -276,17 +273,9 @@ class Generator:
         return None
 
 
-def _open_model(
-    model: Any, num_slots: int, max_running: int, *, gguf: Path | None, native: bool
-) -> GenerationModel:
+def _open_model(model: Any, num_slots: int, max_running: int) -> GenerationModel:
     """The fastest implementation for the model's device."""
-    device = next(model.parameters()).device
-    if device.type == "cpu" and native:
-        from memagent.engines.local.cpu.model import CpuModel
-        from memagent.engines.local.cpu.native import kernels
-
-        return CpuModel(model, num_slots, kernels(), gguf=gguf)
-    if device.type == "cuda":
+    if next(model.parameters()).device.type == "cuda":
         from memagent.engines.local.cuda.model import GpuModel, supports
 
         if supports(model):

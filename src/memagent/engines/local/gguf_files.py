@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType
 from platformdirs import user_cache_path
 from tokenizers import (
     AddedToken,
@@ -128,16 +127,6 @@ def open_header(path: Path) -> GgufHeader:
 def shapes(header: GgufHeader) -> dict[str, tuple[int, ...]]:
     """The shapes of the weights, by transformers' names."""
     return {known_name(tensor): tensor.shape for tensor in header.tensors}
-
-
-def matrices(
-    path: Path, header: GgufHeader
-) -> Iterator[tuple[str, GGMLQuantizationType, np.ndarray[Any, Any]]]:
-    """Matrices under transformers' names: storage type and the bytes of the rows."""
-    for tensor, packed in stored(path, header):
-        if packed.ndim == 2:
-            kind = GGMLQuantizationType(tensor.kind)
-            yield known_name(tensor), kind, unpermuted(tensor.name, packed, header)
 
 
 def stored(path: Path, header: GgufHeader) -> Iterator[tuple[GgufTensor, np.ndarray[Any, Any]]]:

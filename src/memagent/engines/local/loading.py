@@ -65,8 +65,6 @@ class LoadedModel:
     """Tokens that end a reply."""
     tokenizer_folder: Path
     """Where `tokens.tokenizers.open_tokenizer` finds the tokenizer and the chat template."""
-    gguf: Path | None = None
-    """The GGUF file that the weights came from, if any."""
 
     @property
     def public_name(self) -> str:
@@ -170,8 +168,6 @@ def load(
         window=_window(path, model),
         eos_ids=_eos_ids(path, model, tokenizer),
         tokenizer_folder=folder,
-        # of a merged model the file has the weights without the adapter
-        gguf=path if path.is_file() and not (adapter and merged) else None,
     )
 
 
@@ -266,8 +262,6 @@ def _load_gguf(
     if header.refusal is not None:
         raise ConfigError(f"{path} {header.refusal}")
     model_class = _model_class(header.architecture)
-    if device.type != "cuda":
-        device = torch.device("cpu")  # others lack operations on bytes
     with loading(path, path.stat().st_size):
         config = _config(header.folder, stretch)
         _check_shapes(path, model_class, config, gguf_files.shapes(header))

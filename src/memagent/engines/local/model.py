@@ -31,8 +31,6 @@ class Batch(NamedTuple):
     """The slot of each token's keys and values."""
     rows: list[tuple[int, int]]
     """The rows of each piece."""
-    replies: dict[SlotRun, list[int]]
-    """Runs of slots that single-token pieces attend to, with their rows."""
     final_rows: list[int]
     """Rows whose logits are needed."""
 
@@ -43,7 +41,6 @@ def make_batch(pieces: Sequence[Piece], device: torch.device) -> Batch:
     positions: list[int] = []
     slots: list[int] = []
     rows: list[tuple[int, int]] = []
-    replies: dict[SlotRun, list[int]] = {}
     final_rows: list[int] = []
     for piece in pieces:
         first = len(ids)
@@ -54,9 +51,6 @@ def make_batch(pieces: Sequence[Piece], device: torch.device) -> Batch:
             piece.start :
         ]
         rows.append((first, len(ids)))
-        if piece.length == 1:
-            for run in runs:
-                replies.setdefault(run, []).append(first)
         if piece.is_last:
             final_rows.append(len(ids) - 1)
     return Batch(
@@ -65,7 +59,6 @@ def make_batch(pieces: Sequence[Piece], device: torch.device) -> Batch:
         positions_N=torch.tensor(positions, device=device),
         slots_N=torch.tensor(slots, device=device),
         rows=rows,
-        replies=replies,
         final_rows=final_rows,
     )
 
@@ -152,17 +145,14 @@ class CachedModel:
         cache_v.index_copy_(1, batch.slots_N, values.transpose(0, 1))
         out = torch.empty_like(queries)
         for piece, (first, end) in zip(batch.pieces, batch.rows, strict=True):
-            if piece.length > 1:
-                runs = piece.request.runs(piece.end)
-                out[first:end] = self._read_prompt(
-                    queries[first:end], _joined(cache_k, runs), _joined(cache_v, runs), piece.start
-                )
-        if batch.replies:
-            self._read_replies(out, queries * attention.scaling, cache_k, cache_v, batch.replies)
+            runs = piece.request.runs(piece.end)
+            out[first:end] = self._read(
+                queries[first:end], _joined(cache_k, runs), _joined(cache_v, runs), piece.start
+            )
         result: torch.Tensor = attention.o_proj(out.flatten(1))
         return result
 
-    def _read_prompt(
+    def _read(
         self, queries_THD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int
     ) -> torch.Tensor:
         """Causal attention of tokens from position `start` on, over all tokens up to each."""
@@ -181,51 +171,6 @@ class CachedModel:
             enable_gqa=True,
         )
         return out[0].transpose(0, 1)
-
-    def _read_replies(
-        self,
-        out_NHD: torch.Tensor,
-        queries_NHD: torch.Tensor,
-        cache_k: torch.Tensor,
-        cache_v: torch.Tensor,
-        replies: dict[SlotRun, list[int]],
-    ) -> None:
-        """Attention of single tokens. A run shared by several rows is read from memory once.
-
-        Each run gives a partial softmax; the parts are merged by their maxima and sums.
-        """
-        rows = sorted({row for readers in replies.values() for row in readers})
-        place = {row: index for index, row in enumerate(rows)}
-        group = self._num_heads // self._num_kv_heads
-        shape = (len(rows), self._num_kv_heads, group)
-        device = out_NHD.device
-        peak = torch.full(shape, float("-inf"), dtype=torch.float32, device=device)
-        total = torch.zeros(shape, dtype=torch.float32, device=device)
-        summed = torch.zeros((*shape, self._head_dim), dtype=torch.float32, device=device)
-        for run, readers in replies.items():
-            index = torch.tensor([place[row] for row in readers], device=device)
-            queries = queries_NHD[readers].view(len(readers), self._num_kv_heads, group, -1)
-            queries = queries.transpose(0, 1).flatten(1, 2)  # (kv heads, readers x group, dim)
-            keys = cache_k[:, run.start : run.start + run.length]
-            values = cache_v[:, run.start : run.start + run.length]
-            scores = torch.bmm(queries, keys.transpose(1, 2)).float()
-            high = scores.amax(dim=-1)
-            weights = (scores - high[..., None]).exp()
-            part = torch.bmm(weights.to(values.dtype), values).float()
-            high, size = _by_reader(high, len(readers)), _by_reader(weights.sum(-1), len(readers))
-            part = part.view(self._num_kv_heads, len(readers), group, -1).transpose(0, 1)
-            new_peak = torch.maximum(peak[index], high)
-            old, new = (peak[index] - new_peak).exp(), (high - new_peak).exp()
-            summed[index] = summed[index] * old[..., None] + part * new[..., None]
-            total[index] = total[index] * old + size * new
-            peak[index] = new_peak
-        mixed = (summed / total[..., None]).view(len(rows), self._num_heads, self._head_dim)
-        out_NHD[rows] = mixed.to(out_NHD.dtype)
-
-
-def _by_reader(values: torch.Tensor, num_readers: int) -> torch.Tensor:
-    """(kv heads, readers x group) as (readers, kv heads, group)."""
-    return values.view(values.shape[0], num_readers, -1).transpose(0, 1)
 
 
 def _joined(cache: torch.Tensor, runs: Sequence[SlotRun]) -> torch.Tensor:

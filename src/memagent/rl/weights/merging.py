@@ -37,7 +37,7 @@ class MergedCopy:
         layers = adapted_layers(model, setting="rollout.merged")
         self._pairs = [_merged_pair(twin, name, layer) for name, layer in layers]
         # the file has the weights without the adapter
-        self.loaded = replace(loaded, model=twin, gguf=None)
+        self.loaded = replace(loaded, model=twin)
         self.refresh()
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +76,6 @@ def open_model(settings: ModelSettings, source: str, *, seed: int) -> Trained:
     has_adapter = settings.adapter is not None or settings.lora_rank is not None
     for name, parameter in loaded.model.named_parameters():
         parameter.requires_grad_(not has_adapter or "lora_" in name)
-    if not has_adapter:
-        loaded = replace(loaded, gguf=None)  # the file has the weights before training
     parameters = tuple((n, p) for n, p in loaded.model.named_parameters() if p.requires_grad)
     if not parameters:
         raise ConfigError(

@@ -47,15 +47,13 @@ def cache_of(engine: LocalEngine) -> weakref.ref[torch.Tensor]:
     return weakref.ref(engine._generator._model.cache)
 
 
-@pytest.mark.parametrize("settings", [{"native": True}, {"native": False}])
 @pytest.mark.parametrize("is_used", [True, False])
 async def test_a_closed_engine_has_freed_its_cache(
     folder: Path,
-    settings: dict[str, Any],
     *,
     is_used: bool,
 ) -> None:
-    engine = LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01, **settings))
+    engine = LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01))
     cache = cache_of(engine)
     if is_used:
         await engine.generate([5, 6, 7], SHORT)

@@ -1,4 +1,4 @@
-"""Weights of GGUF files: the bits that the gguf library computes, and errors of one line."""
+"""Weights of GGUF files: those of their blocks, and errors of one line."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from gguf import GGMLQuantizationType, dequantize
 from transformers import LlamaForCausalLM
 
 from memagent.engines.local.gguf_files import open_header
-from memagent.engines.local.gguf_weights import CPU_PIECE, READERS, dequantised, read_weights
+from memagent.engines.local.gguf_weights import read_weights
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError
 from memagent.gguf_format import read_contents
-from tests.support.tiny_gguf import blocks_of_any_bytes, write_gguf
+from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import make_tiny_model
 
 KINDS = GGMLQuantizationType
@@ -38,42 +38,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(packed: np.ndarray[Any, Any], kind: GGMLQuantizationType) -> torch.Tensor:
     with np.errstate(all="ignore"):
         return torch.tensor(dequantize(packed, kind))
-
-
-def are_same_bits(some: torch.Tensor, others: torch.Tensor) -> bool:
-    """Of float32 tensors; any two NaNs are the same."""
-    is_same = some.view(torch.int32) == others.view(torch.int32)
-    return some.shape == others.shape and bool((is_same | some.isnan() & others.isnan()).all())
-
-
-@pytest.mark.parametrize("kind", list(READERS), ids=lambda kind: kind.name)
-def test_weights_have_the_bits_that_the_gguf_library_computes(kind: GGMLQuantizationType) -> None:
-    packed = blocks_of_any_bytes(kind, num_rows=40, num_blocks=30)
-    weights = dequantised(packed, kind, dtype=torch.float32, device=CPU)
-    assert weights.isfinite().any()
-    assert are_same_bits(weights, expected(packed, kind))
-    some = dequantised(packed[::16], kind, dtype=torch.float32, device=CPU)
-    assert are_same_bits(some, weights[::16])
-    rounded = dequantised(packed, kind, dtype=torch.bfloat16, device=CPU)
-    assert are_same_bits(rounded.float(), weights.bfloat16().float())
-
-
-def test_a_matrix_of_several_pieces_has_no_seams() -> None:
-    kind = KINDS.Q4_K
-    num_blocks = CPU_PIECE // 9 // GGML_QUANT_SIZES[kind][0]
-    packed = blocks_of_any_bytes(kind, num_rows=24, num_blocks=num_blocks)
-    weights = dequantised(packed, kind, dtype=torch.float32, device=CPU)
-    assert weights.numel() > 2 * CPU_PIECE
-    assert are_same_bits(weights, expected(packed, kind))
-
-
-@pytest.mark.parametrize("kind", [KINDS.IQ4_NL, KINDS.TQ2_0], ids=lambda kind: kind.name)
-def test_rare_types_are_left_to_the_gguf_library(kind: GGMLQuantizationType) -> None:
-    assert kind not in READERS
-    packed = blocks_of_any_bytes(kind, num_rows=10, num_blocks=3)
-    packed[:, :] &= 0x3B  # finite, without a warning of numpy
-    weights = dequantised(packed, kind, dtype=torch.float32, device=CPU)
-    assert are_same_bits(weights, expected(packed, kind))
 
 
 @pytest.mark.parametrize("kind", [KINDS.Q4_0, KINDS.Q5_1, KINDS.Q4_K, KINDS.Q6_K])
@@ -108,22 +72,6 @@ def test_a_model_is_put_together_as_transformers_does_it(
     buffers = dict(theirs.named_buffers())
     assert buffers.keys() == dict(ours.named_buffers()).keys()
     assert all(torch.equal(buffers[name], one) for name, one in ours.named_buffers())
-
-
-def test_torch_has_as_many_threads_as_before(tiny: Path, tmp_path: Path) -> None:
-    paths = [tmp_path / "model.gguf", tmp_path / "damaged.gguf"]
-    write_gguf(tiny, paths[0])
-    write_as_i32(write_gguf(tiny, paths[1]), b"blk.1.ffn_up.weight")
-    before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
-    try:
-        load(str(paths[0]))
-        assert torch.get_num_threads() == before + 1
-        with pytest.raises(ConfigError):
-            load(str(paths[1]))
-        assert torch.get_num_threads() == before + 1
-    finally:
-        torch.set_num_threads(before)
 
 
 # --- damaged files ----------------------------------------------------------------------------------

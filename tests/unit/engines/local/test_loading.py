@@ -16,7 +16,8 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from memagent.engines.local import gguf_files, store
+from memagent.engines import store
+from memagent.engines.local import gguf_files
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
 from memagent.files import size_of
@@ -266,10 +267,6 @@ def test_a_merged_adapter_gives_the_same_logits_without_layers_of_its_own(
     assert (logits(merged) - logits(apart)).abs().max() < change / 100
     names = [name for name, _ in merged.model.named_parameters()]
     assert names == [name for name, _ in load(str(tiny["qwen2"])).model.named_parameters()]
-    path = str(write_gguf(tiny["llama"], tmp_path / "model.gguf"))
-    adapter = str(make_tiny_adapter(tiny["llama"], tmp_path / "other"))
-    assert load(path, adapter=adapter).gguf == Path(path)
-    assert load(path, adapter=adapter, merged=True).gguf is None
 
 
 def test_an_adapter_fits_a_gguf_file_too(tiny: dict[Kind, Path], tmp_path: Path) -> None:

@@ -266,11 +266,9 @@ def test_dropout_is_off(llama: Any) -> None:
 # --- on policy ------------------------------------------------------------------------------------
 
 
-def drawn_rows(model: Any, **settings: Any) -> StepRows:
+def drawn_rows(model: Any) -> StepRows:
     """Groups whose replies the embedded engine samples with the same weights."""
-    generator = Generator(
-        model, num_slots=2048, eos_ids=[model.generation_config.eos_token_id], **settings
-    )
+    generator = Generator(model, num_slots=2048, eos_ids=[model.generation_config.eos_token_id])
     rng = random.Random(3)
     groups = []
     for number in range(2):
@@ -302,12 +300,9 @@ def metrics_of(model: Any, rows: Sequence[TrainingRow]) -> dict[str, float]:
     return summary(stats)
 
 
-@pytest.mark.parametrize("native", [False, True])
-def test_ratios_of_the_first_update_are_one(
-    tmp_path_factory: pytest.TempPathFactory, native: bool
-) -> None:
+def test_ratios_of_the_first_update_are_one(tmp_path_factory: pytest.TempPathFactory) -> None:
     model = tiny(tmp_path_factory, "llama", hidden_size=64, intermediate_size=64).float()
-    rows = drawn_rows(model, native=native).rows
+    rows = drawn_rows(model).rows
     metrics = metrics_of(model, rows)
     assert metrics["num_tokens"] > 50
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-4)
@@ -318,7 +313,7 @@ def test_ratios_of_the_first_update_are_one(
 
 def test_a_wrong_log_probability_is_noticed(tmp_path_factory: pytest.TempPathFactory) -> None:
     model = tiny(tmp_path_factory, "llama").float()
-    good, *others = drawn_rows(model, native=False).rows
+    good, *others = drawn_rows(model).rows
     values = [*good.sample.logprobs[:-1], good.sample.logprobs[-1] - 0.5]
     bad = TrainingRow(
         sample=Sample(
@@ -334,7 +329,7 @@ def test_a_wrong_log_probability_is_noticed(tmp_path_factory: pytest.TempPathFac
 
 def test_changed_weights_are_noticed(tmp_path_factory: pytest.TempPathFactory) -> None:
     model = tiny(tmp_path_factory, "llama").float()
-    rows = drawn_rows(model, native=False).rows
+    rows = drawn_rows(model).rows
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(1.05)
     assert metrics_of(model, rows)["mismatch_max"] > 1e-2
