@@ -126,8 +126,7 @@ class LineFile:
         """Where half a line begins that could not be removed."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self._descriptor: int | None = open_file(path, flags, mode=mode)
-        if sync:
-            sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def append(self, *lines: bytes) -> None:
         """Put lines on disk: all of them or, if the disk is full, none."""
@@ -148,6 +147,11 @@ class LineFile:
             os.ftruncate(self._descriptor, size)
             raise
         self._whole_bytes = None
+
+    def sync(self) -> None:
+        """Return when all lines survive a power cut."""
+        if self._descriptor is not None and not self._sync:
+            _sync_data(self._descriptor)
 
     def close(self) -> None:
         """Close the file. Does nothing the second time."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -28,7 +28,7 @@ from memagent._version import __version__
 from memagent.errors import RunError, RunNotWritable
 from memagent.files import make_folders, reason_of, write_atomically
 from memagent.foreign import one_line, plain
-from memagent.jsonl import LineFile, Shrink, read_lines, recover
+from memagent.jsonl import LineFile, Shrink, read_lines, recover, truncate
 from memagent.run_files import LOCK, MAX_BYTES, FolderLock, read_file
 from memagent.types import Usage
 
@@ -41,13 +41,20 @@ class Run:
     """An open run directory. Only one process at a time can hold it."""
 
     def __init__(
-        self, path: Path, manifest: dict[str, Any], lock: FolderLock, records: list[dict[str, Any]]
+        self,
+        path: Path,
+        manifest: dict[str, Any],
+        lock: FolderLock,
+        records: list[dict[str, Any]],
+        *,
+        is_derived: bool = False,
     ) -> None:
         self.path = path
         self.manifest = manifest
         self.records = records
         """What was journalled before this run was opened."""
         self._lock = lock
+        self._is_derived = is_derived
         self._journal: LineFile | None = None
         self._created: frozenset[str] = frozenset()
         """Files that were written with a new run."""
@@ -61,10 +68,11 @@ class Run:
         manifest: Mapping[str, Any],
         *,
         files: Mapping[str, bytes] | None = None,
+        is_derived: bool = False,
     ) -> Self:
         """A new run directory at `path`, or under the user's state folder when it is None.
 
-        `files` are kept beside the manifest; they are on disk before it is.
+        `files` are kept beside the manifest; they are on disk before it is. `is_derived`: see `open`.
         """
         path = path or default_path()
         if os.path.lexists(path / MANIFEST):
@@ -96,18 +104,24 @@ class Run:
                 lock.release()
             reason = reason_of(error)
             raise RunNotWritable(f"cannot write the run to {path}: {reason}") from None
-        run = cls(path, contents, lock, [])
+        run = cls(path, contents, lock, [], is_derived=is_derived)
         run._created = frozenset((MANIFEST, LOCK, *(files or ())))
         run._present = present
         return run
 
     @classmethod
-    def open(cls, path: Path, *, shrink: Shrink | None = None) -> Self:
-        """An existing run, to resume. `shrink` makes each record smaller before it is held."""
+    def open(cls, path: Path, *, shrink: Shrink | None = None, is_derived: bool = False) -> Self:
+        """An existing run, to resume. `shrink` makes each record smaller before it is held.
+
+        `is_derived`: the journal follows from other files of the run; it is written anew, and safe after `sync`.
+        """
         manifest = read_manifest(path)
         lock = _locked(path)
         try:
-            return cls(path, manifest, lock, recover(path / JOURNAL, shrink))
+            if is_derived and os.path.lexists(path / JOURNAL):
+                truncate(path / JOURNAL, 0)
+            records = [] if is_derived else recover(path / JOURNAL, shrink)
+            return cls(path, manifest, lock, records, is_derived=is_derived)
         except OSError as error:
             lock.release()
             raise RunNotWritable(f"cannot read {path / JOURNAL}: {reason_of(error)}") from None
@@ -116,11 +130,23 @@ class Run:
             raise
 
     def append(self, line: bytes) -> None:
-        """Put one JSON line on disk. Returns when it is safe from a crash or power loss."""
-        try:
+        """Put one JSON line on disk. Returns when it is safe from a crash, and from power loss unless derived."""
+        with self._writing():
             if self._journal is None:
-                self._journal = LineFile(self.path / JOURNAL, checksums=True)
+                path = self.path / JOURNAL
+                self._journal = LineFile(path, sync=not self._is_derived, checksums=True)
             self._journal.append(line)
+
+    def sync(self) -> None:
+        """Return when all lines are safe from power loss."""
+        with self._writing():
+            if self._journal is not None:
+                self._journal.sync()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise RunNotWritable(
                 f"cannot write to {self.path / JOURNAL}: {reason_of(error)}; "

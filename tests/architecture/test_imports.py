@@ -40,6 +40,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "config",
         "cluster",
         "cluster_workers",
+        "replies",
         "runs",
         "run_files",
         "tracking",

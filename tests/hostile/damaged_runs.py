@@ -109,7 +109,9 @@ def _copied(folder: Path) -> Iterator[None]:
 def damage(folder: Path, rng: random.Random, *, has_checksums: bool) -> Path:
     """Change one file of a run; which one. Without checksums, its lines are as of earlier versions."""
     names = [
-        name for name in ("run.json", "steps.jsonl", "calls.jsonl") if (folder / name).exists()
+        name
+        for name in ("run.json", "steps.jsonl", "replies.jsonl", "calls.jsonl")
+        if (folder / name).exists()
     ]
     path = folder / rng.choice(names)
     if path.name == "run.json":
@@ -152,7 +154,7 @@ def complaint(kind: RunKind, rng: random.Random) -> str | None:
         finally:
             assert os.environ.get("COLUMNS") == before
         is_same = done.output == kind.output
-        is_checked = has_checksums and changed.name == "steps.jsonl"
+        is_checked = has_checksums and changed.name in ("steps.jsonl", "replies.jsonl")
         if kind.resume[0] == "ask" and is_checked and done.exit_code == 0:
             return None if is_same else f"{changed.name}: another answer: {done.output[:200]!r}"
     return None

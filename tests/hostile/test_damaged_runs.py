@@ -15,6 +15,7 @@ from memagent.cli.main import run
 from memagent.engines.base import open_engine
 from memagent.errors import RunError
 from memagent.jsonl import read_lines, sealed
+from memagent.replies import REPLIES
 from tests.hostile.damaged_runs import RunKind, attack, command, make_runs
 
 COUNT = 40
@@ -46,73 +47,29 @@ def asked(run_dir: Path) -> Trace:
     return Reader(open_engine("scripted"), **SETTINGS).ask("What is it?", TEXT, run_dir=run_dir)
 
 
-def unfinished(run_dir: Path, num_steps: int = 9, *, has_checksums: bool = True) -> list[str]:
-    """A run that stopped after some steps; the lines of its journal."""
+def unfinished(run_dir: Path) -> list[str]:
+    """A run that stopped after some calls; its replies."""
     asked(run_dir)
-    journal = run_dir / "steps.jsonl"
-    lines = journal.read_text().splitlines()[:num_steps]
-    if not has_checksums:
-        lines = [line[: line.rindex(',"crc":')] + "}" for line in lines]
-    journal.write_text("".join(f"{line}\n" for line in lines))
+    replies = run_dir / REPLIES
+    lines = replies.read_text().splitlines()[:9]
+    replies.write_text("".join(f"{line}\n" for line in lines))
     return lines
 
 
-def test_a_changed_value_in_the_journal_is_found(tmp_path: Path) -> None:
+def test_a_changed_value_of_a_reply_is_found(tmp_path: Path) -> None:
     lines = unfinished(tmp_path)
-    changed = lines[4].replace('"num_tokens":', '"num_tokens":1', 1)
-    assert json.loads(changed)["step"]["section"]["num_tokens"] > 1000
-    (tmp_path / "steps.jsonl").write_text("\n".join([*lines[:4], changed, *lines[5:]]) + "\n")
-    with pytest.raises(RunError, match=r"steps\.jsonl, line 5, is damaged"):
+    changed = lines[4].replace('"prompt_tokens":', '"prompt_tokens":1', 1)
+    assert json.loads(changed)["usage"]["prompt_tokens"] > 1000
+    (tmp_path / REPLIES).write_text("\n".join([*lines[:4], changed, *lines[5:]]) + "\n")
+    with pytest.raises(RunError, match=r"replies\.jsonl, line 5, is damaged"):
         asked(tmp_path)
 
 
 def test_a_line_without_a_checksum_after_one_with_it_is_damage(tmp_path: Path) -> None:
     lines = unfinished(tmp_path)
     bare = lines[4][: lines[4].rindex(',"crc":')] + "}"
-    (tmp_path / "steps.jsonl").write_text("\n".join([*lines[:4], bare, *lines[5:]]) + "\n")
+    (tmp_path / REPLIES).write_text("\n".join([*lines[:4], bare, *lines[5:]]) + "\n")
     with pytest.raises(RunError, match=r"line 5, is damaged"):
-        asked(tmp_path)
-
-
-def test_a_journal_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
-    whole = asked(tmp_path / "whole")
-    unfinished(tmp_path / "old", has_checksums=False)
-    again = asked(tmp_path / "old")
-    assert [step.memory for step in again.steps] == [step.memory for step in whole.steps]
-    assert [step.section for step in again.steps] == [step.section for step in whole.steps]
-    lines = (tmp_path / "old" / "steps.jsonl").read_text().splitlines()
-    assert ["crc" in json.loads(line) for line in lines] == [False] * 9 + [True] * (len(lines) - 9)
-
-
-@pytest.mark.parametrize("number", [4, 8])
-@pytest.mark.parametrize("end", [10**9, 5, -1, 3700])
-def test_a_section_that_is_not_of_the_text_is_refused(
-    tmp_path: Path, number: int, end: int
-) -> None:
-    lines = [json.loads(line) for line in unfinished(tmp_path, has_checksums=False)]
-    lines[number]["step"]["section"]["end"] = end
-    (tmp_path / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    with pytest.raises(RunError, match=r"damaged"):
-        asked(tmp_path)
-
-
-def test_an_answer_before_the_end_of_the_text_is_refused(tmp_path: Path) -> None:
-    asked(tmp_path)
-    journal = tmp_path / "steps.jsonl"
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    short = [*lines[:9], {**lines[-1], "step": {**lines[-1]["step"], "index": 9}}]
-    for line in short:
-        del line["crc"]
-    journal.write_text("".join(f"{json.dumps(line)}\n" for line in short))
-    with pytest.raises(RunError, match=r"not those of this text"):
-        asked(tmp_path)
-
-
-def test_usage_below_zero_in_a_journal_lifts_no_limit(tmp_path: Path) -> None:
-    lines = [json.loads(line) for line in unfinished(tmp_path, has_checksums=False)]
-    lines[2]["step"]["usage"]["calls"] = -1000
-    (tmp_path / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    with pytest.raises(RunError, match=r"line 3, is damaged"):
         asked(tmp_path)
 
 

@@ -155,8 +155,8 @@ def _is_harmless(name: str, plant: str) -> bool:
     if plant == "folder":
         return name in ("checkpoints", "rollouts", "samples", "sync", "scratch_model", "final")
     return (name, plant) in {
-        ("carried.jsonl", "to_nothing"),
-        ("carried.jsonl", "hard_link"),
+        ("replies.jsonl", "to_nothing"),
+        ("replies.jsonl", "hard_link"),
         ("calls.jsonl", "to_nothing"),
         ("calls.jsonl", "hard_link"),
         ("checkpoints", "hard_link"),
@@ -169,7 +169,7 @@ def _is_harmless(name: str, plant: str) -> bool:
 def _resumed() -> list[tuple[str, str, str]]:
     """The kind of run, the file of it, and what is in its place."""
     files = {
-        "ask": ("run.json", "steps.jsonl", "carried.jsonl", ".lock"),
+        "ask": ("run.json", "steps.jsonl", "replies.jsonl", ".lock"),
         "eval": ("run.json", "steps.jsonl", "calls.jsonl", ".lock"),
         "data filter": ("run.json", "steps.jsonl", ".lock"),
         "train": (
@@ -229,7 +229,7 @@ def test_what_a_run_kept_of_standard_input_is_no_other_file(
 
 def _looked_at() -> list[tuple[str, str, str]]:
     names = {
-        "ask": ("run.json", "steps.jsonl", ".lock", "carried.jsonl"),
+        "ask": ("run.json", "steps.jsonl", ".lock", "replies.jsonl"),
         "report": ("run.json", "steps.jsonl", "grades", "grades/f1.jsonl"),
         "train": ("run.json", "metrics.jsonl", "samples", "samples/step-000001.jsonl"),
     }

@@ -544,7 +544,7 @@ def test_a_damaged_reading_is_set_aside_and_read_again(tmp_path: Path) -> None:
     with serving_gateway(tmp_path) as gateway, gateway.client() as client:
         chat(client, asking())
         (folder,) = (tmp_path / "readings").iterdir()
-        (folder / "steps.jsonl").write_text('{"question": 0, "step": 5}\n' * 2)
+        (folder / "replies.jsonl").write_text('{"scope": "0", "call": 5}\n' * 2)
         reply = chat(client, asking())
     assert reply.choices[0].message.content == FACT
     assert reply.reading["stored_steps"] == 0

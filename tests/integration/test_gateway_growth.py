@@ -183,8 +183,8 @@ def test_an_earlier_reading_that_is_damaged_or_gone_is_passed_over(
         for last in (100, 110):
             ask(client, asking(diary(0, last)))
         first, second = sorted((tmp_path / "state" / "readings").iterdir())
-        (first / "steps.jsonl").write_text('{"question": 0, "step": 5}\n' * 2)
-        (second / "run.json").unlink()
+        (first / "replies.jsonl").write_text('{"scope": "0", "call": 5}\n' * 2)
+        (second / "replies.jsonl").unlink()
         reply = ask(client, asking(diary(0, 120)))
     assert reply.reading["stored_steps"] == 0
 

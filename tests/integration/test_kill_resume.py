@@ -27,6 +27,8 @@ from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace
 from memagent.documents.document import Document
 from memagent.engines.openai import open_endpoint
+from memagent.jsonl import read_lines, sealed
+from memagent.replies import REPLIES
 from memagent.runs import Run
 from tests.integration.conftest import (
     CODE,
@@ -129,9 +131,9 @@ def test_an_interrupted_reading_prints_the_command_that_resumes_it(
     with running(log=tmp_path / "calls.jsonl", reply="echo", latency_ms=40) as endpoint:
         begin = ("ask", base.text, "-q", QUESTION, "--prompts", base.prompts, *SMALL_SECTIONS)
         with cli.started(*begin, "--base-url", endpoint.base_url, "--run-dir", run) as process:
-            wait_until(lambda: num_lines(run / "steps.jsonl") >= 3)
+            wait_until(lambda: num_lines(run / REPLIES) >= 3)
             stopped = finish(process, number=number)
-        num_done = num_lines(run / "steps.jsonl")
+        num_done = num_lines(run / REPLIES)
         command = stopped.stderr.splitlines()[-1].partition("resume with: ")[2]
         going_on = cli(*shlex.split(command)[1:])
         calls = endpoint.calls()
@@ -150,46 +152,63 @@ def test_an_interrupted_reading_prints_the_command_that_resumes_it(
 
 @pytest.mark.parametrize(
     "tail",
-    [b'{"question":0,"step":{"kind":"read","ind', b'{"question":0,"st\n', b"\0" * 300],
+    [b'{"scope":"0","call":"f3a8', b'{"scope":"0","ca\n', b"\0" * 300],
     ids=["half a line", "half a line and a newline", "zeros"],
 )
-def test_a_torn_last_line_is_dropped_and_its_step_made_again(
+def test_a_torn_last_line_is_dropped_and_its_call_made_again(
     here: Call, base: Base, partial: Path, tail: bytes
 ) -> None:
-    journal = partial / "steps.jsonl"
-    before = journal.read_bytes()
-    journal.write_bytes(before + tail)
+    replies = partial / REPLIES
+    before = replies.read_bytes()
+    replies.write_bytes(before + tail)
     num_calls = base.endpoint.num_calls()
 
     outcome = here("ask", "--resume", partial, "--quiet")
 
     assert outcome == Outcome(0, f"{base.whole.answer}\n", "")
-    assert journal.read_bytes().startswith(before)
+    assert replies.read_bytes().startswith(before)
     assert without_clock(Trace.load(partial)[0]) == without_clock(base.whole)
     assert base.endpoint.num_calls() - num_calls == len(base.whole.steps) - base.num_done
+
+
+def test_steps_follow_from_replies(here: Call, base: Base, partial: Path) -> None:
+    (partial / "steps.jsonl").write_bytes(b"{}\n17\n")
+    assert here("ask", "--resume", partial).stdout == f"{base.whole.answer}\n"
+    assert without_clock(Trace.load(partial)[0]) == without_clock(base.whole)
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        b'{"question":0,"step":{"kind":"rea',
+        b'{"scope":"0","call":"f3a8',
         b"17",
         b"{}",
-        b'{"question":0,"step":{"kind":"read"}}',
-        b"",
+        b'{"scope":"0","call":"f3a8"}',
+        {"usage": {"calls": -1}},
+        {"usage": {"calls": "many"}},
+        {"usage": {"x": 1}},
+        {"seconds": -1},
+        {"text": None},
+        {"scope": 7},
     ],
-    ids=["cut", "no object", "no step", "half a step", "missing"],
+    ids=str,
 )
-def test_a_damaged_line_in_the_middle_is_refused(here: Call, partial: Path, damage: bytes) -> None:
-    journal = partial / "steps.jsonl"
-    lines = journal.read_bytes().split(b"\n")
-    lines[1:2] = [damage] if damage else []
-    journal.write_bytes(b"\n".join(lines))
+def test_a_damaged_line_in_the_middle_is_refused(
+    here: Call, partial: Path, damage: bytes | dict[str, Any]
+) -> None:
+    replies = partial / REPLIES
+    lines = replies.read_bytes().split(b"\n")
+    if isinstance(damage, dict):  # sealed by whoever changed it
+        record = {**json.loads(lines[1]), **damage}
+        del record["crc"]
+        damage = sealed(json.dumps(record).encode())
+    lines[1] = damage
+    replies.write_bytes(b"\n".join(lines))
 
     outcome = here("ask", "--resume", partial)
 
-    assert_refused(outcome, f"{journal}, line 2, is damaged")
-    assert journal.read_bytes() == b"\n".join(lines)
+    assert_refused(outcome, f"{replies}, line 2, is damaged")
+    assert replies.read_bytes() == b"\n".join(lines)
 
 
 def test_a_full_disk_stops_the_reading_and_it_resumes_when_there_is_room(
@@ -202,7 +221,7 @@ def test_a_full_disk_stops_the_reading_and_it_resumes_when_there_is_room(
         via=(sys.executable, "-c", ON_A_SMALL_DISK),
     ) as process:
         full = finish(process)
-    num_done = num_lines(run / "steps.jsonl")
+    num_done = num_lines(run / REPLIES)
     num_calls = base.endpoint.num_calls()
     going_on = cli("ask", "--resume", run)
 
@@ -431,12 +450,10 @@ def reading(log: Path, text: Path, question: str, prompts: str = "default") -> T
 def kill_again_and_again(
     cli: Cli, begin: tuple[str | Path, ...], run: Path, *, num_kills: int, num_steps: int
 ) -> list[tuple[int, ...]]:
-    """Begin, kill, resume, kill ... spread over the reading; the steps on disk at each kill.
-
-    For each kill: how many steps each question had on disk.
-    """
+    """Begin, kill, resume, kill ... spread over the reading; how many replies each question had on disk at each kill."""
     rng = random.Random(1)
-    journal = run / "steps.jsonl"
+    journal = run / REPLIES
+    num_questions = begin.count("-q")
     kills: list[tuple[int, ...]] = []
     for number in range(num_kills):
         command = begin if number == 0 else ("ask", "--resume", run)
@@ -448,7 +465,8 @@ def kill_again_and_again(
             time.sleep(rng.uniform(0, 0.045))
             assert process.poll() is None, "the reading was over before it could be killed"
             finish(process, number=signal.SIGKILL)
-        kills.append(tuple(len(trace.steps) for trace in Trace.load(run)))
+        kept = Counter(line.record["scope"] for line in read_lines(journal))
+        kills.append(tuple(kept[str(number)] for number in range(num_questions)))
     return kills
 
 

@@ -84,20 +84,6 @@ def test_an_answer_that_never_comes_is_paid_in_resumed_runs_too(text: Path, tmp_
         assert len(server.chats) == 9
 
 
-@pytest.mark.parametrize(
-    "line", [b'{"calls": -1}\n', b'{"calls": "many"}\n', b'{"x": 1}\n', b"{\n{}\n", b"\xff\n{}\n"]
-)
-def test_what_was_spent_is_damaged_in_one_line(
-    text: Path, tmp_path: Path, line: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with chat_server(reply) as server:
-        assert ask(server, text, "--max-calls=2", "--run-dir", str(tmp_path / "run")) == 4
-        (tmp_path / "run" / "spent.jsonl").write_bytes(line)
-        capsys.readouterr()
-        assert run(["ask", "--resume", str(tmp_path / "run"), "--base-url", server.base_url]) == 2
-    assert re.fullmatch(r"memagent: .*spent\.jsonl.* is damaged; .*\n", capsys.readouterr().err)
-
-
 def test_evaluations_count_every_request(tmp_path: Path) -> None:
     examples = tmp_path / "examples.jsonl"
     documents = (Passage(text=" ".join(SECTIONS)),)

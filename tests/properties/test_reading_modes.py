@@ -5,6 +5,7 @@ import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memagent.agent.budget import measure_budget
+from memagent.agent.limits import Limits
 from memagent.agent.prompts import PROMPT_SETS, prompts_for
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace
@@ -19,7 +21,7 @@ from memagent.config import AgentConfig
 from memagent.documents.chunking import split
 from memagent.documents.document import Document
 from memagent.engines.scripted import ScriptedEngine
-from memagent.errors import EngineError
+from memagent.errors import EngineError, LimitReached
 from memagent.tokens.tokenizers import ByteTokenizer
 from memagent.types import Completion, Message, Sampling
 
@@ -121,15 +123,17 @@ def test_a_reading_that_is_resumed_anywhere_repeats_no_call_and_ends_the_same(
     text: str, chunk_tokens: int, mode: dict[str, Any], share: float
 ) -> None:
     whole = reader_of(text, chunk_tokens, mode).ask(QUESTION, text)
-    finished = whole.steps[: round(share * len(whole.steps))]
-    reader = reader_of(text, chunk_tokens, mode)
-
-    async def resume() -> list[Step]:
-        return [step async for step in reader.steps(QUESTION, text, finished=finished)]
-
-    rest = asyncio.run(resume())
-    assert len(rest) == len(whole.steps) - len(finished)
-    assert sorted(map(done, (*finished, *rest))) == sorted(map(done, whole.steps))
+    num_kept = round(share * whole.usage.calls)
+    stopped, resumed = reader_of(text, chunk_tokens, mode), reader_of(text, chunk_tokens, mode)
+    stopped.limits = Limits(max_calls=max(1, num_kept))
+    stopped.limits.num_calls = num_kept == 0
+    with tempfile.TemporaryDirectory() as folder:
+        with suppress(LimitReached):
+            stopped.ask(QUESTION, text, run_dir=Path(folder, "run"))
+        trace = resumed.ask(QUESTION, text, run_dir=Path(folder, "run"))
+    num_new = sum(step.usage.calls for step in trace.steps if not step.is_known)
+    assert num_new == whole.usage.calls - num_kept
+    assert sorted(map(done, trace.steps)) == sorted(map(done, whole.steps))
 
 
 @few

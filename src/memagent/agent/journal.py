@@ -6,59 +6,32 @@ tokenizer, the prompts, the settings. The address of the endpoint is not part of
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
-from memagent.agent.modes.carried import CARRIED, Carried, Replies, lines_of, read_replies
+from memagent import trust
 from memagent.agent.prompts import PromptSet
-from memagent.agent.trace import Step, journal_line, steps_by_question
+from memagent.agent.trace import Step, journal_line
 from memagent.config import AgentConfig
 from memagent.documents.document import Document
-from memagent.errors import RunError, RunNotWritable
-from memagent.files import reason_of
-from memagent.jsonl import LineFile, recover, sealed
+from memagent.errors import RunError
+from memagent.replies import REPLIES, Replies
 from memagent.runs import (
-    JOURNAL,
     MANIFEST,
     LimitsShape,
     ManifestShape,
     Run,
     check_manifest,
     read_manifest,
-    stored_usage,
 )
-from memagent.types import Usage
 
 KIND = "ask"
 FREE_SETTINGS = ("prompts", "answer_tokens", "ledger_tokens")
 """Settings that may change on resuming: the wording counts, not its name, and no memory depends on
 the length of the answer or on what it is shown."""
-
-SPENT = "spent.jsonl"
-"""File of a run with the usage of calls whose replies led to no step, one line for each step that failed."""
-LATER_SETTINGS: dict[str, Any] = {
-    "section_ends": "natural",
-    "empty_replies": "keep",
-    "no_change": False,
-    "evidence": False,
-    "quotes": "asked",
-    "items": False,
-    "quote_tokens": 256,
-    "ledger_tokens": 1024,
-    "stop_early": False,
-    "order": "text",
-    "mode": "in_order",
-    "rounds": 3,
-    "notes": "asked",
-}
-"""What settings were before they existed."""
 
 
 def identity(
@@ -138,6 +111,7 @@ class ReadingShape(ManifestShape):
     tokenizer: str
     prompts: _PromptsShape
     agent: dict[str, Any]
+    also: list[str] | None = None
     command: _CommandShape | None = None
 
 
@@ -149,28 +123,18 @@ def read_reading(path: Path) -> dict[str, Any]:
     return check_manifest(manifest, ReadingShape, path)
 
 
-def reads_in_order(manifest: Mapping[str, Any]) -> bool:
-    """Whether the sections of a reading follow each other as in the text."""
-    agent = manifest.get("agent", {})
-    return bool(agent.get("order", "text") == "text")
-
-
 class Journal:
-    """The steps of a reading, finished ones and new ones. Without a run it keeps nothing on disk."""
+    """A reading on disk: its replies, from which it is done again, and its steps for people to look at.
 
-    def __init__(self, run: Run | None, *, carried: Carried | None = None) -> None:
-        """`carried`: what is taken over from an earlier run, where nothing is kept on disk."""
-        carried = carried or Carried()
+    Without a run nothing is kept.
+    """
+
+    def __init__(self, run: Run | None = None, *, also: Sequence[Path] = ()) -> None:
+        """`also`: runs whose replies are used where the reading comes to the same prompts."""
         self._run = run
         self._lock = threading.Lock()
-        self._finished = (
-            steps_by_question(run.records, run.path, in_order=reads_in_order(run.manifest))
-            if run
-            else {number: list(steps) for number, steps in carried.steps.items()}
-        )
-        self._replies = read_replies(run.path) if run else carried.replies
-        self.spent = _stored_spent(run.path / SPENT) if run else Usage()
-        """What calls used whose replies led to no step, in earlier processes too."""
+        found = [path for path in (each / REPLIES for each in also) if os.path.lexists(path)]
+        self.replies = Replies(run.path / REPLIES if run else None, also=found)
 
     @classmethod
     def create(
@@ -179,85 +143,50 @@ class Journal:
         reading: Mapping[str, Any],
         *,
         files: Mapping[str, bytes] | None = None,
-        carried: Carried | None = None,
-        text: str = "",
+        also: Sequence[Path] = (),
     ) -> Journal:
-        """Begin a run, with what is carried over from an earlier one; `text` is what is read.
-
-        The run is there with all of it or not at all.
-        """
-        carried = carried or Carried()
-        lines = [
-            sealed(line_of(number, step, text)) + b"\n"
-            for number, steps in carried.steps.items()
-            for step in steps
-        ]
-        kept = {JOURNAL: b"".join(lines), CARRIED: b"".join(lines_of(carried.replies))}
-        files = {**(files or {}), **{name: data for name, data in kept.items() if data}}
-        run = Run.create(path, reading, files=files)
-        if not lines:
-            return cls(run)
-        run.close()
-        return cls(Run.open(run.path))
+        """Begin a run. A run that resumes it later finds `also` again if they were named on this machine."""
+        names = [str(each.absolute()) for each in also]
+        run = Run.create(
+            path, {**reading, "also": names} if names else reading, files=files, is_derived=True
+        )
+        try:
+            return cls(run, also=also)
+        except BaseException:
+            run.discard_if_empty()
+            run.close()
+            raise
 
     @classmethod
-    def open(
-        cls,
-        path: Path,
-        reading: dict[str, Any],
-        *,
-        carried: Carried | None = None,
-        text: str = "",
-    ) -> Journal:
+    def open(cls, path: Path, reading: dict[str, Any], *, also: Sequence[Path] = ()) -> Journal:
         """Begin a run at `path`, or resume the one that is there if it is the same reading."""
         if not (path / MANIFEST).exists():
-            return cls.create(path, reading, carried=carried, text=text)
-        check_same(read_reading(path), reading, path)
-        return cls(Run.open(path))
+            return cls.create(path, reading, also=also)
+        stored = read_reading(path)
+        check_same(stored, reading, path)
+        known = [each for each in stored.get("also") or () if trust.is_known("file", each)]
+        run = Run.open(path, is_derived=True)
+        try:
+            return cls(run, also=[*also, *map(Path, known)])
+        except BaseException:
+            run.close()
+            raise
 
     @property
     def path(self) -> Path | None:
         """Where the run is."""
         return self._run.path if self._run else None
 
-    def finished(self, question_number: int) -> list[Step]:
-        """Steps that were on disk when the run was opened."""
-        return self._finished.get(question_number, [])
-
-    def replies(self, question_number: int) -> Replies:
-        """Replies of an earlier run that may be used again."""
-        return self._replies.get(question_number, {})
-
-    def append(self, question_number: int, step: Step, *, text: str) -> None:
-        """Put a step on disk; returns when it is safe. `text` is what is read."""
+    def append(self, question_number: int, step: Step) -> None:
+        """Write down a step."""
         if self._run:
             with self._lock:
-                self._run.append(line_of(question_number, step, text))
+                self._run.append(journal_line(question_number, step))
 
-    def spend(self, usage: Usage) -> None:
-        """Put on disk what calls used whose replies led to no step."""
-        self.spent += usage
-        if self._run is None:
-            return
-        path = self._run.path / SPENT
-        try:
-            with self._lock, LineFile(path, checksums=True) as lines:
-                lines.append(json.dumps(asdict(usage)).encode())
-        except OSError as error:
-            raise RunNotWritable(f"cannot write to {path}: {reason_of(error)}") from None
-
-    async def append_in_thread(self, question_number: int, step: Step, *, text: str) -> None:
-        """As `append`, while other calls go on. Cancelled, it still waits until the step is safe."""
-        if self._run is None:
-            return
-        writing = asyncio.ensure_future(
-            asyncio.to_thread(self.append, question_number, step, text=text)
-        )
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            await writing
-            raise
+    def sync(self) -> None:
+        """Return when all steps are safe from a power cut."""
+        if self._run:
+            self._run.sync()
 
     def check_kept(self) -> None:
         """Raise RunNotWritable where what was written is no longer in the run directory."""
@@ -270,29 +199,9 @@ class Journal:
 
     def close(self) -> None:
         """Release the run directory."""
+        self.replies.close()
         if self._run:
             self._run.close()
-
-
-def _stored_spent(path: Path) -> Usage:
-    try:
-        return reduce(Usage.__add__, map(stored_usage, recover(path)), Usage())
-    except OSError as error:
-        raise RunError(f"cannot read {path}: {reason_of(error)}") from None
-    except ValueError:
-        raise RunError(f"{path} is damaged; delete it to resume without what it counts") from None
-
-
-def line_of(question_number: int, step: Step, text: str) -> bytes:
-    """A step as a line of the journal of a reading of `text`."""
-    section = step.section
-    digest = None if section is None else section_digest(text[section.start : section.end])
-    return journal_line(question_number, step, section_sha256=digest)
-
-
-def section_digest(text: str) -> str:
-    """Fingerprint of a section's text, by which a later run knows that it did not change."""
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def check_same(
@@ -316,18 +225,14 @@ def _difference(stored: dict[str, Any], reading: dict[str, Any]) -> str | None:
     if stored["prompts"]["sha256"] != reading["prompts"]["sha256"]:
         then, now = stored["prompts"]["name"], reading["prompts"]["name"]
         return f"the wording of the prompts has changed (then {then!r}, now {now!r})"
-    then = {**LATER_SETTINGS, **stored["agent"]}
-    free = FREE_SETTINGS if _merges(then) else (*FREE_SETTINGS, "notes")
+    then = stored["agent"]
+    free = (*FREE_SETTINGS, "notes") if then.get("mode") == "in_order" else FREE_SETTINGS
     for name, value in reading["agent"].items():
         if name not in free and then.get(name) != value:
             return f"{name} was {then.get(name)}, now {value}"
     if stored["prompts"].get("merging_sha256") != reading["prompts"].get("merging_sha256"):
         return "the wording of the prompts for notes and merges has changed"
     return None
-
-
-def _merges(agent: Mapping[str, Any]) -> bool:
-    return bool(agent["mode"] != "in_order")
 
 
 def _another_kind(stored: dict[str, Any]) -> str:

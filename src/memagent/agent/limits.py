@@ -36,8 +36,8 @@ class Limits:
         self.has_prices = prices is not None
         self.num_calls = 0
         self.cost = 0.0
-        self.on_lost: Callable[[Usage], object] | None = None
-        """Called with what calls used whose replies led to no step, such as empty answers."""
+        self.on_used: Callable[[Usage], object] | None = None
+        """Called with what each call used."""
         self._prices = prices or Prices(prompt=0.0, completion=0.0)
 
     def count(self, usage: Usage) -> None:
@@ -63,16 +63,13 @@ class Limits:
     def settle(self, reservation: Reservation, usage: Usage) -> None:
         """Replace what a call might have cost by what it did."""
         self.cost += self._cost(usage.prompt_tokens, usage.completion_tokens) - reservation.cost
+        if self.on_used and usage.calls:
+            self.on_used(usage)
 
     def release(self, reservation: Reservation) -> None:
         """Give back the room of a call that failed."""
         self.num_calls -= 1
         self.cost -= reservation.cost
-
-    def lose(self, usage: Usage) -> None:
-        """What was settled led to no step, so no step counts it."""
-        if self.on_lost and usage.calls:
-            self.on_lost(usage)
 
     def _cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         return self._prices.cost(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from memagent.agent.prompts import MemoryChange
 from memagent.agent.trace import Step
@@ -38,28 +38,10 @@ class ReadingState(NamedTuple):
     certainty: Mapping[str, float] = MappingProxyType({})
     """Log-probability of each line of the memory, where the engine reports any."""
 
-    @classmethod
-    def after(cls, finished: Sequence[Step], tokenizer: Tokenizer) -> Self:
-        """The state after steps that read sections in order."""
-        memory = finished[-1].memory if finished else ""
-        reads = [step for step in finished if step.section is not None]
-        is_enough = bool(reads) and "enough" in reads[-1].flags
-        return cls(memory, tokenizer.count(memory), is_enough, certainty_after(reads))
-
     def after_read(self, step: Step, num_tokens: int) -> ReadingState:
         """The state after one more section."""
         certainty = _with_lines(self.certainty, self.memory, step)
         return ReadingState(step.memory, num_tokens, "enough" in step.flags, certainty)
-
-
-def certainty_after(reads: Sequence[Step]) -> dict[str, float]:
-    """How certain the model was of each line of the last memory."""
-    found: dict[str, float] = {}
-    memory = ""
-    for step in reads:
-        found = _with_lines(found, memory, step)
-        memory = step.memory
-    return found
 
 
 def _with_lines(certainty: Mapping[str, float], old: str, step: Step) -> dict[str, float]:

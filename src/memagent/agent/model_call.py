@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple, TypeVar
 
 from memagent.agent.limits import Limits
@@ -20,6 +20,7 @@ from memagent.agent.trace import StepFlag
 from memagent.engines.base import BaseEngine
 from memagent.engines.retry import Failure, Patience
 from memagent.errors import LimitReached
+from memagent.replies import KeptReply, Scope
 from memagent.tokens.tokenizers import Tokenizer
 from memagent.types import Completion, Engine, Message, Sampling, Usage
 
@@ -38,20 +39,16 @@ class ModelCall(NamedTuple):
     started: float
     """Unix time."""
     seconds: float
-    is_carried: bool = False
-    """Whether an earlier run made it."""
-
-    @property
-    def was_cut(self) -> bool:
-        """Whether the limit ended the reply."""
-        return self.completion.finish_reason == "length"
+    replies: tuple[KeptReply, ...]
+    """All that it took: empty ones, and those that told how prompts are cut."""
 
     @property
     def flags(self) -> list[StepFlag]:
         """What the server says of the reply."""
-        flags: list[StepFlag] = ["reply_cut"] if self.was_cut else []
+        flags: list[StepFlag] = ["reply_cut"] if self.completion.finish_reason == "length" else []
         flags += ["withheld"] if self.completion.finish_reason == "content_filter" else []
-        return flags + (["refused"] if self.completion.refusal else [])
+        flags += ["refused"] if self.completion.refusal else []
+        return flags + (["carried"] if self.replies[-1].is_carried else [])
 
     @property
     def logprob(self) -> float | None:
@@ -69,6 +66,7 @@ class ModelCall(NamedTuple):
             "num_attempts": self.completion.num_attempts,
             "started": round(self.started, 6),
             "seconds": round(self.seconds, 6),
+            "is_known": self.replies[-1].is_known or self.replies[-1].is_carried,
         }
 
 
@@ -80,48 +78,64 @@ async def call_model(
     sampling: Sampling,
     *,
     prompt_tokens: int | None = None,
+    known: Scope | None = None,
 ) -> ModelCall:
     """One reply. Raises LimitReached before a call that could exceed a limit.
 
-    An empty reply of an endpoint is requested again a few times; each request is a call.
+    An empty reply of an endpoint is requested again a few times; each request is a call. What is `known` is not
+    requested, and counts in no limit.
     Without `prompt_tokens` the prompt is counted only for a limit on cost, a missing usage or an endpoint that may
     cut it: counting a long prompt can take longer than the call.
     """
     serving = engine.serving if isinstance(engine, BaseEngine) else None
     tries_left = serving.num_tries if serving else 1
-    request = partial(_request, engine, tokenizer, limits)
-    started, clock = time.time(), time.perf_counter()
-    used, num_attempts, patience = Usage(), 0, Patience(math.inf)
+    patience = Patience(math.inf)
+    replies: list[KeptReply] = []
+
+    async def request(
+        messages: Sequence[Message], sampling: Sampling, prompt_tokens: int | None = None
+    ) -> KeptReply:
+        ask = partial(_request, engine, tokenizer, limits, messages, sampling, prompt_tokens)
+        found = await (known.known(ask, messages, sampling) if known else ask())
+        replies.append(found)
+        return found
 
     async def count(others: Sequence[Message]) -> int | None:
-        nonlocal used
-        _, usage = await request(others, replace(sampling, max_tokens=16), None)
-        used += usage
-        return None if usage.is_estimated else usage.prompt_tokens
+        usage = (await request(others, replace(sampling, max_tokens=16))).completion.usage
+        return None if usage is None or usage.is_estimated else usage.prompt_tokens
 
     try:
         while True:
-            completion, usage = await request(messages, sampling, prompt_tokens)
+            reply = await request(messages, sampling, prompt_tokens)
+            completion = reply.completion
             tries_left -= 1
-            used += usage
-            num_attempts += completion.num_attempts
             has_reason = completion.refusal or completion.finish_reason in REASONS
             if completion.text.strip() or has_reason or not tries_left:
                 break
+            if reply.is_known or reply.is_carried:
+                continue
             failure = Failure(kind="failed", reason="an empty reply")
             delay = patience.delay(failure, has_answered=True) or 0.0
             if isinstance(engine, BaseEngine) and engine.on_retry:
                 engine.on_retry(failure, delay)
             await asyncio.sleep(delay)
-        if serving and not usage.is_estimated:
+        num_attempts = sum(each.completion.num_attempts for each in replies)
+        usage = completion.usage
+        if serving and usage and not reply.is_carried and not usage.is_estimated:
             own = prompt_tokens or tokenizer.count_messages(messages)
-            reported = usage.prompt_tokens
-            await check_not_cut(serving, messages, tokenizer, count, reported, own)
-    except BaseException:
-        limits.lose(used)
+            await check_not_cut(serving, messages, tokenizer, count, usage.prompt_tokens, own)
+    except BaseException:  # they lead to nothing, and are requested again when the work is resumed
+        if known:
+            await known.forget(replies)
         raise
-    completion = replace(completion, num_attempts=num_attempts)
-    return ModelCall(completion, used, started, time.perf_counter() - clock)
+    last = replies[-1]
+    return ModelCall(
+        completion=replace(completion, num_attempts=num_attempts),
+        usage=reduce(Usage.__add__, (one.completion.usage or Usage() for one in replies)),
+        started=replies[0].started,
+        seconds=0.0 if reply.is_carried else last.started + last.seconds - replies[0].started,
+        replies=tuple(replies),
+    )
 
 
 async def _request(
@@ -131,18 +145,20 @@ async def _request(
     messages: Sequence[Message],
     sampling: Sampling,
     prompt_tokens: int | None,
-) -> tuple[Completion, Usage]:
-    """One reply and what it took, within the limits."""
+) -> KeptReply:
+    """One reply with what it took, within the limits."""
     if prompt_tokens is None and limits.max_cost is not None:
         prompt_tokens = tokenizer.count_messages(messages)
     reservation = limits.reserve(
         prompt_tokens=prompt_tokens or 0, completion_tokens=sampling.max_tokens
     )
+    started, clock = time.time(), time.perf_counter()
     try:
         completion = await engine.complete(messages, sampling)
     except BaseException:
         limits.release(reservation)
         raise
+    seconds = time.perf_counter() - clock
     usage = completion.usage
     if usage is None:
         if prompt_tokens is None:
@@ -154,7 +170,7 @@ async def _request(
             is_estimated=True,
         )
     limits.settle(reservation, usage)
-    return completion, usage
+    return KeptReply(replace(completion, usage=usage), round(started, 6), round(seconds, 6))
 
 
 async def all_or_none(calls: Sequence[Awaitable[T]]) -> list[T]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from memagent.agent.budget import NOTE_MARK_TOKENS, Budget
-from memagent.agent.journal import check_same, read_reading
-from memagent.agent.modes.carried import Replies
-from memagent.agent.modes.continuation import carry_over
+from memagent.agent.journal import Journal, check_same, read_reading
+from memagent.agent.limits import Limits
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace
 from memagent.agent.work import Speed, Work
 from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
+from memagent.errors import LimitReached
+from memagent.replies import Scope
 
 MOST_COUNTED = 500
 """Questions whose prompts are counted, at most; of more, these are a sample."""
@@ -80,12 +83,6 @@ def done_in(steps: Sequence[Step]) -> DoneBefore:
     )
 
 
-def replied_in(reader: Reader, chunks: Chunks, replies: Replies) -> DoneBefore:
-    """What the replies of an earlier run leave out in the first round."""
-    known = (chunk for chunk in chunks if reader.reply_key(chunk) in replies)
-    return DoneBefore(frozenset(chunk.start for chunk in known))
-
-
 async def done_before(
     reader: Reader,
     questions: Sequence[str],
@@ -100,13 +97,33 @@ async def done_before(
         return [done_in(trace.steps) for trace in Trace.load(resumes)]
     if continues is None:
         return [DoneBefore() for _ in questions]
-    carried = await carry_over(reader, continues, questions, chunks)
+    also = reader.continued(continues, questions, chunks.document)
+    replies = Journal(also=also).replies
     return [
-        replied_in(reader, chunks, carried.replies[number])
-        if number in carried.replies
-        else done_in(carried.steps.get(number, ()))
-        for number in range(len(questions))
+        await _known_of(reader, question, chunks, replies.scope(str(number)))
+        for number, question in enumerate(questions)
     ]
+
+
+async def _known_of(reader: Reader, question: str, chunks: Chunks, known: Scope) -> DoneBefore:
+    """What the replies of an earlier run leave out, of a reading in rounds in the first one."""
+    if reader.config.merges:
+        sampling = reader.sampling(reader.check(question).read_reply)
+        starts = (
+            chunk.start
+            for chunk in chunks
+            for messages in [reader.section_messages(question, chunk, "")]
+            if known.knows(messages, sampling)
+        )
+        return DoneBefore(frozenset(starts))
+    replaying = copy(reader)
+    replaying.limits = Limits(max_calls=1)
+    replaying.limits.num_calls = 1  # no call leaves
+    steps = []
+    with suppress(LimitReached):
+        async for step in replaying.steps(question, chunks, known=known):
+            steps.append(step)
+    return done_in(steps)
 
 
 def plan_reading(
@@ -125,14 +142,7 @@ def plan_reading(
     counts = {each: _SectionCount() for each in alike}
     for chunk in chunks:
         for (question, before), count in counts.items():
-            messages = reader.prompts.section_messages(
-                is_parallel=reader.config.asks_notes,
-                question=question,
-                section=chunk.text,
-                memory="",
-                section_number=chunk.index + 1,
-                memory_tokens=reader.config.memory_tokens,
-            )
+            messages = reader.section_messages(question, chunk, "")
             tokens = reader.tokenizer.count_messages(messages)
             count.add(tokens, is_done=before.is_answered or chunk.start in before.starts)
     num_chunks = max((count.num_all for count in counts.values()), default=0)

@@ -166,11 +166,6 @@ class PromptSet:
         wording = [self.note, self.merge, self.nothing]
         return hashlib.sha256(json.dumps(wording).encode()).hexdigest()
 
-    def numbers_sections(self, is_parallel: bool) -> bool:
-        """Whether prompts tell the number of a section."""
-        template = self._section_template(is_parallel)
-        return "section_number" in {slot for _, slot in _slot.findall(template)}
-
     def _section_template(self, is_parallel: bool) -> str:
         return self.note if is_parallel else self.read
 

@@ -26,28 +26,27 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Unpack
 
-from memagent import blocking
+from memagent import blocking, trust
 from memagent.agent.budget import Budget, check_budget
 from memagent.agent.evidence.answers import cite, show_ledger, with_ledger
 from memagent.agent.evidence.ledger import ledger_of
 from memagent.agent.evidence.quotes import Quote, place_copies, place_quotes
 from memagent.agent.evidence.replies import ParsedReply, ReplyFormat, parse_reply, shielded
-from memagent.agent.journal import Journal, identity, section_digest
+from memagent.agent.journal import Journal, check_same, identity, read_reading
 from memagent.agent.limits import Limits
 from memagent.agent.memory import ReadingState, rewrite, spans_of, split_reasoning
 from memagent.agent.model_call import ModelCall, call_model
-from memagent.agent.modes.carried import Replies, answer_key, carried_call, read_key
-from memagent.agent.modes.continuation import carry_over
 from memagent.agent.modes.parallel import CALLS_AT_ONCE, CallSlots, reading_apart
-from memagent.agent.modes.section_order import SectionOrder, gaps, order_sections
+from memagent.agent.modes.section_order import SectionOrder, order_sections
 from memagent.agent.prompts import MemoryChange, PromptSet, prompts_for
-from memagent.agent.trace import Section, Step, Trace, total_usage
+from memagent.agent.trace import Section, Step, Trace
 from memagent.config import AgentConfig, ReadingSettings
-from memagent.documents.chunking import EDGE_TOKENS, Chunks
+from memagent.documents.chunking import Chunks
 from memagent.documents.document import Chunk, Document
 from memagent.engines.base import SETTINGS, BaseEngine, open_engine
-from memagent.errors import ConfigError, DocumentError, EmptyAnswer, RunError
+from memagent.errors import ConfigError, DocumentError, EmptyAnswer
 from memagent.files import reason_of
+from memagent.replies import Scope
 from memagent.tokens.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
 from memagent.types import Engine, Message, Sampling
 
@@ -117,8 +116,8 @@ class Reader:
     ) -> Trace:
         """Read the document and answer.
 
-        With a run directory every step is on disk before the next call; asking the same again with
-        the same directory resumes where it stopped. With `continues`, the directory of a run over an earlier
+        With a run directory every reply is on disk before it is used; asking the same again with
+        the same directory repeats no call. With `continues`, the directory of a run over an earlier
         version of the text, only what is new or changed is read.
         """
         [trace] = await self.aask_many([question], document, run_dir=run_dir, continues=continues)
@@ -150,11 +149,11 @@ class Reader:
             raise ConfigError("`questions` is a list; ask a single question with ask or aask")
         chunks = self.chunks(document)
         identity = self.identity(questions, chunks.document)
-        carried = await carry_over(self, Path(continues), questions, chunks) if continues else None
+        also = self.continued(continues, questions, chunks.document)
         journal = (
-            Journal(None, carried=carried)
+            Journal(also=also)
             if run_dir is None
-            else Journal.open(Path(run_dir), identity, carried=carried, text=chunks.document.text)
+            else Journal.open(Path(run_dir), identity, also=also)
         )
         try:
             return await self.read(questions, chunks, journal)
@@ -168,22 +167,20 @@ class Reader:
         journal: Journal,
         on_step: Callable[[int, Step], None] | None = None,
     ) -> list[Trace]:
-        """Answer questions concurrently, journalling each step before the next call is sent.
+        """Answer questions concurrently; replies that the journal has are used again.
 
         When one question fails the others are still read as far as they get, then the first error
-        is raised. `on_step` gets the number of a question and its new step. What the journal
+        is raised. `on_step` gets the number of a question and its step. What the journal
         holds already counts towards the limits.
         """
-        self.limits.on_lost = journal.spend
-        self.limits.count(journal.spent)
-        for number in range(len(questions)):
-            self.limits.count(total_usage(journal.finished(number)))
+        self.limits.count(journal.replies.usage)
         slots = self.call_slots()
         readings = [
             self._read_one(number, checked_question(question), chunks, journal, on_step, slots)
             for number, question in enumerate(questions)
         ]
         results = await asyncio.gather(*readings, return_exceptions=True)
+        await asyncio.to_thread(journal.sync)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -198,20 +195,11 @@ class Reader:
         on_step: Callable[[int, Step], None] | None,
         slots: CallSlots,
     ) -> Trace:
-        done = list(journal.finished(number))
-        reading = self.steps(
-            question,
-            chunks,
-            finished=journal.finished(number),
-            slots=slots,
-            replies=journal.replies(number),
-        )
-        async with aclosing(reading) as steps:
+        done: list[Step] = []
+        known = journal.replies.scope(str(number))
+        async with aclosing(self.steps(question, chunks, slots=slots, known=known)) as steps:
             async for step in steps:
-                if self.config.merges:  # other calls are in flight: they do not wait for the disk
-                    await journal.append_in_thread(number, step, text=chunks.document.text)
-                else:
-                    journal.append(number, step, text=chunks.document.text)
+                journal.append(number, step)
                 done.append(step)
                 if on_step:
                     on_step(number, step)
@@ -228,6 +216,22 @@ class Reader:
             prompts=self.prompts,
         )
 
+    def continued(
+        self, path: str | Path | None, questions: Sequence[str], document: Document
+    ) -> list[Path]:
+        """The run whose replies are used again, if there is one; it is recorded as named on this machine.
+
+        Raises RunError where it asks something else, or with another model or other settings.
+        """
+        if path is None:
+            return []
+        path = Path(path).absolute()
+        stored = read_reading(path)
+        wanted = {**self.identity(questions, document), "document": stored["document"]}
+        check_same(stored, wanted, path, what="continue")
+        trust.remember("file", str(path))
+        return [path]
+
     def iter_steps(self, question: str, document: Document | str) -> Iterator[Step]:
         """The steps as they happen, for ordinary code."""
         return blocking.iterate(self.steps(question, document))
@@ -237,14 +241,12 @@ class Reader:
         question: str,
         document: Document | Chunks | str,
         *,
-        finished: Sequence[Step] = (),
         slots: CallSlots | None = None,
-        replies: Replies | None = None,
+        known: Scope | None = None,
     ) -> AsyncGenerator[Step, None]:
-        """The steps as they happen; those in `finished` are not repeated.
+        """The steps as they happen; replies that are `known` are not asked for again.
 
-        Questions over one text whose sections are read apart from each other share `slots`; `replies` of an
-        earlier reading are then used where the same is asked again.
+        Questions over one text whose sections are read apart from each other share `slots`.
         """
         question = checked_question(question)
         budget = self.check(question)
@@ -252,28 +254,25 @@ class Reader:
         if not chunks.document.text:
             raise DocumentError("the text is empty; there is nothing to read")
         reading = (
-            reading_apart(self, question, chunks, budget, finished, slots, replies or {})
+            reading_apart(self, question, chunks, budget, slots, known)
             if self.config.merges
-            else self._in_order(question, chunks, budget, finished)
+            else self._in_order(question, chunks, budget, known)
         )
         async with aclosing(reading) as steps:
             async for step in steps:
                 yield step
 
     async def _in_order(
-        self, question: str, chunks: Chunks, budget: Budget, finished: Sequence[Step]
+        self, question: str, chunks: Chunks, budget: Budget, known: Scope | None
     ) -> AsyncGenerator[Step, None]:
         """One section after the other, with one memory."""
         sections = await order_sections(chunks, question, self.config.order)
-        await self._check_finished(finished, sections)
-        state = ReadingState.after(finished, self.tokenizer)
-        if finished and finished[-1].kind == "answer":
-            return
-        done = list(finished)
-        chunk = None if self._has_enough(state) else await sections.get(len(done))
+        state = ReadingState()
+        done: list[Step] = []
+        chunk = await sections.get(0)
         while chunk is not None:
             reading = asyncio.ensure_future(
-                self.read_section(question, len(done), chunk, state, budget, chunks.document)
+                self.read_section(question, len(done), chunk, state, budget, chunks.document, known)
             )
             try:
                 await asyncio.sleep(0)  # the request is sent; the next section is cut meanwhile
@@ -283,25 +282,8 @@ class Reader:
                 reading.cancel()
             done.append(step)
             yield step
-            chunk = None if self._has_enough(state) else upcoming
-        yield await self.write_answer(question, done, state, budget, sections)
-
-    def _has_enough(self, state: ReadingState) -> bool:
-        """Whether the model said that its memory is enough, and may stop."""
-        return self.config.stop_early and state.is_enough
-
-    async def _check_finished(self, finished: Sequence[Step], sections: SectionOrder) -> None:
-        """Raise RunError where finished steps are not of this text, and take over their sections."""
-        chunks = sections.chunks
-        if sections.ranking is None:
-            _check_sections(finished, chunks, self.tokenizer, self.config.chunk_tokens)
-            chunks.restore(spans_of(finished))
-        else:
-            for position, span in enumerate(spans_of(finished)):
-                chunk = await sections.get(position)
-                if chunk is None or (chunk.start, chunk.end) != (span.start, span.end):
-                    raise _damaged()
-        _check_quotes(finished, chunks.document.text)
+            chunk = None if self.config.stop_early and state.is_enough else upcoming
+        yield await self.write_answer(question, done, state, budget, sections, known)
 
     def call_slots(self) -> CallSlots:
         """Places for calls, as many as the engine works on at once."""
@@ -346,14 +328,11 @@ class Reader:
         state: ReadingState,
         budget: Budget,
         document: Document,
-        replies: Replies | None = None,
+        known: Scope | None = None,
     ) -> tuple[Step, ReadingState]:
-        """Read a section with the memory of those before; the step, and the state after it.
-
-        The call is not made where `replies` of an earlier reading have it.
-        """
+        """Read a section with the memory of those before; the step, and the state after it."""
         section = self.section_text(chunk)
-        call = await self.call_on_section(question, chunk, section, state, budget, replies)
+        call = await self.call_on_section(question, chunk, state, budget, known)
         reply, reasoning = split_reasoning(call.completion.text)
         parsed = parse_reply(reply, self.reply_format)
         new = rewrite(
@@ -371,7 +350,6 @@ class Reader:
         flags += ["memory_kept"] if new.was_kept else []
         flags += ["malformed"] if parsed.is_malformed else []
         flags += ["enough"] if parsed.says_enough else []
-        flags += ["carried"] if call.is_carried else []
         step = Step(
             kind="read",
             index=position,
@@ -389,30 +367,25 @@ class Reader:
         self,
         question: str,
         chunk: Chunk,
-        section: str,
         state: ReadingState,
         budget: Budget,
-        replies: Replies | None,
+        known: Scope | None,
     ) -> ModelCall:
-        """The reply to a section, shown as `section`; an earlier one where `replies` have it."""
-        is_parallel = self.config.asks_notes
-        if replies and (call := carried_call(replies, self.reply_key(chunk, state.memory))):
-            return call
-        messages = self.prompts.section_messages(
-            is_parallel=is_parallel,
+        """The reply to a section."""
+        messages = self.section_messages(question, chunk, state.memory)
+        prompt_tokens = budget.read_template + budget.question + chunk.num_tokens + state.num_tokens
+        return await self.call(messages, prompt_tokens, max_tokens=budget.read_reply, known=known)
+
+    def section_messages(self, question: str, chunk: Chunk, memory: str) -> list[Message]:
+        """The prompt of a section."""
+        return self.prompts.section_messages(
+            is_parallel=self.config.asks_notes,
             question=question,
-            section=section,
-            memory=state.memory,
+            section=self.section_text(chunk),
+            memory=memory,
             section_number=chunk.index + 1,
             memory_tokens=self.config.memory_tokens,
         )
-        prompt_tokens = budget.read_template + budget.question + chunk.num_tokens + state.num_tokens
-        return await self.call(messages, prompt_tokens, max_tokens=budget.read_reply)
-
-    def reply_key(self, chunk: Chunk, memory: str = "") -> str:
-        """What the reply to a section that is read with a memory is stored under."""
-        has_number = self.prompts.numbers_sections(self.config.asks_notes)
-        return read_key(section_digest(chunk.text), memory, chunk.index + 1 if has_number else None)
 
     def section_text(self, chunk: Chunk) -> str:
         """A section as the model sees it; where replies have marks, those that the text holds are none."""
@@ -439,7 +412,7 @@ class Reader:
         state: ReadingState,
         budget: Budget,
         sections: SectionOrder,
-        replies: Replies | None = None,
+        known: Scope | None = None,
     ) -> Step:
         """Answer from the memory and the quotes, as the step after those that are done."""
         ledger = ledger_of(quote for step in done for quote in step.quotes)
@@ -451,24 +424,15 @@ class Reader:
             max_tokens=budget.ledger,
             with_counts=self.config.items,
         )
-        key = answer_key(
-            state.memory,
-            ledger,
+        messages = self.prompts.answer_messages(
+            question=question,
+            memory=with_ledger(state.memory, shown.text),
             num_sections=len({span.start for span in spans}),
             answer_tokens=self.config.answer_tokens,
-            ledger_tokens=self.config.ledger_tokens,
         )
-        call = carried_call(replies or {}, key)
-        if call is None:
-            messages = self.prompts.answer_messages(
-                question=question,
-                memory=with_ledger(state.memory, shown.text),
-                num_sections=len({span.start for span in spans}),
-                answer_tokens=self.config.answer_tokens,
-            )
-            prompt_tokens = budget.answer_template + budget.question + state.num_tokens
-            prompt_tokens += self.tokenizer.count(shown.text)
-            call = await self.call(messages, prompt_tokens, max_tokens=budget.answer_reply)
+        prompt_tokens = budget.answer_template + budget.question + state.num_tokens
+        prompt_tokens += self.tokenizer.count(shown.text)
+        call = await self.call(messages, prompt_tokens, max_tokens=budget.answer_reply, known=known)
         reply, reasoning = split_reasoning(call.completion.text)
         unread = sections.unread(spans)
         copied = state.memory if self.config.quotes == "copied" else ""
@@ -476,7 +440,6 @@ class Reader:
         flags = call.flags
         flags += ["stopped_early"] if unread else []
         flags += ["citations_inferred"] if cited and cited.is_inferred else []
-        flags += ["carried"] if call.is_carried else []
         step = Step(
             kind="answer",
             index=len(done),
@@ -490,27 +453,38 @@ class Reader:
             **call.measures(),
         )
         if not reply:
-            self.limits.lose(call.usage)
+            if known is not None:
+                await known.forget(call.replies)
             raise EmptyAnswer(no_answer(step), step)
         return step
 
     async def call(
-        self, messages: list[Message], prompt_tokens: int, *, max_tokens: int
+        self,
+        messages: list[Message],
+        prompt_tokens: int,
+        *,
+        max_tokens: int,
+        known: Scope | None = None,
     ) -> ModelCall:
         """One reply, sampled as the settings say, within the limits."""
-        sampling = Sampling(
-            max_tokens=max_tokens,
-            temperature=self.config.temperature,
-            top_p=self.config.top_p,
-            seed=self.config.seed,
-        )
         return await call_model(
             self.engine,
             self.tokenizer,
             self.limits,
             messages,
-            sampling,
+            self.sampling(max_tokens),
             prompt_tokens=prompt_tokens,
+            known=known,
+        )
+
+    def sampling(self, max_tokens: int) -> Sampling:
+        """How replies of so many tokens are sampled."""
+        config = self.config
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            seed=config.seed,
         )
 
 
@@ -609,49 +583,10 @@ def _resolve_tokenizer(
     return tokenizer, None
 
 
-def _check_sections(
-    steps: Sequence[Step], chunks: Chunks, tokenizer: Tokenizer, chunk_tokens: int
-) -> None:
-    """Raise RunError where the sections of finished steps are not sections of this text."""
-    spans = spans_of(steps)
-    text = chunks.document.text
-    is_joined = all(
-        span.start == start < span.end
-        for span, start in zip(spans, [0, *(span.end for span in spans)], strict=False)
-    )
-    end = spans[-1].end if spans else 0
-    last_step = steps[-1] if steps else None
-    is_read = end <= len(text)
-    if last_step is not None and last_step.kind == "answer":
-        is_read = gaps([(span.start, span.end) for span in spans], len(text)) == last_step.unread
-    if is_joined and is_read and spans:
-        last = spans[-1]  # no other section tells where this one ends
-        num_tokens = tokenizer.count(text[last.start : last.end])
-        is_joined = abs(num_tokens - last.num_tokens) <= max(EDGE_TOKENS, last.num_tokens // 50)
-        is_joined = is_joined and num_tokens <= chunk_tokens + EDGE_TOKENS
-    if not is_joined or not is_read:
-        raise _damaged()
-
-
-def _check_quotes(steps: Sequence[Step], text: str) -> None:
-    """Raise RunError where a quote of a finished step is not what the text has at its place."""
-    for step in steps:
-        for quote in step.quotes:
-            if quote.is_found and text[slice(*quote.span)] != quote.text:
-                raise _damaged()
-
-
 def _check_no_path(text: str) -> None:
     """Raise DocumentError for the name of a file in place of its text."""
     if len(text) < 256 and len(text.split()) == 1 and Path(text).is_file():
         raise DocumentError(f"{text} is a file; read it with Document.load({text!r})")
-
-
-def _damaged() -> RunError:
-    return RunError(
-        "the finished steps have sections that are not those of this text: the run is damaged; "
-        "start a new one"
-    )
 
 
 def no_answer(step: Step) -> str:

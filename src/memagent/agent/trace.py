@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields
 from functools import reduce
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from memagent.agent import display
 from memagent.agent.evidence.ledger import Citation, ledger_of, without_sources
@@ -113,6 +113,8 @@ class Step:
     """The steps whose notes or memories a merge combines, by index."""
     missing: str | None = None
     """What a merge says is still missing; the next round looks for it."""
+    is_known: bool = field(default=False, compare=False)
+    """Whether its reply was on disk, so that no call was made now. It is not stored."""
 
     @property
     def start(self) -> int | None:
@@ -126,7 +128,10 @@ class Step:
     @property
     def unused(self) -> set[str]:
         """Fields that files leave out because they hold nothing: a plain reading has none of them."""
-        return {each.name for each in _optional_fields if getattr(self, each.name) == each.default}
+        unused = (
+            each.name for each in _optional_fields if getattr(self, each.name) == each.default
+        )
+        return {"is_known", *unused}
 
     @classmethod
     def from_json(cls, data: bytes | str | dict[str, Any]) -> Step:
@@ -268,11 +273,11 @@ class Trace:
     @classmethod
     def load(cls, run_dir: str | Path) -> list[Trace]:
         """The traces of a run directory, one per question, finished or not."""
-        from memagent.agent.journal import read_reading, reads_in_order  # they need this module
+        from memagent.agent.journal import read_reading  # it needs this module
 
         path = Path(run_dir)
         manifest = read_reading(path)
-        steps = steps_by_question(read_records(path), path, in_order=reads_in_order(manifest))
+        steps = steps_by_question(read_records(path), path)
         return [
             cls(
                 question=question,
@@ -310,92 +315,38 @@ def call_seconds(steps: Iterable[Step]) -> float:
     return total
 
 
-def journal_line(question_number: int, step: Step, *, section_sha256: str | None = None) -> bytes:
-    """A step as it stands in a run's journal, with the fingerprint of the text it read."""
-    digest = b"" if section_sha256 is None else b'"section_sha256":"%b",' % section_sha256.encode()
-    return b'{"question":%d,%b"step":%b}' % (question_number, digest, step.to_json())
+def journal_line(question_number: int, step: Step) -> bytes:
+    """A step as it stands in a run's journal."""
+    return b'{"question":%d,"step":%b}' % (question_number, step.to_json())
 
 
-def section_digests(records: Iterable[dict[str, Any]]) -> dict[int, list[str | None]]:
-    """Fingerprints of the sections that steps of a journal read, by question number, in order."""
-    found: dict[int, list[str | None]] = {}
-    for record in records:
-        digest = record.get("section_sha256")
-        known = found.setdefault(record["question"], [])
-        known.append(digest if isinstance(digest, str) else None)
-    return found
-
-
-def steps_by_question(
-    records: Iterable[dict[str, Any]], path: Path, *, in_order: bool = True
-) -> dict[int, list[Step]]:
-    """The steps of the journal at `path`, by question number, in order and without gaps.
-
-    `in_order`: sections follow each other as in the text.
-    """
-    questions: dict[int, _StepOrder] = {}
+def steps_by_question(records: Iterable[dict[str, Any]], path: Path) -> dict[int, list[Step]]:
+    """The steps in the journal at `path`, by question number. Raises RunError for what no reading wrote."""
+    questions: dict[int, list[Step]] = {}
     for number, record in enumerate(records, start=1):
         try:
             step = Step.from_json(record["step"])
-            order = questions.setdefault(record["question"], _StepOrder(in_order=in_order))
-            is_next = order.take(step)
+            steps = questions.setdefault(_number.validate_python(record["question"]), [])
+            if step.index != len(steps) or not _is_sound(step):
+                raise ValueError
         except (KeyError, TypeError, ValueError):
-            is_next = False
-        if not is_next:
-            raise RunError(
-                f"{path / JOURNAL}, line {number}, is damaged; the run cannot be resumed"
-            )
-    return {number: order.steps for number, order in questions.items()}
-
-
-class _StepOrder:
-    """The steps of one question so far, and which step can follow."""
-
-    def __init__(self, *, in_order: bool) -> None:
-        self.steps: list[Step] = []
-        self._in_order = in_order
-        self._read: set[tuple[int | None, int]] = set()
-        """Round and start of the sections that were read."""
-
-    def take(self, step: Step) -> bool:
-        """Add a step; False where it cannot follow those before."""
-        if step.index != len(self.steps) or not _is_sound(step) or not self._can_follow(step):
-            return False
-        self.steps.append(step)
-        if step.section is not None:
-            self._read.add((step.round, step.section.start))
-        return True
-
-    def _can_follow(self, step: Step) -> bool:
-        """Whether sections join, merges have inputs, and nothing follows an answer."""
-        last = self.steps[-1] if self.steps else None
-        if last is not None and last.kind == "answer":
-            return False
-        if step.kind == "merge":
-            return step.section is None and _are_inputs(step.inputs, len(self.steps))
-        if step.kind == "answer" or step.section is None:
-            return step.kind == "answer" and step.section is None
-        section = step.section
-        if section.num_tokens < 0 or (step.round, section.start) in self._read:
-            return False
-        if step.round is not None or not self._in_order:
-            return 0 <= section.start < section.end
-        joined = last.section.end if last is not None and last.section is not None else 0
-        return section.start == joined < section.end and (last is None or last.kind == "read")
+            raise RunError(f"{path / JOURNAL}, line {number}, is damaged") from None
+        steps.append(step)
+    return questions
 
 
 def _is_sound(step: Step) -> bool:
-    """Whether no measure of a step is negative."""
-    usage = step.usage
+    """Whether no measure of a step is negative, and its section and inputs can be there."""
+    usage, section = step.usage, step.section
     counts = (usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-    return min(counts) >= 0 and 0 <= step.seconds < math.inf and step.num_attempts >= 1
-
-
-def _are_inputs(inputs: tuple[int, ...], num_steps: int) -> bool:
-    """Whether these are earlier steps, each once."""
-    if not inputs or len({*inputs}) < len(inputs):
-        return False
-    return 0 <= min(inputs) <= max(inputs) < num_steps
+    return (
+        min(*counts, *step.inputs, 0) >= 0
+        and max(step.inputs, default=-1) < step.index
+        and 0 <= step.seconds < math.inf
+        and step.num_attempts >= 1
+        and (section is not None) == (step.kind == "read")
+        and (section is None or 0 <= section.start < section.end)
+    )
 
 
 _OPTIONAL = (
@@ -412,4 +363,5 @@ _OPTIONAL = (
 )
 _optional_fields = tuple(each for each in fields(Step) if each.name in _OPTIONAL)
 _steps = TypeAdapter(Step)
+_number = TypeAdapter(Annotated[int, Field(ge=0, strict=True)])
 _traces = TypeAdapter(Trace)

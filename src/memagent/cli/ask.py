@@ -15,12 +15,10 @@ from typing import Any
 import click
 
 from memagent.agent import work
-from memagent.agent.journal import Journal, check_same, read_reading
-from memagent.agent.modes.carried import Carried
-from memagent.agent.modes.continuation import carry_over
+from memagent.agent.journal import Journal
 from memagent.agent.plan import MOST_COUNTED, done_before, plan_reading
 from memagent.agent.reader import Reader
-from memagent.agent.trace import Step, Trace, call_seconds, model_changes, total_usage
+from memagent.agent.trace import Step, Trace, call_seconds, model_changes
 from memagent.cli.ask_output import print_answers, print_plan
 from memagent.cli.ask_progress import ReadingProgress
 from memagent.cli.ask_request import AskOptions, AskRequest, make_request
@@ -41,7 +39,7 @@ from memagent.engines.addresses import OPENAI_URL, endpoint_from
 from memagent.engines.base import BaseEngine, check_engine, check_installed
 from memagent.errors import DocumentError, RunError
 from memagent.run_files import read_file
-from memagent.runs import MANIFEST, Run
+from memagent.runs import MANIFEST
 
 MAX_PLACES = 5
 """Places that a message names."""
@@ -252,17 +250,14 @@ class Ask:
         identity = reader.identity(request.questions, chunks.document)
         resume = self._options.run.resume if self._continues is None else None
         if resume:
-            check_same(read_reading(resume), identity, resume)
-            return Journal(Run.open(resume))
+            return Journal.open(resume, identity)
         files = {STDIN_COPY: self._stdin_bytes} if "-" in request.paths else {}
         manifest = {**identity, "command": request.kept(engine)}
         if self._continues is None:
             return Journal.create(self._options.run.run_dir, manifest, files=files)
-        carried = await carry_over(reader, self._continues, request.questions, chunks)
-        self._report_carried(carried)
-        return Journal.create(
-            self._new_run_dir(), manifest, files=files, carried=carried, text=chunks.document.text
-        )
+        also = reader.continued(self._continues, request.questions, chunks.document)
+        self._console.report(f"continuing {self._continues}")
+        return Journal.create(self._new_run_dir(), manifest, files=files, also=also)
 
     def _new_run_dir(self) -> Path | None:
         """Where a run goes; the runs of --watch after the first are numbered."""
@@ -273,15 +268,6 @@ class Ask:
         return next(
             each for n in numbers if not (each := path.with_name(f"{path.name}-{n}")).exists()
         )
-
-    def _report_carried(self, carried: Carried) -> None:
-        num = sum(step.section is not None for steps in carried.steps.values() for step in steps)
-        if carried.replies:
-            what = "sections that did not change are not read again"
-        else:
-            those = "1 section is" if num == 1 else f"{num} sections are"
-            what = f"{those} not read again" if num else "all sections are read again"
-        self._console.report(f"continuing {self._continues}: {what}")
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -310,10 +296,10 @@ class Ask:
         journal: Journal,
         engine: BaseEngine,
     ) -> list[Trace]:
-        """Read with the progress shown, steps of earlier calls included."""
+        """Read with the progress shown."""
         progress = ReadingProgress(
             chunks,
-            [journal.finished(number) for number in range(len(request.questions))],
+            len(request.questions),
             console=self._console,
             show_memory=self._options.show_memory,
             config=reader.config,
@@ -369,7 +355,7 @@ class Ask:
         self, traces: Sequence[Trace], journal: Journal, reader: Reader, document: Document
     ) -> None:
         steps = [step for trace in traces for step in trace.steps]
-        usage = total_usage(steps) + journal.spent
+        usage = journal.replies.usage
         cost = f", cost {reader.limits.cost:.4f}" if reader.limits.has_prices else ""
         reused = f" ({usage.cached_tokens:,} not computed again)" if usage.cached_tokens else ""
         self._console.report(

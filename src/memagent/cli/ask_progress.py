@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from difflib import ndiff
 
 from memagent.agent.trace import Step
@@ -20,13 +19,12 @@ class ReadingProgress(ProgressFrame):
     def __init__(
         self,
         chunks: Chunks,
-        finished: Sequence[Sequence[Step]],
+        num_questions: int,
         *,
         console: CommandConsole,
         show_memory: bool,
         config: AgentConfig,
     ) -> None:
-        """`finished` holds the steps that were done before, by question."""
         super().__init__(console)
         self.prompt_tokens = 0
         """Of the new calls."""
@@ -35,26 +33,23 @@ class ReadingProgress(ProgressFrame):
         self._is_apart = config.merges
         self._rounds = config.rounds if config.mode == "parallel" else 1
         self._chunks = chunks
-        self._num_finished = [len(steps) for steps in finished]
-        self._passes = [Passes() for _ in finished]
-        for number, steps in enumerate(finished):
-            for step in steps:
-                self._passes[number].add(step)
-        self._memories = [""] * len(finished)
+        self._num_finished = [0] * num_questions
+        self._passes = [Passes() for _ in range(num_questions)]
+        self._memories = [""] * num_questions
         self._show_memory = show_memory
         self._num_tokens = 0
         self._num_new_steps = 0
         self._refresh()
 
     def on_step(self, question_number: int, step: Step) -> None:
-        """Take in a new step."""
+        """Take in a step."""
         self._num_finished[question_number] += 1
         self._passes[question_number].add(step)
-        if "carried" not in step.flags:
+        if not step.is_known:
             self._num_new_steps += 1
             self.prompt_tokens += step.usage.prompt_tokens
             self.call_seconds += step.seconds
-        self._num_tokens += step.usage.prompt_tokens + step.usage.completion_tokens
+            self._num_tokens += step.usage.prompt_tokens + step.usage.completion_tokens
         if self._show_memory and step.kind != "answer" and "nothing" not in step.flags:
             self._print_memory(question_number, step)
         self._refresh()

@@ -121,13 +121,6 @@ class Chunks:
         with self._lock:
             return bisect_right(self._spans, start, key=lambda span: span.start) - 1
 
-    def restore(self, spans: Iterable[Span]) -> None:
-        """Take over spans that were located before, if they reach further than what is known."""
-        spans = list(spans)
-        with self._lock:
-            if len(spans) > len(self._spans):
-                self._spans = spans
-
     def total(self) -> int:
         """How many chunks there are. Cuts the whole text if that has not happened yet."""
         with self._lock:

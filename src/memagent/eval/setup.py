@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from memagent import trust
-from memagent.agent.journal import LATER_SETTINGS
 from memagent.agent.limits import Limits
 from memagent.agent.prompts import PROMPT_SETS, open_prompts
 from memagent.agent.reader import check_section_ends
@@ -81,8 +80,6 @@ LOCAL_SHARE = 4
 STRETCHED = ("local", "vllm")
 """Kinds of engines that are opened with YaRN settings for the method yarn."""
 ONE_CALL = ("direct", "yarn", "bm25", "dense", CLOSED_BOOK)
-LATER_METHOD_SETTINGS = {"embedder": None, "embedder_url": None}
-"""Settings of methods that earlier versions did not have, with the values that change nothing."""
 PROBE = (
     "The 3 clerks didn't mention Bergström's ledger; 12,480 barrels of salt were sold in 1871.\n\n"
 )
@@ -630,7 +627,7 @@ def _identity(
         "methods": {
             method.title: {
                 "name": choice.name,
-                "settings": _settings_in_identity(method.settings),
+                "settings": method.settings.model_dump(mode="json", exclude={"seed"}),
                 "sha256": method_sha256(choice.name),
                 **_wording(method.settings, choice.name),
             }
@@ -639,13 +636,6 @@ def _identity(
         "files": {Path(name).name: digest for name, digest in plan.files.items()},
         "sources": sources,
     }
-
-
-def _settings_in_identity(settings: MethodSettings) -> dict[str, Any]:
-    """The settings of a method, without those that are as they were before they existed."""
-    values = settings.model_dump(mode="json", exclude={"seed"})
-    later = {**LATER_SETTINGS, **LATER_METHOD_SETTINGS}
-    return {n: v for n, v in values.items() if n not in later or v != later[n]}
 
 
 def _wording(settings: MethodSettings, method: str) -> dict[str, str]:

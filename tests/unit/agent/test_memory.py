@@ -4,7 +4,6 @@ import pytest
 
 from memagent.agent.memory import (
     ReadingState,
-    certainty_after,
     extend,
     rewrite,
     split_reasoning,
@@ -100,7 +99,8 @@ def test_lines_share_the_log_probability_of_the_reply_that_added_them() -> None:
         read_step(1, "one\ntwo", -0.2),
         read_step(2, "two\nthree", -3.0),
     ]
-    assert certainty_after(steps) == {"two": -0.5, "three": -3.0}
-    state = ReadingState.after(steps[:2], ByteTokenizer()).after_read(steps[2], 9)
-    assert state.certainty == certainty_after(steps)
-    assert certainty_after([read_step(0, "one", None)]) == {}
+    state = ReadingState()
+    for step in steps:
+        state = state.after_read(step, 9)
+    assert state.certainty == {"two": -0.5, "three": -3.0}
+    assert ReadingState().after_read(read_step(0, "one", None), 9).certainty == {}

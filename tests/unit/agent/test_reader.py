@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Unpack, get_type_hints
 
@@ -21,6 +22,7 @@ from memagent.errors import (
     LimitReached,
     RunError,
 )
+from memagent.replies import Replies
 from memagent.types import Completion, Message, Sampling, Usage
 from tests.conftest import prose
 from tests.support.timing import settle
@@ -205,14 +207,21 @@ async def test_the_next_call_waits_until_the_step_is_taken() -> None:
     await steps.aclose()
 
 
-async def test_finished_steps_are_not_made_again() -> None:
+async def test_known_replies_are_not_asked_for_again(tmp_path: Path) -> None:
     whole = await reader_of(["m1", "m2", "m3", "a"]).aask("what?", TEXT)
+    with suppress(EngineError):
+        async for _ in reader_of(["m1", "m2"]).steps(
+            "what?", TEXT, known=Replies(tmp_path / "replies").scope("0")
+        ):
+            pass
     reader = reader_of(["m3", "a"])
-    rest = [step async for step in reader.steps("what?", TEXT, finished=whole.steps[:2])]
-    assert [step.index for step in rest] == [2, 3]
-    assert [step.section for step in rest] == [step.section for step in whole.steps[2:]]
+    replies = Replies(tmp_path / "replies")
+    steps = [step async for step in reader.steps("what?", TEXT, known=replies.scope("0"))]
+    assert [(one.memory, one.section) for one in steps] == [
+        (one.memory, one.section) for one in whole.steps
+    ]
+    assert [step.is_known for step in steps] == [True, True, False, False]
     assert "m2" in prompts_of(reader)[0]
-    assert [step async for step in reader_of([]).steps("what?", TEXT, finished=whole.steps)] == []
 
 
 def test_the_blocking_calls_work_inside_a_running_loop() -> None:

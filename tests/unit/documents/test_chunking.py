@@ -103,15 +103,6 @@ def test_no_character_is_torn_apart(byte_tokenizer: ByteTokenizer) -> None:
     assert all(not chunk.text.startswith("\u0301") for chunk in chunks)
 
 
-def test_a_resumed_cut_continues_as_the_first_one_would_have(tokenizer: Tokenizer) -> None:
-    document = Document.from_text(prose(900, seed=3))
-    whole = [(c.start, c.end, c.num_tokens) for c in Chunks(document, tokenizer, 300)]
-    known = [Span(*span) for span in whole[:7]]
-    resumed = Chunks(document, tokenizer, 300)
-    resumed.restore(known)
-    assert [(c.start, c.end, c.num_tokens) for c in resumed] == whole
-
-
 def test_an_empty_document_has_no_chunks(byte_tokenizer: ByteTokenizer) -> None:
     assert list(split(Document.from_text(""), byte_tokenizer, chunk_tokens=100)) == []
 

@@ -11,8 +11,7 @@ one prompt are merged in groups first, and the results again, as a tree. With `n
 the prompts of the plain loop, what they write is put together line by line, and rounds follow while lines are added.
 Each step is yielded as soon as its
 call is done, so steps come in the order in which calls end; `Step.round` and `Step.inputs`
-say what belongs together, and a resumed reading repeats none of them. Replies of an earlier reading are used
-again where the same is asked (`carried`).
+say what belongs together.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Hashable,
     Iterable,
     Mapping,
     Sequence,
@@ -38,7 +36,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from memagent.agent.budget import MISSING_TOKENS, Budget
 from memagent.agent.evidence.replies import ParsedReply, parse_reply
 from memagent.agent.memory import ReadingState, fit_lines, shortened, split_reasoning
-from memagent.agent.modes.carried import Replies, carried_call, merge_key
 from memagent.agent.modes.extents import Extents
 from memagent.agent.modes.parallel_prompts import (
     LONGEST_PLACE,
@@ -50,7 +47,7 @@ from memagent.agent.modes.section_order import SectionOrder, cut_chunk
 from memagent.agent.trace import Section, Step
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Chunk
-from memagent.errors import RunError
+from memagent.replies import Scope
 
 if TYPE_CHECKING:
     from memagent.agent.reader import Reader
@@ -111,22 +108,18 @@ async def reading_apart(
     question: str,
     chunks: Chunks,
     budget: Budget,
-    finished: Sequence[Step],
     slots: CallSlots | None,
-    replies: Replies,
+    known: Scope | None,
 ) -> AsyncGenerator[Step, None]:
-    """The steps of a reading in rounds, without those that are finished."""
-    if finished and finished[-1].kind == "answer":
-        return
-    slots = slots or reader.call_slots()
-    reading = _Rounds(reader, question, chunks, budget, finished, slots, replies)
+    """The steps of a reading in rounds."""
+    reading = _Rounds(reader, question, chunks, budget, slots or reader.call_slots(), known)
     async with aclosing(reading.steps()) as steps:
         async for step in steps:
             yield step
     sections = SectionOrder(chunks=chunks)
     memory = reading.memory
     state = ReadingState(memory, reader.tokenizer.count(memory))
-    yield await reader.write_answer(question, reading.done, state, budget, sections, replies)
+    yield await reader.write_answer(question, reading.done, state, budget, sections, known)
 
 
 class _Apart(ABC):
@@ -138,9 +131,8 @@ class _Apart(ABC):
         question: str,
         chunks: Chunks,
         budget: Budget,
-        finished: Sequence[Step],
         slots: CallSlots,
-        replies: Replies,
+        known: Scope | None,
     ) -> None:
         self.memory = ""
         self.missing: str | None = None
@@ -149,14 +141,13 @@ class _Apart(ABC):
         self._chunks = chunks
         self._budget = budget
         self._slots = slots
-        self._replies = replies
-        self._steps = list(finished)
-        self._extents = Extents(finished)
-        self._done: dict[Hashable, Step] = {_key(step): step for step in finished}
+        self._known = known
+        self._steps: list[Step] = []
+        self._extents = Extents()
 
     @property
     def done(self) -> Sequence[Step]:
-        """Steps so far, those that were finished before included."""
+        """Steps so far."""
         return self._steps
 
     @abstractmethod
@@ -204,14 +195,6 @@ class _Apart(ABC):
         step = replace(step, index=len(self._steps))
         self._steps.append(step)
         self._extents.add(step)
-        self._done[_key(step)] = step
-        return step
-
-    def _finished(self, chunk: Chunk, number: int | None) -> Step | None:
-        """The step that read a section in a round. Raises RunError where it read another part of the text."""
-        step = self._done.get(("read", number, chunk.start))
-        if step is not None and step.section and step.section.end != chunk.end:
-            raise _damaged()
         return step
 
     # --- merges --------------------------------------------------------------------------------
@@ -224,53 +207,46 @@ class _Apart(ABC):
                     yield step
             return
         while len(groups := self._groups(inputs)) > 1:
-            parts = [group for group in groups if len(group) > 1]
+            merged: dict[tuple[int, ...], Step] = {}
             jobs = _each(
-                self._merge_job(group, number, is_last=False)
-                for group in parts
-                if _merge_key(group, number) not in self._done
+                self._merge_job(group, number, is_last=False) for group in groups if len(group) > 1
             )
             async with aclosing(self._at_once(jobs)) as steps:
                 async for step in steps:
+                    merged[step.inputs] = step
                     yield step
             inputs = [
-                group[0] if len(group) == 1 else self._done[_merge_key(group, number)]
+                group[0] if len(group) == 1 else merged[tuple(step.index for step in group)]
                 for group in groups
             ]
-        last = self._done.get(_merge_key(inputs, number))
-        if last is None:
-            last = self._add(await self._merge_job(inputs, number, is_last=True)())
-            yield last
+        last = self._add(await self._merge_job(inputs, number, is_last=True)())
+        yield last
         self.memory, self.missing = last.memory, last.missing
 
     async def _put_together(
         self, inputs: list[Step], number: int | None
     ) -> AsyncGenerator[Step, None]:
         """Add the lines of notes or memories to the memory, without a call."""
-        merge = self._done.get(_merge_key(inputs, number))
-        if merge is None:
-            parts = [self.memory, *(step.memory for step in inputs)]
-            lines = dict.fromkeys(
-                line for part in parts for line in part.splitlines() if line.strip()
+        parts = [self.memory, *(step.memory for step in inputs)]
+        lines = dict.fromkeys(line for part in parts for line in part.splitlines() if line.strip())
+        new = fit_lines(
+            list(lines),
+            self._certainty(),
+            self._reader.tokenizer,
+            memory_tokens=self._reader.config.memory_tokens,
+        )
+        merge = self._add(
+            Step(
+                kind="merge",
+                index=0,
+                reply="",
+                memory=new.text,
+                round=number,
+                inputs=tuple(step.index for step in inputs),
+                flags=("memory_cut", "joined") if new.was_cut else ("joined",),
             )
-            new = fit_lines(
-                list(lines),
-                self._certainty(),
-                self._reader.tokenizer,
-                memory_tokens=self._reader.config.memory_tokens,
-            )
-            merge = self._add(
-                Step(
-                    kind="merge",
-                    index=0,
-                    reply="",
-                    memory=new.text,
-                    round=number,
-                    inputs=tuple(step.index for step in inputs),
-                    flags=("memory_cut", "joined") if new.was_cut else ("joined",),
-                )
-            )
-            yield merge
+        )
+        yield merge
         self.memory = merge.memory
 
     @abstractmethod
@@ -303,16 +279,16 @@ class _Apart(ABC):
         reader = self._reader
         number_at = self._chunks.number_at
         notes = [(self._extents.place(step.index, number_at), step.memory) for step in inputs]
-        call = carried_call(self._replies, merge_key(notes, memory))
-        if call is None:
-            messages = reader.prompts.merge_messages(
-                question=self._question,
-                notes=notes,
-                memory=memory,
-                memory_tokens=reader.config.memory_tokens,
-            )
-            prompt_tokens = reader.tokenizer.count_messages(messages)
-            call = await reader.call(messages, prompt_tokens, max_tokens=self._budget.merge_reply)
+        messages = reader.prompts.merge_messages(
+            question=self._question,
+            notes=notes,
+            memory=memory,
+            memory_tokens=reader.config.memory_tokens,
+        )
+        prompt_tokens = reader.tokenizer.count_messages(messages)
+        call = await reader.call(
+            messages, prompt_tokens, max_tokens=self._budget.merge_reply, known=self._known
+        )
         reply, reasoning = split_reasoning(call.completion.text)
         said = split_missing(reply)
         joined = "\n".join(text for text in (memory, *(text for _, text in notes)) if text)
@@ -320,7 +296,6 @@ class _Apart(ABC):
         flags = call.flags
         flags += ["memory_cut"] if new.was_cut else []
         flags += [] if said.memory else ["joined"]
-        flags += ["carried"] if call.is_carried else []
         return Step(
             kind="merge",
             index=0,
@@ -352,7 +327,6 @@ class _Rounds(_Apart):
             async with aclosing(self._at_once(self._notes_wanted(number))) as steps:
                 async for step in steps:
                     yield step
-            self._check_round(number)
             notes = self._notes(number)
             if not notes:
                 return
@@ -379,12 +353,11 @@ class _Rounds(_Apart):
         return found
 
     async def _notes_wanted(self, number: int) -> AsyncGenerator[Job, None]:
-        """A call for each section that has not been read in this round."""
+        """A call for each section."""
         memory = with_missing(self.memory, self.missing)
         index = 0
         while (chunk := await cut_chunk(self._chunks, index)) is not None:
-            if self._finished(chunk, number) is None:
-                yield self._note_job(chunk, number, memory)
+            yield self._note_job(chunk, number, memory)
             index += 1
 
     def _note_job(self, chunk: Chunk, number: int, memory: str) -> Job:
@@ -399,9 +372,7 @@ class _Rounds(_Apart):
         reader, budget = self._reader, self._budget
         section, document = reader.section_text(chunk), self._chunks.document
         state = ReadingState(memory, reader.tokenizer.count(memory))
-        call = await reader.call_on_section(
-            self._question, chunk, section, state, budget, self._replies
-        )
+        call = await reader.call_on_section(self._question, chunk, state, budget, self._known)
         reply, reasoning = split_reasoning(call.completion.text)
         parsed = parse_reply(reply, reader.reply_format)
         said = self._said(parsed, memory)
@@ -411,7 +382,6 @@ class _Rounds(_Apart):
         flags += ["memory_cut"] if note.was_cut else []
         flags += ["nothing"] if is_nothing else []
         flags += ["malformed"] if parsed.is_malformed else []
-        flags += ["carried"] if call.is_carried else []
         return Step(
             kind="read",
             index=0,
@@ -443,28 +413,12 @@ class _Rounds(_Apart):
     def _reads(self, number: int) -> list[Step]:
         return [step for step in self._steps if step.kind == "read" and step.round == number]
 
-    def _check_round(self, number: int) -> None:
-        """Raise RunError where a finished step read what is no section of the text."""
-        if len(self._reads(number)) != self._chunks.total():
-            raise _damaged()
-
 
 class _Fitted(NamedTuple):
     """A text within the limit of a memory."""
 
     text: str
     was_cut: bool
-
-
-def _key(step: Step) -> Hashable:
-    """What a step does, to find it again."""
-    if step.kind == "merge":
-        return ("merge", step.round, step.inputs)
-    return (step.kind, step.round, step.section.start if step.section else None)
-
-
-def _merge_key(inputs: Sequence[Step], number: int | None) -> Hashable:
-    return ("merge", number, tuple(step.index for step in inputs))
 
 
 def _start(step: Step) -> int:
@@ -475,10 +429,3 @@ def _start(step: Step) -> int:
 async def _each(jobs: Iterable[Job]) -> AsyncGenerator[Job, None]:
     for job in jobs:
         yield job
-
-
-def _damaged() -> RunError:
-    return RunError(
-        "the finished steps have sections that are not those of this text: the run is damaged; start a "
-        "new one"
-    )

@@ -21,7 +21,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from memagent.agent.journal import Journal, read_reading
-from memagent.agent.modes.continuation import carry_over
 from memagent.agent.reader import Reader, checked_question
 from memagent.agent.trace import Step, Trace
 from memagent.documents.chunking import Chunks
@@ -118,28 +117,17 @@ class DocumentDesk:
         continues: Path | None = None,
     ) -> DocumentAnswer:
         chunks = self._reader.chunks(document)
-        carried = (
-            None
-            if continues is None
-            else await carry_over(self._reader, continues, [question], chunks)
-        )
+        also = self._reader.continued(continues, [question], document)
         manifest = {**self._reader.identity([question], document), KEY: {"path": name}}
-        journal = Journal.create(
-            self._runs / default_path().name,
-            manifest,
-            files=files,
-            carried=carried,
-            text=document.text,
-        )
+        path = self._runs / default_path().name
+        journal = Journal.create(path, manifest, files=files, also=also)
         return await self._answer(journal, chunks, question, on_progress)
 
     async def _resume(
         self, path: Path, document: Document, question: str, on_progress: OnProgress | None
     ) -> DocumentAnswer:
         chunks = self._reader.chunks(document)
-        journal = Journal.open(
-            path, self._reader.identity([question], document), text=document.text
-        )
+        journal = Journal.open(path, self._reader.identity([question], document))
         return await self._answer(journal, chunks, question, on_progress)
 
     async def _answer(
@@ -148,8 +136,8 @@ class DocumentDesk:
         assert journal.path is not None, "readings of a desk are on disk"
         reading = journal.path.name
         reports: list[asyncio.Future[None]] = []
-        num_before = len(journal.finished(0))
-        progress = _Progress(chunks, journal.finished(0), reading)
+        num_before = journal.replies.usage.calls
+        progress = _Progress(chunks, reading)
 
         def on_step(_: int, step: Step) -> None:
             told = progress.after(step)
@@ -163,8 +151,7 @@ class DocumentDesk:
             await asyncio.gather(*reports)
         finally:
             journal.close()
-        num_calls = sum(step.usage.calls for step in trace.steps[num_before:])
-        return _found(trace, reading, num_calls=num_calls)
+        return _found(trace, reading, num_calls=journal.replies.usage.calls - num_before)
 
     async def _load(self, name: str) -> Document:
         path = self._allowed(name)
@@ -217,17 +204,16 @@ def _kept_text(path: Path) -> Document:
 class _Progress:
     """How much of a text is read, in whatever order its sections are."""
 
-    def __init__(self, chunks: Chunks, finished: Sequence[Step], reading: str) -> None:
+    def __init__(self, chunks: Chunks, reading: str) -> None:
         self._chunks = chunks
         self._reading = reading
         self._lengths: dict[int, int] = {}
         """Characters of the sections that were read, by where they begin."""
-        for step in finished:
-            self._take(step)
 
     def after(self, step: Step) -> tuple[int, int, str]:
         """The characters that are read, those of the text, and a line for people."""
-        self._take(step)
+        if step.section is not None:
+            self._lengths[step.section.start] = step.section.end - step.section.start
         total = len(self._chunks.document.text)
         if step.section is None:
             done = "answered" if step.kind == "answer" else "merged"
@@ -235,10 +221,6 @@ class _Progress:
         number = self._chunks.number_at(step.section.start) + 1
         line = f"reading {self._reading}: section {number} read"
         return sum(self._lengths.values()), total, line
-
-    def _take(self, step: Step) -> None:
-        if step.section is not None:
-            self._lengths[step.section.start] = step.section.end - step.section.start
 
 
 def _found(trace: Trace, reading: str, *, num_calls: int) -> DocumentAnswer:

@@ -26,9 +26,9 @@ class Account:
     limits: Limits
     prices: Prices | None
 
-    async def add_soon(self, usage: Usage) -> None:
-        """As `add`, without blocking the event loop."""
-        await in_thread(self.state.counting, self.add, usage)
+    async def written(self) -> None:
+        """Return when what was added before is on disk."""
+        await in_thread(self.state.counting, lambda: None)
 
     def add(self, usage: Usage) -> None:
         """Put it on disk; blocks for the time of a write."""
@@ -56,7 +56,8 @@ class CountedEngine(BaseEngine):
             prompt_tokens = self._tokenizer.count_messages(messages)
             usage = Usage(calls=1, prompt_tokens=prompt_tokens, is_estimated=True)
             self._limits.count(usage)  # the caller releases what it reserved
-            self._limits.lose(usage)
+            if self._limits.on_used:
+                self._limits.on_used(usage)
             raise
 
     async def aclose(self) -> None:

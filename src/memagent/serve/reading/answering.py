@@ -213,7 +213,7 @@ class Answering:
             used = await in_thread(self._state.counting, self._state.used, holder.id)
             limits.cost = used.cost
         account = Account(self._state, holder.id, limits, self._prices)
-        limits.on_lost = lambda usage: self._state.counting.submit(account.add, usage)
+        limits.on_used = lambda usage: self._state.counting.submit(account.add, usage)
         return account
 
     def gauges(self) -> list[Measure]:
@@ -290,7 +290,7 @@ class ShortAnswer:
             self._sampling,
             prompt_tokens=self._prompt_tokens,
         )
-        await self._account.add_soon(call.usage)
+        await self._account.written()
         yield AnswerText(text=call.completion.text or call.completion.refusal or "")
         yield Finished(finish_reason=call.completion.finish_reason or "stop", usage=call.usage)
 
@@ -325,7 +325,7 @@ class ShortAnswer:
             if not usage.calls and (has_left or num_sampled):  # the client has what was sampled
                 usage = Usage(calls=1, prompt_tokens=len(prompt_ids), completion_tokens=num_sampled)
             self._account.limits.settle(reserved, usage)
-            await self._account.add_soon(usage)
+            await self._account.written()
 
 
 class LongAnswer:

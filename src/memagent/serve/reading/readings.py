@@ -1,12 +1,10 @@
 """Readings of the gateway: one run directory each, continued where it stopped.
 
-    question + text + settings + key ──▶ id ──▶ STATE/readings/ID ──▶ steps, each on disk before the next call
+    question + text + settings + key ──▶ id ──▶ STATE/readings/ID ──▶ replies, each on disk before it is used
 
-The same request again continues an interrupted reading and repeats no call; a finished one is answered from
-disk. Two requests for one reading share it: the second waits, and finds what the first has read.
-
-A text that has grown or changed since the same question was asked is read from the first section that differs:
-the new reading begins with the steps of the earlier one that still hold.
+The same request again repeats no call. Two requests for one reading share it: the second waits, and finds what the
+first has read. A text that has grown or changed since the same question was asked is read with the replies of the
+earlier readings where their prompts are the same.
 """
 
 from __future__ import annotations
@@ -25,16 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from memagent.agent.journal import FREE_SETTINGS, Journal
-from memagent.agent.modes.carried import Carried, CarriedReply
-from memagent.agent.modes.continuation import carry_over
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step
 from memagent.config import AgentConfig
-from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.engines.base import BaseEngine
 from memagent.errors import RunError, RunNotWritable
-from memagent.runs import MANIFEST
+from memagent.replies import REPLIES, Replies
 from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyHolder
 from memagent.serve.reading.accounts import Account, CountedEngine
@@ -212,57 +207,35 @@ class Readings:
         )
         await self._drop_old()
         chunks = await asyncio.to_thread(reader.chunks, document)
-        carried = await self._carried(reader, path, series, question, chunks)
-        journal = await in_thread(writing, _open_journal, path, identity, carried, document.text)
+        earlier = await in_thread(
+            writing, self._state.earlier_readings, series, path.name, MAX_EARLIER
+        )
+        journal = await in_thread(writing, _open_journal, path, identity, earlier)
         spans: dict[int, int] = {}
         is_finished = False
 
-        def measured(step: Step, *, is_stored: bool) -> ReadStep:
+        def measured(step: Step) -> ReadStep:
             nonlocal is_finished
             is_finished = step.kind == "answer"
             if step.section is not None:
                 spans[step.section.start] = step.section.end
             num_read = sum(end - start for start, end in spans.items())
-            return ReadStep(step=step, is_stored=is_stored, share=num_read / max(1, num_chars))
-
-        def keep(step: Step) -> None:
-            journal.append(0, step, text=document.text)
-            account.add(step.usage)
+            return ReadStep(step=step, is_stored=step.is_known, share=num_read / max(1, num_chars))
 
         try:
-            stored = journal.finished(0)
-            for step in stored:
-                yield measured(step, is_stored=True)
-            reading = reader.steps(question, chunks, finished=stored, replies=journal.replies(0))
+            reading = reader.steps(question, chunks, known=journal.replies.scope("0"))
             async with aclosing(reading) as steps:
                 async for step in steps:
-                    await in_thread(writing, keep, step)
-                    is_carried = "carried" in step.flags
-                    self.num_sections += step.kind == "read" and not is_carried
-                    self.num_finished += step.kind == "answer"
-                    yield measured(step, is_stored=is_carried)
+                    journal.append(0, step)
+                    await account.written()
+                    if step.kind == "answer":
+                        await in_thread(writing, journal.sync)
+                    self.num_sections += step.kind == "read" and not step.is_known
+                    self.num_finished += step.kind == "answer" and not step.is_known
+                    yield measured(step)
         finally:
             journal.close()
             self._state.end_reading(reading_id, is_finished=is_finished)
-
-    async def _carried(
-        self, reader: Reader, path: Path, series: str, question: str, chunks: Chunks
-    ) -> Carried:
-        """What a new reading at `path` takes over: steps of the earlier one that shares most with its text, or, where
-        sections are read apart from each other, replies of all of them."""
-        if (path / MANIFEST).exists():
-            return Carried()
-        earlier = await in_thread(
-            self._state.writing, self._state.earlier_readings, series, path.name, MAX_EARLIER
-        )
-        best: Sequence[Step] = ()
-        replies: dict[str, CarriedReply] = {}
-        for other in earlier:
-            with suppress(RunError, OSError):  # it was dropped meanwhile, or is damaged
-                found = await carry_over(reader, other, [question], chunks)
-                best = max(best, found.steps.get(0, ()), key=len)
-                replies = {**found.replies.get(0, {}), **replies}
-        return Carried(steps={0: best}, replies={0: replies})
 
     @contextmanager
     def room(self) -> Iterator[None]:
@@ -312,14 +285,19 @@ def _series_of(owner: str, identity: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([owner, series], sort_keys=True).encode()).hexdigest()
 
 
-def _open_journal(path: Path, identity: dict[str, Any], carried: Carried, text: str) -> Journal:
-    """The journal of a reading; one that cannot be continued is set aside."""
+def _open_journal(path: Path, identity: dict[str, Any], earlier: Sequence[Path]) -> Journal:
+    """The journal of a reading; one that cannot be continued is set aside, and earlier ones that are damaged left out."""
+    sound = []
+    for each in earlier:
+        with suppress(RunError):  # it was dropped meanwhile, or is damaged
+            Replies(also=[each / REPLIES])
+            sound.append(each)
     try:
-        return Journal.open(path, identity, carried=carried, text=text)
+        return Journal.open(path, identity, also=sound)
     except RunError as error:
         if isinstance(error, RunNotWritable) or not path.exists():
             raise
         aside = path.with_name(path.name + DAMAGED)
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
-        return Journal.open(path, identity)
+        return Journal.open(path, identity, also=sound)

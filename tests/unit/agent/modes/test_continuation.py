@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from memagent.agent.plan import done_before, plan_reading
 from memagent.agent.reader import Reader
@@ -103,48 +101,6 @@ def test_other_questions_and_settings_are_refused(tmp_path: Path) -> None:
         reader(mode="parallel").ask(QUESTION, lines(0, 20), continues=tmp_path / "a")
 
 
-def test_a_run_of_an_earlier_version_is_continued_where_its_text_is_the_beginning(
-    tmp_path: Path,
-) -> None:
-    reader().ask(QUESTION, lines(0, 100), run_dir=tmp_path / "a")
-    journal = tmp_path / "a" / "steps.jsonl"
-    old = [json.loads(line) for line in journal.read_text().splitlines()]
-    kept = [{"question": line["question"], "step": line["step"]} for line in old]
-    journal.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    grown = reader()
-    grown.ask(QUESTION, lines(0, 105), continues=tmp_path / "a")
-    assert calls(grown) <= 5
-    changed = reader()
-    changed.ask(QUESTION, "x" + lines(0, 105), continues=tmp_path / "a")
-    assert calls(changed) > 40
-
-
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    text=st.text("ab. \n", min_size=1, max_size=600),
-    cut=st.floats(0, 1),
-    changed=st.text("xy. \n", max_size=300),
-    order=st.sampled_from(["text", "relevance"]),
-    stop=st.booleans(),
-)
-def test_continuing_is_a_whole_reading_whatever_changed(
-    text: str,
-    cut: float,
-    changed: str,
-    order: str,
-    stop: bool,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    folder = tmp_path_factory.mktemp("runs")
-    modes = {"order": order, "stop_early": stop, "chunk_tokens": 32}
-    reader(**modes).ask(QUESTION, text, run_dir=folder / "a")
-    new = text[: int(cut * len(text))] + changed or "x"
-    trace = reader(**modes).ask(QUESTION, new, run_dir=folder / "b", continues=folder / "a")
-    assert result(trace) == result(reader(**modes).ask(QUESTION, new))
-
-
 # --- sections that are read apart from each other -----------------------------------------------------
 
 
@@ -220,8 +176,8 @@ def test_a_damaged_file_of_replies_is_named(tmp_path: Path) -> None:
     mode: dict[str, object] = {"mode": "parallel"}
     reader(**mode).ask(QUESTION, lines(0, 30), run_dir=tmp_path / "a")
     reader(**mode).ask(QUESTION, lines(0, 33), run_dir=tmp_path / "b", continues=tmp_path / "a")
-    (tmp_path / "b" / "carried.jsonl").write_text('{"question": "x"}\n{}\n')
-    with pytest.raises(RunError, match=r"carried.jsonl, line 1, is damaged"):
+    (tmp_path / "b" / "replies.jsonl").write_text('{"scope": "x"}\n{}\n')
+    with pytest.raises(RunError, match=r"replies.jsonl, line 1, is damaged"):
         reader(**mode).ask(QUESTION, lines(0, 33), run_dir=tmp_path / "b")
 
 

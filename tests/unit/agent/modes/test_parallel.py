@@ -335,18 +335,6 @@ def test_a_limit_on_calls_stops_the_reading_and_keeps_what_was_read(tmp_path: Pa
     assert reader_of().ask(QUESTION, TEXT, run_dir=tmp_path / "run").answer == "home"
 
 
-def test_finished_steps_of_another_text_are_refused() -> None:
-    steps = list(reader_of().ask(QUESTION, TEXT).steps[:5])
-    other = "Dull. " * 300
-
-    async def resume() -> None:
-        async for _ in reader_of().steps(QUESTION, other, finished=steps):
-            pass
-
-    with pytest.raises(RunError, match="not those of this text"):
-        asyncio.run(resume())
-
-
 def test_another_mode_or_wording_is_another_reading(tmp_path: Path) -> None:
     reader_of().ask(QUESTION, TEXT, run_dir=tmp_path / "run")
     with pytest.raises(RunError, match="mode was parallel, now in_order"):
