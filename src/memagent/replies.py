@@ -17,6 +17,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import reduce
 from pathlib import Path
@@ -123,12 +124,15 @@ class Replies:
                 f"cannot write to {self.path}: {reason_of(error)}; what was written before is kept"
             ) from None
 
-    def close(self) -> None:
-        """Close the file."""
+    def close(self, *, delete: bool = False) -> None:
+        """Close the file, and delete it where all that it was for is kept elsewhere."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
                 self._file = None
+        if delete and self.path is not None:
+            with suppress(OSError):
+                self.path.unlink(missing_ok=True)
 
 
 class Scope:
@@ -225,6 +229,8 @@ def _loaded(
         records = recover(path) if is_own else [line.record for line in read_lines(path)]
     except OSError as error:
         raise RunNotWritable(f"cannot read {path}: {reason_of(error)}") from None
+    except RunError as error:
+        raise RunError(f"{error}; delete the file to repeat its calls") from None
     for number, record in enumerate(records, start=1):
         try:
             call = _call.validate_python((record.pop("scope", None), record.pop("call", None)))
@@ -236,7 +242,7 @@ def _loaded(
             found[call] = reply = _reply(record, call)
         except (KeyError, TypeError, ValueError):
             raise RunError(
-                f"{path}, line {number}, is damaged; the run cannot be resumed"
+                f"{path}, line {number}, is damaged; delete the file to repeat its calls"
             ) from None
         used.append(reply.completion.usage or Usage())
     return found, reduce(Usage.__add__, used, Usage())

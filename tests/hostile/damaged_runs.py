@@ -109,9 +109,7 @@ def _copied(folder: Path) -> Iterator[None]:
 def damage(folder: Path, rng: random.Random, *, has_checksums: bool) -> Path:
     """Change one file of a run; which one. Without checksums, its lines are as of earlier versions."""
     names = [
-        name
-        for name in ("run.json", "steps.jsonl", "replies.jsonl", "calls.jsonl")
-        if (folder / name).exists()
+        name for name in ("run.json", "steps.jsonl", "replies.jsonl") if (folder / name).exists()
     ]
     path = folder / rng.choice(names)
     if path.name == "run.json":

@@ -157,8 +157,6 @@ def _is_harmless(name: str, plant: str) -> bool:
     return (name, plant) in {
         ("replies.jsonl", "to_nothing"),
         ("replies.jsonl", "hard_link"),
-        ("calls.jsonl", "to_nothing"),
-        ("calls.jsonl", "hard_link"),
         ("checkpoints", "hard_link"),
         ("sync", "hard_link"),
         ("scratch_model", "hard_link"),
@@ -170,7 +168,7 @@ def _resumed() -> list[tuple[str, str, str]]:
     """The kind of run, the file of it, and what is in its place."""
     files = {
         "ask": ("run.json", "steps.jsonl", "replies.jsonl", ".lock"),
-        "eval": ("run.json", "steps.jsonl", "calls.jsonl", ".lock"),
+        "eval": ("run.json", "steps.jsonl", "replies.jsonl", ".lock"),
         "data filter": ("run.json", "steps.jsonl", ".lock"),
         "train": (
             "run.json", "metrics.jsonl", ".lock", "checkpoints", "checkpoints/step-000001",

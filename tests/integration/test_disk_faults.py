@@ -54,8 +54,6 @@ class Case(NamedTuple):
     result: Callable[[Path], Any]
     num_at_once: int = 1
     """Calls in flight at once, whose replies may be lost."""
-    are_replies_kept: bool = True
-    """Whether each reply is on disk before a call leaves that depends on it."""
     program: str = "memagent"
     every: int = 1
     """Where it takes long, each so-manyth operation is tried, in `make test-hostile` only."""
@@ -122,7 +120,6 @@ CASES = {
         ("eval", "--resume", "{disk}/run"),
         "run/run.json",
         lambda disk: records_of(disk / "run"),
-        are_replies_kept=False,
     ),
     "build": Case(
         (*BUILD, "--out", "{disk}/out.jsonl"),
@@ -151,7 +148,6 @@ CASES = {
         ("data", "filter", "--out", "{disk}/out.jsonl", "--resume", "{disk}/run", "--force"),
         "run/run.json",
         dataset,
-        are_replies_kept=False,
     ),
     "checkpoints": Case(
         (*PROGRAMS, "checkpoints", "{model}", "{disk}/run"),
@@ -376,7 +372,7 @@ def test_what_was_acknowledged_is_there_after_a_power_cut(bench: Bench) -> None:
         if is_reported(bench, done):
             return num_calls + 1
         num_kept = bench.num_calls(done) - bench.case.num_at_once
-        return max(0, num_kept) if bench.case.are_replies_kept else 0
+        return max(0, num_kept)
 
     outages = states_without_power(operations, before, acknowledged)
     assert len(outages) > 30

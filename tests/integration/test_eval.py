@@ -127,7 +127,7 @@ def test_every_item_is_a_record_with_its_trace_and_calls_keep_to_the_limit(
     assert manifest["methods"]["reader"]["settings"]["chunk_tokens"] == 400
     assert manifest["num_items"] == NUM_ITEMS
     assert list(manifest["files"]) == ["codes.jsonl"]
-    assert not (run / "calls.jsonl").exists()
+    assert not (run / "replies.jsonl").exists()
 
 
 def test_a_run_killed_many_times_equals_one_that_was_not(

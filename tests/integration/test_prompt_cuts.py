@@ -238,6 +238,11 @@ def test_an_evaluation_stops_and_no_item_counts_as_wrong(tmp_path: Path) -> None
         assert run(["eval", *file, *sizes, *where]) == 3
         assert len(server.chats) < 12
     assert list(read_items(tmp_path / "run")) == []
+    with chat_server(cutting(NO_CAP)) as server:
+        again = ["eval", "--resume", str(tmp_path / "run"), "--base-url", server.base_url]
+        assert run(again) == 0
+        assert len(server.chats) == 12
+    assert len(list(read_items(tmp_path / "run"))) == 12
 
 
 def test_the_gateway_fails_and_its_log_has_the_reason(

@@ -54,7 +54,7 @@ from memagent.errors import (
     PromptCut,
     RunNotWritable,
 )
-from memagent.eval.calls import CALLS, CallLog, EngineGate, OnCall, item_engine
+from memagent.eval.calls import EngineGate, OnCall, item_engine
 from memagent.eval.evidence import evidence_scores as evidence_scores  # by name for training
 from memagent.eval.items import EvalPlan, Item, ItemSource, item_seed
 from memagent.eval.methods import Context as Context  # these two by name for training
@@ -64,6 +64,7 @@ from memagent.eval.records import ItemRecord as ItemRecord
 from memagent.eval.stats import Interval, mean_interval
 from memagent.plugins import is_failure
 from memagent.processes import WorkerDied
+from memagent.replies import REPLIES, Replies
 from memagent.rewards.answer_limits import limit_answer
 from memagent.rewards.verifiers import further_scores, grade
 from memagent.runs import Run
@@ -115,9 +116,11 @@ class _Attempt(NamedTuple):
 class _Suspect(NamedTuple):
     """An item that failed, perhaps with the engine."""
 
-    name: str
     record: ItemRecord
     error: BaseException | None
+    gate: EngineGate
+    num_answered: int
+    """Calls that the engine had answered when it failed."""
 
     @property
     def is_unanswered(self) -> bool:
@@ -179,7 +182,7 @@ class Evaluation:
         self._max_failures = max(LEAST_FAILURES, 2 * concurrency)
         self._on_record: OnRecord | None = None
         self._on_call: OnCall | None = None
-        self._calls = CallLog(None)
+        self._replies = Replies()
         self._disk = ThreadPoolExecutor(1)  # one: records are written one after the other
         self._suspects: list[_Suspect] = []
         """Items that failed since the last reply, their own fault only if a later call succeeds, and all that
@@ -216,7 +219,7 @@ class Evaluation:
         pending = [(item, open) for item in self.plan.items if (open := self._unfinished(item))]
         names = [_name(_key(item, one)) for item, attempts in pending for one in attempts]
         if self.run is not None:
-            self._calls = CallLog(self.run.path / CALLS, names)
+            self._replies = Replies(self.run.path / REPLIES, scopes=frozenset(names))
         in_flight: set[asyncio.Task[None]] = set()
         try:
             await self._start_all(pending, in_flight)
@@ -225,7 +228,7 @@ class Evaluation:
             for task in in_flight:
                 task.cancel()
             await asyncio.gather(*in_flight, return_exceptions=True)
-            self._calls.close()
+            self._replies.close(delete=len(self.records) == self.num_items)
             self._disk.shutdown()
         return sorted(self.records.values(), key=_order)
 
@@ -300,7 +303,7 @@ class Evaluation:
         name = _name(_key(item, attempt))
         seed = item_seed(self._seed, item, attempt.sample)
         if isinstance(example, Exception):
-            await self._write(name, _without_example(item, attempt, seed, example))
+            await self._write(_without_example(item, attempt, seed, example))
             return
         try:
             record, error = await self._answered(item, example, attempt, name, seed)
@@ -308,30 +311,23 @@ class Evaluation:
             self._stopped = self._stopped or reached
             return
         if _is_suspect(error, method.gate):
-            suspect = _Suspect(name, record, error)
+            suspect = _Suspect(record, error, method.gate, method.gate.num_answered)
             self._suspects.append(suspect)
             most = MACHINE_FAILURES if suspect.is_unanswered else self._max_failures
             if method.gate.num_failed_in_a_row >= most or isinstance(error, PromptCut):
                 self._stopped = self._last_error()
             return
         if record.status == "ok":
-            await (
-                self._write_suspects()
-            )  # the engine answers, so earlier failures were the items' own
-        await self._write(name, record)
+            await self._write_suspects(later=True)
+        await self._write(record)
 
     async def _answered(
         self, item: Item, example: Example, attempt: _Attempt, name: str, seed: int
     ) -> tuple[ItemRecord, BaseException | None]:
         """The record of an item, and the error if it failed."""
         method = attempt.method
-        engine = item_engine(
-            method.gate,
-            self._calls,
-            name,
-            method=method.title,
-            on_call=self._on_call,
-        )
+        known = self._replies.scope(name)
+        engine = item_engine(method.gate, known, method=method.title, on_call=self._on_call)
         source = item.source
         context = Context(
             engine=engine,
@@ -368,6 +364,8 @@ class Evaluation:
             if not is_failure(error):
                 raise
             failure = error  # whatever a method raises, other items continue
+            if isinstance(error, PromptCut):
+                await engine.forget()
             with suppress(ValueError):
                 _check_notes(context)
             trace = context.trace()
@@ -413,19 +411,22 @@ class Evaluation:
 
     # --- writing -------------------------------------------------------------------------------
 
-    async def _write_suspects(self) -> None:
-        """Write the items that failed through their own fault."""
-        suspects = [one for one in self._suspects if not one.is_unanswered]
-        self._suspects = [one for one in self._suspects if one.is_unanswered]
-        for one in suspects:
-            await self._write(one.name, one.record)
+    async def _write_suspects(self, *, later: bool = False) -> None:
+        """Write the items that failed through their own fault; `later`: because calls were answered after them."""
+        own = [
+            one
+            for one in self._suspects
+            if not one.is_unanswered and (not later or one.gate.num_answered > one.num_answered)
+        ]
+        self._suspects = [one for one in self._suspects if one not in own]
+        for one in own:
+            await self._write(one.record)
 
-    async def _write(self, name: str, record: ItemRecord) -> None:
+    async def _write(self, record: ItemRecord) -> None:
         if self.run is not None:
             loop = asyncio.get_running_loop()
             writing = loop.run_in_executor(self._disk, self._append, record)
             await asyncio.shield(writing)
-        self._calls.forget(name)
         self.records[record.key] = replace(record, trace={})
         if self._on_record:
             self._on_record(record)

@@ -15,8 +15,8 @@ from memagent.agent.limits import Limits
 from memagent.agent.trace import Step, Trace
 from memagent.data.example import Example
 from memagent.engines.base import BaseEngine
-from memagent.errors import ClusterError, EngineError, LimitReached, MachineError, RunError
-from memagent.eval.calls import CALLS, CallLog, EngineGate, ItemEngine, LoggedReply
+from memagent.errors import ClusterError, EngineError, LimitReached, MachineError
+from memagent.eval.calls import EngineGate
 from memagent.eval.items import EvalPlan, ExamplePool, plan_items
 from memagent.eval.methods import Context, MethodSettings, open_method
 from memagent.eval.records import KIND, ItemRecord, read_items
@@ -198,8 +198,12 @@ def test_a_machine_that_fails_stops_the_run_after_a_few_calls(
     engine = Counting(fails=range(11, 1000), kind=kind, seconds=0.001)
     with new_run(tmp_path / "run") as run, pytest.raises(kind, match="failed"):
         evaluate(engine, make(200), run=run, concurrency=64)
-    assert [record.status for record in read_items(tmp_path / "run")] == ["ok"] * 10
     assert engine.num_calls <= 10 + 97, "what was in flight, and nothing after it"
+    again = Counting()
+    with open_run(tmp_path / "run", {}) as run:
+        found = evaluate(again, make(200), run=run, concurrency=64)
+    assert [record.status for record in found] == ["ok"] * 200
+    assert again.num_calls == 190, "what was answered is on disk"
 
 
 def test_items_that_failed_with_the_machine_are_no_wrong_answers_and_asked_again(
@@ -266,29 +270,7 @@ def test_a_limit_lets_calls_in_flight_finish_and_starts_no_more(tmp_path: Path) 
     assert engine.num_calls == 10
 
 
-# --- the call log --------------------------------------------------------------------------------
-
-
-def test_a_logged_reply_is_reused_after_a_restart_and_identical_calls_have_one_each(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / CALLS
-    engine = Counting()
-
-    async def ask(log: CallLog, times: int) -> list[str]:
-        item = ItemEngine(EngineGate(engine, concurrency=1), log, "item")
-        return [(await item.complete(MESSAGES, ASKED)).text for _ in range(times)]
-
-    first = CallLog(path)
-    assert asyncio.run(ask(first, 2)) == ["reply 1"] * 2
-    first.close()
-    path.write_bytes(path.read_bytes() + b'{"item": "item", "ca')  # torn by a kill
-    second = CallLog(path, ["item"])
-    assert asyncio.run(ask(second, 3)) == ["reply 1"] * 3
-    assert engine.num_calls == 3
-    second.forget("item")
-    second.close()
-    assert not path.exists()
+# --- replies that are known ----------------------------------------------------------------------
 
 
 class Certain(Counting):
@@ -320,50 +302,6 @@ def test_a_resumed_reading_drops_the_line_that_it_would_have_dropped(tmp_path: P
         evaluate(resumed, make(1), run=run, **reading)
     assert resumed.prompts == whole.prompts
     assert resumed.num_calls == whole.num_calls - 3
-
-
-def test_replies_of_finished_items_are_not_loaded(tmp_path: Path) -> None:
-    path = tmp_path / CALLS
-    log = CallLog(path)
-    for item in ("done", "open"):
-        log.append(item, "call-1", LoggedReply(Completion(text=item), 0.5))
-    log.close()
-    again = CallLog(path, ["open"])
-    assert again.find("done", "call-1") is None
-    assert again.find("open", "call-1") == LoggedReply(Completion(text="open"), 0.5)
-    assert [json.loads(line)["item"] for line in path.read_text().splitlines()] == ["open"]
-
-
-def test_the_log_is_rewritten_when_most_of_it_is_of_finished_items(tmp_path: Path) -> None:
-    path = tmp_path / CALLS
-    log = CallLog(path, max_dead_bytes=2000)
-    for number in range(50):
-        log.append(f"item {number}", "call-1", LoggedReply(Completion(text="x" * 100), 0.0))
-        if number:
-            log.forget(f"item {number}")
-    assert path.stat().st_size < 4000
-    assert json.loads(path.read_text().splitlines()[0])["item"] == "item 0"
-    log.close()
-
-
-def test_a_damaged_line_is_an_error_and_a_torn_last_one_is_dropped(tmp_path: Path) -> None:
-    path = tmp_path / CALLS
-    log = CallLog(path)
-    for number in range(3):
-        log.append("open", f"call-{number}", LoggedReply(Completion(text="so"), 0.5))
-    log.close()
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + b'{"item": "open"}\n' + lines[2])
-    with pytest.raises(RunError, match=r"line 2, is damaged.*delete the file to repeat its calls"):
-        CallLog(path, ["open"])
-    path.write_bytes(lines[0] + lines[1][:-9] + b"\n" + lines[2])
-    with pytest.raises(RunError, match="line 2, is damaged"):
-        CallLog(path, ["open"])
-    path.write_bytes(lines[0] + lines[1][:-9])
-    again = CallLog(path, ["open"])
-    assert again.find("open", "call-0") == LoggedReply(Completion(text="so"), 0.5)
-    assert again.find("open", "call-1") is None
-    assert path.read_bytes() == lines[0]
 
 
 # --- examples in memory ---------------------------------------------------------------------------

@@ -164,14 +164,6 @@ def test_a_section_is_not_read_again_where_it_has_moved(tmp_path: Path) -> None:
     assert all(changed[slice(*quote.span)] == quote.text for quote in trace.ledger)
 
 
-def test_an_unchanged_text_costs_nothing_apart_either(tmp_path: Path) -> None:
-    one, other = reader(mode="parallel"), reader(mode="parallel")
-    trace = one.ask(QUESTION, lines(0, 30), run_dir=tmp_path / "a")
-    same = other.ask(QUESTION, lines(0, 30), continues=tmp_path / "a")
-    assert calls(other) == 0
-    assert same.answer == trace.answer
-
-
 def test_a_damaged_file_of_replies_is_named(tmp_path: Path) -> None:
     mode: dict[str, object] = {"mode": "parallel"}
     reader(**mode).ask(QUESTION, lines(0, 30), run_dir=tmp_path / "a")
