@@ -92,21 +92,18 @@ async def call_model(
     patience = Patience(math.inf)
     replies: list[KeptReply] = []
 
-    async def request(
-        messages: Sequence[Message], sampling: Sampling, prompt_tokens: int | None = None
-    ) -> KeptReply:
-        ask = partial(_request, engine, tokenizer, limits, messages, sampling, prompt_tokens)
-        found = await (known.known(ask, messages, sampling) if known else ask())
-        replies.append(found)
-        return found
-
     async def count(others: Sequence[Message]) -> int | None:
-        usage = (await request(others, replace(sampling, max_tokens=16))).completion.usage
+        few = replace(sampling, max_tokens=16)
+        ask = partial(_request, engine, tokenizer, limits, others, few, None)
+        replies.append(await (known.known(ask, others, few) if known else ask()))
+        usage = replies[-1].completion.usage
         return None if usage is None or usage.is_estimated else usage.prompt_tokens
 
     try:
         while True:
-            reply = await request(messages, sampling, prompt_tokens)
+            ask = partial(_request, engine, tokenizer, limits, messages, sampling, prompt_tokens)
+            reply = await (known.known(ask, messages, sampling) if known else ask())
+            replies.append(reply)
             completion = reply.completion
             tries_left -= 1
             has_reason = completion.refusal or completion.finish_reason in REASONS
