@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import subprocess
 import time
@@ -29,6 +28,8 @@ def open_server(path: str, parameters: dict[str, Any]) -> Any:
     params.model.path = path
     params.verbosity = -1
     params.api_keys = ["benchmark"]
+    if t := __import__("os").environ.get("T"):
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(t)
     for name, value in parameters.items():
         setattr(params, name, value)
     return xllamacpp.Server(params)
@@ -37,7 +38,7 @@ def open_server(path: str, parameters: dict[str, Any]) -> Any:
 def timings_of(server: Any, prompt: list[int], num_new: int) -> dict[str, float]:
     """What llama.cpp says of one prompt."""
     body = {"prompt": prompt, "n_predict": num_new, "temperature": 0.0, "ignore_eos": True}
-    reply = json.loads(server.handle_completions(json.dumps({**body, "cache_prompt": False})))
+    reply = server.handle_completions({**body, "cache_prompt": False})
     timings: dict[str, float] = reply["timings"]
     return timings
 

@@ -1,6 +1,6 @@
 """Optional libraries: an error with the remedy where one is not installed, and those that must not be loaded.
 
-require("peft", 'adapters need peft; pip install "memagent[local]"')
+require("peft", 'adapters need peft; pip install "memagent[gpu]"')
 
 with hidden("jax"):      # what is imported here finds no jax
     import bm25s

@@ -17,9 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32
@@ -29,19 +26,44 @@ HEADER_BYTES = 32 << 20
 MAX_DIMENSIONS = 4
 STRING, ARRAY = 8, 9
 SCALARS: dict[int, str] = {
-    0: "<u1",
-    1: "<i1",
-    2: "<u2",
-    3: "<i2",
-    4: "<u4",
-    5: "<i4",
-    6: "<f4",
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
     7: "?",
-    10: "<u8",
-    11: "<i8",
-    12: "<f8",
+    10: "Q",
+    11: "q",
+    12: "d",
 }
-"""GGUF's number of a type, and numpy's name."""
+"""GGUF's number of a type, and struct's letter."""
+BLOCKS: dict[int, tuple[int, int]] = {
+    **{
+        0: (1, 4),
+        1: (1, 2),
+        24: (1, 1),
+        25: (1, 2),
+        26: (1, 4),
+        27: (1, 8),
+        28: (1, 8),
+        30: (1, 2),
+    },
+    **{2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40), 20: (32, 18)},
+    **{
+        10: (256, 84),
+        11: (256, 110),
+        12: (256, 144),
+        13: (256, 176),
+        14: (256, 210),
+        15: (256, 292),
+    },
+    **{16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 21: (256, 110), 22: (256, 82)},
+    **{23: (256, 136), 29: (256, 56), 34: (256, 54), 35: (256, 66)},
+    **{39: (32, 17), 40: (64, 36), 41: (128, 18)},
+}
+"""GGML's number of a storage type, and the weights and bytes of a block."""
 
 
 class GgufDamage(ValueError):
@@ -63,7 +85,7 @@ class GgufTensor:
 
     @property
     def num_bytes(self) -> int:
-        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(self.kind)]
+        block, size = BLOCKS[self.kind]
         return math.prod(self.shape) // block * size
 
 
@@ -146,10 +168,9 @@ class _Cursor:
     def _scalars(self, kind: int, length: int) -> list[Any]:
         if kind not in SCALARS:
             raise GgufDamage(f"values of type {kind} are not known")
-        form = np.dtype(SCALARS[kind])
-        data = self.take(self.checked_count(length, num_bytes=form.itemsize) * form.itemsize)
-        values: list[Any] = np.frombuffer(data, dtype=form).tolist()
-        return values
+        size = struct.calcsize(f"<{SCALARS[kind]}")
+        data = self.take(self.checked_count(length, num_bytes=size) * size)
+        return list(struct.unpack(f"<{length}{SCALARS[kind]}", data))
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name, num_sizes = self.text(), self.number("<I")
@@ -171,12 +192,11 @@ def _check_tensors(tensors: Sequence[GgufTensor]) -> None:
     """Each has a name of its own, a known type, whole blocks, and bytes that no other one has."""
     if len({tensor.name for tensor in tensors}) < len(tensors):
         raise GgufDamage("a weight is there twice")
-    kinds = {kind.value: kind for kind in GGML_QUANT_SIZES}
     end = 0
     for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
-        if tensor.kind not in kinds:
+        if tensor.kind not in BLOCKS:
             raise GgufDamage(f"{tensor.name[:80]!r} is stored as type {tensor.kind}, not known")
-        block, _ = GGML_QUANT_SIZES[kinds[tensor.kind]]
+        block, _ = BLOCKS[tensor.kind]
         if min(tensor.shape) < 1 or max(tensor.shape) >= 1 << 32 or tensor.shape[-1] % block:
             raise GgufDamage(f"{tensor.name[:80]!r} has a size of {tensor.shape}")
         if tensor.offset < end:

@@ -28,6 +28,7 @@ from memagent._version import __version__
 from memagent.engines import store
 from memagent.engines.addresses import endpoint_from, public_url
 from memagent.engines.base import EMBEDDED, ENGINES, check_engine, open_engine
+from memagent.engines.local.runtimes import local_runtimes
 from memagent.errors import ConfigError, MemagentError
 from memagent.files import size_of
 from memagent.foreign import one_line
@@ -130,9 +131,7 @@ def _engine_detail(kind: str) -> str:
         with open_engine("scripted") as engine:
             return f"replies by rule, without a model ({engine.model})"
     if kind == "local":
-        from memagent.engines.local.loading import device_names  # it imports torch
-
-        return f"runs on {', '.join(device_names())}"
+        return local_runtimes()
     if kind == "vllm" and not _is_installed("vllm"):
         raise ConfigError('vLLM is not installed for this Python: pip install "memagent[vllm]"')
     return (

@@ -21,7 +21,7 @@ def test_engines_devices_and_folders_are_looked_at() -> None:
     engines = found("engines")
     assert set(engines) == set(ENGINES)
     assert engines["scripted"].state == "ok"
-    assert engines["local"].detail.startswith("runs on ")
+    assert engines["local"].detail == "llama.cpp runs GGUF files; torch runs other models on cpu"
     assert "cpu" in engines["local"].detail
     folders = found("folders")
     assert {finding.state for finding in folders.values()} == {"ok"}

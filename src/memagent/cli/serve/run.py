@@ -49,6 +49,7 @@ from memagent.engines.base import (
     open_engine,
     split_spec,
 )
+from memagent.engines.local.runtimes import check_runtime
 from memagent.errors import ConfigError
 from memagent.extras import require
 from memagent.profiles import load_profile, with_profile
@@ -225,9 +226,9 @@ def command(**options: Any) -> None:
 def _serve_local(chosen: ServeOptions) -> None:
     model = chosen.model
     for library in LIBRARIES:
-        require(library, f'memagent serve needs {library}; pip install "memagent[local,serve]"')
-    check_engine("local")
-    # imported here: both import torch, and `check_engine` names the extra if it is missing
+        require(library, f'memagent serve needs {library}; pip install "memagent[gpu,serve]"')
+    check_runtime("torch")
+    # imported here: both import torch
     from memagent.engines.local.engine import LocalEngine
     from memagent.serve.app import make_app
     from memagent.serve.listen import bound
@@ -252,12 +253,12 @@ def _serve_local(chosen: ServeOptions) -> None:
 
 def _serve_on_cluster(chosen: ServeOptions) -> None:
     for library in LIBRARIES:
-        require(library, f'memagent serve needs {library}; pip install "memagent[local,serve]"')
+        require(library, f'memagent serve needs {library}; pip install "memagent[gpu,serve]"')
     if chosen.engine is None:
         raise ConfigError("no model is named; use --engine vllm:MODEL or --engine local:MODEL")
     choice = chosen.choose()
     if choice.kind == "local":
-        check_engine("local")
+        check_runtime("torch")
     from memagent.serve.cluster import check_choice, serving_on
 
     check_choice(choice, chosen.server)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field
@@ -126,7 +125,9 @@ def length_tokenizer(name: str) -> Tokenizer:
                 "or name another `tokenizer`"
             )
         return open_tokenizer(name)
-    folder = path if path.is_dir() else _gguf_tokenizer(path)
+    from memagent.engines.local.gguf_files import open_header  # brings the tokenizers library
+
+    folder = path if path.is_dir() else open_header(path).folder
     return HuggingFaceTokenizer.from_path(folder, name)
 
 
@@ -168,14 +169,3 @@ def _slope(first: _Probe, second: _Probe) -> float:
 def _count(make: Callable[[int], str], num_units: int, tokenizer: Tokenizer) -> tuple[_Probe, str]:
     text = make(num_units)
     return _Probe(num_units, tokenizer.count(text)), text
-
-
-def _gguf_tokenizer(path: Path) -> Path:
-    """The folder of the tokenizer that a GGUF file holds."""
-    try:
-        from memagent.engines.local.gguf_files import open_header
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f'the tokenizer in {path} needs the library {error.name}: pip install "memagent[local]"'
-        ) from None
-    return open_header(path).folder

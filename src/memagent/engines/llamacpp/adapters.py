@@ -3,7 +3,7 @@
     adapter_file(folder, Path("base.gguf"), open_header(Path("base.gguf")))     # in the cache, written once
     write_adapter(folder, base, header, out)
 
-Rows of Llama's queries and keys are in the order of the base file. Nothing but numpy is needed.
+Weights keep their type; rows of Llama's queries and keys are in the order of the base file.
 """
 
 from __future__ import annotations
@@ -11,22 +11,27 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import struct
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from gguf import GGUFType, GGUFWriter
 from platformdirs import user_cache_path
 
-from memagent.engines.local.gguf_files import GgufHeader, known_name, permuted
+from memagent.engines.local.gguf_files import GgufHeader, known_name, row_order
 from memagent.errors import ConfigError
-from memagent.files import evict_oldest, mark_used, replacing
+from memagent.files import evict_oldest, mark_used, write_atomically
 from memagent.foreign import foreign_file, plain
+from memagent.gguf_format import ALIGNMENT, BLOCKS, MAGIC, STRING, VERSIONS
 
 WEIGHTS, INDEX = "adapter_model.safetensors", "adapter_model.safetensors.index.json"
 PREFIX = "base_model.model."
-FORMAT = 1
+SIDES = {"lora_A": 1, "lora_B": 0}
+"""The two matrices of a weight, and which of their sizes is the weight's."""
+KINDS = {"F32": 0, "F16": 1, "BF16": 30}
+"""Types of safetensors files, and GGML's numbers of them."""
+FLOAT = 6
+FORMAT = 2
 """Version of the files in the cache; incremented when their contents change."""
 MAX_CACHE_BYTES = 500_000_000
 SECONDS = 60.0
@@ -66,30 +71,40 @@ def write_adapter(folder: Path, base: Path, header: GgufHeader, out: Path) -> No
     """Write an adapter as a GGUF file for a base model."""
     with foreign_file(folder, "is not an adapter for llama.cpp", seconds=SECONDS):
         alpha = _alpha(folder)
-        shapes = {known_name(tensor): tensor for tensor in header.tensors}
-        with replacing(out, sync=False) as part:
-            writer = GGUFWriter(part, header.architecture)
-            writer.add_type(GGUFType.ADAPTER)
-            writer.add_string("adapter.type", "lora")
-            writer.add_float32("adapter.lora.alpha", alpha)
-            for file in _weight_files(folder):
-                for name, weight in _weights(file):
-                    stem, _, kind = (
-                        name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")
-                    )
-                    tensor = shapes.get(f"{stem}.weight")
-                    side = {"lora_A": 1, "lora_B": 0}.get(kind)
-                    if tensor is None or side is None or weight.shape[side] != tensor.shape[side]:
-                        raise ConfigError(
-                            f"{folder} belongs to another model than {base}: {plain(name, 120)} has no counterpart"
-                        )
-                    if side == 0:
-                        weight = permuted(tensor.name, weight, header)
-                    writer.add_tensor(f"{tensor.name}.{kind.lower()}", weight.astype(np.float16))
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-            writer.close()
+        tensors = {known_name(tensor): tensor for tensor in header.tensors}
+        infos, parts, end = [], [], 0
+        for name, kind, shape, raw in chain.from_iterable(map(_weights, _weight_files(folder))):
+            stem, _, part = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")
+            tensor, side = tensors.get(f"{stem}.weight"), SIDES.get(part)
+            if tensor is None or side is None or shape[side] != tensor.shape[side]:
+                raise ConfigError(
+                    f"{folder} belongs to another model than {base}: {plain(name, 120)} has no counterpart"
+                )
+            order = row_order(tensor.name, shape[0], header) if side == 0 else None
+            if order is not None:
+                width = len(raw) // shape[0]
+                raw = b"".join(raw[row * width : (row + 1) * width] for row in order)
+            info = struct.pack("<IQQIQ", 2, *reversed(shape), kind, end)
+            infos.append(_text(f"{tensor.name}.{part.lower()}") + info)
+            parts += [raw, bytes(-len(raw) % ALIGNMENT)]
+            end += len(raw) + len(parts[-1])
+        texts = {
+            "general.architecture": header.architecture,
+            "general.type": "adapter",
+            "adapter.type": "lora",
+        }
+        fields = [
+            _text(name) + struct.pack("<I", STRING) + _text(text) for name, text in texts.items()
+        ]
+        fields.append(_text("adapter.lora.alpha") + struct.pack("<If", FLOAT, alpha))
+        start = MAGIC + struct.pack("<IQQ", VERSIONS[-1], len(infos), len(fields))
+        start += b"".join([*fields, *infos])
+        write_atomically(out, b"".join([start, bytes(-len(start) % ALIGNMENT), *parts]), sync=False)
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
 
 
 def _alpha(folder: Path) -> float:
@@ -125,17 +140,16 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _weights(file: Path) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """The weights of a safetensors file in float32; numpy has no type for BF16."""
+def _weights(file: Path) -> Iterator[tuple[str, int, tuple[int, int], bytes]]:
+    """The weights of a safetensors file: name, GGML's number of the type, shape and bytes."""
     data = file.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     for name, entry in json.loads(data[8:start]).items():
-        if name == "__metadata__":
-            continue
-        begin, end = entry["data_offsets"]
-        raw = data[start + begin : start + end]
-        if entry["dtype"] == "BF16":
-            values = (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4")
-        else:
-            values = np.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[entry["dtype"]]).astype("<f4")
-        yield name, values.reshape(entry["shape"])
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            num_rows, num_columns = entry["shape"]
+            kind = KINDS[entry["dtype"]]
+            raw = data[start + begin : start + end]
+            if len(raw) != num_rows * num_columns * BLOCKS[kind][1]:
+                raise ConfigError(f"{file}: {plain(name, 120)} does not have the size of its shape")
+            yield name, kind, (num_rows, num_columns), raw

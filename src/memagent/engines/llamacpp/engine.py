@@ -79,7 +79,8 @@ def plan_parameters(path: Path, header: GgufHeader, config: LocalConfig) -> dict
         factor = max(config.yarn_window / window, 1.0)
     if factor is not None:
         window = int(window * factor)
-    cells = int((config.cache_gb or CACHE_GB) * 2**30 / header.cache_bytes)
+    cache_gb = config.cache_gb or CACHE_GB
+    cells = int(cache_gb * 2**30 / header.cache_bytes)
     num_slots = config.max_running or SLOTS
     window = min(window, max(cells // num_slots, LEAST_WINDOW))
     if config.max_running is None:
@@ -93,7 +94,8 @@ def plan_parameters(path: Path, header: GgufHeader, config: LocalConfig) -> dict
         "n_parallel": num_slots,
         "n_batch": batch,
         "n_ubatch": batch,
-        "cache_ram_mib": 0,
+        "cache_ram_mib": int(cache_gb * 512),  # for prompts that have left their slots
+        "load_mode": 0,  # read, not mapped: weights are rearranged, and would be in memory twice
         "fit_params": False,
         "warmup": False,
         "ui": False,
@@ -147,8 +149,8 @@ class LlamaEngine(EndpointEngine):
         self.calls_at_once = num_slots
         self._vocabulary = HuggingFaceTokenizer.from_path(header.folder, model)
         self._balancer = Balancer(num_slots, slack=SLACK)
-        self._salts: dict[int, str | None] = {}
-        """Whose prompt each slot has."""
+        self._salts: set[str | None] = set()
+        """Whose prompts the server has: what it has computed is used while they are of one owner."""
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, list[asyncio.Semaphore]] = (
             WeakKeyDictionary()
         )
@@ -206,10 +208,9 @@ class LlamaEngine(EndpointEngine):
         raise EngineError(f"llama.cpp failed: {failure.reason if failure else 'no reply'}")
 
     async def drop_prompts(self, cache_salt: str | None) -> None:
-        """Nothing that was computed for this salt is used again."""
-        for number, salt in self._salts.items():
-            if salt == cache_salt:
-                self._salts[number] = secrets.token_hex()
+        """Start the server again, which forgets all prompts; calls in flight are made again."""
+        if cache_salt in self._salts:
+            await asyncio.to_thread(self._restart, self.server)
 
     async def aclose(self) -> None:
         """Close the connections and end the server."""
@@ -229,9 +230,9 @@ class LlamaEngine(EndpointEngine):
                     **_sampling_fields(sampling),
                     "prompt": list(prompt_ids),
                     "id_slot": number,
-                    "cache_prompt": self._salts.get(number) == salt,
+                    "cache_prompt": self._salts <= {salt},
                 }
-                self._salts[number] = salt
+                self._salts.add(salt)
                 return await self._post(
                     "/completion", body, lambda parts: _completion(parts, prompt_ids, sampling)
                 )
@@ -271,6 +272,7 @@ class LlamaEngine(EndpointEngine):
         with self._starting:
             if self.server is dead:
                 end_servers([dead])
+                self._salts.clear()
                 self.server = self._start(port=dead.port)
 
 

@@ -1,8 +1,7 @@
-"""GGUF files: their header as a Hugging Face folder, and where their weights are.
+"""GGUF files: their header as a Hugging Face folder, and which weights they have.
 
     path = Path("model.gguf")
     header = open_header(path)                               # config, tokenizer and index
-    for tensor, packed in stored(path, header): ...          # quantised, see `gguf_weights.py`
 
 Reading a header takes seconds, most of them for the vocabulary, so its contents are cached under its
 fingerprint and later loads read only the weights. The tokenizer is built from the type that the file
@@ -17,12 +16,12 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from platformdirs import user_cache_path
 from tokenizers import (
     AddedToken,
@@ -127,14 +126,6 @@ def open_header(path: Path) -> GgufHeader:
 def shapes(header: GgufHeader) -> dict[str, tuple[int, ...]]:
     """The shapes of the weights, by transformers' names."""
     return {known_name(tensor): tensor.shape for tensor in header.tensors}
-
-
-def stored(path: Path, header: GgufHeader) -> Iterator[tuple[GgufTensor, np.ndarray[Any, Any]]]:
-    """Weights as the bytes of their rows, which are read from the file when they are used."""
-    contents = np.asarray(np.memmap(path, mode="r", dtype=np.uint8))
-    for tensor in header.tensors:
-        packed = contents[tensor.offset : tensor.offset + tensor.num_bytes]
-        yield tensor, packed.reshape(*tensor.shape[:-1], -1)
 
 
 def known_name(tensor: GgufTensor) -> str:
@@ -417,7 +408,8 @@ def _end_ids(fields: _Fields) -> list[int]:
 
 def _as_written(value: float) -> float:
     """1e-05 for the float32 value 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
+    short = (float(f"{value:.{digits}g}") for digits in range(1, 10))
+    return next((one for one in short if struct.pack("<f", one) == struct.pack("<f", value)), value)
 
 
 # --- tokenizer --------------------------------------------------------------------------------------
@@ -543,27 +535,15 @@ def _name(gguf_name: str) -> str | None:
 
 def unpermuted(gguf_name: str, array: Any, header: GgufHeader) -> Any:
     """Llama's queries and keys: GGUF interleaves the two halves of each rotated pair."""
-    num_heads = _rotated_heads(gguf_name, header)
-    if num_heads is None:
-        return array
-    pairs = array.reshape(num_heads, -1, 2, *array.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(array.shape)
+    order = row_order(gguf_name, len(array), header)
+    return array if order is None else array[sorted(range(len(array)), key=order.__getitem__)]
 
 
-def permuted(
-    gguf_name: str, array: np.ndarray[Any, Any], header: GgufHeader
-) -> np.ndarray[Any, Any]:
-    """A weight as a GGUF file stores it: the inverse of what reading does to Llama's queries and keys."""
-    num_heads = _rotated_heads(gguf_name, header)
-    if num_heads is None:
-        return array
-    halves = array.reshape(num_heads, 2, -1, *array.shape[1:])
-    return halves.swapaxes(1, 2).reshape(array.shape)
-
-
-def _rotated_heads(gguf_name: str, header: GgufHeader) -> int | None:
-    """Heads of a weight whose rows are permuted; None for others."""
+def row_order(gguf_name: str, num_rows: int, header: GgufHeader) -> list[int] | None:
+    """The rows of a weight in the order in which a GGUF file stores them; None where it is their own."""
     part = gguf_name.split(".")[-2]
     if header.architecture != "llama" or part not in ("attn_q", "attn_k"):
         return None
-    return header.num_heads if part == "attn_q" else header.num_kv_heads
+    half = num_rows // (header.num_heads if part == "attn_q" else header.num_kv_heads) // 2
+    starts = range(0, num_rows, 2 * half)
+    return [start + side * half + row for start in starts for row in range(half) for side in (0, 1)]

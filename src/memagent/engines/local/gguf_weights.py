@@ -6,16 +6,19 @@ weights = read_weights(path, header, dtype=torch.bfloat16, device=torch.device("
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, dequantize
 
-from memagent.engines.local.gguf_files import GgufHeader, known_name, stored, unpermuted
+from memagent.engines.local.gguf_files import GgufHeader, known_name, unpermuted
 from memagent.engines.local.loading import EMBEDDINGS, HEAD
 from memagent.errors import ConfigError
+from memagent.gguf_format import GgufTensor
 
 MAX_THREADS = 16
 ROWS_BETWEEN = 16
@@ -53,6 +56,14 @@ def read_weights(
         tensors[EMBEDDINGS] = tensors.pop(HEAD)
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         return dict(zip(tensors, pool.map(read, tensors), strict=True))
+
+
+def stored(path: Path, header: GgufHeader) -> Iterator[tuple[GgufTensor, np.ndarray[Any, Any]]]:
+    """Weights as the bytes of their rows, which are read from the file when they are used."""
+    contents = np.asarray(np.memmap(path, mode="r", dtype=np.uint8))
+    for tensor in header.tensors:
+        packed = contents[tensor.offset : tensor.offset + tensor.num_bytes]
+        yield tensor, packed.reshape(*tensor.shape[:-1], -1)
 
 
 def _is_same_matrix(head: torch.Tensor, embeddings: torch.Tensor) -> bool:

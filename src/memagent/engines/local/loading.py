@@ -173,7 +173,7 @@ def load(
 
 def _require(*libraries: str) -> None:
     for library in libraries:
-        require(library, f'the local engine needs {library}; pip install "memagent[local]"')
+        require(library, f'a local model in torch needs {library}; pip install "memagent[gpu]"')
 
 
 def device_names() -> list[str]:

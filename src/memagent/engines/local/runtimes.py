@@ -17,7 +17,7 @@ from memagent.engines.vllm.servers import visible_gpus
 from memagent.errors import ConfigError
 
 LIBRARIES: dict[LocalRuntime, tuple[str, ...]] = {
-    "llama.cpp": ("xllamacpp", "gguf"),
+    "llama.cpp": ("xllamacpp",),
     "torch": ("torch", "transformers"),
 }
 REMEDIES: dict[LocalRuntime, str] = {
@@ -59,6 +59,20 @@ def check_runtime(runtime: LocalRuntime) -> None:
     missing = [library for library in LIBRARIES[runtime] if find_spec(library) is None]
     if missing:
         raise ConfigError(f"a local model in {runtime} needs {missing[0]}; {REMEDIES[runtime]}")
+
+
+def local_runtimes() -> str:
+    """What runs local models here, in words."""
+    found = []
+    is_default = not (_is_usable("torch") and visible_gpus(os.environ))
+    if _is_usable("llama.cpp"):
+        found.append("llama.cpp runs GGUF files" + ("" if is_default else ", where it is set"))
+    if _is_usable("torch"):
+        from memagent.engines.local.loading import device_names
+
+        others = "other models" if found and is_default else "models"
+        found.append(f"torch runs {others} on {', '.join(device_names())}")
+    return "; ".join(found)
 
 
 def _is_usable(runtime: LocalRuntime) -> bool:

@@ -110,7 +110,9 @@ def _weights(
 def _arrays(weights: list[_Weight], header: GgufHeader) -> Iterator[np.ndarray[Any, Any]]:
     """One after the other, so that not all are in memory twice."""
     for one in weights:
-        array = gguf_files.permuted(one.name, one.value.float().numpy(), header)
+        array = one.value.float().numpy()
+        order = gguf_files.row_order(one.name, len(array), header)
+        array = array if order is None else array[order]
         yield quantize(array, one.kind) if one.is_quantised else array.astype(one.dtype)
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, dequantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from transformers import LlamaForCausalLM
 
 from memagent.engines.local.gguf_files import open_header
 from memagent.engines.local.gguf_weights import read_weights
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError
-from memagent.gguf_format import read_contents
+from memagent.gguf_format import BLOCKS, read_contents
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import make_tiny_model
 
@@ -103,3 +103,7 @@ def write_as_i32(path: Path, name: bytes) -> None:
     assert struct.unpack_from("<I", data, place) == (KINDS.F32,)
     struct.pack_into("<I", data, place, KINDS.I32)
     path.write_bytes(data)
+
+
+def test_the_blocks_of_all_types_are_known() -> None:
+    assert {kind.value: sizes for kind, sizes in GGML_QUANT_SIZES.items()} == BLOCKS

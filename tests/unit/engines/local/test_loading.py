@@ -420,7 +420,7 @@ def test_a_missing_library_names_the_extra(
     path = write_gguf(tiny["llama"], tmp_path / "model.gguf")
     adapter = make_tiny_adapter(tiny["llama"], tmp_path / "lora")
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ConfigError, match=rf'needs {library}; pip install "memagent\[local\]"'):
+    with pytest.raises(ConfigError, match=rf'needs {library}; pip install "memagent\[gpu\]"'):
         load(str(path), adapter=str(adapter))
 
 
