@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "memagent"
 DOOR = "run_files.py"
 OTHERS = {
-    "agent/prompts.py": "prompts that the user names",
+    "agent/prompts.py": "prompts that are shipped or named",
     "agent/work.py": "the record of speeds in the state folder",
     "agent/reader.py": "a file of questions",
     "cli/demo.py": "the text of the demo",
@@ -41,6 +41,7 @@ OTHERS = {
     "engines/wheels.py": "wheels in the cache",
     "eval/items.py": "datasets",
     "eval/methods.py": "the code of a method",
+    "eval/prompts.py": "prompts that are shipped",
     "eval/report/anchors/__init__.py": "results that are shipped or named",
     "eval/report/page.py": "the template of the page",
     "eval/report/report.py": "a report, in a folder that the user names",

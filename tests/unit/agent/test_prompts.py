@@ -135,7 +135,7 @@ def test_a_wrong_template_file_is_explained(tmp_path: Path, content: str, messag
 def test_an_unknown_set_is_answered_with_the_nearest_or_all() -> None:
     with pytest.raises(ConfigError, match=r"'papper'; did you mean paper\?"):
         open_prompts("papper")
-    with pytest.raises(ConfigError, match="known: default, boxed, paper"):
+    with pytest.raises(ConfigError, match="known: add, boxed, compact"):
         open_prompts("nothing-like-it")
 
 
