@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from memagent.errors import ConfigError, MachineError, PromptTooLong
 from memagent.launcher import HOST
 from memagent.types import Completion, Message, Sampling
 from tests.support.tiny_gguf import write_gguf
+from tests.support.tiny_hybrid import write_gemma3, write_lfm2
 from tests.support.tiny_models import KINDS, Kind, make_tiny_adapter, make_tiny_model
 
 MESSAGES: list[Message] = [{"role": "user", "content": "Where is the ledger?"}]
@@ -372,3 +374,55 @@ async def test_quantised_files_run(folders: dict[Kind, Path], tmp_path: Path) ->
     path = write_gguf(folders["llama"], tmp_path / "q8.gguf", kind=GGMLQuantizationType.Q8_0)
     async with opened(path) as engine:
         assert (await engine.complete(MESSAGES, SAMPLING)).text
+
+
+# --- architectures and tokenizers that torch does not have here -----------------------------------
+
+TEXTS = (  # composed characters: llama.cpp leaves out the normalisation of Qwen
+    "Where is the ledger? The ledger is in the cellar, it's 1,907 steps away.",
+    "  two  spaces,\n\n\tlines \u00e9\u00e8 na\u00efve \u4e2d\u6587 \U0001f511 we'LL see 12345678",
+    "\u0915\u094d\u0937 ...!!! x=y+1; don't",
+)
+
+
+def ids_of(engine: LlamaEngine, text: str) -> tuple[list[int], list[int]]:
+    """The tokens of a text by our tokenizer and by llama.cpp."""
+    connection = http.client.HTTPConnection(HOST, engine.server.port)
+    headers = {"Authorization": f"Bearer {engine._key}", "Content-Type": "application/json"}
+    body = json.dumps({"content": text, "add_special": False, "parse_special": False})
+    connection.request("POST", "/tokenize", body, headers)
+    theirs = json.loads(connection.getresponse().read())["tokens"]
+    connection.close()
+    return engine._vocabulary._backend.encode(text, add_special_tokens=False).ids, theirs
+
+
+@pytest.mark.parametrize("write", [write_gemma3, write_lfm2], ids=["gemma3", "lfm2"])
+async def test_other_architectures_read_answer_and_stop(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "model.gguf")
+    async with opened(path) as engine:
+        long: list[Message] = [{"role": "user", "content": "the ledger is in the cellar " * 30}]
+        first, again = [await engine.complete(long, SAMPLING) for _ in range(2)]
+        assert first.usage is not None
+        assert first.usage.prompt_tokens > 150
+        assert first.text == again.text
+        stop = first.text[4:7]
+        cut = await engine.complete(long, Sampling(max_tokens=12, stop=(stop,)))
+        assert (cut.finish_reason, stop in cut.text) == ("stop", False)
+        for text in TEXTS:
+            ours, theirs = ids_of(engine, text)
+            assert ours == theirs
+    with pytest.raises(ConfigError, match="torch runs llama, qwen2, qwen3 here"):
+        open_engine(f"local:{path}", device="cpu", runtime="torch")
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "qwen2", "qwen35", "llama-bpe", "lfm2"])
+async def test_tokens_are_those_of_llama_cpp(
+    pre: str, folders: dict[Kind, Path], tmp_path: Path
+) -> None:
+    path = write_gguf(folders["qwen2"], tmp_path / "model.gguf", pre=pre)
+    async with opened(path) as engine:
+        for text in TEXTS:
+            ours, theirs = ids_of(engine, text)
+            assert ours == theirs

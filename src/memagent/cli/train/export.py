@@ -32,8 +32,13 @@ if TYPE_CHECKING:
     help="Merge an adapter into its model, a GGUF file, and write the whole as one, for llama.cpp.",
 )
 @click.option(
+    "--gguf-adapter",
+    is_flag=True,
+    help="Write an adapter of a GGUF file as a GGUF file of its own, for llama.cpp.",
+)
+@click.option(
     "--model",
-    help="Model that the adapter is merged into: a pulled one or a path. [default: the one it names]",
+    help="Model that the adapter is for: a pulled one or a path. [default: the one it names]",
 )
 def command(
     run: Path,
@@ -42,6 +47,7 @@ def command(
     best: bool,
     merge: bool,
     gguf: GgufKind | None,
+    gguf_adapter: bool,
     model: str | None,
 ) -> int:
     """Write the model or adapter of a run as a folder that transformers, peft and vLLM load, or as a GGUF file.
@@ -51,6 +57,7 @@ def command(
       memagent train export runs/tiny my-model --merge
       memagent train export runs/tiny my-best-model --best
       memagent train export adapters/memagent-1.5b reader.gguf --gguf q8_0 --model qwen2.5-coder-1.5b
+      memagent train export adapters/memagent-1.5b reader.gguf --gguf-adapter --model qwen2.5-coder-1.5b
       memagent ask report.pdf -q "..." --engine local:smollm2-135m --adapter my-adapter
 
     RUN may also be the folder of an adapter.
@@ -61,7 +68,9 @@ def command(
     from memagent.rl.weights.checkpoint import export, export_gguf, find_checkpoint
 
     checkpoint = find_checkpoint(run, step, best=best)
-    if gguf is not None:
+    if gguf is not None and gguf_adapter:
+        raise ConfigError("give either --gguf or --gguf-adapter")
+    if gguf is not None or gguf_adapter:
         export_gguf(checkpoint, out, kind=gguf, model=model)
     else:
         export(checkpoint, out, merge=merge, model=model)

@@ -26,6 +26,7 @@ from memagent.gguf_format import ALIGNMENT, BLOCKS, MAGIC, STRING, VERSIONS
 
 WEIGHTS, INDEX = "adapter_model.safetensors", "adapter_model.safetensors.index.json"
 PREFIX = "base_model.model."
+"""Of the names of weights."""
 SIDES = {"lora_A": 1, "lora_B": 0}
 """The two matrices of a weight, and which of their sizes is the weight's."""
 KINDS = {"F32": 0, "F16": 1, "BF16": 30}
@@ -52,7 +53,7 @@ MORE_THAN_LORA = (
 def adapter_file(folder: Path, base: Path, header: GgufHeader) -> Path:
     """The GGUF file of an adapter for a base model, in the cache."""
     digest = hashlib.sha256(header.folder.name.encode())
-    for file in [_config_file(folder), *_weight_files(folder)]:
+    for file in [config_file(folder), *weight_files(folder)]:
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     path = (
         user_cache_path("memagent", appauthor=False)
@@ -73,7 +74,7 @@ def write_adapter(folder: Path, base: Path, header: GgufHeader, out: Path) -> No
         alpha = _alpha(folder)
         tensors = {known_name(tensor): tensor for tensor in header.tensors}
         infos, parts, end = [], [], 0
-        for name, kind, shape, raw in chain.from_iterable(map(_weights, _weight_files(folder))):
+        for name, kind, shape, raw in chain.from_iterable(map(_weights, weight_files(folder))):
             stem, _, part = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")
             tensor, side = tensors.get(f"{stem}.weight"), SIDES.get(part)
             if tensor is None or side is None or shape[side] != tensor.shape[side]:
@@ -109,7 +110,7 @@ def _text(text: str) -> bytes:
 
 def _alpha(folder: Path) -> float:
     """What the product of the two matrices is multiplied by, times the rank."""
-    config = json.loads(_config_file(folder).read_text(encoding="utf-8"))
+    config = json.loads(config_file(folder).read_text(encoding="utf-8"))
     more = [name for name in MORE_THAN_LORA if config.get(name)]
     if config["peft_type"] != "LORA" or more or config.get("bias", "none") != "none":
         what = ", ".join(more) or plain(str(config["peft_type"]), 40)
@@ -117,7 +118,8 @@ def _alpha(folder: Path) -> float:
     return float(config["lora_alpha"]) * (math.sqrt(config["r"]) if config.get("use_rslora") else 1)
 
 
-def _config_file(folder: Path) -> Path:
+def config_file(folder: Path) -> Path:
+    """The settings of an adapter."""
     file = folder / "adapter_config.json"
     if not file.is_file():
         raise ConfigError(
@@ -126,17 +128,23 @@ def _config_file(folder: Path) -> Path:
     return file
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The files with an adapter's weights: one, or those that an index names."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
         raise ConfigError(f"{folder} has no {WEIGHTS}")
-    with foreign_file(folder / INDEX, "is not an index of weights"):
-        names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-        files = [folder / name for name in sorted(names)]
+    return indexed_files(folder / INDEX)
+
+
+def indexed_files(index: Path) -> list[Path]:
+    """The files beside an index of weights that it names."""
+    with foreign_file(index, "is not an index of weights"):
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        files = [index.parent / name for name in sorted(names)]
     for file in files:
-        if file.parent != folder or not file.is_file():
-            raise ConfigError(f"{folder} lacks {plain(file.name, 80)}, a part of its weights")
+        if file.parent != index.parent or not file.is_file():
+            raise ConfigError(f"{index.parent} lacks {plain(file.name, 80)}, a part of its weights")
     return files
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import regex
 
-from memagent.engines.local.loading import LOADING_SECONDS, indexed_files, loading
+from memagent.engines.llamacpp.adapters import PREFIX, config_file, weight_files
+from memagent.engines.local.loading import LOADING_SECONDS, loading
 from memagent.errors import ConfigError
 from memagent.foreign import foreign_file, plain
 
@@ -25,11 +26,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_INDEX = f"{ADAPTER_WEIGHTS}.index.json"
-"""Names the file of each weight of an adapter that is stored in several files."""
-ADAPTER_PREFIX = "base_model.model."
-"""Prefix of weight names in peft's adapter files."""
 PATTERN_SECONDS = 1.0
 """Time to match a regular expression with the names of all modules."""
 NAME = re.compile(r"[\w.-]+")
@@ -40,11 +36,8 @@ def put_on(model: PreTrainedModel, adapter: Path) -> None:
     """Add LoRA layers to the model in place; its parameters then include the adapter's."""
     from peft import PeftConfig
 
-    if not (adapter / "adapter_config.json").is_file():
-        raise ConfigError(
-            f"{adapter} has no adapter_config.json; name a LoRA folder as peft saves it"
-        )
-    files = _files(adapter)
+    config_file(adapter)
+    files = weight_files(adapter)
     with foreign_file(adapter, "is not an adapter", seconds=LOADING_SECONDS):
         config = PeftConfig.from_pretrained(str(adapter))
     if config.peft_type != "LORA":
@@ -102,16 +95,6 @@ def replace_layer(model: Any, name: str, layer: Any) -> None:
     """Put a layer in the place of another one."""
     parent, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(parent), leaf, layer)
-
-
-def _files(adapter: Path) -> list[Path]:
-    """The files with an adapter's weights: one, or those that an index names."""
-    weights, index = adapter / ADAPTER_WEIGHTS, adapter / ADAPTER_INDEX
-    if weights.is_file():
-        return [weights]
-    if not index.is_file():
-        raise ConfigError(f"{adapter} has no {ADAPTER_WEIGHTS}")
-    return indexed_files(index)
 
 
 def _check_sizes(adapter: Path, config: Any, files: Sequence[Path]) -> None:
@@ -177,7 +160,7 @@ def _inject(model: PreTrainedModel, adapter: Path, files: list[Path], config: An
     config.inference_mode = False
     model.add_adapter(config)
     weights = {
-        name.removeprefix(ADAPTER_PREFIX): weight
+        name.removeprefix(PREFIX): weight
         for file in files
         for name, weight in load_file(file).items()
     }

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent.engines import store
+from memagent.engines.llamacpp.adapters import indexed_files
 from memagent.engines.yarn import ARCHITECTURES, yarn_settings
 from memagent.errors import ConfigError, EngineRefused
 from memagent.extras import require
@@ -447,17 +448,6 @@ def _window(path: Path, model: PreTrainedModel) -> int:
     if type(window) is not int or not 1 <= window < MAX_WINDOW:
         raise ConfigError(f"{path} has a window of {plain(str(window), 40)} tokens")
     return window
-
-
-def indexed_files(index: Path) -> list[Path]:
-    """The files beside an index of weights that it names."""
-    with foreign_file(index, "is not an index of weights"):
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        files = [index.parent / name for name in sorted(names)]
-    for file in files:
-        if file.parent != index.parent or not file.is_file():
-            raise ConfigError(f"{index.parent} lacks {plain(file.name, 80)}, a part of its weights")
-    return files
 
 
 # --- messages ---------------------------------------------------------------------------------------

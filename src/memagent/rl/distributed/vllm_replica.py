@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from memagent.engines.local.adapters import ADAPTER_PREFIX, ADAPTER_WEIGHTS
+from memagent.engines.llamacpp.adapters import PREFIX, WEIGHTS
 from memagent.engines.vllm.engine import CONTROL_VARIABLES, HANDLE_VARIABLES, VllmEngine
 from memagent.engines.vllm.servers import visible_gpus
 from memagent.errors import ConfigError, MachineError
@@ -162,10 +162,8 @@ class _Vllm:
         assert self._config is not None
         folder.mkdir(parents=True)
         (folder / ADAPTER_CONFIG).write_text(self._config, encoding="utf-8")
-        weights = {
-            f"{ADAPTER_PREFIX}{peft_name(name)}": value for name, value in shipped(self._buckets)
-        }
-        save_file(weights, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        weights = {f"{PREFIX}{peft_name(name)}": value for name, value in shipped(self._buckets)}
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
     async def sleep(self) -> None:
         """vLLM keeps the weights in CPU memory."""

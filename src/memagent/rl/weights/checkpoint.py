@@ -43,7 +43,8 @@ from safetensors.torch import load_file, save_file
 
 from memagent._version import __version__
 from memagent.engines import store
-from memagent.engines.local.adapters import ADAPTER_PREFIX, ADAPTER_WEIGHTS
+from memagent.engines.llamacpp.adapters import PREFIX, WEIGHTS, write_adapter
+from memagent.engines.local.gguf_files import open_header
 from memagent.engines.local.loading import LoadedModel, load, quietly
 from memagent.errors import ConfigError, RunError
 from memagent.files import make_folders, reason_of, replacing_folder
@@ -313,8 +314,13 @@ def export(checkpoint: Path, out: Path, *, merge: bool = False, model: str | Non
                 shutil.copytree(folder, part, dirs_exist_ok=True)
 
 
-def export_gguf(checkpoint: Path, out: Path, *, kind: GgufKind, model: str | None = None) -> None:
-    """Write the model of an adapter, merged, as one GGUF file. Its model must be a GGUF file on this machine."""
+def export_gguf(
+    checkpoint: Path, out: Path, *, kind: GgufKind | None, model: str | None = None
+) -> None:
+    """Write the model of an adapter, merged, as one GGUF file, or, without a kind, the adapter itself.
+
+    The model must be a GGUF file on this machine.
+    """
     folder = _weights_folder(checkpoint)
     if out.exists():
         raise RunError(f"{out} already exists; name a new file")
@@ -331,9 +337,12 @@ def export_gguf(checkpoint: Path, out: Path, *, kind: GgufKind, model: str | Non
         )
     from memagent.rl.weights.gguf_export import write_gguf
 
-    loaded = _load_merged(folder, base)
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
+        if kind is None:
+            write_adapter(folder, source, open_header(source), out)
+            return
+        loaded = _load_merged(folder, base)
         write_gguf(loaded, out, source=source, kind=kind)
 
 
@@ -412,7 +421,7 @@ def save_adapter_config(model: Any, folder: Path) -> None:
 def _write_adapter(model: Any, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
     save_adapter_config(model, folder)
     whole = {name: tensor.contiguous() for name, tensor in weights.items()}
-    save_file(whole, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    save_file(whole, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def _adapter_weights(model: Any) -> dict[str, torch.Tensor]:
@@ -420,7 +429,7 @@ def _adapter_weights(model: Any) -> dict[str, torch.Tensor]:
     from peft import get_peft_model_state_dict
 
     weights = get_peft_model_state_dict(model, save_embedding_layers=False)
-    return {f"{ADAPTER_PREFIX}{name}": tensor for name, tensor in weights.items()}
+    return {f"{PREFIX}{name}": tensor for name, tensor in weights.items()}
 
 
 def _is_adapter(folder: Path) -> bool:

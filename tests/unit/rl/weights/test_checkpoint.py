@@ -44,7 +44,7 @@ from memagent.rl.weights.checkpoint import (
 from memagent.tracking import Tracker
 from tests.support.sizes import sized
 from tests.support.tiny_gguf import write_gguf
-from tests.support.tiny_models import KINDS, make_tiny_model
+from tests.support.tiny_models import KINDS, make_tiny_adapter, make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[4]
 IDS = torch.arange(2, 40)[None]
@@ -498,6 +498,22 @@ def test_a_gguf_file_has_the_merged_weights_and_the_header_of_its_source(
     }
     assert stored["blk.0.attn_q.weight"] == kind.upper()
     assert stored["blk.0.attn_norm.weight"] == "F32"
+
+
+def test_an_adapter_alone_becomes_a_gguf_file(folders: dict[str, Path], tmp_path: Path) -> None:
+    source = write_gguf(folders["llama"], tmp_path / "model.gguf")
+    loaded = load(str(source), adapter=str(make_tiny_adapter(folders["llama"], tmp_path / "one")))
+    export_gguf(save(tmp_path, loaded), tmp_path / "new.gguf", kind=None)
+    reader = GGUFReader(tmp_path / "new.gguf")
+    assert reader.fields["adapter.lora.alpha"].contents() > 0
+    found = {tensor.name: tensor.data for tensor in reader.tensors}
+    weights = dict(loaded.model.named_parameters())
+    name = "model.layers.0.self_attn.q_proj.lora_{}.default.weight"
+    heads, width = 4, 16
+    expected = weights[name.format("B")].detach().view(heads, 2, width // 2, -1).transpose(1, 2)
+    assert np.array_equal(found["blk.0.attn_q.weight.lora_b"], expected.reshape(heads * width, -1))
+    down = weights[name.format("A")].detach().numpy()
+    assert np.array_equal(found["blk.0.attn_q.weight.lora_a"], down)
 
 
 def test_a_gguf_file_is_made_of_adapters_of_gguf_files_only(
