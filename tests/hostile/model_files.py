@@ -358,6 +358,9 @@ def make_originals(folder: Path) -> Originals:
     return Originals(gguf.read_bytes(), model, adapter)
 
 
+RUNTIMES = ("torch", "llama.cpp")
+
+
 class Damaged(NamedTuple):
     """A model that somebody changed."""
 
@@ -387,27 +390,29 @@ def wrong_with(damaged: Damaged, *, name: str = "damaged") -> str | None:
 
     `name` stands in every error.
     """
-    try:
-        asyncio.run(_generate(damaged))
-    except MemagentError as error:
-        return wrong_line(error, name)
+    for runtime in RUNTIMES if damaged.model.is_file() else RUNTIMES[:1]:
+        try:
+            asyncio.run(_generate(damaged, runtime))
+        except MemagentError as error:
+            if (wrong := wrong_line(error, name)) is not None:
+                return wrong
     return None
 
 
-async def _generate(damaged: Damaged) -> None:
-    from memagent.engines.local.engine import open_local
+async def _generate(damaged: Damaged, runtime: str) -> None:
+    from memagent.engines.local.runtimes import open_local
 
     adapter = None if damaged.adapter is None else str(damaged.adapter)
     with_adapter = {"adapter": adapter} if adapter else {}
     async with open_local(
-        str(damaged.model), cache_gb=0.001, device="cpu", **with_adapter
+        str(damaged.model), cache_gb=0.001, device="cpu", runtime=runtime, **with_adapter
     ) as engine:
         await engine.complete([{"role": "user", "content": "Hi."}], Sampling(max_tokens=2))
 
 
 def warm_up(originals: Originals) -> None:
     """Import what opening models imports: it may take longer than a model may."""
-    asyncio.run(_generate(Damaged(originals.folder, originals.adapter)))
+    asyncio.run(_generate(Damaged(originals.folder, originals.adapter), RUNTIMES[0]))
 
 
 def complaint_of(originals: Originals) -> Complaint:

@@ -256,7 +256,9 @@ async def test_a_server_that_dies_twice_in_a_call_is_one_line(
             return await reply(*arguments)
 
         monkeypatch.setattr(engine, "_post", deadly)
-        with pytest.raises(MachineError, match=r"llama\.cpp ended with status 137") as caught:
+        with pytest.raises(
+            MachineError, match=r"llama\.cpp with m\.gguf ended with status 137"
+        ) as caught:
             await engine.complete(MESSAGES, SAMPLING)
     assert "\n" not in str(caught.value)
 
@@ -329,7 +331,9 @@ def test_what_llama_cpp_refuses_is_one_line(path: Path, tmp_path: Path) -> None:
     data[place : place + 5] = b"blx.1"
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(data)
-    with pytest.raises(MachineError, match=r"llama\.cpp ended with status 1: .*attn_q") as caught:
+    with pytest.raises(
+        MachineError, match=r"llama\.cpp with broken\.gguf ended with status 1: .*attn_q"
+    ) as caught:
         opened(broken, runtime="llama.cpp")
     assert "\n" not in str(caught.value)
 

@@ -158,7 +158,7 @@ class LlamaEngine(EndpointEngine):
     @property
     def address(self) -> str:
         """What messages call the server."""
-        return "llama.cpp"
+        return f"llama.cpp with {Path(self._parameters['model.path']).name}"
 
     @property
     def kept_address(self) -> None:
@@ -205,7 +205,7 @@ class LlamaEngine(EndpointEngine):
                 raise MachineError(f"{server.why_ended()}; it had been started again for this call")
             await asyncio.to_thread(self._restart, server)
             was_restarted = True
-        raise EngineError(f"llama.cpp failed: {failure.reason if failure else 'no reply'}")
+        raise EngineError(f"{self.address} failed: {failure.reason if failure else 'no reply'}")
 
     async def drop_prompts(self, cache_salt: str | None) -> None:
         """Start the server again, which forgets all prompts; calls in flight are made again."""
@@ -258,7 +258,7 @@ class LlamaEngine(EndpointEngine):
     def _start(self, *, port: int) -> Server:
         parameters = json.dumps({**self._parameters, "port": port})
         launch = Launch(
-            name="llama.cpp",
+            name=self.address,
             command=(sys.executable, "-P", "-m", "memagent.engines.llamacpp", parameters),
             api_key=self._key,
             log=Path(tempfile.gettempdir()) / f"memagent-llama-{secrets.token_hex(8)}.log",
