@@ -301,10 +301,12 @@ def _completion(events: Any, prompt_ids: Sequence[int], sampling: Sampling) -> C
     last = events[-1]
     sampled = [event for event in events if "prompt_progress" not in event]
     ids = tuple(token for event in sampled for token in event.get("tokens", ()))
-    entries = [entry for event in sampled for entry in event.get("completion_probabilities", ())]
+    logprobs = [
+        entry["logprob"] for event in sampled for entry in event.get("completion_probabilities", ())
+    ]
     num_tokens = int(last["tokens_predicted"])
-    # tokens that end within a character are not reported
-    is_whole = len(ids) == len(entries) == num_tokens
+    # tokens that end within a character are not reported, and there is no number for NaN
+    is_whole = len(ids) == len(logprobs) == num_tokens and None not in logprobs
     # log-probabilities are those of the model's own distribution
     is_own = (
         (sampling.temperature or 1.0) == 1.0
@@ -322,5 +324,5 @@ def _completion(events: Any, prompt_ids: Sequence[int], sampling: Sampling) -> C
         ),
         prompt_ids=tuple(prompt_ids),
         completion_ids=ids if is_whole else None,
-        logprobs=tuple(float(one["logprob"]) for one in entries) if is_whole and is_own else None,
+        logprobs=tuple(map(float, logprobs)) if is_whole and is_own else None,
     )
