@@ -3,8 +3,9 @@
     python -m benchmarks.engine_cpu --model qwen2.5-coder-1.5b                 # six minutes on two cores
     python -m benchmarks.engine_cpu --llama-bench ~/llama.cpp/build/bin/llama-bench
 
-Each case is a prompt of random tokens and 64 new tokens, greedy, as llama.cpp times them itself. `ours` goes through
-`open_engine`, its process and its port, `bare` through xllamacpp's server in this process with its own defaults.
+Each case is a prompt of random tokens and 64 new tokens, greedy. `ours` goes through `open_engine`, its process and its
+port, all of it timed; `bare` through xllamacpp's server in this process with its own defaults, as llama.cpp times it
+itself. The best of several is printed.
 """
 
 from __future__ import annotations
@@ -14,13 +15,21 @@ import asyncio
 import random
 import subprocess
 import time
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 NEW_TOKENS = 64
 FIRST_TOKEN, LAST_TOKEN = 100, 49_000
 
 
-def open_server(path: str, parameters: dict[str, Any]) -> Any:
+class Rates(NamedTuple):
+    """Tokens a second."""
+
+    prompt: float
+    reply: float
+
+
+def open_server(path: str, parameters: dict[str, Any], *, threads: int) -> Any:
     """xllamacpp's server in this process."""
     import xllamacpp
 
@@ -28,8 +37,7 @@ def open_server(path: str, parameters: dict[str, Any]) -> Any:
     params.model.path = path
     params.verbosity = -1
     params.api_keys = ["benchmark"]
-    if t := __import__("os").environ.get("T"):
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(t)
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     for name, value in parameters.items():
         setattr(params, name, value)
     return xllamacpp.Server(params)
@@ -43,13 +51,14 @@ def timings_of(server: Any, prompt: list[int], num_new: int) -> dict[str, float]
     return timings
 
 
-async def ours_of(model: str, prompts: list[list[int]]) -> list[tuple[float, float]]:
-    """Prompt and reply rates of the engine, calls, port and parsing included."""
+async def compare(model: str, path: str, prompts: list[list[int]]) -> dict[str, list[Rates]]:
+    """Rates of both, one prompt after the other in turn, so that what else runs here slows both alike."""
     from memagent.engines.base import open_engine
-    from memagent.engines.llamacpp.engine import LlamaEngine
+    from memagent.engines.llamacpp.engine import LlamaEngine, num_cores
     from memagent.types import Sampling
 
-    found = []
+    found: dict[str, list[Rates]] = {"ours": [], "bare": []}
+    bare = open_server(path, {"n_ctx": len(prompts[0]) + NEW_TOKENS + 8}, threads=num_cores())
     async with open_engine(f"local:{model}", runtime="llama.cpp", adapter=None) as engine:
         assert isinstance(engine, LlamaEngine)
         for prompt in prompts:
@@ -57,9 +66,13 @@ async def ours_of(model: str, prompts: list[list[int]]) -> list[tuple[float, flo
             await engine.generate(prompt, Sampling(max_tokens=1))
             read = time.perf_counter() - started
             reply = await engine.generate(prompt, Sampling(max_tokens=NEW_TOKENS))
+            replied = time.perf_counter() - started - read
             assert reply.usage is not None
-            again = time.perf_counter() - started - read
-            found.append((len(prompt) / read, reply.usage.completion_tokens / again))
+            num_new = reply.usage.completion_tokens
+            found["ours"].append(Rates(len(prompt) / read, num_new / replied))
+            timings = timings_of(bare, prompt, NEW_TOKENS)
+            rates = Rates(timings["prompt_per_second"], timings["predicted_per_second"])
+            found["bare"].append(rates)
     return found
 
 
@@ -87,21 +100,14 @@ def main() -> None:
             [rng.randrange(FIRST_TOKEN, LAST_TOKEN) for _ in range(num_tokens)]
             for _ in range(arguments.repeat)
         ]
-        found = asyncio.run(ours_of(arguments.model, prompts))
-        _report(num_tokens, "ours", found)
-        server = open_server(path, {"n_ctx": num_tokens + NEW_TOKENS + 8})
-        timings = [timings_of(server, prompt, NEW_TOKENS) for prompt in prompts]
-        del server
-        rates = [(one["prompt_per_second"], one["predicted_per_second"]) for one in timings]
-        _report(num_tokens, "bare", rates)
+        found = asyncio.run(compare(arguments.model, path, prompts))
+        for name, rates in found.items():
+            prompt, reply = (max(values) for values in zip(*rates, strict=True))
+            print(f"{num_tokens:6}  {name:6} {prompt:12.1f} {reply:12.1f}", flush=True)
+        shares = [ours.prompt / bare.prompt for ours, bare in zip(*found.values(), strict=True)]
+        print(f"        prompt rates, ours to bare: {median(shares):.2f} in the middle")
         if arguments.llama_bench:
             print(llama_bench(arguments.llama_bench, path, num_tokens))
-
-
-def _report(num_tokens: int, name: str, rates: list[tuple[float, float]]) -> None:
-    """The best of repeated measurements: others may use the machine, nothing makes it faster."""
-    prompt, reply = (max(values) for values in zip(*rates, strict=True))
-    print(f"{num_tokens:6}  {name:6} {prompt:12.1f} {reply:12.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -132,6 +132,8 @@ class EndpointEngine(BaseEngine):
         self.served_window: int | None = None  # until `inspect` is called
         self.calls_at_once = config.concurrency
         self.serving = Serving()
+        self._read: Callable[[bytes], Any] = json.loads
+        """Parses a reply, not further than JSON."""
         self.endpoints: tuple[EndpointEngine, ...] = (self,)
         """One for each address."""
         self.on_retry = on_retry
@@ -301,7 +303,8 @@ class EndpointEngine(BaseEngine):
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
         if client is None:
-            blocking.when_loop_ends(loop, self.aclose)
+            # only the connections: what a subclass has besides may be used from other loops
+            blocking.when_loop_ends(loop, partial(EndpointEngine.aclose, self))
             client = self._clients[loop] = _Client(self.config)
         return client
 
@@ -364,10 +367,6 @@ class EndpointEngine(BaseEngine):
         except UNREADABLE as error:
             reason = self._clean(f"a reply that is not valid ({error})")
             return Failure(kind="failed", reason=reason)
-
-    def _read(self, reply: bytes) -> Any:
-        """A reply, not parsed further than JSON."""
-        return json.loads(reply)
 
     def _body(self, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
         fields = {

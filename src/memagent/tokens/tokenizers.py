@@ -134,7 +134,7 @@ class HuggingFaceTokenizer:
         try:
             if self._control.are_in(text):
                 return len(self._control.encode_text(text))
-            return self._count(text)
+            return len(self._backend.encode_batch_fast([text], add_special_tokens=False)[0])
         except BaseException:
             with self._guard():  # only now: it takes as long as counting a short text
                 raise
@@ -167,10 +167,6 @@ class HuggingFaceTokenizer:
 
     def _guard(self) -> AbstractContextManager[None]:
         return foreign_file(self._file, "cannot encode this text")
-
-    def _count(self, text: str) -> int:
-        """Tokens in a text whose control strings are control tokens."""
-        return len(self._backend.encode_batch_fast([text], add_special_tokens=False)[0])
 
     @cached_property
     def _control(self) -> ControlTokens:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf import GGMLQuantizationType
 
 from memagent.config import LocalConfig
 from memagent.engines.base import EngineChoice, open_engine
@@ -26,6 +25,7 @@ from memagent.engines.local.runtimes import runtime_of
 from memagent.errors import ConfigError, MachineError, PromptTooLong
 from memagent.launcher import HOST
 from memagent.types import Completion, Message, Sampling
+from tests.support.timing import wait_until
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_hybrid import write_gemma3, write_lfm2
 from tests.support.tiny_models import KINDS, Kind, make_tiny_adapter, make_tiny_model
@@ -76,13 +76,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def await_true(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
 
 
 # --- replies --------------------------------------------------------------------------------------
@@ -293,14 +286,14 @@ def test_the_server_ends_with_its_parent(path: Path, number: signal.Signals) -> 
     program.send_signal(number)
     program.wait(60)
     program.stdout.close()
-    assert await_true(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_the_server_ends_with_its_watchdog(path: Path) -> None:
     with opened(path) as engine:
         pid = server_pid(engine)
         engine.server.process.kill()
-        assert await_true(lambda: not is_alive(pid))
+        wait_until(lambda: not is_alive(pid))
 
 
 def test_torch_is_not_imported(path: Path) -> None:
@@ -372,12 +365,6 @@ def test_window_and_slots_follow_from_the_memory(path: Path) -> None:
         (1024, 2),
     ]
     assert planned[-1]["n_batch"] == 64
-
-
-async def test_quantised_files_run(folders: dict[Kind, Path], tmp_path: Path) -> None:
-    path = write_gguf(folders["llama"], tmp_path / "q8.gguf", kind=GGMLQuantizationType.Q8_0)
-    async with opened(path) as engine:
-        assert (await engine.complete(MESSAGES, SAMPLING)).text
 
 
 # --- architectures and tokenizers that torch does not have here -----------------------------------

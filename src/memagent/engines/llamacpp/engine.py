@@ -143,6 +143,7 @@ class LlamaEngine(EndpointEngine):
             )
         )
         self.serving = None
+        self._read = _events
         self.tokenizer = str(header.folder)
         self.served_window: int = int(parameters["n_ctx"]) // num_slots
         self.reading_defaults = store.reading_defaults(model)
@@ -250,11 +251,6 @@ class LlamaEngine(EndpointEngine):
             self._turns[loop] = [asyncio.Semaphore(1) for _ in range(self.calls_at_once or 1)]
         return self._turns[loop]
 
-    def _read(self, reply: bytes) -> Any:
-        """The events of a stream: the last one alone if it is an error."""
-        events = [json.loads(line[6:]) for line in reply.splitlines() if line.startswith(b"data: ")]
-        return events[-1] if events and "error" in events[-1] else events
-
     def _start(self, *, port: int) -> Server:
         parameters = json.dumps({**self._parameters, "port": port})
         launch = Launch(
@@ -274,6 +270,12 @@ class LlamaEngine(EndpointEngine):
                 end_servers([dead])
                 self._salts.clear()
                 self.server = self._start(port=dead.port)
+
+
+def _events(reply: bytes) -> Any:
+    """The events of a stream: the last one alone if it is an error."""
+    events = [json.loads(line[6:]) for line in reply.splitlines() if line.startswith(b"data: ")]
+    return events[-1] if events and "error" in events[-1] else events
 
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
