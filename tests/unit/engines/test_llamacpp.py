@@ -296,12 +296,32 @@ def test_the_server_ends_with_its_watchdog(path: Path) -> None:
         wait_until(lambda: not is_alive(pid))
 
 
-def test_torch_is_not_imported(path: Path) -> None:
-    code = PROGRAM.replace("while True:", "for _ in range(1):").replace("400", "4")
-    code += "\nprint([name for name in ('torch', 'transformers') if name in sys.modules])"
-    command = [sys.executable, "-c", code, str(path)]
+ASK = """
+import sys
+sys.modules.update(dict.fromkeys(("torch", "transformers", "numpy", "gguf", "safetensors")))
+from memagent.cli.main import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def test_a_question_needs_no_torch(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("The ledger is in the cellar. " * 40)
+    settings = (
+        "--window 512 --chunk-tokens 128 --memory-tokens 24 --answer-tokens 24 --prompts small"
+    )
+    question = [
+        "ask",
+        str(tmp_path / "note.txt"),
+        "-q",
+        "Where?",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
+    command = [sys.executable, "-c", ASK, *question, "--engine", f"local:{path}", *settings.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert done.returncode == 0, done.stderr
+    kept = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert "llama.cpp" in json.dumps(kept["command"])
 
 
 # --- files and settings ---------------------------------------------------------------------------
