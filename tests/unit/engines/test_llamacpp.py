@@ -24,7 +24,7 @@ from memagent.engines.local.gguf_files import open_header
 from memagent.engines.local.runtimes import runtime_of
 from memagent.errors import ConfigError, MachineError, PromptTooLong
 from memagent.launcher import HOST
-from memagent.types import Completion, Message, Sampling
+from memagent.types import Completion, Message, Sampling, TokenEngine
 from tests.support.timing import wait_until
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_hybrid import write_gemma3, write_lfm2
@@ -127,6 +127,19 @@ async def test_it_replies_as_torch_does_with_an_adapter(
     assert_same(ours, await replies_of(files[kind], adapter=adapter, runtime="torch"))
     bare = await replies_of(files[kind])
     assert [one.text for one in ours] != [one.text for one in bare]
+
+
+async def test_a_longer_window_gives_the_tokens_of_torch(path: Path) -> None:
+    prompt, replies = [number % 97 + 10 for number in range(700)], []
+    for runtime in ("llama.cpp", "torch"):
+        settings = {"runtime": runtime, "yarn_factor": 2.0, "device": "cpu"}
+        async with open_engine(f"local:{path}", **settings) as engine:
+            assert isinstance(engine, TokenEngine)
+            assert engine.served_window == 1024
+            replies.append((await engine.generate(prompt, Sampling(max_tokens=1))).logprobs)
+    assert replies[0] == pytest.approx(replies[1], abs=0.05)
+    with pytest.raises(ConfigError, match="`yarn_window=100` is less than the model's own 512"):
+        opened(path, yarn_window=100)
 
 
 async def test_a_stop_text_and_a_limit_end_a_reply(path: Path) -> None:

@@ -30,6 +30,7 @@ from memagent.engines.local.gguf_files import GgufHeader, open_header
 from memagent.engines.openai import EndpointEngine
 from memagent.engines.queueing import slot
 from memagent.engines.retry import Failure
+from memagent.engines.yarn import yarn_settings
 from memagent.errors import ConfigError, EngineError, MachineError, PromptTooLong
 from memagent.launcher import Launch, Server, end_servers, start_servers
 from memagent.tokens.tokenizers import HuggingFaceTokenizer
@@ -40,6 +41,8 @@ CACHE_GB = 0.5
 LEAST_WINDOW = 8192
 """Tokens of a slot, even if they need more memory; fewer for a model whose window is smaller."""
 SLOTS = 2
+YARN = 2
+"""Its number among the kinds of scaling."""
 BATCH_TOKENS = 256
 """A call that is cancelled ends between two batches."""
 SLACK = 16
@@ -74,11 +77,9 @@ def open_llama(model: str, config: LocalConfig) -> LlamaEngine:
 
 def plan_parameters(path: Path, header: GgufHeader, config: LocalConfig) -> dict[str, Any]:
     """What the server is started with, by the machine, the model and the settings."""
-    window, factor = header.window, config.yarn_factor
-    if config.yarn_window is not None:
-        factor = max(config.yarn_window / window, 1.0)
-    if factor is not None:
-        window = int(window * factor)
+    told = {"model_type": header.architecture, "max_position_embeddings": header.window}
+    yarn = yarn_settings(told, window=config.yarn_window, factor=config.yarn_factor)
+    window = yarn.window if yarn else header.window
     cache_gb = config.cache_gb or CACHE_GB
     cells = int(cache_gb * 2**30 / header.cache_bytes)
     num_slots = config.max_running or SLOTS
@@ -87,7 +88,10 @@ def plan_parameters(path: Path, header: GgufHeader, config: LocalConfig) -> dict
         num_slots = max(1, min(SLOTS, cells // window))
     batch = config.max_batch_tokens or BATCH_TOKENS
     threads = {"n_threads": num_cores()} if hasattr(os, "sched_getaffinity") else {}
-    yarn = {"rope_scaling_type": 2, "rope_freq_scale": 1 / factor} if factor else {}
+    rope: dict[str, Any] = {}
+    if yarn:
+        rope = {"rope_scaling_type": YARN, "rope_freq_scale": 1 / yarn.factor}
+        rope["yarn_orig_ctx"] = yarn.original_window
     return {
         "model.path": str(path),
         "n_ctx": window * num_slots,
@@ -101,7 +105,7 @@ def plan_parameters(path: Path, header: GgufHeader, config: LocalConfig) -> dict
         "ui": False,
         "verbosity": 1,
         "sse_ping_interval": 1,
-        **({"yarn_orig_ctx": header.window, **yarn} if yarn else {}),
+        **rope,
         **({"n_gpu_layers": 0} if config.device == "cpu" else {}),
         **{f"{part}.{name}": n for part in ("cpuparams", "cpuparams_batch") for name, n in threads.items()},
     }  # fmt: skip
