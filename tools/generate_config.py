@@ -45,6 +45,7 @@ PARTS: tuple[tuple[str, str, str], ...] = (
     ("Local models", "memagent.config:LocalConfig", "`local:MODEL`, `open_engine(...)`"),
     ("vLLM", "memagent.config:VllmConfig", "`vllm:MODEL`, `open_engine(...)`"),
     ("Server", "memagent.config:ServeConfig", "`memagent serve`"),
+    ("Gateway", "memagent.config:GatewayConfig", "`memagent serve --reader`"),
     ("Dataset recipes", "memagent.data.recipes:Recipe", "`memagent data build RECIPE.toml`"),
     ("Evaluation suites", "memagent.eval.suites:Suite", "`memagent eval SUITE.toml`"),
     ("Training", "memagent.rl.settings:TrainConfig", "`memagent train CONFIG.toml`"),

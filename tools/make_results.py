@@ -121,7 +121,7 @@ python tools/keep_results.py results/trained runs/hotpotqa-7k runs/ruler-8k runs
 python tools/make_results.py results
 ```
 
-The warm start and the base model are measured by `--engine local:qwen2.5-coder-1.5b`, with and without `--adapter FOLDER`; direct reading and
+The warm start and the base model are measured by `--engine local:qwen2.5-coder-1.5b`, with and without `--set adapter=FOLDER`; direct reading and
 retrieval by `--method direct --set methods.0.settings={window=32768}` and `--method bm25`. Here those had `--num 256`, and RULER at 512K a
 `--task` for each of the paper's ten.
 """

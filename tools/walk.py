@@ -36,7 +36,7 @@ tasks = [{ tasks = ["small/colours"], settings = { sentences = 60 } }]
 num = 1
 agent = { window = 2048, chunk_tokens = 512, memory_tokens = 96 }
 """
-READING = ("--window", "2048", "--chunk-tokens", "512", "--memory-tokens", "96")
+READING = ("--window", "2048", "--chunk-tokens", "512", "--set", "memory_tokens=96")
 
 
 class Walk(NamedTuple):

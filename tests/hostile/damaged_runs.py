@@ -27,8 +27,8 @@ from tests.hostile.harness import own_folders, time_limit
 from tests.hostile.json_damage import damaged_bytes, damaged_json
 
 QUESTION = 'What is the code of "amber-17"?'
-READING = ("--engine", "scripted", "--tokenizer", "bytes", "--window", "4096", "--quiet")
-SIZES = ("--chunk-tokens", "400", "--memory-tokens", "400", "--answer-tokens", "200")
+READING = ("--engine", "scripted", "--tokenizer", "bytes", "--set", "window=4096", "--quiet")
+SIZES = ("--set", "chunk_tokens=400", "--set", "memory_tokens=400", "--set", "answer_tokens=200")
 
 
 class Finished(NamedTuple):
@@ -64,7 +64,7 @@ def make_runs(folder: Path) -> list[RunKind]:
     ask = ("ask", str(note), "-q", QUESTION, *READING, *SIZES, "--run-dir", str(asked))
     assert command(*ask, "--max-calls", "4").exit_code == 4
     suite = ("eval", "--task", "ruler/niah_single_1", "--lengths", "600", "--num", "3")
-    method = ("--method", "reader", "--engine", "scripted", "--tokenizer", "bytes", "--quiet")
+    method = ("--method", "reader", "--engine", "scripted", "--set", "tokenizer=bytes", "--quiet")
     agent = {"window": 4096, "chunk_tokens": 400, "memory_tokens": 400, "answer_tokens": 200}
     settings = [word for name in agent for word in ("--set", f"agent.{name}={agent[name]}")]
     evaluated, whole = folder / "eval", folder / "whole"

@@ -17,8 +17,8 @@ from tests.support.loopback import Endpoint, running
 from tests.support.tiny_training import tiny_run
 
 QUESTION = 'What is the code of "amber-17"?'
-SMALL = ("--tokenizer", "bytes", "--window", "4096", "--chunk-tokens", "400")
-LIMITS = ("--memory-tokens", "400", "--answer-tokens", "200", "--quiet")
+SMALL = ("--tokenizer", "bytes", "--set", "window=4096", "--set", "chunk_tokens=400")
+LIMITS = ("--set", "memory_tokens=400", "--set", "answer_tokens=200", "--quiet")
 METHOD = """\
 from pathlib import Path
 
@@ -119,7 +119,14 @@ def evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "method.py").write_text(METHOD)
     command = ["eval", "--task", "beyond/two_hop", "--lengths", "2k", "--num", "1", "--quiet"]
-    command += ["--engine", "scripted", "--length-tokenizer", "bytes", "--tokenizer", "bytes"]
+    command += [
+        "--engine",
+        "scripted",
+        "--set",
+        "length_tokenizer=bytes",
+        "--set",
+        "tokenizer=bytes",
+    ]
     command += ["--method", f"{tmp_path}/theirs/method.py:answer", "--processes", "0"]
     assert run([*command, "--run-dir", str(tmp_path / "run")]) == 0
     (tmp_path / "theirs" / "was-run").unlink()
@@ -327,7 +334,7 @@ def test_files_of_a_strangers_evaluation_are_read_when_they_are_named_again(
     data = tmp_path / "data.jsonl"
     build = ["data", "build", "ruler/niah_single_1", "--tokens", "2000", "--num", "2", "--quiet"]
     assert run([*build, "--out", str(data), "--tokenizer", "bytes", "--processes", "1"]) == 0
-    command = ["eval", "--file", str(data), "--method", "direct", "--tokenizer", "bytes"]
+    command = ["eval", "--file", str(data), "--method", "direct", "--set", "tokenizer=bytes"]
     command += ["--engine", "scripted", "--processes", "0", "--quiet"]
     assert run([*command, "--run-dir", str(tmp_path / "run")]) == 0
     resume = ["eval", "--resume", str(tmp_path / "run"), "--quiet", "--processes", "0"]

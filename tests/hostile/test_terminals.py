@@ -125,8 +125,8 @@ def test_an_answer_sets_no_title_and_a_pipe_gets_it_as_it_is(tmp_path: Path) -> 
     text = tmp_path / "a\x1b]0;name\x07.txt"
     text.write_text("The code is 1234.")
     ask = ("ask", str(text), "-q", "What?", "--engine", f"scripted:{replies}", "--show-memory")
-    sizes = ("--tokenizer", "bytes", "--window", "4096", "--chunk-tokens", "400")
-    limits = ("--memory-tokens", "400", "--answer-tokens", "200")
+    sizes = ("--tokenizer", "bytes", "--set", "window=4096", "--set", "chunk_tokens=400")
+    limits = ("--set", "memory_tokens=400", "--set", "answer_tokens=200")
     shown = on_terminal(*ask, *sizes, *limits)
     assert "The code is\\u001b]0;owned\\u0007 12\\u202e34." in shown
     assert "\\u001b[2Jmemory" in shown

@@ -22,9 +22,16 @@ MEMAGENT = Path(sys.executable).parent / "memagent"
 QUESTION = 'What is the code of "amber-17"?'
 FACT = 'The code of "amber-17" is 48213.'
 CODE = "48213"
-SMALL_SECTIONS = (
-    *("--tokenizer", "bytes", "--window", "4096", "--chunk-tokens", "400"),
-    *("--memory-tokens", "400", "--answer-tokens", "200"),
+SMALL_SECTIONS = tuple(
+    part
+    for name, value in {
+        "tokenizer": "bytes",
+        "window": 4096,
+        "chunk_tokens": 400,
+        "memory_tokens": 400,
+        "answer_tokens": 200,
+    }.items()
+    for part in ("--set", f"{name}={value}")
 )
 """Sections of at most 400 bytes: what a prompt holds can be counted by hand."""
 

@@ -265,7 +265,7 @@ def test_a_dry_run_describes_the_questions_and_opens_the_sources(
     files: HotpotFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["eval", str(SUITES / "hotpotqa.toml"), "--engine", "scripted", "--dry-run"]
-    arguments += ["--length-tokenizer", "bytes", "--tokenizer", "bytes", "--num", "2"]
+    arguments += ["--set", "length_tokenizer=bytes", "--set", "tokenizer=bytes", "--num", "2"]
     arguments += [*source(files, "dev"), *source(files, "paragraphs"), "--docs", "5"]
     assert run(arguments) == 0
     out = capsys.readouterr().out
@@ -305,7 +305,14 @@ def test_without_the_models_tokenizer_exact_windows_are_refused_at_once(
     task = open_task("hotpotqa", {"docs": 5, "tokenizer": "bytes", **files.settings})
     write_examples(file, [task.example(0)])
     arguments = ["eval", str(SUITES / "hotpotqa.toml"), "--engine", "scripted", "--num", "1"]
-    arguments += ["--length-tokenizer", "bytes", "--set", f"selection.file={file}", "--docs", "5"]
+    arguments += [
+        "--set",
+        "length_tokenizer=bytes",
+        "--set",
+        f"selection.file={file}",
+        "--docs",
+        "5",
+    ]
     arguments += [*source(files, "dev"), *source(files, "paragraphs")]
     assert run([*arguments, "--run-dir", str(tmp_path / "run")]) == 2
     assert "--section-ends exact needs the tokenizer of scripted" in capsys.readouterr().err
@@ -318,5 +325,5 @@ def test_a_template_file_that_is_wrong_is_found_before_anything_is_asked(
     broken = tmp_path / "mine.toml"
     broken.write_text('read = "{question} {memory} {chunk}"\nanswer = "{question} {memory}"\n')
     arguments = ["eval", str(SUITES / "ruler.toml"), "--engine", "scripted", "--dry-run"]
-    assert run([*arguments, "--length-tokenizer", "bytes", "--prompts", str(broken)]) == 2
+    assert run([*arguments, "--set", "length_tokenizer=bytes", "--prompts", str(broken)]) == 2
     assert "read has an unknown slot {chunk}" in capsys.readouterr().err

@@ -208,7 +208,7 @@ def test_a_dry_run_calls_nothing_and_counts_what_the_real_run_sends(
     with running(log=tmp_path / "calls.jsonl", reply="fixed", reply_chars=7) as endpoint:
         command = ("ask", book, "-q", QUESTION, "-q", "Who?", *SMALL_SECTIONS)
         command = (*command, "--base-url", endpoint.base_url, "--json")
-        prices = ("--price-in", "2", "--price-out", "10")
+        prices = ("--set", "price_in=2", "--set", "price_out=10")
         dry = cli(*command, "--dry-run", *prices)
         num_dry_calls = endpoint.num_calls()
         real = cli(*command)
@@ -289,7 +289,7 @@ def test_a_limit_on_cost_is_not_passed_even_by_the_longest_reply(
     cli: Cli, ask: tuple[str, ...], book: Path, endpoint: Endpoint
 ) -> None:
     # one unit per completion token; a reply is NOTHING_FOUND (4 tokens) and could be 400
-    prices = ("--price-in", "0", "--price-out", "1000000")
+    prices = ("--set", "price_in=0", "--set", "price_out=1000000")
     num_before = endpoint.num_calls()
     stopped = cli(*ask, book, "-q", UNANSWERABLE, "--max-cost", "410", *prices)
     num_first = endpoint.num_calls() - num_before
@@ -439,7 +439,7 @@ def test_an_azure_deployment_is_called_with_its_own_header_and_version(
     address = ("--base-url", f"{guarded.root_url}/openai/deployments/test-model")
     outcome = cli(
         *("ask", note, "-q", QUESTION, "--model", "test-model", *SMALL_SECTIONS, *address),
-        *("--api-version", "2025-01-01"),
+        *("--set", "api_version=2025-01-01"),
         env={"MEMAGENT_API_KEY": KEY},
     )
     calls = [record for record in guarded.records()[num_before:] if record["n"] is not None]
@@ -455,7 +455,10 @@ def test_an_azure_deployment_is_called_with_its_own_header_and_version(
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        (("--base-url", "LIVE", "--api-key", KEY), {"MEMAGENT_BASE_URL": "DEAD", "API_KEY": "no"}),
+        (
+            ("--base-url", "LIVE", "--set", f"api_key={KEY}"),
+            {"MEMAGENT_BASE_URL": "DEAD", "API_KEY": "no"},
+        ),
         (
             (),
             {
@@ -480,7 +483,7 @@ def test_address_and_key_come_from_the_options_then_memagent_then_openai(
 ) -> None:
     addresses = {"LIVE": guarded.base_url, "DEAD": NO_ENDPOINT}
     outcome = here(
-        *("ask", note, "-q", QUESTION, *SMALL_SECTIONS, "--patience", "0", "--quiet"),
+        *("ask", note, "-q", QUESTION, *SMALL_SECTIONS, "--set", "patience=0", "--quiet"),
         *(addresses.get(option, option) for option in options),
         env={name: addresses.get(value, value) for name, value in names.items()},
     )
@@ -492,7 +495,7 @@ def test_the_key_is_nowhere_in_what_is_printed_or_kept(
     cli: Cli, guarded: Endpoint, note: Path
 ) -> None:
     command = ("ask", note, "-q", QUESTION, *SMALL_SECTIONS, "--base-url", guarded.base_url)
-    outcome = cli(*command, "--api-key", KEY, "--json", "--show-memory")
+    outcome = cli(*command, "--set", f"api_key={KEY}", "--json", "--show-memory")
 
     assert json.loads(outcome.stdout)["answer"] == CODE
     [run] = cli.runs
@@ -514,9 +517,11 @@ def test_an_endpoint_that_repeats_the_key_in_its_errors_does_not_make_us_print_i
     here: Call, cli: Cli, note: Path, status: int, code: int, words: str
 ) -> None:
     with echoing_endpoint(status) as base_url:
-        command = ("ask", note, "-q", QUESTION, *SMALL_SECTIONS, "--patience", "1.5")
-        outcome = here(*command, "--base-url", base_url, "--api-key", KEY, "--model", "any")
-        unnamed = here(*command, "--base-url", base_url, "--api-key", KEY)
+        command = ("ask", note, "-q", QUESTION, *SMALL_SECTIONS, "--set", "patience=1.5")
+        outcome = here(
+            *command, "--base-url", base_url, "--set", f"api_key={KEY}", "--model", "any"
+        )
+        unnamed = here(*command, "--base-url", base_url, "--set", f"api_key={KEY}")
 
     assert (outcome.code, outcome.stdout) == (code, "")
     assert words in outcome.stderr

@@ -116,15 +116,18 @@ TEXTS = {
     ),
     "binary file": (
         ["binaries/a.bin", *ASKED],
-        "a.bin is binary, not text; if it is UTF-16 text, give --encoding utf-16-le",
+        "a.bin is binary, not text; if it is UTF-16 text, give --set encoding=utf-16-le",
     ),
     "folder of binaries": (["binaries", *ASKED], "binaries has no readable text files (1 skipped"),
     "empty folder": (["nothing", *ASKED], "nothing has no readable text files (none)"),
     "wrong encoding": (
-        ["latin.txt", *ASKED, "--encoding", "utf-8"],
+        ["latin.txt", *ASKED, "--set", "encoding=utf-8"],
         "latin.txt is not utf-8: byte 7",
     ),
-    "no encoding": (["good.txt", *ASKED, "--encoding", "utf-9"], "no text encoding named 'utf-9'"),
+    "no encoding": (
+        ["good.txt", *ASKED, "--set", "encoding=utf-9"],
+        "no text encoding named 'utf-9'",
+    ),
     "scanned pdf": (["scanned.pdf", *ASKED], "scanned.pdf has 1 page and no text"),
     "locked pdf": (["locked.pdf", *ASKED], "locked.pdf is protected by a password"),
     "broken pdf": (["broken.pdf", *ASKED], "broken.pdf is not a readable pdf file"),
@@ -167,8 +170,8 @@ SIZES = {
         "do not fit a window of 4096; lower --chunk-tokens to ",
     ),
     "memory over window": (
-        ["good.txt", *ASKED, "--memory-tokens", "5000"],
-        "--memory-tokens 5000 does not fit a window of 4096 tokens; lower --memory-tokens or raise --window",
+        ["good.txt", *ASKED, "--set", "memory_tokens=5000"],
+        "--set memory_tokens=5000 does not fit a window of 4096 tokens; lower --set memory_tokens or raise --window",
     ),
     "chunk over window": (
         ["good.txt", *ASKED, "--chunk-tokens", "5000"],
@@ -190,16 +193,16 @@ ENDPOINTS = {
         "no endpoint is set; give --base-url",
     ),
     "an endpoint's option and no endpoint": (
-        ["good.txt", *ASKED, "--timeout", "5", "--base-url", "NONE"],
+        ["good.txt", *ASKED, "--set", "timeout=5", "--base-url", "NONE"],
         "no endpoint is set; give --base-url",
     ),
     "a local model's option and an endpoint": (
-        ["good.txt", *ASKED, "--device", "cpu"],
-        "--device does not go with the engine 'openai:'",
+        ["good.txt", *ASKED, "--set", "device=cpu"],
+        "--set device does not go with the engine 'openai:'",
     ),
     "an endpoint's option and a local model": (
-        ["good.txt", *ASKED, "--engine", "local:smollm2-135m", "--timeout", "5"],
-        "memagent: --base-url, --timeout does not go with the engine 'local:smollm2-135m'",
+        ["good.txt", *ASKED, "--engine", "local:smollm2-135m", "--set", "timeout=5"],
+        "memagent: --base-url, --set timeout does not go with the engine 'local:smollm2-135m'",
     ),
     "no scheme": (
         ["good.txt", *ASKED, "--base-url", "localhost:8000/v1"],
@@ -226,14 +229,14 @@ ENDPOINTS = {
             "GUARDED",
             "--model",
             "test-model",
-            "--api-key",
-            "wrong",
+            "--set",
+            "api_key=wrong",
         ],
-        "refused the key (HTTP 401: Incorrect API key provided.); set --api-key, or MEMAGENT_API_KEY with MEMAGENT_BASE_URL",
+        "refused the key (HTTP 401: Incorrect API key provided.); give --set api_key, or MEMAGENT_API_KEY with MEMAGENT_BASE_URL",
     ),
     "no key and no model": (
         ["good.txt", *ASKED, "--base-url", "GUARDED"],
-        "refused the key (HTTP 401: Incorrect API key provided.); set --api-key, or MEMAGENT_API_KEY with MEMAGENT_BASE_URL",
+        "refused the key (HTTP 401: Incorrect API key provided.); give --set api_key, or MEMAGENT_API_KEY with MEMAGENT_BASE_URL",
     ),
     "wrong path": (
         ["good.txt", *ASKED, "--base-url", "LIVE/nowhere", "--model", "other"],
@@ -259,26 +262,26 @@ ENDPOINTS = {
 OPTIONS = {
     "unknown option": (
         ["good.txt", *ASKED, "--windwo", "9"],
-        "No such option '--windwo'; did you mean '--window', '--yarn-window'? See `memagent ask --help`",
+        "No such option '--windwo'; did you mean '--window'? See `memagent ask --help`",
     ),
     "no number": (["good.txt", *ASKED, "--window", "many"], "'many' is not a valid int"),
     "no JSON": (
-        ["good.txt", *ASKED, "--extra-body", "{top_k: 20}"],
+        ["good.txt", *ASKED, "--set", "extra_body={top_k: 20}"],
         "is not a JSON object, such as",
     ),
     "no number in JSON": (
-        ["good.txt", *ASKED, "--extra-body", '{"x": NaN}'],
+        ["good.txt", *ASKED, "--set", 'extra_body={"x": NaN}'],
         "extra_body: must be a finite number of at most 1,000,000,000",
     ),
-    "JSON list": (["good.txt", *ASKED, "--extra-body", "[1]"], "'[1]' is not a JSON object"),
-    "negative temperature": (["good.txt", *ASKED, "--temperature", "-1"], "temperature: "),
+    "JSON list": (["good.txt", *ASKED, "--set", "extra_body=[1]"], "'[1]' is not a JSON object"),
+    "negative temperature": (["good.txt", *ASKED, "--set", "temperature=-1"], "temperature: "),
     "no calls": (
         ["good.txt", *ASKED, "--max-calls", "0"],
         "'--max-calls': 0 is not in the range x>=1",
     ),
     "cost without prices": (
         ["good.txt", *ASKED, "--max-cost", "1"],
-        "a limit on cost needs prices; give --price-in and --price-out",
+        "a limit on cost needs prices; give --set price_in and --set price_out",
     ),
     "no tokenizer": (["good.txt", *ASKED, "--tokenizer", "./none/here"], "./none/here"),
     "folder without tokenizer": (
@@ -367,7 +370,7 @@ def test_bad_input_gives_code_2_and_one_line_with_the_remedy(
 
 LARGE = "99999999999999"
 TINY = str(ROOT / "configs" / "train" / "tiny_cpu.toml")
-EVAL = ("eval", "smoke", "--engine", "scripted", "--tokenizer", "bytes")
+EVAL = ("eval", "smoke", "--engine", "scripted", "--set", "tokenizer=bytes")
 LARGE_NUMBERS = [
     (["plan", TINY, "--text-tokens", LARGE], "text_tokens: input should be less than or equal to"),
     (["plan", TINY, "--text-tokens", "1000000000"], "sections, and at most 100,000 can be planned"),

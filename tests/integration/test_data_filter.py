@@ -57,7 +57,7 @@ def test_what_the_endpoint_knows_is_dropped_and_the_rest_is_written_as_it_was(
     with running(log=tmp_path / "calls.jsonl") as endpoint:
         outcome = cli.as_users_start_it(
             *("data", "filter", source, "--out", out, "--base-url", endpoint.base_url),
-            *("--price-in", "1", "--price-out", "2"),
+            *("--set", "price_in=1", "--set", "price_out=2"),
         )
         calls = endpoint.calls()
     assert outcome.code == 0, outcome.stderr
@@ -86,7 +86,7 @@ def test_faults_change_nothing_but_the_number_of_attempts(
     with running(log=tmp_path / "calls.jsonl", faults=FAULTS, seed=3, retry_after=0.05) as endpoint:
         outcome = cli(
             *("data", "filter", tmp_path / "in.jsonl", "--out", out, "--json"),
-            *("--base-url", endpoint.base_url, "--patience", "60", "--concurrency", "8"),
+            *("--base-url", endpoint.base_url, "--set", "patience=60", "--set", "concurrency=8"),
         )
         calls = Counter(call["outcome"] for call in endpoint.calls())
     assert outcome.code == 0, outcome.stderr
@@ -108,7 +108,7 @@ def test_kills_leave_the_same_file_and_nothing_journalled_is_asked_again(
         journalled: list[int] = []
         for number in range(3):
             command = (
-                (*begin, "--run-dir", run, "--concurrency", "3")
+                (*begin, "--run-dir", run, "--set", "concurrency=3")
                 if number == 0
                 else ("data", "filter", "--out", out, "--resume", run)
             )
@@ -142,7 +142,7 @@ def test_a_full_disk_stops_the_screening_and_it_resumes_when_there_is_room(
     with running(log=tmp_path / "calls.jsonl") as endpoint:
         begin = ("data", "filter", source, "--out", out, "--base-url", endpoint.base_url)
         with cli.started(
-            *begin, "--run-dir", run, "--concurrency", "3", via=on_a_small_disk(12)
+            *begin, "--run-dir", run, "--set", "concurrency=3", via=on_a_small_disk(12)
         ) as process:
             full = finish(process)
         num_kept = num_lines(run / "steps.jsonl")
@@ -164,12 +164,12 @@ def test_an_interrupted_screening_prints_how_to_resume(
 ) -> None:
     out, run = tmp_path / "out.jsonl", tmp_path / "my run"
     with running(latency_ms=60) as endpoint:
-        begin = ("data", "filter", tmp_path / "in.jsonl", "--out", out, "--concurrency", "2")
+        begin = ("data", "filter", tmp_path / "in.jsonl", "--out", out, "--set", "concurrency=2")
         with cli.started(*begin, "--base-url", endpoint.base_url, "--run-dir", run) as process:
             wait_until(lambda: num_lines(run / "steps.jsonl") >= 3)
             stopped = finish(process, number=number)
         again = ("data", "filter", "--out", out, "--resume", run)
-        resumed = cli(*again, "--concurrency", "30", "--quiet")
+        resumed = cli(*again, "--set", "concurrency=30", "--quiet")
     assert stopped.code == 130
     assert stopped.stderr.splitlines()[-1].endswith(
         f"memagent data filter --out {out} --resume '{run}'"
@@ -184,7 +184,7 @@ def test_an_endpoint_that_goes_down_ends_the_run_which_is_resumed_later(
 ) -> None:
     out, run = tmp_path / "out.jsonl", tmp_path / "run"
     with running(log=tmp_path / "calls.jsonl", latency_ms=40) as endpoint:
-        begin = ("data", "filter", tmp_path / "in.jsonl", "--out", out, "--patience", "0.2")
+        begin = ("data", "filter", tmp_path / "in.jsonl", "--out", out, "--set", "patience=0.2")
         with cli.started(*begin, "--base-url", endpoint.base_url, "--run-dir", run) as process:
             wait_until(lambda: num_lines(run / "steps.jsonl") >= 5)
             endpoint.kill()
@@ -204,7 +204,7 @@ def test_enough_is_enough(cli: Cli, tmp_path: Path, examples: list[Example]) -> 
     with running(log=tmp_path / "calls.jsonl") as endpoint:
         outcome = cli(
             *("data", "filter", tmp_path / "in.jsonl", "--out", out, "--num", "5", "--json"),
-            *("--base-url", endpoint.base_url, "--concurrency", "4"),
+            *("--base-url", endpoint.base_url, "--set", "concurrency=4"),
         )
         num_calls = len(endpoint.calls())
     report = json.loads(outcome.stdout)
@@ -254,7 +254,14 @@ def test_a_wrong_key_is_refused_and_leaves_no_run(
     with running(api_key="right") as endpoint:
         outcome = here(
             *("data", "filter", tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl"),
-            *("--base-url", endpoint.base_url, "--api-key", "wrong-key", "--model", "test-model"),
+            *(
+                "--base-url",
+                endpoint.base_url,
+                "--set",
+                "api_key=wrong-key",
+                "--model",
+                "test-model",
+            ),
             "--quiet",
         )
     assert_refused(outcome, "refused the key")
@@ -285,7 +292,7 @@ def test_a_run_is_resumed_only_with_its_own_questions(
 ) -> None:
     source, out, run = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "run"
     with running() as endpoint:
-        key = ("--api-key", "sk-of-this-test")
+        key = ("--set", "api_key=sk-of-this-test")
         begin = ("data", "filter", source, "--out", out, "--run-dir", run, *key, "--quiet")
         assert here(*begin, "--base-url", endpoint.base_url).code == 0
         resume = ("data", "filter", "--out", out, "--force", "--resume", run, "--quiet")

@@ -53,7 +53,7 @@ class Case(NamedTuple):
     """The file that is there where there is something to resume."""
     result: Callable[[Path], Any]
     num_at_once: int = 1
-    """Calls in flight at once, whose replies may be lost."""
+    """Calls at once, in flight or with replies that are being written, which may be lost."""
     program: str = "memagent"
     every: int = 1
     """Where it takes long, each so-manyth operation is tried, in `make test-hostile` only."""
@@ -113,13 +113,14 @@ BUILD = ("data", "build", "small/colours", "--num", "3", "--seed", "7", "--proce
 PROGRAMS = ("-m", "tests.support.disk_programs")
 CASES = {
     "in order": Case(ASK, *ASKED),
-    "parallel": Case((*ASK, "--mode", "parallel", "--concurrency", "2"), *ASKED, num_at_once=2),
+    "parallel": Case((*ASK, "--mode", "parallel", "--set", "concurrency=2"), *ASKED, num_at_once=2),
     "evidence": Case((*ASK, "--evidence"), *ASKED),
     "eval": Case(
-        ("eval", "--file", "{codes}", *URL, *SMALL_SECTIONS, *RUN, "--concurrency", "1"),
+        ("eval", "--file", "{codes}", *URL, *SMALL_SECTIONS, *RUN, "--set", "concurrency=1"),
         ("eval", "--resume", "{disk}/run"),
         "run/run.json",
         lambda disk: records_of(disk / "run"),
+        num_at_once=2,
     ),
     "build": Case(
         (*BUILD, "--out", "{disk}/out.jsonl"),
@@ -141,13 +142,14 @@ CASES = {
             "--out",
             "{disk}/out.jsonl",
             *URL,
-            "--concurrency",
-            "1",
+            "--set",
+            "concurrency=1",
             *RUN,
         ),
         ("data", "filter", "--out", "{disk}/out.jsonl", "--resume", "{disk}/run", "--force"),
         "run/run.json",
         dataset,
+        num_at_once=2,
     ),
     "checkpoints": Case(
         (*PROGRAMS, "checkpoints", "{model}", "{disk}/run"),

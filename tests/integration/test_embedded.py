@@ -28,7 +28,7 @@ DEFAULTS = KNOWN[NAME].reading
 assert DEFAULTS is not None
 SETTINGS = ", ".join(f"{name} {value}" for name, value in store.reading_defaults(NAME).items())
 NOTE_LINE = f"no endpoint given: reading with the embedded model local:{NAME} ({SETTINGS})"
-SHORT = ("--memory-tokens", "12", "--answer-tokens", "12")
+SHORT = ("--set", "memory_tokens=12", "--set", "answer_tokens=12")
 """A random model never comes to an end by itself."""
 
 
@@ -135,7 +135,7 @@ def test_a_key_or_a_generic_address_alone_sends_nothing_away(
 
 
 @pytest.mark.parametrize(
-    "option", [("--timeout", "5"), ("--patience", "5"), ("--concurrency", "2")]
+    "option", [("--set", "timeout=5"), ("--set", "patience=5"), ("--set", "concurrency=2")]
 )
 def test_an_option_of_endpoints_and_a_key_name_no_endpoint(
     here: Call, data: Path, note: Path, option: tuple[str, str]
@@ -149,7 +149,7 @@ def test_an_option_of_endpoints_and_a_key_name_no_endpoint(
 def test_options_of_a_local_model_go_with_the_embedded_one(
     here: Call, data: Path, note: Path
 ) -> None:
-    outcome = here("ask", note, "-q", QUESTION, "--device", "nonsense")
+    outcome = here("ask", note, "-q", QUESTION, "--set", "device=nonsense")
 
     assert outcome.code == 2
     assert outcome.said[0] == NOTE_LINE
@@ -256,7 +256,7 @@ def test_a_run_resumes_with_the_settings_it_began_with(
     changed = ReadingDefaults(chunk_tokens=64, memory_tokens=64, answer_tokens=64, prompts="paper")
     monkeypatch.setitem(store.KNOWN, NAME, replace(KNOWN[NAME], reading=changed))
     elsewhere = {"MEMAGENT_BASE_URL": "http://127.0.0.1:9/v1"}
-    outcome = here("ask", "--resume", run, "--max-calls", "9", "--device", "cpu", env=elsewhere)
+    outcome = here("ask", "--resume", run, "--max-calls", "9", "--set", "device=cpu", env=elsewhere)
 
     assert outcome.code == 0, outcome.stderr
     assert "embedded" not in outcome.stderr
@@ -289,7 +289,7 @@ def test_an_adapter_that_comes_with_the_package_is_put_on(
     answers.append(here(*ask).stdout)
     monkeypatch.setattr(store, "ADAPTERS", data / "adapters")
     answers.append(here(*ask).stdout)
-    answers.append(here(*ask, "--adapter", own).stdout)
+    answers.append(here(*ask, "--set", f"adapter={own}").stdout)
     make_tiny_adapter(model, mine, seed=6)
     answers.append(here(*ask).stdout)
 

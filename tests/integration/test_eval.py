@@ -100,7 +100,7 @@ def test_every_item_is_a_record_with_its_trace_and_calls_keep_to_the_limit(
     with running(log=tmp_path / "calls.jsonl", latency_ms=10) as endpoint:
         outcome = cli(
             *asked(dataset, endpoint, run, "--concurrency", "5", "--json"),
-            *("--price-in", "1", "--price-out", "2", "--seed", "3"),
+            *("--set", "price_in=1", "--set", "price_out=2", "--seed", "3"),
         )
         calls = endpoint.calls()
     assert outcome.code == 0, outcome.stderr
@@ -157,9 +157,8 @@ def test_a_run_killed_many_times_equals_one_that_was_not(
         assert endpoint.num_calls() == num_before
     assert records_of(broken) == records_of(whole)
     assert len(records_of(broken)) == 2 * NUM_ITEMS
-    assert (
-        answered.total() - len(answered) <= NUM_KILLS * 4
-    )  # only calls in flight at a kill are repeated
+    # only calls in flight at a kill are repeated, and those whose replies were being written
+    assert answered.total() - len(answered) <= NUM_KILLS * (4 + 4)
     assert len(answered) == num_calls
 
 
@@ -191,7 +190,7 @@ def test_calls_that_fail_for_a_while_change_nothing(
         assert cli(*asked(dataset, endpoint, perfect, "--num", "6")).code == 0
     faults = {"faults": "500=0.1,reset=0.05,malformed=0.05", "seed": 2}
     with running(log=tmp_path / "calls.jsonl", **faults) as endpoint:
-        outcome = cli(*asked(dataset, endpoint, faulty, "--patience", "60", "--num", "6"))
+        outcome = cli(*asked(dataset, endpoint, faulty, "--set", "patience=60", "--num", "6"))
         outcomes = Counter(call["outcome"] for call in endpoint.calls())
     assert outcome.code == 0, outcome.stderr
     assert outcomes.total() > 1.1 * outcomes["ok"]
@@ -204,7 +203,7 @@ def test_an_outage_stops_the_run_without_blaming_items_and_it_can_be_resumed(
 ) -> None:
     run = tmp_path / "run"
     with running(log=tmp_path / "calls.jsonl") as endpoint:
-        first = cli(*asked(dataset, endpoint, run, "--patience", "0", "--max-calls", "15"))
+        first = cli(*asked(dataset, endpoint, run, "--set", "patience=0", "--max-calls", "15"))
         assert first.code == 4, first.stderr
         assert "raise the limit and resume with: memagent eval --resume" in first.stderr
         num_done = len(items(run))
@@ -356,7 +355,7 @@ num = 2
 def test_a_mistake_is_one_line_before_the_first_call(
     here: Call, more: tuple[str, ...], said: str
 ) -> None:
-    outcome = here("eval", "--engine", "scripted", "--length-tokenizer", "bytes", *more)
+    outcome = here("eval", "--engine", "scripted", "--set", "length_tokenizer=bytes", *more)
     assert outcome.code == 2
     assert said in outcome.stderr
     assert len(outcome.said) == 1
@@ -378,7 +377,7 @@ def test_yarn_stretches_a_local_model_and_leaves_other_methods_as_they_are(
     outcome = here(
         *("eval", "--engine", f"local:{folder}", "--task", "ruler/niah_single_1"),
         *("--lengths", "2500", "--num", "1", "--method", "direct", "--method", "yarn"),
-        *("--chunk-tokens", "300", "--memory-tokens", "32", "--answer-tokens", "8"),
+        *("--set", "chunk_tokens=300", "--set", "memory_tokens=32", "--set", "answer_tokens=8"),
         *("--set", "agent.yarn_factor=4", "--run-dir", run, "--quiet"),
     )
     assert outcome.code == 0, outcome.stderr
@@ -419,7 +418,7 @@ def test_a_key_is_refused_at_once_and_no_run_is_left(
 ) -> None:
     run = tmp_path / "run"
     with running(api_key="right") as endpoint:
-        outcome = here(*asked(dataset, endpoint, run, "--api-key", "wrong"))
+        outcome = here(*asked(dataset, endpoint, run, "--set", "api_key=wrong"))
     assert outcome.code == 2
     assert "refused the key" in outcome.stderr
     assert not run.exists()
@@ -431,7 +430,7 @@ def test_a_run_refuses_to_resume_with_other_settings(
     run = tmp_path / "run"
     with running() as endpoint:
         assert here(*asked(dataset, endpoint, run)).code == 0
-        outcome = here("eval", "--resume", run, "--chunk-tokens", "300")
+        outcome = here("eval", "--resume", run, "--set", "chunk_tokens=300")
         changed = dataset.read_text().replace("box-1", "box-X")
         dataset.write_text(changed)
         other = here("eval", "--resume", run)
@@ -447,8 +446,15 @@ def test_a_run_refuses_to_resume_with_other_settings(
 def test_the_smoke_suite_runs_with_a_scripted_engine(here: Call, tmp_path: Path) -> None:
     suite = Path(__file__).resolve().parents[2] / "configs" / "eval" / "smoke.toml"
     run = tmp_path / "run"
-    small = ("--num", "1", "--length-tokenizer", "bytes", "--tokenizer", "bytes")
-    roomy = ("--window", "6000", "--memory-tokens", "400", "--answer-tokens", "200")  # in bytes
+    small = ("--num", "1", "--set", "length_tokenizer=bytes", "--set", "tokenizer=bytes")
+    roomy = (
+        "--set",
+        "window=6000",
+        "--set",
+        "memory_tokens=400",
+        "--set",
+        "answer_tokens=200",
+    )  # in bytes
     outcome = here(
         "eval", suite, "--engine", "scripted", *small, *roomy, "--run-dir", run, "--json"
     )

@@ -285,7 +285,7 @@ def edit_prompts(base: Base) -> None:
         (None, ("-q", "Who is it?"), f"questions was {QUESTION!r}, now 'Who is it?'"),
         (None, ("-q", QUESTION, "-q", "Who?"), f"now {QUESTION + '; Who?'!r}"),
         (None, ("--chunk-tokens", "300"), "chunk_tokens was 400, now 300"),
-        (None, ("--temperature", "0.5"), "temperature was None, now 0.5"),
+        (None, ("--set", "temperature=0.5"), "temperature was None, now 0.5"),
         (None, ("--tokenizer", "estimate"), "tokenizer was 'bytes', now 'estimate'"),
     ],
 )
@@ -315,7 +315,14 @@ def test_a_run_resumes_at_another_address_and_from_another_folder(
     cli: Cli, base: Base, partial: Path, tmp_path: Path
 ) -> None:
     with running(log=tmp_path / "calls.jsonl", reply="echo") as endpoint:
-        elsewhere = ("--base-url", endpoint.base_url, "--concurrency", "3", "--patience", "5")
+        elsewhere = (
+            "--base-url",
+            endpoint.base_url,
+            "--set",
+            "concurrency=3",
+            "--set",
+            "patience=5",
+        )
         outcome = cli("ask", "--resume", partial, *elsewhere, cwd=Path("/"))
         num_calls = endpoint.num_calls()
 
@@ -340,7 +347,7 @@ def test_a_tokenizer_named_by_a_relative_path_is_found_from_another_folder(
         "--run-dir",
         tmp_path / "run",
     )
-    sizes = ("--window", "2048", "--chunk-tokens", "100", "--memory-tokens", "400")
+    sizes = ("--window", "2048", "--chunk-tokens", "100", "--set", "memory_tokens=400")
     address = ("--base-url", base.endpoint.base_url)
     stopped = here(*begin, *sizes, *address, "--max-calls", "2", cwd=tmp_path)
     finished = here("ask", "--resume", tmp_path / "run", "--max-calls", "99", cwd=Path("/"))
@@ -541,14 +548,14 @@ def test_a_run_whose_folder_is_deleted_shows_what_was_paid_for_and_ends_with_an_
     build = ("data", "build", "ruler/niah_single_1", "--tokens", "2000", "--num", "12", "--quiet")
     commands = {
         "ask": ("ask", text, "-q", QUESTION, *SMALL_SECTIONS),
-        "eval": ("eval", "--file", data, "--method", "direct", "--tokenizer", "bytes"),
+        "eval": ("eval", "--file", data, "--method", "direct", "--set", "tokenizer=bytes"),
         "data filter": ("data", "filter", data, "--out", tmp_path / "kept.jsonl"),
     }
     if kind != "ask":
         assert cli(*build, "--out", data, "--tokenizer", "bytes", "--processes", "1").code == 0
     run = tmp_path / "run"
     with running(log=tmp_path / "calls.jsonl", latency_ms=150) as endpoint:
-        to = ("--base-url", endpoint.base_url, "--run-dir", run, "--concurrency", "1")
+        to = ("--base-url", endpoint.base_url, "--run-dir", run, "--set", "concurrency=1")
         with cli.started(*commands[kind], *to) as process:
             wait_until(lambda: num_lines(run / "steps.jsonl") >= 2)
             shutil.rmtree(run)

@@ -53,8 +53,17 @@ def dataset(tmp_path: Path) -> Path:
 def asked(dataset: Path, run: Path, *, method: str = "direct") -> list[str | Path]:
     return [
         *("eval", "--file", dataset, "--engine", "scripted", "--method", method),
-        *("--tokenizer", "bytes", "--window", "4096", "--chunk-tokens", "400", "--processes", "2"),
-        *("--memory-tokens", "400", "--answer-tokens", "100", "--run-dir", run),
+        *(
+            "--set",
+            "tokenizer=bytes",
+            "--set",
+            "window=4096",
+            "--set",
+            "chunk_tokens=400",
+            "--processes",
+            "2",
+        ),
+        *("--set", "memory_tokens=400", "--set", "answer_tokens=100", "--run-dir", run),
     ]
 
 

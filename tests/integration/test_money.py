@@ -16,8 +16,13 @@ from memagent.eval.records import read_items
 from tests.support.chat_servers import ChatServer, Json, chat_server, each_second, prompt_of, said
 
 SECTIONS = ("The house stood empty.", "Anna inherited it in 1874.", "She painted it red.")
-SMALL = ("--window=2000", "--chunk-tokens=100", "--memory-tokens=64", "--answer-tokens=64")
-PRICES = ("--price-in=1000", "--price-out=1000")
+SMALL = (
+    "--set=window=2000",
+    "--set=chunk_tokens=100",
+    "--set=memory_tokens=64",
+    "--set=answer_tokens=64",
+)
+PRICES = ("--set=price_in=1000", "--set=price_out=1000")
 """With 1000 prompt and 50 completion tokens, a call costs 1.05."""
 
 
@@ -89,7 +94,13 @@ def test_evaluations_count_every_request(tmp_path: Path) -> None:
     documents = (Passage(text=" ".join(SECTIONS)),)
     one = Example(id="1", question="Who?", answers=("Anna",), documents=documents)
     write_examples(examples, [one])
-    common = ["eval", "--file", str(examples), "--tokenizer=bytes", "--length-tokenizer=bytes"]
+    common = [
+        "eval",
+        "--file",
+        str(examples),
+        "--set=tokenizer=bytes",
+        "--set=length_tokenizer=bytes",
+    ]
     common += [f"--{one[2:]}" for one in SMALL] + ["--method=direct", "--quiet", *PRICES]
 
     with chat_server(each_second(reply)) as server:
@@ -126,7 +137,8 @@ def test_a_usage_of_zero_does_not_switch_a_limit_off(
 
 
 @pytest.mark.parametrize(
-    ("given", "missing"), [("--price-in=1", "--price-out"), ("--price-out=1", "--price-in")]
+    ("given", "missing"),
+    [("--set=price_in=1", "--set price_out"), ("--set=price_out=1", "--set price_in")],
 )
 @pytest.mark.parametrize("command", ["ask", "eval", "serve", "mcp", "filter"])
 def test_one_price_is_not_enough(
@@ -146,6 +158,6 @@ def test_one_price_is_not_enough(
 def test_a_price_of_zero_is_a_price(text: Path, capsys: pytest.CaptureFixture[Any]) -> None:
     with chat_server(reply) as server:
         where = ["--base-url", server.base_url, "--tokenizer=bytes", *SMALL]
-        options = ["--price-in=1000", "--price-out=0"]
+        options = ["--set=price_in=1000", "--set=price_out=0"]
         assert run(["ask", str(text), "-q", "Who?", *where, *options]) == 0
     assert "cost 4.0000" in capsys.readouterr().err

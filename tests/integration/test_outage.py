@@ -87,7 +87,7 @@ def test_without_patience_the_reading_stops_with_code_3_and_resumes_later(
     text, run = tmp_path / "book.txt", tmp_path / "run"
     text.write_text(TEXT)
     with running(log=tmp_path / "calls.jsonl", latency_ms=LATENCY_MS) as endpoint:
-        address = ("--base-url", endpoint.base_url, "--patience", "2")
+        address = ("--base-url", endpoint.base_url, "--set", "patience=2")
         begin = ("ask", text, "-q", QUESTION, *SMALL_SECTIONS, *address, "--run-dir", run)
         with cli.started(*begin) as process:
             wait_until(lambda: num_lines(run / "steps.jsonl") >= 5)
@@ -117,7 +117,7 @@ def test_an_address_where_nothing_listens_ends_with_code_3(cli: Cli, tmp_path: P
     begin = ("ask", tmp_path / "book.txt", "-q", QUESTION, *SMALL_SECTIONS, "--model", "any")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    outcome = cli(*begin, "--base-url", f"http://127.0.0.1:{port}/v1", "--patience", "1")
+    outcome = cli(*begin, "--base-url", f"http://127.0.0.1:{port}/v1", "--set", "patience=1")
 
     assert (outcome.code, outcome.stdout) == (3, "")
     assert f"memagent: http://127.0.0.1:{port}/v1 failed for " in outcome.stderr

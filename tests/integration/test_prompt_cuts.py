@@ -191,7 +191,7 @@ def test_a_reading_stops_before_the_next_call_and_says_what_to_do(
     with chat_server(cutting()) as server:
         where = ["--base-url", server.base_url, "--run-dir", str(tmp_path / "run")]
         asked = ["ask", str(text), "-q", "Who?", *where, "--tokenizer=estimate"]
-        assert run([*asked, "--window=6000"]) == 3
+        assert run([*asked, "--set=window=6000"]) == 3
         assert len(server.chats) <= 2 + 2
     shown = capsys.readouterr().err
     assert "cut the prompt to 1,023 tokens" in shown
@@ -203,7 +203,7 @@ def test_the_window_that_is_advised_is_enough(text: Path) -> None:
     with chat_server(cutting(4095, scale=1.3)) as server:
         where = ["--base-url", server.base_url, "--tokenizer=estimate", "--quiet"]
         assert run(["ask", str(text), "-q", "Who?", *where]) == 3
-        assert run(["ask", str(text), "-q", "Who?", *where, "--window=4096"]) == 0
+        assert run(["ask", str(text), "-q", "Who?", *where, "--set=window=4096"]) == 0
         assert max(1.3 * num_words(request) for request in server.chats[5:]) < 4096
 
 
@@ -233,8 +233,13 @@ def test_an_evaluation_stops_and_no_item_counts_as_wrong(tmp_path: Path) -> None
     write_examples(tmp_path / "examples.jsonl", examples)
     with chat_server(cutting()) as server:
         where = ["--base-url", server.base_url, "--run-dir", str(tmp_path / "run"), "--quiet"]
-        sizes = ["--window=8000", "--tokenizer=estimate", "--method=direct", "--concurrency=1"]
-        file = ["--file", str(tmp_path / "examples.jsonl"), "--length-tokenizer=estimate"]
+        sizes = [
+            "--set=window=8000",
+            "--set=tokenizer=estimate",
+            "--method=direct",
+            "--concurrency=1",
+        ]
+        file = ["--file", str(tmp_path / "examples.jsonl"), "--set=length_tokenizer=estimate"]
         assert run(["eval", *file, *sizes, *where]) == 3
         assert len(server.chats) < 12
     assert list(read_items(tmp_path / "run")) == []

@@ -24,7 +24,7 @@ from tests.support.loopback import running
 
 IS_FORKED = True
 AT_ONCE = 4
-PARALLEL = ("--mode", "parallel", "--rounds", "2")
+PARALLEL = ("--mode", "parallel", "--set", "rounds=2")
 
 
 def said_by(process: subprocess.Popen[bytes], words: str) -> None:
@@ -55,8 +55,8 @@ def test_a_killed_reading_resumes_and_repeats_at_most_what_was_in_flight(
         QUESTION,
         *SMALL_SECTIONS,
         *PARALLEL,
-        "--concurrency",
-        str(AT_ONCE),
+        "--set",
+        f"concurrency={AT_ONCE}",
     )
     with running(log=tmp_path / "calls.jsonl", reply="echo", latency_ms=30) as endpoint:
         command = (*command, "--base-url", endpoint.base_url)
@@ -115,7 +115,7 @@ def test_watching_goes_on_where_the_file_was_emptied_and_reads_only_what_is_new(
     log, run = tmp_path / "log.txt", tmp_path / "run"
     log.write_text("Pump 3 ran all night.\n")
     command = ("ask", log, "-q", "Which pump failed?", "--engine", "scripted", "--run-dir", run)
-    with cli.started(*command, "--watch", "--watch-seconds", "0.05") as process:
+    with cli.started(*command, "--watch", "--set", "watch_seconds=0.05") as process:
         for text in ("", "Pump 7 failed at noon.\n", ""):
             said_by(process, "watching")
             log.write_text(text)
@@ -140,11 +140,11 @@ def test_standard_input_of_an_earlier_run_cannot_be_watched(cli: Cli, tmp_path: 
 @pytest.mark.parametrize(
     ("option", "needed"),
     [
-        (("--rounds", "2"), "--mode parallel"),
-        (("--notes", "memories"), "--mode parallel"),
-        (("--quotes", "copied"), "--evidence"),
-        (("--quote-tokens", "64"), "--items"),
-        (("--ledger-tokens", "64", "--evidence", "--quotes", "copied"), "--quotes asked"),
+        (("--set", "rounds=2"), "--mode parallel"),
+        (("--set", "notes=memories"), "--mode parallel"),
+        (("--set", "quotes=copied"), "--evidence"),
+        (("--set", "quote_tokens=64"), "--items"),
+        (("--set", "ledger_tokens=64", "--evidence", "--set", "quotes=copied"), "--quotes asked"),
     ],
 )
 def test_an_option_that_would_have_no_effect_is_refused(
@@ -160,6 +160,6 @@ def test_an_option_that_would_have_no_effect_is_refused(
 def test_servers_refuse_an_option_that_would_have_no_effect(
     command: tuple[str, ...], cli: Cli
 ) -> None:
-    outcome = cli(*command, "--engine", "scripted", "--rounds", "2")
+    outcome = cli(*command, "--engine", "scripted", "--set", "rounds=2")
     assert (outcome.code, outcome.stdout) == (2, "")
     assert "--rounds has no effect without --mode parallel" in outcome.stderr

@@ -207,7 +207,7 @@ def test_json_holds_every_table_by_name(here: Call, runs: list[Path]) -> None:
 def test_what_an_evaluation_writes_is_what_a_report_reads(here: Call, cli: Cli) -> None:
     asked = ("--task", "ruler/niah_single_1", "--lengths", "2k,4k", "--num", "3", "--seed", "5")
     methods = ("--method", "reader", "--method", "direct", "--engine", "scripted")
-    done = here("eval", *asked, *methods, "--length-tokenizer", "bytes", "--run-dir", "run")
+    done = here("eval", *asked, *methods, "--set", "length_tokenizer=bytes", "--run-dir", "run")
     assert done.code == 0, done.stderr
     report = json.loads(here("report", "run", "--json").stdout)
     [run] = report["runs"]

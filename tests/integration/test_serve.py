@@ -499,7 +499,7 @@ class Process:
 
 
 def test_a_signal_lets_running_requests_finish_and_refuses_new_ones(folder: Path) -> None:
-    arguments = ("--engine", f"local:{folder}", "--port", "0", "--cache-gb", "0.01")
+    arguments = ("--engine", f"local:{folder}", "--port", "0", "--set", "cache_gb=0.01")
     with Process(MEMAGENT, *arguments, MEMAGENT_API_KEY="secret") as served:
         base_url = served.address()
         assert base_url.startswith("http://127.0.0.1:")
@@ -526,9 +526,9 @@ def test_a_request_that_is_cut_off_gets_an_error_and_no_traceback_is_printed(
     memagent: Path, folder: Path, how: str, is_stream: bool
 ) -> None:
     drain = "60" if how == "two signals" else "0"
-    arguments = ("--engine", f"local:{folder}", "--port", "0", "--cache-gb", "0.1")
+    arguments = ("--engine", f"local:{folder}", "--port", "0", "--set", "cache_gb=0.1")
     with (
-        Process(memagent, *arguments, "--drain-seconds", drain) as served,
+        Process(memagent, *arguments, "--set", f"drain_seconds={drain}") as served,
         ThreadPoolExecutor(1) as pool,
     ):
         base_url = served.address()
@@ -556,7 +556,7 @@ def test_a_request_that_is_cut_off_gets_an_error_and_no_traceback_is_printed(
 
 
 def test_requests_are_logged_without_their_text(memagent: Path, folder: Path) -> None:
-    arguments = ("--engine", f"local:{folder}", "--port", "0", "--cache-gb", "0.01")
+    arguments = ("--engine", f"local:{folder}", "--port", "0", "--set", "cache_gb=0.01")
     with Process(memagent, *arguments) as served:
         base_url = served.address()
         chat = {"messages": [{"role": "user", "content": SECRET}]}

@@ -15,7 +15,12 @@ from memagent.data.formats.files import write_examples
 from memagent.eval.records import read_items
 from tests.support.chat_servers import Json, chat_server, prompt_of, said
 
-SMALL = ("--tokenizer=bytes", "--window=2000", "--chunk-tokens=100", "--memory-tokens=64")
+SMALL = (
+    "--set=tokenizer=bytes",
+    "--set=window=2000",
+    "--set=chunk_tokens=100",
+    "--set=memory_tokens=64",
+)
 MODES: dict[str, tuple[str, ...]] = {"in order": (), "parallel": ("--mode=parallel",)}
 FILTERED = {"finish_reason": "content_filter"}
 
@@ -128,7 +133,7 @@ def test_records_of_evaluations_count_them(
     write_examples(tmp_path / "examples.jsonl", examples)
     with chat_server(lambda request: asked(request, said("", **FILTERED))) as server:
         where = ["--base-url", server.base_url, "--run-dir", str(tmp_path / "run")]
-        file = ["--file", str(tmp_path / "examples.jsonl"), "--length-tokenizer=bytes"]
+        file = ["--file", str(tmp_path / "examples.jsonl"), "--set=length_tokenizer=bytes"]
         assert run(["eval", *file, "--method=reader", *SMALL, *where]) == 0
     found = {record.id: record.num_withheld for record in read_items(tmp_path / "run")}
     assert found == {"0": 0, "1": 2}
@@ -184,7 +189,7 @@ def test_evaluations_say_it_for_each_method(
     write_examples(tmp_path / "examples.jsonl", examples)
     with chat_server(chat) as server:
         where = ["--base-url", server.base_url, "--run-dir", str(tmp_path / "run")]
-        file = ["--file", str(tmp_path / "examples.jsonl"), "--length-tokenizer=bytes"]
+        file = ["--file", str(tmp_path / "examples.jsonl"), "--set=length_tokenizer=bytes"]
         assert run(["eval", *file, "--method=direct", *SMALL, *where, "--concurrency=1"]) == 0
     names = "test-model, then other-7b"
     assert f"direct: the model of the server changed in mid-run: {names}" in capsys.readouterr().out

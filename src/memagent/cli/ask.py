@@ -41,6 +41,8 @@ from memagent.errors import DocumentError, RunError
 from memagent.run_files import read_file
 from memagent.runs import MANIFEST
 
+WATCH_SECONDS = 2.0
+"""How often --watch looks at the files; they are read when they have not changed for so long."""
 MAX_PLACES = 5
 """Places that a message names."""
 STDIN_COPY = "stdin"
@@ -80,7 +82,6 @@ STDIN_COPY = "stdin"
 )
 @panel_option("--show-memory", is_flag=True, panel="Options", help="Show the memory as it changes.")
 @panel_option("--quiet", is_flag=True, panel="Options", help="Show no progress.")
-@panel_option("--encoding", panel="Options", help="Encoding of the files; detected when not given.")
 @run_options("the run")
 @panel_option(
     "--continue",
@@ -97,15 +98,7 @@ STDIN_COPY = "stdin"
     help="Wait for the files to change and read on, until interrupted; every change is a run that continues the "
     "one before.",
 )
-@panel_option(
-    "--watch-seconds",
-    type=click.FloatRange(min=0.05),
-    default=2.0,
-    show_default=True,
-    panel="Run",
-    help="How often --watch looks at the files; they are read when they have not changed for so long.",
-)
-@reader_options
+@reader_options(encoding=str, watch_seconds=click.FloatRange(min=0.05))
 @taking(AskOptions)
 def command(options: AskOptions) -> int:
     """Ask questions of FILES: text, Markdown, HTML, PDF, DOCX, EPUB, notebooks, chat logs (JSONL),
@@ -126,7 +119,7 @@ def command(options: AskOptions) -> int:
     and no text leaves it: local:memagent-135m, downloaded on its first use (98 MB).
 
     Exit codes: 0 answered, 2 an error in the input, 3 the endpoint failed for longer than
-    --patience, 4 stopped at --max-calls or --max-cost, 130 interrupted. After 3, 4 and 130 what was
+    the setting patience, 4 stopped at --max-calls or --max-cost, 130 interrupted. After 3, 4 and 130 what was
     read is kept and the command to resume is printed.
     """
     return Ask(options).run()
@@ -201,7 +194,7 @@ class Ask:
     async def _wait_for_change(self, request: AskRequest) -> None:
         try:
             self._seen = await watching.wait_for_change(
-                _paths(request), self._seen, seconds=self._options.watch_seconds
+                _paths(request), self._seen, seconds=self._options.watch_seconds or WATCH_SECONDS
             )
         except asyncio.CancelledError:
             raise click.exceptions.Exit(INTERRUPTED) from None

@@ -37,7 +37,7 @@ class AskOptions:
     quiet: bool
     continues: Path | None
     watch: bool
-    watch_seconds: float
+    watch_seconds: float | None
     encoding: str | None
     run: RunOptions
     reader: ReaderOptions

@@ -403,7 +403,7 @@ class EndpointEngine(BaseEngine):
 
     async def _refusal(self, status: int, code: str | None, reason: str) -> str:
         if status in (401, 403):
-            return f"{self.address} refused the key ({reason}); set `api_key`, or MEMAGENT_API_KEY with MEMAGENT_BASE_URL"
+            return f"{self.address} refused the key ({reason}); give `api_key`, or MEMAGENT_API_KEY with MEMAGENT_BASE_URL"
         if status == 404:
             known = [str(entry["id"]) for entry in await self.list_models()]
             if not known:
@@ -427,7 +427,7 @@ class EndpointEngine(BaseEngine):
         reason = f" ({self._clean(self._why_unlisted)})" if self._why_unlisted else ""
         if not models and self._refused_key:
             raise EngineRefused(
-                f"{self.address} refused the key{reason}; set `api_key`, or MEMAGENT_API_KEY with MEMAGENT_BASE_URL"
+                f"{self.address} refused the key{reason}; give `api_key`, or MEMAGENT_API_KEY with MEMAGENT_BASE_URL"
             )
         if not models and self._is_unreachable:
             raise ConfigError(

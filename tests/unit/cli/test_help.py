@@ -24,7 +24,7 @@ def test_a_group_without_a_command_prints_its_help(
 @pytest.mark.parametrize(
     ("group", "option", "command"),
     [
-        ("serve", "--max-readings", "keys"),
+        ("serve", "--max-concurrency", "keys"),
         ("eval", "--lengths", "regrade"),
         ("train", "--set", "sft"),
     ],

@@ -276,10 +276,10 @@ def test_the_command_reads_through_it_and_keeps_no_address(fake: Fake, tmp_path:
     (tmp_path / "book.txt").write_text("The ledger is in the attic.\n" * 20)
     command = [*MEMAGENT, "ask", str(tmp_path / "book.txt")]
     command += ["-q", "Where is the ledger?", "--engine", "vllm:some/model", "--tokenizer", "bytes"]
-    command += ["--window", "4000", "--chunk-tokens", "1000", "--memory-tokens", "100"]
-    command += ["--answer-tokens", "100", "--run-dir", str(tmp_path / "run")]
-    command += ["--vllm-python", sys.executable, "--vllm-log-dir", str(fake.logs)]
-    command += ["--vllm-args", f"--fake-notes {fake.notes_folder}"]
+    command += ["--window", "4000", "--chunk-tokens", "1000", "--set", "memory_tokens=100"]
+    command += ["--set", "answer_tokens=100", "--run-dir", str(tmp_path / "run")]
+    command += ["--set", f"vllm_python={sys.executable}", "--set", f"vllm_log_dir={fake.logs}"]
+    command += ["--set", f"vllm_args=--fake-notes {fake.notes_folder}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("port ")
@@ -413,12 +413,18 @@ def test_of_a_log_the_last_exception_is_shown_that_names_a_cause(log: str, shown
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--engine", "local:x", "--tensor-parallel-size", "2"], "--tensor-parallel-size does not"),
         (
-            ["--engine", "vllm:x", "--device", "cpu"],
-            "--device does not go with the engine 'vllm:x'",
+            ["--engine", "local:x", "--set", "tensor_parallel_size=2"],
+            "--set tensor_parallel_size does not",
         ),
-        (["--model", "x", "--yarn-window", "9000"], "--yarn-window does not go with the engine"),
+        (
+            ["--engine", "vllm:x", "--set", "device=cpu"],
+            "--set device does not go with the engine 'vllm:x'",
+        ),
+        (
+            ["--model", "x", "--set", "yarn_window=9000"],
+            "--set yarn_window does not go with the engine",
+        ),
         (["--engine", "vllm:x", "--base-url", "http://a/v1"], "--base-url does not go with vllm:x"),
     ],
 )

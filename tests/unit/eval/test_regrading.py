@@ -153,13 +153,13 @@ def test_samples_are_averaged_for_each_question_before_the_interval(
 ) -> None:
     run = tmp_path / "run"
     asked = ["--task", "beyond/two_hop", "--lengths", "2k", "--num", "2", "--samples", "3"]
-    engine = ["--engine", "scripted", "--length-tokenizer", "bytes", "--temperature", "0"]
+    engine = ["--engine", "scripted", "--set", "length_tokenizer=bytes", "--set", "temperature=0"]
     assert memagent(["eval", *asked, *engine, "--run-dir", str(run)]) == 0
     shown = capsys.readouterr()
     head, row, *_ = shown.out.splitlines()
     assert head.split()[3:5] == ["items", "answers"]
     assert row.split()[3:5] == ["2", "6"]
-    assert "do not differ at --temperature 0" in shown.err
+    assert "do not differ at --set temperature=0" in shown.err
     [result] = load_report([str(run)]).results
     assert (result.score.num, result.num_samples) == (2, 6)
     assert load_report([str(run)]).runs[0].state == "finished"
@@ -174,7 +174,7 @@ def test_eval_without_a_command_still_runs_a_suite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--task", "beyond/two_hop", "--lengths", "2k", "--num", "1"]
-    engine = ["--engine", "scripted", "--length-tokenizer", "bytes", "--json", "--quiet"]
+    engine = ["--engine", "scripted", "--set", "length_tokenizer=bytes", "--json", "--quiet"]
     graders = ["--grader", "lenient", "--grader", "f1"]
     run = tmp_path / "run"
     assert memagent(["eval", *arguments, *engine, *graders, "--run-dir", str(run)]) == 0

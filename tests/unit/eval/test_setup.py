@@ -53,7 +53,7 @@ def options_of(suite: Suite) -> list[str]:
     """The same evaluation as options of the command."""
     (task,) = suite.tasks
     given = [f"--{name.replace('_', '-')}={value}" for name, value in suite.agent.items()]
-    given += [f"--tokenizer={suite.tokenizer}"]
+    given += [f"--set=tokenizer={suite.tokenizer}"]
     given += [f"--task={name}" for name in task.tasks] + [f"--num={suite.num}", "--lengths=1500"]
     return given + [f"--method={method.name}" for method in suite.methods]
 
@@ -81,7 +81,7 @@ def test_python_and_the_command_line_give_the_same_records_and_manifest(
     asyncio.run(
         evaluate(suite, "scripted", run_dir=tmp_path / "python", price_in=2.0, price_out=4.0)
     )
-    flags += ["--engine=scripted", "--price-in=2", "--price-out=4", "--quiet"]
+    flags += ["--engine=scripted", "--set=price_in=2", "--set=price_out=4", "--quiet"]
     command = ["eval", *options_of(suite), *flags]
     code = run_command([*command, f"--run-dir={tmp_path / 'command'}"])
     assert code == 0, capsys.readouterr().err

@@ -14,19 +14,18 @@ from memagent.cli.eval.progress import EvalProgress
 from memagent.cli.shared.cluster import (
     ClusterOptions,
     check_replicas,
-    cluster_options,
     engine_opener,
     joined,
 )
-from memagent.cli.shared.engine import EngineOptions, engine_options
-from memagent.cli.shared.options import PanelCommand, panel_option, taking
+from memagent.cli.shared.engine import ENGINES, EngineOptions, engine_options
+from memagent.cli.shared.options import PanelCommand, panel_option, set_option, taking
 from memagent.cli.shared.progress import PullProgress
 from memagent.cli.shared.run_command import CommandConsole, print_json, resumable
 from memagent.cli.shared.run_options import (
+    PRICES,
     LimitOptions,
     RunOptions,
     limit_options,
-    price_options,
     run_options,
 )
 from memagent.engines.base import EngineChoice
@@ -87,19 +86,16 @@ class FilterOptions:
     help="Drop a question if this grader takes a reply for right; repeatable. "
     f"[default: {' and '.join(KNOWN_BY)}]",
 )
-@panel_option(
-    "--set",
-    "changes",
-    multiple=True,
-    metavar="NAME=VALUE",
+@set_option(
+    *ENGINES,
     panel="Screening",
-    help="Set any value of the suite that is asked, such as agent.temperature=0.5; repeatable.",
+    passes_on=True,
+    help="Any value of the suite that is asked, such as agent.temperature=0.5, or a setting of the engine; repeatable.",
+    further={"cluster": str, "replicas": click.IntRange(min=1), **PRICES},
 )
 @run_options("the replies")
 @limit_options
-@price_options
 @engine_options
-@cluster_options
 @taking(FilterOptions)
 def command(options: FilterOptions) -> int:
     """Drop the questions of FILE that a model answers right without the text.

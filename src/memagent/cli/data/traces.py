@@ -46,7 +46,11 @@ class TracesOptions:
 )
 @click.option("--skip-refused", is_flag=True, help="Skip examples without a demonstration by rule.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
-@settings_options(AgentConfig, panel="Reading", skip=OF_SAMPLING)
+@settings_options(
+    AgentConfig,
+    panel="Reading",
+    only=[name for name in AgentConfig.model_fields if name not in OF_SAMPLING],
+)
 @taking(TracesOptions)
 def command(options: TracesOptions) -> int:
     """Write warm-start conversations by rule from examples with evidence.

@@ -15,17 +15,23 @@ from memagent.cli.eval.output import print_forecast, print_results
 from memagent.cli.eval.progress import EvalProgress
 from memagent.cli.shared.cluster import (
     check_replicas,
-    cluster_options,
+    cluster_option,
     engine_opener,
     joined,
 )
-from memagent.cli.shared.engine import engine_options
+from memagent.cli.shared.engine import ENGINES, engine_options
 from memagent.cli.shared.messages import TABLE_METAVAR
-from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
+from memagent.cli.shared.options import (
+    PanelCommand,
+    panel_option,
+    set_option,
+    settings_options,
+    taking,
+)
 from memagent.cli.shared.progress import PullProgress
 from memagent.cli.shared.run_command import CommandConsole, resumable
-from memagent.cli.shared.run_options import limit_options, price_options, run_options
-from memagent.config import AgentConfig
+from memagent.cli.shared.run_options import PRICES, limit_options, run_options
+from memagent.config import AgentConfig, EngineConfig
 from memagent.engines.base import EngineChoice
 from memagent.eval.records import ItemRecord
 from memagent.eval.runner import Evaluation
@@ -79,11 +85,6 @@ from memagent.runs import default_path
     help="File or folder to use instead of a download; repeatable.",
 )
 @panel_option(
-    "--length-tokenizer",
-    panel="Items",
-    help="Tokenizer that counts the lengths of generated texts. [default: the model's]",
-)
-@panel_option(
     "--method",
     "methods",
     multiple=True,
@@ -98,23 +99,20 @@ from memagent.runs import default_path
     panel="Methods",
     help="Override the grader that each example names; repeatable: the others are recorded and shown beside.",
 )
-@panel_option(
-    "--set",
-    "changes",
-    multiple=True,
-    metavar="NAME=VALUE",
+@set_option(
+    AgentConfig,
+    *ENGINES,
     panel="Methods",
-    help="Set any value of the suite, such as tasks.0.num=16; repeatable.",
-)
-@settings_options(AgentConfig, panel="Methods", skip=("seed",))
-@panel_option(
-    "--tokenizer",
-    panel="Methods",
-    help="Tokenizer of the model: a hub id, a path, tiktoken:NAME, bytes.",
+    passes_on=True,
+    help="Any value of the suite, such as tasks.0.num=16 or memory_tokens=512, or a setting of the engine; repeatable.",
+    further={
+        "length_tokenizer": str,
+        "replicas": click.IntRange(min=1),
+        **PRICES,
+    },
 )
 @run_options("the records")
 @limit_options
-@price_options
 @panel_option(
     "--processes",
     type=click.IntRange(min=0),
@@ -130,7 +128,8 @@ from memagent.runs import default_path
 @panel_option("--json", "as_json", is_flag=True, panel="Run", help="Print the results as JSON.")
 @panel_option("--quiet", is_flag=True, panel="Run", help="Show no progress.")
 @engine_options
-@cluster_options
+@settings_options(EngineConfig, panel="Engine", only=("concurrency",))
+@cluster_option
 @taking(EvalOptions)
 def command(options: EvalOptions) -> int:
     """Ask many questions by one or more methods, and score the answers.

@@ -23,13 +23,14 @@ from memagent.cli.shared.cluster import (
     cluster_options,
     joined,
 )
-from memagent.cli.shared.engine import open_chosen, pull_known
+from memagent.cli.shared.engine import ENGINES, open_chosen, pull_known
 from memagent.cli.shared.options import (
     PanelCommand,
     given,
     panel_option,
     profile_option,
     reading_options,
+    set_option,
     settings_options,
 )
 from memagent.cli.shared.run_command import CommandConsole
@@ -61,8 +62,6 @@ API_KEY_VARIABLE = "MEMAGENT_API_KEY"
 LOOPBACK = ("127.", "::1", "localhost")
 LIBRARIES = ("fastapi", "uvicorn", "prometheus_client")
 GATEWAY_LIBRARIES = (*LIBRARIES, "python_multipart")
-ENDPOINT_SKIP = ("api_key",)
-"""Settings of an endpoint without an option here, where `--api-key` is the server's own."""
 READER_ONLY = (AgentConfig, EngineConfig, VllmConfig, GatewayConfig)
 """Settings that need `--reader`."""
 
@@ -181,13 +180,22 @@ def _check_without_reader(options: dict[str, Any], *, is_cluster: bool) -> None:
     help="Put the reader before the engine: requests longer than its window are read section by section.",
 )
 @profile_option("profile_name", panel="Options")
-@settings_options(ServeConfig, panel="Server")
-@settings_options(GatewayConfig, panel="Gateway (with --reader)")
-@reading_options("Reading (with --reader)")
-@settings_options(EngineConfig, panel="Engine (with --reader)", skip=ENDPOINT_SKIP)
-@settings_options(LocalConfig, panel="Local model")
 @settings_options(
-    VllmConfig, panel="vLLM (with --reader or --cluster)", skip=tuple(LocalConfig.model_fields)
+    ServeConfig,
+    panel="Server",
+    only=("host", "port", "api_key", "allowed_hosts", "max_concurrency"),
+)
+@settings_options(GatewayConfig, panel="Gateway (with --reader)", only=("state_dir",))
+@reading_options("Reading (with --reader)", only=("mode", "window", "evidence"))
+@settings_options(EngineConfig, panel="Engine (with --reader)", only=("model", "base_url"))
+@set_option(
+    AgentConfig,
+    *ENGINES,
+    GatewayConfig,
+    ServeConfig,
+    panel="Server",
+    help="Any other setting of the server, the engine and the reader, such as cache_gb=8; repeatable. "
+    "docs/config.md lists them.",
 )
 @cluster_options
 def command(**options: Any) -> None:
@@ -204,12 +212,12 @@ def command(**options: Any) -> None:
       memagent serve --engine local:smollm2-135m
       memagent ask book.txt -q "Who inherits the house?" --base-url http://127.0.0.1:8000/v1
       memagent serve --reader --engine local:memagent-135m
-      memagent serve --cluster 10.0.0.1:6379 --engine vllm:MODEL --replicas 4 --tensor-parallel-size 2
+      memagent serve --cluster 10.0.0.1:6379 --engine vllm:MODEL --replicas 4 --set tensor_parallel_size=2
 
     With --cluster replicas of a local model, or of one in vLLM, run on the nodes of a Ray cluster behind one
     address, that of its head node.
 
-    Each request is a line on standard error, without its text; --request-log false leaves them out.
+    Each request is a line on standard error, without its text; --set request_log=false leaves them out.
     Only this machine can connect unless --host is set. On Ctrl-C or SIGTERM running requests finish
     first; a second signal shuts down immediately. Readings that do not finish are continued when the same
     request is sent again.

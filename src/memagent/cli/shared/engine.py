@@ -17,12 +17,8 @@ from memagent.config import EngineConfig, LocalConfig, VllmConfig
 from memagent.engines import store
 from memagent.engines.base import BaseEngine, EngineChoice, choose_engine
 
-engine_settings_options = all_options(
-    settings_options(EngineConfig, panel="Engine"),
-    settings_options(LocalConfig, panel="Local model"),
-    settings_options(VllmConfig, panel="vLLM", skip=tuple(LocalConfig.model_fields)),
-)
-"""An option for each setting of an engine of any kind."""
+ENGINES = (EngineConfig, LocalConfig, VllmConfig)
+"""Settings of engines of any kind."""
 engine_options = all_options(
     panel_option(
         "--engine",
@@ -31,9 +27,9 @@ engine_options = all_options(
         "process, vllm:MODEL for vLLM started on the GPUs here, scripted for none at all.",
     ),
     profile_option(),
-    engine_settings_options,
+    settings_options(EngineConfig, panel="Engine", only=("model", "base_url")),
 )
-"""`--engine`, `--profile`, and an option for each setting of an engine of any kind."""
+"""`--engine`, `--profile`, `--model` and `--base-url`; everything else is set with `--set`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,11 +31,12 @@ def with_options(message: str, command: click.Command | None = None) -> str:
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:
-    """The options of a command by the settings they set: by name, else by flag."""
+    """The options of a command by the settings they set: by name, else by flag, else all that `--set` sets."""
     options = [param for param in command.params if isinstance(param, click.Option)]
+    by_set = {name: one for one in options for name in getattr(one, "kinds", ())}
     by_name = {option.name: option for option in options if option.name}
     by_flag = {_setting_of(flag): option for option in options for flag in option.opts}
-    return {**by_name, **by_flag}
+    return {**by_set, **by_name, **by_flag}
 
 
 def _setting_of(flag: str) -> str:
@@ -44,8 +45,10 @@ def _setting_of(flag: str) -> str:
 
 def _spelled(name: str, value: str | None, options: dict[str, click.Option]) -> str:
     option = options.get(name)
+    assignment = name if value is None else f"{name}={value}"
+    if option is not None and name in getattr(option, "kinds", ()):
+        return f"--set {assignment}"
     if option is None:
-        assignment = name if value is None else f"{name}={value}"
         table, _, entry = assignment.partition(".")
         if table in options and entry and options[table].metavar == TABLE_METAVAR:
             return f"{max(options[table].opts, key=len)} {entry}"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import wraps
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from memagent.config import AgentConfig, Settings
+from memagent.names import hint
 from memagent.profiles import VARIABLE, load_profile, with_profile
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,11 +50,62 @@ class Panel(click.Option):
         self.panel = panel
 
 
+class SetOption(Panel):
+    """`--set NAME=VALUE` for settings without an option of their own."""
+
+    def __init__(
+        self, *args: Any, kinds: Mapping[str, Any], passes_on: bool, **kwargs: Any
+    ) -> None:
+        """`kinds`: the settings by name, each with its type; others are passed on, or refused."""
+        super().__init__(*args, **kwargs)
+        self.kinds = kinds
+        self._passes_on = passes_on
+
+    def applied(self, ctx: click.Context) -> dict[str, Any]:
+        """The parameters of the command with what is set; settings that are not given are None.
+
+        An option of its own counts more.
+        """
+        values = {**dict.fromkeys(self.kinds), **ctx.params}
+        given = {name for name, value in values.items() if value is not None}
+        others = []
+        for assignment in values["changes"]:
+            name, equals, text = assignment.partition("=")
+            name = name.strip().replace("-", "_")
+            if equals and name in self.kinds:
+                kind = click.types.convert_type(self.kinds[name])
+                try:
+                    value = kind.convert(text.strip(), self, ctx)
+                except click.BadParameter as error:
+                    raise click.BadParameter(f"{name}: {error.message}", ctx, self) from None
+                values[name] = values[name] if name in given else value
+            elif self._passes_on:
+                others.append(assignment)
+            elif equals:
+                raise click.BadParameter(
+                    f"there is no setting {name!r}; {hint(name, sorted(self.kinds))}", ctx, self
+                )
+            else:
+                raise click.BadParameter(f"{assignment!r} is not NAME=VALUE", ctx, self)
+        return {**values, "changes": tuple(others)}
+
+
 class PanelCommand(click.Command):
     """A command whose help lists its options under headings, and that takes settings of a profile."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
+        option = next((one for one in self.params if isinstance(one, SetOption)), None)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            if option is None or name not in option.kinds:
+                raise
+            raise click.UsageError(
+                f"{error.option_name} has no option of its own; give --set {name}=VALUE", ctx
+            ) from None
+        if option is not None:
+            ctx.params = option.applied(ctx)
         name = ctx.params.pop("profile", None)
         if name is not None:
             ctx.params = with_profile(load_profile(name), ctx.params)
@@ -87,27 +139,57 @@ def profile_option(parameter: str = "profile", *, panel: str = "Engine") -> Call
 
 
 def settings_options(
-    settings: type[Settings], *, panel: str, skip: Iterable[str] = ()
+    settings: type[Settings], *, panel: str, only: Iterable[str] | None = None
 ) -> Callable[[F], F]:
-    """An option for each field of a settings class. Options that are not given are None."""
+    """An option for each field of a settings class, or for some. Options that are not given are None."""
 
     def decorate(function: F) -> F:
-        for name in reversed([name for name in settings.model_fields if name not in set(skip)]):
+        for name in reversed(list(settings.model_fields if only is None else only)):
             function = _field_option(settings, name, panel)(function)
         return function
 
     return decorate
 
 
-def reading_options(panel: str = "Reading") -> Callable[[F], F]:
-    """`--tokenizer`, and an option for each setting of reading."""
+def set_option(
+    *settings: type[Settings],
+    panel: str,
+    help: str,
+    further: Mapping[str, Any] = MappingProxyType({}),
+    passes_on: bool = False,
+) -> Callable[[F], F]:
+    """`--set` for the fields of settings classes, and for `further` values by name, each with its type.
+
+    With `passes_on` other assignments are the command's parameter `changes`.
+    """
+    fields = {name: _type(field) for one in settings for name, field in one.model_fields.items()}
+    fields["tokenizer"] = str
+    return click.option(
+        "--set",
+        "changes",
+        cls=SetOption,
+        multiple=True,
+        metavar="NAME=VALUE",
+        panel=panel,
+        kinds={**fields, **further},
+        passes_on=passes_on,
+        help=help,
+    )
+
+
+SHOWN = ("mode", "window", "chunk_tokens", "prompts", "evidence", "items", "stop_early")
+"""Settings of reading with an option of their own."""
+
+
+def reading_options(panel: str = "Reading", only: Iterable[str] = SHOWN) -> Callable[[F], F]:
+    """`--tokenizer`, and an option for each setting of reading that many set."""
     return all_options(
         panel_option(
             "--tokenizer",
             panel=panel,
             help="Folder, hub id, tiktoken:NAME, bytes or estimate. [default: the model's own]",
         ),
-        settings_options(AgentConfig, panel=panel),
+        settings_options(AgentConfig, panel=panel, only=only),
     )
 
 

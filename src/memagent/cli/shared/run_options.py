@@ -62,22 +62,8 @@ def limit_options(function: F) -> F:
     )(function)
 
 
-def price_options(function: F) -> F:
-    """`--price-in` and `--price-out`."""
-    return all_options(
-        panel_option(
-            "--price-in",
-            type=click.FloatRange(min=0),
-            panel="Run",
-            help="Price of a million prompt tokens.",
-        ),
-        panel_option(
-            "--price-out",
-            type=click.FloatRange(min=0),
-            panel="Run",
-            help="Price of a million completion tokens.",
-        ),
-    )(function)
+PRICES = {"price_in": click.FloatRange(min=0), "price_out": click.FloatRange(min=0)}
+"""Prices of a million prompt and completion tokens, for `--set`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +80,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceOptions:
-    """What `price_options` were given."""
+    """Prices that were set."""
 
     price_in: float | None
     price_out: float | None
@@ -107,7 +93,7 @@ class PriceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitOptions:
-    """What `limit_options` and `price_options` were given."""
+    """What `limit_options` were given, and prices."""
 
     max_calls: int | None
     max_cost: float | None

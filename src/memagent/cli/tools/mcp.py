@@ -36,7 +36,7 @@ class McpOptions:
     panel="Options",
     help="Folder to keep readings in. [default: one in your state folder]",
 )
-@reader_options
+@reader_options(shown=("mode", "window", "chunk_tokens", "prompts", "evidence", "items"))
 @taking(McpOptions)
 def command(options: McpOptions) -> int:
     """Offer documents in FOLDERS to an assistant that speaks the Model Context Protocol, over standard

@@ -58,7 +58,7 @@ def command(
       memagent train export runs/tiny my-best-model --best
       memagent train export adapters/memagent-1.5b reader.gguf --gguf q8_0 --model qwen2.5-coder-1.5b
       memagent train export adapters/memagent-1.5b reader.gguf --gguf-adapter --model qwen2.5-coder-1.5b
-      memagent ask report.pdf -q "..." --engine local:smollm2-135m --adapter my-adapter
+      memagent ask report.pdf -q "..." --engine local:smollm2-135m --set adapter=my-adapter
 
     RUN may also be the folder of an adapter.
     """

@@ -58,4 +58,4 @@ def test_errors_of_a_command_name_its_options(
     (tmp_path / "a.txt").write_text("The key is red.")
     options = ["-q", "Who?", "--engine", "scripted", "--max-cost", "1"]
     assert run(["ask", str(tmp_path / "a.txt"), *options]) == 2
-    assert "--price-in and --price-out" in capsys.readouterr().err
+    assert "--set price_in and --set price_out" in capsys.readouterr().err
