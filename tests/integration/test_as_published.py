@@ -315,7 +315,7 @@ def test_without_the_models_tokenizer_exact_windows_are_refused_at_once(
     ]
     arguments += [*source(files, "dev"), *source(files, "paragraphs")]
     assert run([*arguments, "--run-dir", str(tmp_path / "run")]) == 2
-    assert "--section-ends exact needs the tokenizer of scripted" in capsys.readouterr().err
+    assert "--set section_ends=exact needs the tokenizer of scripted" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -325,5 +325,5 @@ def test_a_template_file_that_is_wrong_is_found_before_anything_is_asked(
     broken = tmp_path / "mine.toml"
     broken.write_text('read = "{question} {memory} {chunk}"\nanswer = "{question} {memory}"\n')
     arguments = ["eval", str(SUITES / "ruler.toml"), "--engine", "scripted", "--dry-run"]
-    assert run([*arguments, "--set", "length_tokenizer=bytes", "--prompts", str(broken)]) == 2
+    assert run([*arguments, "--set", "length_tokenizer=bytes", "--set", f"prompts={broken}"]) == 2
     assert "read has an unknown slot {chunk}" in capsys.readouterr().err

@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def options(settings: dict[str, Any]) -> list[str]:
     """Settings of Python as options of the command."""
-    pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in settings.items()]
+    pairs = [("--set", f"{name}={value}") for name, value in settings.items()]
     return [part for pair in pairs for part in pair]
 
 

@@ -54,7 +54,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.add_argument(name)
     for name in ("--generation-config", "--middleware"):
         parser.add_argument(name)
-    for name in ("--port", "--set", "tensor_parallel_size=--max-model-len"):
+    for name in ("--port", "--tensor-parallel-size", "--max-model-len"):
         parser.add_argument(name, type=int)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
     parser.add_argument("--enable-lora", action="store_true")

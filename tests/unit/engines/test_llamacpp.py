@@ -286,19 +286,18 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_the_server_ends_with_its_parent(path: Path, number: signal.Signals) -> None:
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    assert program.stdout is not None
-    assert program.stdout.readline() == b"open\n"
-    time.sleep(0.2)
-    pids = children(program.pid)
-    assert len(pids) >= 2
-    program.send_signal(number)
-    program.wait(60)
-    program.stdout.close()
+    command = [sys.executable, "-c", PROGRAM, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == b"open\n"
+            time.sleep(0.2)
+            pids = children(program.pid)
+            assert len(pids) >= 2
+            program.send_signal(number)
+            program.wait(60)
+        finally:
+            program.kill()
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
@@ -319,9 +318,7 @@ sys.exit(run(sys.argv[1:]))
 
 def test_a_question_needs_no_torch(path: Path, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("The ledger is in the cellar. " * 40)
-    settings = (
-        "--window 512 --chunk-tokens 128 --memory-tokens 24 --answer-tokens 24 --prompts small"
-    )
+    settings = "--window 512 --chunk-tokens 128 --set memory_tokens=24 --set answer_tokens=24 --prompts small"
     question = [
         "ask",
         str(tmp_path / "note.txt"),

@@ -52,7 +52,7 @@ def suite_of(*methods: str, num: int = 3, **values: Any) -> Suite:
 def options_of(suite: Suite) -> list[str]:
     """The same evaluation as options of the command."""
     (task,) = suite.tasks
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in suite.agent.items()]
+    given = [f"--set={name}={value}" for name, value in suite.agent.items()]
     given += [f"--set=tokenizer={suite.tokenizer}"]
     given += [f"--task={name}" for name in task.tasks] + [f"--num={suite.num}", "--lengths=1500"]
     return given + [f"--method={method.name}" for method in suite.methods]
@@ -77,7 +77,7 @@ def test_python_and_the_command_line_give_the_same_records_and_manifest(
     tmp_path: Path, settings: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     suite = suite_of("reader", "direct", "map_reduce", **settings)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    flags = [f"--set={name}={value}" for name, value in settings.items()]
     asyncio.run(
         evaluate(suite, "scripted", run_dir=tmp_path / "python", price_in=2.0, price_out=4.0)
     )

@@ -448,9 +448,9 @@ def test_the_command_writes_traces(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "traces.jsonl"
-    options = ["--tokenizer", "bytes", "--chunk-tokens", "1200", "--set", "memory_tokens=900"]
+    options = ["--tokenizer", "bytes", "--chunk-tokens", "1200", "--memory-tokens", "900"]
     arguments = ["data", "traces", str(dataset), "--out", str(out), *options]
-    assert run([*arguments, "--set", "answer_tokens=400"]) == 0
+    assert run([*arguments, "--answer-tokens", "400"]) == 0
     num_lines = len(out.read_text().splitlines())
     assert capsys.readouterr().out == f"{out}: 4 examples, {num_lines} conversations\n"
     same = tmp_path / "same.jsonl"
