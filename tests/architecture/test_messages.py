@@ -19,7 +19,7 @@ OF_OTHER_PROGRAMS: dict[str, tuple[str, ...]] = {
     "documents/formats/pdf.py": ("--decrypt", "--password"),
     "engines/vllm/servers.py": (
         *("--model", "--served-model-name", "--host", "--port", "--api-key", "--logprobs-mode"),
-        *("--set", "tensor_parallel_size=--data-parallel-size", "--enable-prompt-tokens-details"),
+        *("--tensor-parallel-size", "--data-parallel-size", "--enable-prompt-tokens-details"),
         *("--hf-overrides", "--query-gpu", "--format", "--middleware"),
     ),
     "engines/wheels.py": (
