@@ -130,16 +130,7 @@ def test_many_questions_share_a_text_and_the_measurement_goes_on_after_a_kill(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = tmp_path / "rows.json"
-    sizes = [
-        "--tokens",
-        "600",
-        "--chunk-tokens",
-        "300",
-        "--window",
-        "1200",
-        "--set",
-        "cache_gb=0.1",
-    ]
+    sizes = ["--tokens", "600", "--chunk-tokens", "300", "--window", "1200", "--cache-gb", "0.1"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the benchmark sets one of its own
     monkeypatch.setattr(sys, "argv", ["many", *sizes, "--device", "cpu", "--rows", str(rows)])
     benchmark = importlib.import_module("benchmarks.many_questions")
