@@ -227,6 +227,13 @@ static ssize_t write_any(int file, const void *data, size_t size, int64_t place)
 ssize_t write(int file, const void *data, size_t size) { return write_any(file, data, size, -1); }
 ssize_t pwrite(int file, const void *data, size_t size, off_t place) { return write_any(file, data, size, place); }
 ssize_t pwrite64(int file, const void *data, size_t size, off_t place) { return write_any(file, data, size, place); }
+/* Python copies files with it, and with read and write where there is none. */
+ssize_t sendfile(int to, int from, off_t *place, size_t size) {
+    (void)to, (void)from, (void)place, (void)size;
+    errno = ENOSYS;
+    return -1;
+}
+ssize_t sendfile64(int to, int from, off_t *place, size_t size) { return sendfile(to, from, place, size); }
 ssize_t writev(int file, const struct iovec *parts, int num) {
     char path[PATH_MAX];
     if (!is_below(file, path)) return syscall(SYS_writev, file, parts, num);
