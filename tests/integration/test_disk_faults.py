@@ -393,7 +393,7 @@ def is_reported(bench: Bench, done: Sequence[Operation]) -> bool:
     said = [one for one in done if one.kind is Kind.SAID]
     printed = b"".join(one.data for one in said if one.offset == 1)
     if bench.case.program == "memagent":
-        return printed.strip() != b"" or any(b"trained: " in one.data for one in said)
+        return printed.strip() != b"" or any(one.data.startswith(b"trained: ") for one in said)
     return b"step 3" in printed or b"answer" in printed
 
 
