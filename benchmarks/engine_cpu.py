@@ -52,7 +52,7 @@ def timings_of(server: Any, prompt: list[int], num_new: int) -> dict[str, float]
 
 
 async def compare(model: str, path: str, prompts: list[list[int]]) -> dict[str, list[Rates]]:
-    """Rates of both, one prompt after the other in turn, so that what else runs here slows both alike."""
+    """Rates of both engines. They take turns, so that other work on the machine slows both."""
     from memagent.engines.base import open_engine
     from memagent.engines.llamacpp.engine import LlamaEngine, num_cores
     from memagent.types import Sampling

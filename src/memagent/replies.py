@@ -62,8 +62,8 @@ class Replies:
         also: Iterable[Path] = (),
         scopes: Collection[str] | None = None,
     ) -> None:
-        """`also`: files of earlier runs, whose replies are used too, those of the first ones rather. `scopes`: those
-        that are used; others are not loaded.
+        """`also`: files of earlier runs, whose replies are used too; of several the first one that has a reply counts.
+        `scopes`: those that are used; others are not loaded.
 
         Raises RunError where a file is damaged.
         """

@@ -29,7 +29,7 @@ from memagent.errors import RunError, RunNotWritable
 from memagent.files import make_folders, reason_of, write_atomically
 from memagent.foreign import one_line, plain
 from memagent.jsonl import LineFile, Shrink, read_lines, recover, truncate
-from memagent.run_files import LOCK, MAX_BYTES, FolderLock, read_file
+from memagent.run_files import LOCK, MAX_BYTES, FolderLock, open_file, read_file
 from memagent.types import Usage
 
 FORMAT = 1
@@ -113,13 +113,13 @@ class Run:
     def open(cls, path: Path, *, shrink: Shrink | None = None, is_derived: bool = False) -> Self:
         """An existing run, to resume. `shrink` makes each record smaller before it is held.
 
-        `is_derived`: the journal follows from other files of the run; it is written anew, and safe after `sync`.
+        `is_derived`: the journal follows from other files of the run; the first line replaces it, and it is safe after `sync`.
         """
         manifest = read_manifest(path)
         lock = _locked(path)
         try:
             if is_derived and os.path.lexists(path / JOURNAL):
-                truncate(path / JOURNAL, 0)
+                os.close(open_file(path / JOURNAL, os.O_WRONLY))  # refused before a call is made
             records = [] if is_derived else recover(path / JOURNAL, shrink)
             return cls(path, manifest, lock, records, is_derived=is_derived)
         except OSError as error:
@@ -134,6 +134,8 @@ class Run:
         with self._writing():
             if self._journal is None:
                 path = self.path / JOURNAL
+                if self._is_derived and os.path.lexists(path):
+                    truncate(path, 0)
                 self._journal = LineFile(path, sync=not self._is_derived, checksums=True)
             self._journal.append(line)
 

@@ -135,3 +135,12 @@ def test_the_state_of_a_checkpoint_is_checked(tmp_path: Path, state: object) -> 
         _progress_of(read_state(tmp_path), tmp_path)
     with pytest.raises(RunError, match=re.escape(str(tmp_path))):
         _num_lines(tmp_path)
+
+
+def test_a_run_that_is_refused_keeps_its_steps(tmp_path: Path) -> None:
+    unfinished(tmp_path)
+    steps = (tmp_path / "steps.jsonl").read_bytes()
+    (tmp_path / REPLIES).write_text("{}\n{}\n")
+    with pytest.raises(RunError, match=r"line 1, is damaged"):
+        asked(tmp_path)
+    assert (tmp_path / "steps.jsonl").read_bytes() == steps
