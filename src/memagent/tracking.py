@@ -16,18 +16,17 @@ Metrics that depend on the clock have names that start with `time/` or `speed/`.
 `comparable` removes the former, to compare two runs.
 
 To resume, pass the number of lines at the checkpoint (`tracker.num_lines`): later lines are cut from the
-file and taken off TensorBoard. W&B and trackio cannot remove points; there a repeated step appears twice.
+file and taken off TensorBoard. W&B cannot remove points; there a repeated step appears twice.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import secrets
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -56,19 +55,17 @@ class Tracker:
         *,
         config: Mapping[str, Any],
         name: str,
-        project: str = "memagent",
         tensorboard: bool = True,
         wandb: bool = False,
-        trackio: bool = False,
         num_lines: int | None = None,
     ) -> None:
         """Create or continue the files in `folder`.
 
-        `config`, `name` and `project` are shown by W&B and trackio. With `num_lines`, later lines are
-        cut: the run resumes there.
+        `config` and `name` are shown by W&B. With `num_lines`, later lines are cut: the run resumes there.
         """
-        for library in [*["wandb"] * wandb, *["trackio"] * trackio]:
-            _require(library)
+        if wandb:
+            missing = "wandb is not installed; pip install wandb, or set `logging.wandb=false`"
+            require("wandb", missing)
         self._path = folder / METRICS
         self._file, kept, cut = _opened(self._path, num_lines)
         self.num_lines = len(kept)
@@ -78,12 +75,7 @@ class Tracker:
             if tensorboard and _has_tensorboard():
                 self._boards.append(_TensorBoard(folder / TENSORBOARD, kept, cut))
             if wandb:
-                self._boards.append(_Wandb(folder, config=config, name=name, project=project))
-            if trackio:
-                resume = "allow" if kept else "never"
-                self._boards.append(
-                    _Trackio(config=config, name=name, project=project, resume=resume)
-                )
+                self._boards.append(_Wandb(folder, config=config, name=name))
         except BaseException:
             self.close()
             raise
@@ -240,13 +232,13 @@ class _TensorBoard:
 class _Wandb:
     """Weights & Biases. Steps of several kinds overlap, so each kind has its own axis."""
 
-    def __init__(self, folder: Path, *, config: Mapping[str, Any], name: str, project: str) -> None:
+    def __init__(self, folder: Path, *, config: Mapping[str, Any], name: str) -> None:
         wandb = import_module("wandb")
         make_folder(folder, "wandb")  # it writes there
         try:
             self._run = wandb.init(
-                project=project,
-                name=name,
+                project=os.environ.get("WANDB_PROJECT", "memagent"),
+                name=os.environ.get("WANDB_NAME", name),
                 id=_wandb_id(folder / WANDB_ID),
                 resume="allow",
                 dir=str(folder),
@@ -273,43 +265,12 @@ class _Wandb:
         self._run.finish()
 
 
-class _Trackio:
-    """trackio. Its output goes to standard error."""
-
-    def __init__(self, *, config: Mapping[str, Any], name: str, project: str, resume: str) -> None:
-        trackio = import_module("trackio")
-        with redirect_stdout(sys.stderr):
-            try:
-                self._run = trackio.init(
-                    project=project, name=name, config=dict(config), resume=resume, embed=False
-                )
-            except ValueError as error:
-                raise ConfigError(f"trackio cannot be used: {_one_line(error)}") from None
-
-    def write(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
-        self._run.log({f"{kind}/{key}": value for key, value in metrics.items()}, step=step)
-
-    def rewind(self, kept: Sequence[dict[str, Any]], cut: Sequence[dict[str, Any]]) -> None:
-        """Points cannot be removed."""
-
-    def close(self) -> None:
-        with redirect_stdout(sys.stderr):
-            self._run.finish()
-
-
 def _has_tensorboard() -> bool:
     try:
         import_module("tensorboard.summary.writer.event_file_writer")
     except ModuleNotFoundError:
         return False
     return True
-
-
-def _require(library: str) -> None:
-    require(
-        library,
-        f"{library} is not installed; pip install {library}, or set `logging.{library}=false`",
-    )
 
 
 def _wandb_id(path: Path) -> str:

@@ -21,7 +21,7 @@ from tests.support.cluster_runs import assert_same_training, cancel, train
 from tests.support.ray_nodes import add_node, running_nodes
 from tests.support.tiny_training import tiny_run
 
-LORA = {"lora_rank": 4, "lora_targets": ["q_proj", "v_proj"]}
+LORA = {"lora_rank": 4}
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def groups(models: list[Path]) -> list[Group]:
 
 
 def run_config(folder: Path, model: Path, *, offload: bool) -> TrainConfig:
-    cluster = {"offload_optimizer": offload}
+    cluster = {"offload": offload}
     values = tiny_run(folder, cluster=cluster, warm_start=None, validation=None, objective={})
     values["model"] = {"source": str(model), "dtype": "float32"}
     return parse_config(values)

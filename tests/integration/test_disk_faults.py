@@ -177,7 +177,7 @@ CASES = {
 SHORT_TRAINING: dict[str, Any] = {
     "steps": 2,
     "warm_start": {"steps": 2, "batch": 2},
-    "rollout": {"prompts": 2, "group_size": 2, "driver": "lockstep", "max_unwanted": 1},
+    "rollout": {"prompts": 2, "group_size": 2, "driver": "lockstep"},
     "update": {"updates": 1, "max_tokens": 1024},
     "checkpoint": {"every": 1, "keep": 1},
     "validation": {"every": 2, "num": 2, "tasks": [{"tasks": ["small/colours"]}]},

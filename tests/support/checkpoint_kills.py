@@ -46,7 +46,6 @@ def write(run: Path, loaded: Any, step: int) -> None:
         optimizer={"moments": torch.full((1000,), float(step))},
         state={"step": step},
         keep=KEEP,
-        keep_every=None,
     )
 
 

@@ -52,7 +52,7 @@ def tiny_run(folder: Path, **changes: Any) -> dict[str, Any]:
             },
         },
         "tasks": [{"tasks": ["small/colours"], "settings": {"sentences": 4}}],
-        "rollout": {"prompts": 3, "group_size": 4, "driver": "lockstep", "max_unwanted": 3},
+        "rollout": {"prompts": 3, "group_size": 4, "driver": "lockstep"},
         "update": {"updates": 2, "max_tokens": 1024},
         "objective": {"kl_coef": 1e-3, "dynamic_sampling": True},
         "optim": {"lr": 1e-3, "warmup_steps": 2},

@@ -189,7 +189,7 @@ def test_without_tensorboard_nothing_of_it_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-# --- W&B and trackio: fakes with the arguments of wandb 0.31 and trackio 0.43 -----------------------
+# --- W&B: a fake with the arguments of wandb 0.31 -------------------------------------------------
 
 
 class FakeWandb(ModuleType):
@@ -230,34 +230,6 @@ class FakeWandb(ModuleType):
         self.calls.append(("finish", exit_code))
 
 
-class FakeTrackio(ModuleType):
-    def __init__(self) -> None:
-        super().__init__("trackio")
-        self.calls: list[Any] = []
-
-    def init(
-        self,
-        project: str,
-        name: str | None = None,
-        *,
-        config: dict[str, Any] | None = None,
-        resume: str = "never",
-        embed: bool = True,
-    ) -> Any:
-        print(f"* Trackio project initialized: {project}")  # noqa: T201
-        if "/" in project:
-            raise ValueError(f"invalid project name {project}")
-        self.calls.append(("init", project, name, config, resume, embed))
-        return SimpleNamespace(log=self.log, finish=self.finish)
-
-    def log(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        self.calls.append(("log", metrics, step))
-
-    def finish(self) -> None:
-        print("* Run finished")  # noqa: T201
-        self.calls.append(("finish",))
-
-
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
     fake = FakeWandb()
@@ -265,15 +237,11 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
     return fake
 
 
-@pytest.fixture
-def trackio(monkeypatch: pytest.MonkeyPatch) -> FakeTrackio:
-    fake = FakeTrackio()
-    monkeypatch.setitem(sys.modules, "trackio", fake)
-    return fake
-
-
-def test_wandb_gets_an_axis_for_each_kind(tmp_path: Path, wandb: FakeWandb) -> None:
-    with tracker(tmp_path, wandb=True, tensorboard=False, project="reading") as numbers:
+def test_wandb_gets_an_axis_for_each_kind(
+    tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "reading")
+    with tracker(tmp_path, wandb=True, tensorboard=False) as numbers:
         numbers.log(0, {"reward": 0.5})
         numbers.log(1, {"reward": 0.75})
         numbers.log(1, {"accuracy": 1.0}, kind="validation")
@@ -304,36 +272,10 @@ def test_wandb_without_a_login_says_what_to_do(tmp_path: Path, wandb: FakeWandb)
     assert "\n" not in str(caught.value)
 
 
-def test_trackio_is_told_steps_and_whether_the_run_goes_on(
-    tmp_path: Path, trackio: FakeTrackio, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for step in range(2):
-        with tracker(tmp_path, trackio=True, tensorboard=False) as numbers:
-            numbers.log(step, {"reward": 0.5})
-    log = ("log", {"train/reward": 0.5})
-    assert trackio.calls == [
-        ("init", "memagent", "first", {"lr": 1e-5}, "never", False),
-        (*log, 0),
-        ("finish",),
-        ("init", "memagent", "first", {"lr": 1e-5}, "allow", False),
-        (*log, 1),
-        ("finish",),
-    ]
-    assert capsys.readouterr().out == ""
-
-
-def test_a_project_that_trackio_refuses_is_an_error_of_one_line(
-    tmp_path: Path, trackio: FakeTrackio
-) -> None:
-    with pytest.raises(ConfigError, match="trackio cannot be used: invalid project name a/b"):
-        tracker(tmp_path, trackio=True, project="a/b")
-
-
-@pytest.mark.parametrize("library", ["wandb", "trackio"])
 def test_a_board_that_is_not_installed_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, library, None)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=f"pip install {library}"):
-        tracker(tmp_path / "run", **{library: True})
+    monkeypatch.setitem(sys.modules, "wandb", None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="pip install wandb"):
+        tracker(tmp_path / "run", wandb=True)
     assert not (tmp_path / "run").exists()

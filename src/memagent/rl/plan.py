@@ -282,7 +282,6 @@ def plan_workload(config: TrainConfig, assumed: PlanAssumptions) -> Workload:
         prompts=rollout.prompts,
         group_size=rollout.group_size,
         calls=tuple(calls(config, assumed)),
-        is_sharing=config.update.share_prefixes,
         trained_share=1.0 if has_all else assumed.signal,
         extra_groups=1 / assumed.signal if objective.dynamic_sampling else 1.0,
     )
@@ -617,7 +616,7 @@ class Planner:
         backward = 1.0 if self.config.has_adapter else 2.0
         updates = updates or self.config.update.updates
         cluster = self.config.cluster
-        is_offloaded = cluster is not None and cluster.offload_optimizer
+        is_offloaded = cluster is not None and cluster.offload
         bandwidth = HOST_LINK / 2 if is_offloaded else self.gpu.bandwidth
         optimizer = OPTIMIZER_BYTES * self.num_trained / self.layout.num_trainers / bandwidth
         return updates * (UPDATE_SECONDS + optimizer) + self._pass_seconds(
@@ -737,7 +736,7 @@ def remedies(planner: Planner, place: Place) -> Iterator[tuple[str, ...]]:
         if longest < config.update.max_tokens:
             yield (f"update.max_tokens={longest}", "update.checkpointing=true")
     if place == "trainer" and not layout.is_single:
-        yield ("cluster.offload_reference=true", "cluster.offload_optimizer=true")
+        yield ("cluster.offload=true",)
     for factor in (2, 4, 8, 16, 32, 64):
         if layout.is_colocated:
             yield resized(layout, factor * layout.num_gpus).changes

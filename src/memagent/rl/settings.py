@@ -42,8 +42,6 @@ from memagent.rl.update.advantages import check_group_size
 from memagent.shipped import find_config
 from memagent.trust import paths_in
 
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
 NO_CLUSTER = "none"
 """Address of a cluster that leaves the rest of [cluster] out: the run is in this process."""
 
@@ -93,8 +91,6 @@ class ModelSettings(Settings):
     """Train a LoRA adapter of this rank and freeze the model; all weights are trained when not given."""
     lora_alpha: float | None = Field(default=None, gt=0)
     """The adapter's output is scaled by lora_alpha / lora_rank; twice the rank when not given."""
-    lora_targets: tuple[str, ...] = LORA_TARGETS
-    """Names of the linear layers that get an adapter."""
     device: str | None = None
     """Device to train on, such as cpu or cuda:0; the first GPU, else the CPU, when not given."""
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -116,7 +112,7 @@ class AgentSettings(Settings):
     """The agent that solves the tasks, and the reward it is trained for."""
 
     name: str = "memory"
-    """memory, parallel, calculator, single, path.py:function, or command:PROGRAM for a program that calls an endpoint."""
+    """memory, calculator, single, path.py:function, or command:PROGRAM for a program that calls an endpoint."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the agent; for memory those of reading, such as chunk_tokens."""
     reward: str = "strict"
@@ -164,9 +160,6 @@ class RolloutSettings(Settings):
     seconds: float | None = Field(default=None, gt=0)
     """Timeout of the agent of one rollout, and of its reward; a rollout over either counts as failed. No timeout
     when not given."""
-    max_unwanted: int | None = Field(default=None, ge=0)
-    """With objective.dynamic_sampling, the maximum number of groups without signal that are replaced in a
-    step; three times prompts when not given."""
     on_failure: Literal["exclude", "zero"] | float = "zero"
     """Rollouts that fail because of the policy's replies: an agent that raises on them, a prompt that
     outgrows the window. zero, or a number: they get this reward, and what they sampled is trained on.
@@ -244,16 +237,15 @@ class ObjectiveSettings(Settings):
     It counts training steps, not the updates within a step: rollouts of the newest weights have age 0 in
     all updates of their step, and objective.clip_low and clip_high bound what those change."""
     dynamic_sampling: bool = False
-    """Replace groups whose rewards, before the overlong penalty, are all equal: they have no signal."""
+    """Replace groups whose rewards, before the overlong penalty, are all equal: they have no signal. In a step at
+    most three times rollout.prompts are replaced."""
     skip_certain: float = Field(default=0.0, ge=0, lt=1)
     """Rows whose reply had at least the probability 1 - skip_certain are not trained on: their gradient is
     negligible, and so is what can be learned from them. They stay in the counts of the loss. Has no effect with
     a KL term."""
     overlong_tokens: int | None = Field(default=None, gt=0)
     """Over the last overlong_tokens of a reply's limit (at most half of it), the reward falls linearly by
-    up to overlong_penalty; off when not given."""
-    overlong_penalty: float = Field(default=1.0, ge=0)
-    """Reward that a reply loses at its limit."""
+    up to 1; off when not given."""
 
     @property
     def has_masks(self) -> bool:
@@ -276,8 +268,6 @@ class UpdateSettings(Settings):
     """Optimizer steps per training step; each gets whole groups."""
     max_tokens: int = Field(default=32768, ge=16)
     """Maximum tokens of a packed sequence: the size of one forward and backward pass."""
-    share_prefixes: bool = True
-    """Compute prefixes that rows of a group share once."""
     checkpointing: bool = False
     """Gradient checkpointing: recompute activations in the backward pass, for less memory and about a
     third more time."""
@@ -363,8 +353,6 @@ class ValidationSettings(Settings):
     """Sampling temperature; 0 decodes greedily."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     """Nucleus sampling; from all tokens when not given."""
-    concurrency: int = Field(default=256, ge=1)
-    """Maximum number of attempts in progress at once."""
     graders: tuple[str, ...] = ()
     """Additional graders, such as lenient."""
 
@@ -379,31 +367,22 @@ class ValidationSettings(Settings):
 
 
 class CheckpointSettings(Settings):
-    """Which checkpoints are written and kept."""
+    """Which checkpoints are written and kept: the newest, and the one with the highest validation reward."""
 
     every: int = Field(default=10, ge=1)
     """Steps between checkpoints; there is also one after the last."""
     keep: int = Field(default=2, ge=1)
     """Number of newest checkpoints that are kept."""
-    keep_every: int | None = Field(default=None, ge=1)
-    """Checkpoints of every keep_every-th step are never removed."""
-    keep_best: bool = True
-    """Save and keep the checkpoint with the highest validation reward, besides the newest."""
 
 
 class LogSettings(Settings):
-    """Where metrics go, besides metrics.jsonl and the console."""
+    """Where metrics go, besides metrics.jsonl and the console. The names of the run and its project at Weights &
+    Biases are those of its variables, WANDB_NAME and WANDB_PROJECT."""
 
     tensorboard: bool = True
     """Write TensorBoard files where it is installed."""
     wandb: bool = False
     """Log to Weights & Biases."""
-    trackio: bool = False
-    """Log to trackio."""
-    project: str = "memagent"
-    """Project name at Weights & Biases and trackio."""
-    name: str | None = None
-    """Run name there; the name of the run's folder when not given."""
     rollouts: int = Field(default=8, ge=0)
     """Rollouts per step that are saved in samples/, group by group, those with different rewards first."""
 
@@ -428,35 +407,23 @@ class ClusterSettings(Settings):
     placement: Literal["colocated", "separate"] = "separate"
     """separate: engine replicas have their own GPUs. colocated: they share those of the trainer ranks, and
     sleep while the ranks train."""
-    cpus_per_rank: int = Field(default=1, ge=0)
-    """CPUs that a trainer rank reserves."""
-    cpus_per_replica: int = Field(default=1, ge=0)
-    """CPUs that an engine replica reserves."""
-    offload_optimizer: bool = False
-    """Keep weights, gradients and optimizer state of the ranks in CPU memory between uses, and step there:
-    slower, for the smallest GPU memory."""
-    offload_reference: bool = False
-    """Keep the reference weights of the KL term in CPU memory between uses."""
+    offload: bool = False
+    """Keep weights, gradients and optimizer state of the ranks, and the reference weights of the KL term, in CPU
+    memory between uses, and step there: slower, for the smallest GPU memory."""
     weight_transfer: Literal["auto", "object_store", "broadcast", "ipc"] = "auto"
     """How new weights get to engine replicas. object_store: the first rank puts them into Ray's, and each replica
     copies them. broadcast: the first rank and the replicas form a group of their own, nccl on GPUs, gloo on CPUs; for
     separate replicas. ipc: a replica copies from the memory of the rank that it shares its GPU with; for colocated ones.
     auto: on GPUs broadcast or ipc, as the placement is, on CPUs object_store. A push that fails goes through
     the object store."""
-    transfer_seconds: float = Field(default=60.0, gt=0)
-    """How long rank and replica may wait for each other with a bucket of 256 MB, when weights are sent directly."""
     object_store_gb: float | None = Field(default=None, gt=0)
     """Memory for objects of a cluster that is started for the run; three tenths of the machine's when not
     given."""
-    connect_seconds: float = Field(default=60.0, gt=0)
-    """How long the cluster may take to answer at the start."""
     start_seconds: float = Field(default=600.0, gt=0)
     """How long an engine replica may take to be ready, its model loaded; at the start and when it is replaced."""
     wait_seconds: float = Field(default=300.0, gt=0)
     """How long missing GPUs, CPUs and nodes are waited for, at the start and after a node has left. Then
     the run stops, and can be resumed."""
-    collective_seconds: float = Field(default=1800.0, gt=0)
-    """How long a rank may wait for the others in one operation."""
     max_restarts: int = Field(default=3, ge=0)
     """How often the ranks are restarted from the newest checkpoint, without a finished step between two
     restarts, before the run stops."""

@@ -162,11 +162,9 @@ def trainer_memory(
 ) -> GpuMemory:
     """What one of some trainer ranks holds. `loss_share`: how many of a pack's tokens have logits."""
     cluster, update = config.cluster, config.update
-    is_offloaded = cluster is not None and cluster.offload_optimizer
+    is_offloaded = cluster is not None and cluster.offload
     trained = 0.0 if is_offloaded else num_trained(shape, config) / num_ranks
-    has_reference = config.objective.kl_coef > 0 and not config.has_adapter
-    if cluster is not None and cluster.offload_reference:
-        has_reference = False
+    has_reference = config.objective.kl_coef > 0 and not (config.has_adapter or is_offloaded)
     shard = shape.weight_bytes / num_ranks
     return GpuMemory(
         weights=0.0 if is_offloaded else shard,

@@ -201,11 +201,9 @@ async def _open_trainer(
             Tracker(
                 run_dir,
                 config=stored_values(config),
-                name=config.logging.name or run_dir.name,
-                project=config.logging.project,
+                name=run_dir.name,
                 tensorboard=config.logging.tensorboard,
                 wandb=config.logging.wandb,
-                trackio=config.logging.trackio,
                 num_lines=0 if checkpoint is None else _num_lines(checkpoint),
             )
         )
@@ -407,7 +405,7 @@ class Trainer:
             await self._learn_step(tasks)
             is_best = await self._validate()
             is_due = progress.step == config.steps or progress.step % config.checkpoint.every == 0
-            if is_due or (is_best and config.checkpoint.keep_best):
+            if is_due or is_best:
                 await self._save()
         await self._gatherer.aclose()
         if progress.step < config.steps:
@@ -558,7 +556,6 @@ class Trainer:
                 "random": random_state(),
             },
             keep=settings.keep,
-            keep_every=settings.keep_every,
             kept=self._best_checkpoint(),
         ) as folder:
             await self.setup.backend.save(folder)
@@ -566,8 +563,8 @@ class Trainer:
         forget_rollouts(self.run_dir, until=progress.step)
 
     def _best_checkpoint(self) -> str | None:
-        """Name of the checkpoint with the best validation; None if none is to be kept."""
-        if self._best is None or not self.config.checkpoint.keep_best:
+        """Name of the checkpoint with the best validation; None before the first."""
+        if self._best is None:
             return None
         return TrainProgress(step=self._best.step, warm_step=self.progress.warm_step).checkpoint
 

@@ -51,6 +51,10 @@ GRADER = "reward"
 """`ItemRecord.grader` of the records."""
 
 
+CONCURRENCY = 256
+"""Attempts in progress at once, at most."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationResult:
     """The numbers of a validation, and its records."""
@@ -117,7 +121,7 @@ class Validation:
             title=TITLE,
             seed=self._seed,
             grader=GRADER,
-            concurrency=self._settings.concurrency,
+            concurrency=CONCURRENCY,
             in_waves=self._driver == "lockstep",
             on_record=finished.append,
         )

@@ -68,7 +68,7 @@ def test_without_staleness_the_metrics_are_those_of_the_synchronous_run(tmp_path
     """One rollout at a time, so that the engine's batches do not depend on timing."""
     for name in ("synchronous", "asynchronous"):
         values = config_of(tmp_path, concurrency=1, asynchronous=name == "asynchronous")
-        values["rollout"] |= {"prompts": 2, "group_size": 2, "max_unwanted": 2}
+        values["rollout"] |= {"prompts": 2, "group_size": 2}
         values["objective"]["dynamic_sampling"] = True
         values["steps"] = 3
         train(values, tmp_path / name)

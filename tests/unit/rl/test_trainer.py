@@ -394,11 +394,11 @@ def test_no_more_groups_are_replaced_than_allowed(files: Path, tmp_path: Path) -
     config = tiny_run(files, steps=1, objective={"dynamic_sampling": True})
     config["agent"] = {**config["agent"], "reward": f"{reward}:score"}
     for driver in ("lockstep", "free"):
-        config["rollout"] = {"prompts": 3, "group_size": 2, "driver": driver, "max_unwanted": 4}
+        config["rollout"] = {"prompts": 3, "group_size": 2, "driver": driver}
         callbacks = Notes()
         assert run(config, tmp_path / driver, callbacks)
         (step,) = [one for one in read_metrics(tmp_path / driver) if one["kind"] == "train"]
-        assert step["num_groups"] == step["num_unwanted"] == 3 + 4
+        assert step["num_groups"] == step["num_unwanted"] == 3 + 9
         assert step["num_updates"] == 0
         assert "no update in this step" in callbacks.notes[0]
 

@@ -38,7 +38,6 @@ AGENTS: dict[str, str] = {
     "single": "memagent.rl.agents.single:agent",
     "calculator": "memagent.rl.agents.calculator:agent",
     "memory": "memagent.rl.agents.memory:agent",
-    "parallel": "memagent.rl.agents.parallel:agent",
 }
 """Name to `module:function`; imported when used."""
 PARAMETERS = ("task", "client")

@@ -62,4 +62,7 @@ def _modes(task: Example, trace: Trace, config: AgentConfig, *, is_cut: bool) ->
         num_rounds = max((step.round or 1 for step in trace.steps), default=1)
         found["rounds"] = num_rounds
         found["few_rounds"] = 1 - (num_rounds - 1) / max(1, config.rounds)
+        found["merges"] = sum(step.kind == "merge" for step in trace.steps)
+        reads = [step for step in trace.steps if step.kind == "read"]
+        found["noted_sections"] = sum("nothing" not in step.flags for step in reads)
     return found

@@ -1,6 +1,6 @@
 """A push of weights straight from ranks to replicas, as the driver directs it.
 
-    transfer = DirectTransfer(ranks, "broadcast", seconds=60)
+    transfer = DirectTransfer(ranks, "broadcast")
     result = await transfer.send({0: actor, 1: actor}, 12)     # replicas by their number
     result.reason                                              # why the ranks could not send all, or None
     await transfer.ship_again()                                # the same weights through the object store, if they are still there
@@ -66,7 +66,7 @@ class DirectTransfer:
         ranks: RankGroup,
         way: DirectWay,
         *,
-        seconds: float,
+        seconds: float = 60.0,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         """`seconds` is how long one side may wait for the other with a bucket."""

@@ -88,13 +88,10 @@ async def try_cluster(
 def _joined(config: TrainConfig, on_note: Callable[[str], None]) -> Iterator[Cluster]:
     settings = config.cluster
     assert settings is not None
-    num_cpus = settings.trainer_ranks * settings.cpus_per_rank
-    num_cpus += settings.engine_replicas * settings.cpus_per_replica
     with open_cluster(
         settings.address,
-        connect_seconds=settings.connect_seconds,
         wait_seconds=settings.wait_seconds,
-        min_cpus=num_cpus,
+        min_cpus=settings.trainer_ranks + settings.engine_replicas,
         object_store_gb=settings.object_store_gb,
         on_note=on_note,
     ) as cluster:
@@ -105,7 +102,7 @@ def _replica_bundle(config: TrainConfig, *, on_gpu: bool) -> Bundle:
     """What an engine replica reserves."""
     settings = config.cluster
     assert settings is not None
-    resources: Bundle = {"CPU": settings.cpus_per_replica}
+    resources: Bundle = {"CPU": 1}
     if on_gpu:
         is_colocated = settings.placement == "colocated"
         resources["GPU"] = COLOCATED_SHARE if is_colocated else settings.tensor_parallel_size
@@ -127,7 +124,7 @@ async def open_cluster_engine(
     settings, cluster, ranks = config.cluster, distributed.cluster, distributed.backend
     assert settings is not None
     resources = _replica_bundle(config, on_gpu=ranks.on_gpu)
-    way, seconds = distributed.way, settings.transfer_seconds
+    way = distributed.way
     is_colocated = settings.placement == "colocated"
     async with open_replicas(
         cluster,
@@ -141,7 +138,7 @@ async def open_cluster_engine(
         start_seconds=settings.start_seconds,
         on_note=on_note,
     ) as engine:
-        transfer = None if way is None else DirectTransfer(ranks, way, seconds=seconds)
+        transfer = None if way is None else DirectTransfer(ranks, way)
         yield (
             engine,
             ReplicaSync(engine, ranks.ship, transfer=transfer, is_colocated=is_colocated),

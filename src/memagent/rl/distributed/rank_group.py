@@ -222,16 +222,14 @@ class RankGroup:
     # --- places -----------------------------------------------------------------------------------
 
     def _rank_resources(self) -> Bundle:
-        resources: Bundle = {"CPU": self._settings.cpus_per_rank}
+        resources: Bundle = {"CPU": 1}
         if self.on_gpu:
             is_colocated = self._settings.placement == "colocated"
             resources["GPU"] = COLOCATED_SHARE if is_colocated else 1
         return resources
 
     def _bundle(self) -> Bundle:
-        bundle: Bundle = {"CPU": self._settings.cpus_per_rank}
-        if self._settings.placement == "colocated":
-            bundle["CPU"] += self._settings.cpus_per_replica
+        bundle: Bundle = {"CPU": 2 if self._settings.placement == "colocated" else 1}
         if self.on_gpu:
             bundle["GPU"] = 1
         return bundle

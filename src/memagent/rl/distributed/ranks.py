@@ -35,6 +35,9 @@ from memagent.rl.update.policy import Policy, decoder_of
 from memagent.rl.update.ranks import Ranks
 from memagent.rl.weights.models import Trained, open_model
 
+COLLECTIVE_SECONDS = 1800.0
+"""How long a rank may wait for the others in one operation."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
@@ -113,7 +116,7 @@ def join_group(spec: RankSpec, store: TCPStore | None = None) -> None:
     """Join the torch.distributed group of the ranks; the first one has the store where they meet."""
     assert spec.config.cluster is not None
     host, _, port = spec.meeting.rpartition(":")
-    limit = timedelta(seconds=spec.config.cluster.collective_seconds)
+    limit = timedelta(seconds=COLLECTIVE_SECONDS)
     use_loopback(host)
     if spec.on_gpu:
         torch.cuda.set_device(0)  # Ray shows each rank its own
@@ -152,7 +155,7 @@ def shard(policy: Policy, trained: Trained, mesh: DeviceMesh, *, offload: bool) 
 
 
 def _is_offloaded(config: TrainConfig) -> bool:
-    return config.cluster is not None and config.cluster.offload_optimizer
+    return config.cluster is not None and config.cluster.offload
 
 
 def _opened(config: TrainConfig, spec: RankSpec, *, on_cpu: bool) -> Trained:

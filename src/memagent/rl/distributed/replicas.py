@@ -1,7 +1,7 @@
 """Engine replicas of a run: copies of an engine on a cluster that get new weights while they run.
 
     async with open_replicas(cluster, opener, num=4, resources={"GPU": 1, "CPU": 1}) as engine:
-        sync = ReplicaSync(engine, ranks.ship, transfer=DirectTransfer(ranks, "broadcast", seconds=60))
+        sync = ReplicaSync(engine, ranks.ship, transfer=DirectTransfer(ranks, "broadcast"))
         await sync.push(12)                          # all replicas sample from version 12 now
 
 A push goes straight from the ranks to the replicas, or through the object store: without a `transfer`, and when a direct

@@ -161,11 +161,7 @@ class Gatherer:
         settings, objective = self._setup.config.rollout, self._setup.config.objective
         shape = None
         if objective.overlong_tokens is not None:
-            shape = partial(
-                overlong_shaping,
-                soft_tokens=objective.overlong_tokens,
-                penalty=objective.overlong_penalty,
-            )
+            shape = partial(overlong_shaping, soft_tokens=objective.overlong_tokens)
         return RolloutSpec(
             agent=self._setup.agent,
             group_size=settings.group_size,
@@ -188,8 +184,7 @@ class Gatherer:
 
     @property
     def _max_unwanted(self) -> int:
-        settings = self._setup.config.rollout
-        return 3 * settings.prompts if settings.max_unwanted is None else settings.max_unwanted
+        return 3 * self._setup.config.rollout.prompts
 
 
 def _grouped(tasks: Sequence[Example], rollouts: Sequence[Rollout]) -> list[Group]:

@@ -92,7 +92,7 @@ class Learner:
     def keep_reference(self, path: Path) -> None:
         """Have the values in a file as the reference of the KL term; if there is none, write today's."""
         cluster = self.config.cluster
-        offload = cluster is not None and cluster.offload_reference
+        offload = cluster is not None and cluster.offload
         if not path.exists():
             save_values(self.trained, path, is_writer=self.ranks.is_first)
             self.ranks.wait()

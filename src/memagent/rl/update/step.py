@@ -139,7 +139,7 @@ def sample_turns(rows: Sequence[TrainingRow], max_tokens: int) -> list[TrainingR
 
 def packed(rows: Sequence[TrainingRow], settings: UpdateSettings) -> list[Pack]:
     """Rows, packed as the settings say."""
-    return pack(rows, max_tokens=settings.max_tokens, share=settings.share_prefixes)
+    return pack(rows, max_tokens=settings.max_tokens)
 
 
 @contextmanager

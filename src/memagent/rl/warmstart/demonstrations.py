@@ -21,7 +21,7 @@ from memagent.data.example import Example
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import ConfigError, DataError, MemagentError
 from memagent.plugins import error_line, is_file_spec, load_function
-from memagent.rl.agents import memory, parallel
+from memagent.rl.agents import memory
 from memagent.rl.agents.api import AGENTS, Agent, check_outcome, open_agent, with_defaults
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.command import is_command
@@ -34,8 +34,8 @@ from memagent.tokens.tokenizers import ByteTokenizer, Tokenizer
 from memagent.types import Message, Sampling
 
 NO_LIMIT = 1 << 30
-READERS = {"memory": memory.DEFAULTS, "parallel": parallel.DEFAULTS}
-"""Agents that read sections, with their settings."""
+READER = "memory"
+"""The agent that reads sections."""
 MEMORY_LIMITS = ("chunk_tokens", "memory_tokens", "answer_tokens", "quote_tokens")
 
 Demonstrations = Callable[[Example], list[Conversation]]
@@ -62,8 +62,8 @@ def demonstrations_for(
     opened = open_agent(agent, settings)  # checks the name and the settings
     if replies is not None:
         return partial(_played, opened, _users_rule(replies), tokenizer)
-    if agent in READERS:
-        config = with_defaults(READERS[agent], settings or {})
+    if agent == READER:
+        config = with_defaults(memory.DEFAULTS, settings or {})
         return partial(traces.conversations, config=config, tokenizer=tokenizer)
     return partial(_played, opened, REPLIES[agent], tokenizer)
 
@@ -72,13 +72,13 @@ def texts_for(agent: str, settings: Mapping[str, Any] | None, example: Example) 
     """All texts of an example's demonstrations, whatever the limits: to train a tokenizer on."""
     if agent not in AGENTS:
         return [example.text(), example.question, *example.answers]
-    limits = MEMORY_LIMITS if agent in READERS else ("max_tokens",)
+    limits = MEMORY_LIMITS if agent == READER else ("max_tokens",)
     values = {**(settings or {}), **dict.fromkeys(limits, NO_LIMIT)}
-    if agent in READERS:
+    if agent == READER:
         values["window"] = 8 * NO_LIMIT
     found = demonstrations_for(agent, values, tokenizer=ByteTokenizer())(example)
     texts = [message["content"] for one in found for message in one.messages]
-    return [*texts, traces.NOTHING_YET] if agent in READERS else texts
+    return [*texts, traces.NOTHING_YET] if agent == READER else texts
 
 
 # --- replies by rule --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@
       .step-000020/              incomplete, left by a crash; removed at the next write
 
     save_checkpoint(run, "step-000010", model=model, tokenizer=tokenizer, optimizer=optimizer.state_dict(),
-                    state={"position": 160}, keep=2, keep_every=None, kept="step-000005")
+                    state={"position": 160}, keep=2, kept="step-000005")
     checkpoint = latest_checkpoint(run)
     load_weights(model, checkpoint)
     optimizer.load_state_dict(read_optimizer(checkpoint, optimizer.state_like))
@@ -77,17 +77,14 @@ def save_checkpoint(
     optimizer: Mapping[str, torch.Tensor],
     state: Mapping[str, Any],
     keep: int,
-    keep_every: int | None,
     kept: str | None = None,
 ) -> Path:
-    """Write a checkpoint, then remove all but the newest `keep`, each `keep_every`-th, and `kept`.
+    """Write a checkpoint, then remove all but the newest `keep`, and `kept`.
 
     `model` is a transformers model; if it has an adapter, only that is written. `state` must be
     serializable as JSON.
     """
-    with new_checkpoint(
-        run, name, state=state, keep=keep, keep_every=keep_every, kept=kept
-    ) as part:
+    with new_checkpoint(run, name, state=state, keep=keep, kept=kept) as part:
         write_weights(model, tokenizer, part)
         write_optimizer(optimizer, part)
     return run / CHECKPOINTS / name
@@ -100,7 +97,6 @@ def new_checkpoint(
     *,
     state: Mapping[str, Any],
     keep: int,
-    keep_every: int | None,
     kept: str | None = None,
 ) -> Iterator[Path]:
     """A folder for weights and optimizer, which is the checkpoint when the block ends; see `save_checkpoint`."""
@@ -116,7 +112,7 @@ def new_checkpoint(
             header = {"format": FORMAT, "memagent": __version__}
             text = json.dumps({**header, "state": dict(state)}, ensure_ascii=False)
             (part / STATE).write_text(text, encoding="utf-8")
-        _remove_old(run, keep=keep, keep_every=keep_every, kept=kept)
+        _remove_old(run, keep=keep, kept=kept)
 
 
 def list_checkpoints(run: Path) -> list[Path]:
@@ -491,9 +487,9 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 # --- folders --------------------------------------------------------------------------------------
 
 
-def _remove_old(run: Path, *, keep: int, keep_every: int | None, kept: str | None) -> None:
+def _remove_old(run: Path, *, keep: int, kept: str | None) -> None:
     for path in list_checkpoints(run)[:-keep]:
-        if path.name == kept or (keep_every is not None and _number(path) % keep_every == 0):
+        if path.name == kept:
             continue
         hidden = path.with_name(f".{path.name}")
         path.rename(hidden)  # atomic, unlike the removal of its files

@@ -30,6 +30,8 @@ from memagent.rl.sizes import GIB, cache_bytes
 from memagent.rl.weights.merging import MergedCopy
 from memagent.rl.weights.shards import gathered, like, local
 
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers, which get an adapter."""
 PLAIN_ARGUMENTS = "--generation-config vllm"
 """Has vLLM ignore the sampling defaults of the model's generation_config.json."""
 EXACT_TOKENS = {"return_token_ids": True, "logprobs": True}
@@ -208,18 +210,13 @@ def _add_adapter(model: Any, settings: ModelSettings, *, seed: int) -> None:
     from peft import LoraConfig
 
     assert settings.lora_rank is not None
-    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    if unknown := [target for target in settings.lora_targets if target not in names]:
-        raise ConfigError(
-            f"`model.lora_targets`: the model has no layers called {', '.join(unknown)}"
-        )
     torch.manual_seed(seed)
     alpha = settings.lora_alpha if settings.lora_alpha is not None else 2 * settings.lora_rank
     model.add_adapter(
         LoraConfig(
             r=settings.lora_rank,
             lora_alpha=alpha,  # type: ignore[arg-type]
-            target_modules=list(settings.lora_targets),
+            target_modules=list(LORA_TARGETS),
             lora_dropout=0.0,
             bias="none",
             task_type="CAUSAL_LM",

@@ -130,7 +130,7 @@ async def test_the_memory_agent_is_the_reader_and_each_read_is_a_row() -> None:
     )  # as the reward wants
 
 
-async def test_the_parallel_agent_reads_all_sections_and_each_call_is_a_row() -> None:
+async def test_an_agent_that_reads_in_parallel_reads_all_sections_and_each_call_is_a_row() -> None:
     def script(messages: Sequence[Message], sampling: Sampling) -> str:
         prompt = messages[-1]["content"]
         if "<note " in prompt:
@@ -138,8 +138,8 @@ async def test_the_parallel_agent_reads_all_sections_and_each_call_is_a_row() ->
         return "Nothing." if prompt.startswith("<section>\nOne") else "a note"
 
     ours = client(TokenScript(script))
-    settings = {"chunk_tokens": 400, "memory_tokens": 64, "window": 4096}
-    outcome = await open_agent("parallel", settings)(example(), ours)
+    settings = {"mode": "parallel", "chunk_tokens": 400, "memory_tokens": 64, "window": 4096}
+    outcome = await open_agent("memory", settings)(example(), ours)
     assert outcome.trace is not None
     reads = [step for step in outcome.trace.steps if step.kind == "read"]
     assert outcome.metrics["sections"] == len(reads) == outcome.trace.num_chunks
@@ -497,7 +497,7 @@ async def test_an_agent_of_a_users_file_is_run_with_its_settings(agent_file: Pat
         (
             "zzz",
             {},
-            "known: single, calculator, memory, parallel, path.py:function, or command:PROGRAM",
+            "known: single, calculator, memory, path.py:function, or command:PROGRAM",
         ),
         ("memory", {"chunk_tokens": 4}, "chunk_tokens: input should be greater"),
     ],

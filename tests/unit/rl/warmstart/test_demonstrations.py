@@ -33,7 +33,10 @@ COLOURS = open_task("small/colours", {"sentences": 30, "others": 3, "tokenizer":
 CASES: list[tuple[str, dict[str, Any], Example]] = [
     *(("calculator", {}, problem(index, seed=1)) for index in range(8)),
     *(("memory", READING, COLOURS.example(index)) for index in range(8)),
-    *(("parallel", {**READING, "window": 3000}, COLOURS.example(index)) for index in range(8)),
+    *(
+        ("memory", {**READING, "mode": "parallel", "window": 3000}, COLOURS.example(index))
+        for index in range(8)
+    ),
     ("single", {"system": "Be brief."}, COLOURS.example(0)),
 ]
 
@@ -76,14 +79,20 @@ def test_prompts_are_those_of_the_agent_and_replies_earn_the_reward(
     assert asyncio.run(reward(example, outcome)) == 1.0
 
 
-PARALLEL = {"window": 6000, "chunk_tokens": 1000, "memory_tokens": 400, "answer_tokens": 200}
+PARALLEL = {
+    "mode": "parallel",
+    "window": 6000,
+    "chunk_tokens": 1000,
+    "memory_tokens": 400,
+    "answer_tokens": 200,
+}
 
 
 def test_what_the_first_fact_leads_to_is_noted_in_the_second_round_of_parallel_reading() -> None:
     task = open_task("beyond/two_hop", {"tokens": 8000, "tokenizer": "bytes", "seed": 2})
     example = task.example(0)
-    shown = demonstrations_for("parallel", PARALLEL, tokenizer=BYTES)(example)
-    prompts, outcome = replayed("parallel", PARALLEL, example, shown)
+    shown = demonstrations_for("memory", PARALLEL, tokenizer=BYTES)(example)
+    prompts, outcome = replayed("memory", PARALLEL, example, shown)
     assert prompts == [list(one.messages[:-1]) for one in shown]
     assert outcome.trace is not None
     first, second = (step for step in outcome.trace.steps if step.kind == "merge")

@@ -91,7 +91,6 @@ def save(run: Path, loaded: LoadedModel, step: int = 1, **changes: Any) -> Path:
         "optimizer": {"moments": torch.arange(3.0)},
         "state": {"position": 160, "rates": [0.1, 1 / 3]},
         "keep": 2,
-        "keep_every": None,
         **changes,
     }
     name = f"step-{step:06}"
@@ -253,17 +252,14 @@ def test_a_damaged_checkpoint_is_named(folders: dict[str, Path], tmp_path: Path)
 # --- rotation -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("keep", "keep_every", "expected"),
-    [(1, None, [7]), (2, None, [6, 7]), (2, 3, [3, 6, 7]), (1, 2, [2, 4, 6, 7]), (9, None, [*range(1, 8)])],
-)  # fmt: skip
+@pytest.mark.parametrize(("keep", "expected"), [(1, [7]), (2, [6, 7]), (9, [*range(1, 8)])])
 def test_old_checkpoints_are_removed(
-    folders: dict[str, Path], tmp_path: Path, keep: int, keep_every: int | None, expected: list[int]
+    folders: dict[str, Path], tmp_path: Path, keep: int, expected: list[int]
 ) -> None:
     loaded = with_adapter(load(str(folders["llama"])))
     assert latest_checkpoint(tmp_path) is None
     for step in range(1, 8):
-        path = save(tmp_path, loaded, step, keep=keep, keep_every=keep_every)
+        path = save(tmp_path, loaded, step, keep=keep)
         assert latest_checkpoint(tmp_path) == path == tmp_path / "checkpoints" / f"step-{step:06}"
     assert steps_of(tmp_path) == expected
     assert len(list((tmp_path / "checkpoints").iterdir())) == len(expected)
@@ -287,7 +283,6 @@ def test_checkpoints_of_the_warm_start_come_first_and_the_best_one_is_kept(
         "optimizer": {},
         "state": {},
         "keep": 1,
-        "keep_every": None,
     }
     for name in ("warm-000140", "step-000001", "step-000002", "step-000003"):
         save_checkpoint(tmp_path, name, **arguments, kept="step-000001")
