@@ -8,6 +8,7 @@ QA and HOTPOTQA are the folders that `questions.py` describes. Written are
 
     OUT/train_answers.jsonl    memories of training questions, each question with two, for reinforcement learning
     OUT/lessons_hotpotqa.jsonl conversations that answer from two further memories of each question of HotpotQA
+    OUT/lessons_generated.jsonl  the same of questions that a model made up (`generate_questions.py`), one memory each
     OUT/dev_gold.jsonl         development questions over their gold sentences alone
     OUT/dev_near.jsonl         the same with the two nearest sentences of their own other paragraphs
     OUT/dev_far.jsonl          the same with five sentences of other texts too
@@ -20,14 +21,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from itertools import chain, product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.data.formats.files import write_examples
 from memagent.data.tasks.lengths import length_tokenizer
 from recipes.memories import Composer, answer_line
-from recipes.questions import Question, Sources, is_sound, source_options, write_lines
+from recipes.questions import (
+    Pool,
+    Question,
+    Sources,
+    is_sound,
+    question_of,
+    read_lines,
+    source_options,
+    write_lines,
+)
 
 NUM_MEMORIES, NUM_LINKED = 2, 1500
 """Memories of each question in each file, and questions of IIRC: its passages often are one sentence."""
@@ -35,9 +49,51 @@ DEV = {"gold": (0, 0), "near": (2, 0), "far": (2, 5)}
 """Development memories: how many sentences of the question's own other paragraphs, and of other texts."""
 
 
+class Lesson(NamedTuple):
+    """What a process needs to write a lesson from a record of `generate_questions.py`."""
+
+    pool: Pool
+    composer: Composer
+    agent: AgentConfig
+
+    def line(self, record: dict[str, Any]) -> str | None:
+        """A conversation that answers from a memory with the facts in it."""
+        question = question_of(record, self.pool, is_titled=True)
+        found = self.composer.task(question, "generated", random.Random(question.id))
+        return None if found is None else answer_line(found, self.agent)
+
+
+def generated_lessons(
+    records: Iterable[dict[str, Any]], pool: Pool, composer: Composer, agent: AgentConfig
+) -> Iterator[str]:
+    """Lines of conversations; all cores compose them."""
+    with ProcessPoolExecutor(
+        mp_context=get_context("fork"), initializer=_take, initargs=(Lesson(pool, composer, agent),)
+    ) as workers:
+        yield from filter(None, workers.map(_line, records, chunksize=100))
+
+
+def _take(lesson: Lesson) -> None:
+    global _lesson
+    _lesson = lesson
+
+
+def _line(record: dict[str, Any]) -> str | None:
+    return _lesson.line(record)
+
+
+_lesson: Lesson
+"""Of a process."""
+
+
 def main() -> None:
     parser = source_options(__doc__)
     parser.add_argument("--num-dev", type=int, default=500)
+    parser.add_argument(
+        "--generated",
+        type=Path,
+        help="write lessons of these questions alone, a file of `generate_questions.py check`",
+    )
     arguments = parser.parse_args()
     agent = AgentConfig(window=4096, chunk_tokens=2048, memory_tokens=512, prompts="add")
     sources = Sources(arguments.qa, arguments.hotpotqa)
@@ -57,12 +113,17 @@ def main() -> None:
             if (found := composer.task(question, f"{purpose}_{number}", drawing)) is not None:
                 yield found
 
+    out = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    if arguments.generated is not None:
+        lines = generated_lessons(read_lines(arguments.generated), sources.pool, composer, agent)
+        num = write_lines(out / "lessons_generated.jsonl", lines)
+        print(f"lessons_generated.jsonl: {num} conversations")
+        return
     hotpotqa = taken(chain(sources.official(), sources.cut()))
     linked = [*sources.linked()]
     linked = random.Random(0).sample(linked, min(len(linked), NUM_LINKED))
     others = taken(chain(sources.wiki(), sources.natural(), linked))
-    out = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
     num = write_examples(out / "train_answers.jsonl", memories([*hotpotqa, *others], "answers"))
     lessons = (answer_line(example, agent) for example in memories(hotpotqa, "lessons"))
     num_lessons = write_lines(out / "lessons_hotpotqa.jsonl", lessons)

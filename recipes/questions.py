@@ -220,32 +220,41 @@ def _whole(paragraph: Paragraph, where: dict[str, tuple[int, int]], pool: Pool) 
 def other_questions(path: Path, pool: Pool, *, is_titled: bool) -> Iterator[Question]:
     """Items with their own paragraphs; without distractors, near ones of the pool are used."""
     for item in read_lines(path):
-        if item.get("unanswerable") or not item["answers"]:
-            continue
-        support: dict[str, set[int]] = defaultdict(set)
-        for title, number in item["supporting"]:
-            support[title].add(number)
-        gold, hard = [], []
-        for record in item["paragraphs"]:
-            sentences = sentences_of(record)
-            numbers = support.get(record["title"], set()) if "sentences" in record else None
-            if numbers is None:
-                numbers = _holding(sentences, item["answers"], is_whole=not is_titled)
-            kept = tuple(sorted(number for number in numbers if number < len(sentences)))
-            title = record["title"] if is_titled else ""
-            one = Paragraph(title=title, sentences=sentences, support=kept)
-            (gold if kept else hard).append(one)
-        answer = item["answers"][0].lower()
-        near = () if len(hard) >= 6 else pool.near(item["question"], NUM_HARD)
-        hard += [one for one in near if answer not in " ".join(one.sentences).lower()]
-        yield Question(
-            id=item["id"],
-            text=item["question"],
-            answers=tuple(item["answers"]),
-            gold=tuple(gold),
-            hard=tuple(hard),
-            is_titled=is_titled,
-        )
+        if not item.get("unanswerable") and item["answers"]:
+            yield question_of(item, pool, is_titled=is_titled)
+
+
+def question_of(item: dict[str, Any], pool: Pool, *, is_titled: bool) -> Question:
+    """An item with its own paragraphs, near ones of the pool beside them where it has few others."""
+    support: dict[str, set[int]] = defaultdict(set)
+    for title, number in item["supporting"]:
+        support[title].add(number)
+    gold: list[Paragraph] = []
+    hard: list[Paragraph] = []
+    for record in item["paragraphs"]:
+        sentences = sentences_of(record)
+        numbers = support.get(record["title"], set()) if "sentences" in record else None
+        if numbers is None:
+            numbers = _holding(sentences, item["answers"], is_whole=not is_titled)
+        kept = tuple(sorted(number for number in numbers if number < len(sentences)))
+        title = record["title"] if is_titled else ""
+        (gold if kept else hard).append(Paragraph(title=title, sentences=sentences, support=kept))
+    answer = item["answers"][0].lower()
+    near = () if len(hard) >= 6 else pool.near(item["question"], NUM_HARD)
+    titles = {one.title for one in gold}
+    hard += [
+        one
+        for one in near
+        if one.title not in titles and answer not in " ".join(one.sentences).lower()
+    ]
+    return Question(
+        id=item["id"],
+        text=item["question"],
+        answers=tuple(item["answers"]),
+        gold=tuple(gold),
+        hard=tuple(hard),
+        is_titled=is_titled,
+    )
 
 
 def _holding(sentences: Sequence[str], answers: Sequence[str], *, is_whole: bool) -> set[int]:
