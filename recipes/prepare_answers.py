@@ -20,12 +20,12 @@ development questions are in no training memory. The same files and seed give th
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain, product
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 from memagent.config import AgentConfig
 from memagent.data.example import Example
@@ -33,7 +33,6 @@ from memagent.data.formats.files import write_examples
 from memagent.data.tasks.lengths import length_tokenizer
 from recipes.memories import Composer, answer_line
 from recipes.questions import (
-    Pool,
     Question,
     Sources,
     is_sound,
@@ -43,46 +42,34 @@ from recipes.questions import (
     write_lines,
 )
 
+Item = TypeVar("Item")
+Done = TypeVar("Done")
+
 NUM_MEMORIES, NUM_LINKED = 2, 1500
 """Memories of each question in each file, and questions of IIRC: its passages often are one sentence."""
 DEV = {"gold": (0, 0), "near": (2, 0), "far": (2, 5)}
 """Development memories: how many sentences of the question's own other paragraphs, and of other texts."""
 
 
-class Lesson(NamedTuple):
-    """What a process needs to write a lesson from a record of `generate_questions.py`."""
-
-    pool: Pool
-    composer: Composer
-    agent: AgentConfig
-
-    def line(self, record: dict[str, Any]) -> str | None:
-        """A conversation that answers from a memory with the facts in it."""
-        question = question_of(record, self.pool, is_titled=True)
-        found = self.composer.task(question, "generated", random.Random(question.id))
-        return None if found is None else answer_line(found, self.agent)
-
-
-def generated_lessons(
-    records: Iterable[dict[str, Any]], pool: Pool, composer: Composer, agent: AgentConfig
-) -> Iterator[str]:
-    """Lines of conversations; all cores compose them."""
+def over_cores(work: Callable[[Item], Done], items: Sequence[Item]) -> Iterator[Done]:
+    """What `work` makes of each item, in order. Processes are forked, so that only results are sent."""
     with ProcessPoolExecutor(
-        mp_context=get_context("fork"), initializer=_take, initargs=(Lesson(pool, composer, agent),)
+        mp_context=get_context("fork"), initializer=_take, initargs=(work, items)
     ) as workers:
-        yield from filter(None, workers.map(_line, records, chunksize=100))
+        yield from workers.map(_work, range(len(items)), chunksize=100)
 
 
-def _take(lesson: Lesson) -> None:
-    global _lesson
-    _lesson = lesson
+def _take(work: Callable[[Any], Any], items: Sequence[Any]) -> None:
+    global _taken
+    _taken = work, items
 
 
-def _line(record: dict[str, Any]) -> str | None:
-    return _lesson.line(record)
+def _work(number: int) -> Any:
+    work, items = _taken
+    return work(items[number])
 
 
-_lesson: Lesson
+_taken: tuple[Callable[[Any], Any], Sequence[Any]]
 """Of a process."""
 
 
@@ -108,15 +95,22 @@ def main() -> None:
         return found[: arguments.limit]
 
     def memories(questions: Iterable[Question], purpose: str) -> Iterator[Example]:
-        for number, question in product(range(NUM_MEMORIES), questions):
+        def memory(job: tuple[int, Question]) -> Example | None:
+            number, question = job
             drawing = random.Random(f"{arguments.seed}/{purpose}/{number}/{question.id}")
-            if (found := composer.task(question, f"{purpose}_{number}", drawing)) is not None:
-                yield found
+            return composer.task(question, f"{purpose}_{number}", drawing)
+
+        return filter(None, over_cores(memory, [*product(range(NUM_MEMORIES), questions)]))
+
+    def generated(record: dict[str, Any]) -> str | None:
+        question = question_of(record, sources.pool, is_titled=True)
+        found = composer.task(question, "generated", random.Random(question.id))
+        return None if found is None else answer_line(found, agent)
 
     out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     if arguments.generated is not None:
-        lines = generated_lessons(read_lines(arguments.generated), sources.pool, composer, agent)
+        lines = filter(None, over_cores(generated, [*read_lines(arguments.generated)]))
         num = write_lines(out / "lessons_generated.jsonl", lines)
         print(f"lessons_generated.jsonl: {num} conversations")
         return
