@@ -69,13 +69,13 @@ def conversations(
     example: Example, steps: Sequence[Step], reader: Reader
 ) -> Iterator[Conversation]:
     """Each step with the prompt that it replied to."""
-    chunks = reader.chunks(example.text())
+    reading = reader.reading(example.question, example.text())
     memory = ""
     for step in steps:
         if step.kind == "read":
-            chunk = chunks.get(step.index)
+            chunk = reading.chunks.get(step.index)
             assert chunk is not None, "it was read"
-            prompt = reader.section_messages(example.question, chunk, memory)
+            prompt = reading.section_messages(chunk, memory)
         else:
             prompt = reader.prompts.answer_messages(
                 question=example.question,

@@ -23,7 +23,7 @@ from pydantic import (
 
 from memagent.errors import ConfigError
 from memagent.names import hint, nearest
-from memagent.types import Prices
+from memagent.types import Prices, Sampling
 
 SectionEnds = Literal["natural", "exact"]
 EmptyReplies = Literal["keep", "overwrite"]
@@ -167,6 +167,15 @@ class AgentConfig(Settings):
     """Nucleus sampling; left to the engine when not given."""
     seed: int | None = None
     """Sampling seed; none when not given."""
+
+    def sampling(self, max_tokens: int) -> Sampling:
+        """How replies of so many tokens are sampled."""
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+        )
 
     @property
     def merges(self) -> bool:

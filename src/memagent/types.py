@@ -150,6 +150,12 @@ class Prices:
             )
         return cls(prompt=price_in, completion=price_out)
 
+    def cost_of(self, usage: Usage) -> float:
+        """The price of what calls have used."""
+        return self.cost(
+            prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+        )
+
     def cost(self, *, prompt_tokens: int, completion_tokens: int) -> float:
         """The price of so many tokens."""
         return (prompt_tokens * self.prompt + completion_tokens * self.completion) / 1e6

@@ -124,17 +124,14 @@ def read_reading(path: Path) -> dict[str, Any]:
 
 
 class Journal:
-    """A reading on disk: its replies, from which it is done again, and its steps for people to look at.
+    """A reading on disk: its replies, from which it is done again, and its steps for people to look at."""
 
-    Without a run nothing is kept.
-    """
-
-    def __init__(self, run: Run | None = None, *, also: Sequence[Path] = ()) -> None:
+    def __init__(self, run: Run, *, also: Sequence[Path] = ()) -> None:
         """`also`: runs whose replies are used where the reading comes to the same prompts."""
         self._run = run
         self._lock = threading.Lock()
-        found = [path for path in (each / REPLIES for each in also) if os.path.lexists(path)]
-        self.replies = Replies(run.path / REPLIES if run else None, also=found)
+        self.path = run.path
+        self.replies = earlier_replies(also, own=run.path / REPLIES)
 
     @classmethod
     def create(
@@ -172,36 +169,33 @@ class Journal:
             run.close()
             raise
 
-    @property
-    def path(self) -> Path | None:
-        """Where the run is."""
-        return self._run.path if self._run else None
-
     def append(self, question_number: int, step: Step) -> None:
         """Write down a step."""
-        if self._run:
-            with self._lock:
-                self._run.append(journal_line(question_number, step))
+        with self._lock:
+            self._run.append(journal_line(question_number, step))
 
     def sync(self) -> None:
         """Return when all steps are safe from a power cut."""
-        if self._run:
-            self._run.sync()
+        self._run.sync()
 
     def check_kept(self) -> None:
         """Raise RunNotWritable where what was written is no longer in the run directory."""
-        if self._run:
-            self._run.check_kept()
+        self._run.check_kept()
 
     def discard_if_empty(self) -> bool:
         """Remove a run in which nothing was ever finished; whether that was so."""
-        return self._run is not None and self._run.discard_if_empty()
+        return self._run.discard_if_empty()
 
     def close(self) -> None:
         """Release the run directory."""
         self.replies.close()
-        if self._run:
-            self._run.close()
+        self._run.close()
+
+
+def earlier_replies(runs: Sequence[Path], *, own: Path | None = None) -> Replies:
+    """The replies of earlier runs, and of the run that they are used in."""
+    found = [path for path in (each / REPLIES for each in runs) if os.path.lexists(path)]
+    return Replies(own, also=found)
 
 
 def check_same(

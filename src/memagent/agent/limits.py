@@ -43,11 +43,11 @@ class Limits:
     def count(self, usage: Usage) -> None:
         """Count what was used before, as when a run is resumed."""
         self.num_calls += usage.calls
-        self.cost += self._cost(usage.prompt_tokens, usage.completion_tokens)
+        self.cost += self._prices.cost_of(usage)
 
     def reserve(self, *, prompt_tokens: int, completion_tokens: int) -> Reservation:
         """Make room for a call. Raises LimitReached when it could exceed a limit."""
-        cost = self._cost(prompt_tokens, completion_tokens)
+        cost = self._prices.cost(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
         if self.max_calls is not None and self.num_calls + 1 > self.max_calls:
             calls = "1 call" if self.num_calls == 1 else f"{self.num_calls} calls"
             raise LimitReached(f"stopped after {calls}: `max_calls={self.max_calls}`")
@@ -62,7 +62,7 @@ class Limits:
 
     def settle(self, reservation: Reservation, usage: Usage) -> None:
         """Replace what a call might have cost by what it did."""
-        self.cost += self._cost(usage.prompt_tokens, usage.completion_tokens) - reservation.cost
+        self.cost += self._prices.cost_of(usage) - reservation.cost
         if self.on_used and usage.calls:
             self.on_used(usage)
 
@@ -70,6 +70,3 @@ class Limits:
         """Give back the room of a call that failed."""
         self.num_calls -= 1
         self.cost -= reservation.cost
-
-    def _cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        return self._prices.cost(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)

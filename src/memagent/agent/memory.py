@@ -10,7 +10,6 @@ from typing import NamedTuple
 from memagent.agent.prompts import MemoryChange
 from memagent.agent.trace import Step
 from memagent.config import EmptyReplies
-from memagent.documents.chunking import Span
 from memagent.tokens.tokenizers import Tokenizer
 
 _TAGS = "think|thinking|thought|reasoning"
@@ -52,12 +51,6 @@ def _with_lines(certainty: Mapping[str, float], old: str, step: Step) -> dict[st
     new = lines - set(old.split("\n"))
     kept = {line: value for line, value in certainty.items() if line in lines}
     return kept | {line: step.logprob / len(new) for line in new}
-
-
-def spans_of(steps: Sequence[Step]) -> list[Span]:
-    """The parts of the text that steps read."""
-    sections = [step.section for step in steps if step.section is not None]
-    return [Span(section.start, section.end, section.num_tokens) for section in sections]
 
 
 class Rewritten(NamedTuple):

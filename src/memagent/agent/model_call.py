@@ -1,7 +1,7 @@
 """Calls to a model: one within limits and with its usage, or several of which all succeed or none counts.
 
 call = await call_model(engine, tokenizer, limits, messages, sampling)
-step = Step(kind="answer", index=0, reply=call.completion.text, memory="", **call.measures())
+step = call.step("answer")
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from functools import partial, reduce
 from typing import Any, NamedTuple, TypeVar
 
 from memagent.agent.limits import Limits
+from memagent.agent.memory import split_reasoning
 from memagent.agent.prompt_cuts import check_not_cut
-from memagent.agent.trace import StepFlag
-from memagent.engines.base import BaseEngine
+from memagent.agent.trace import Step, StepKind
+from memagent.engines.base import facts_of
 from memagent.engines.retry import Failure, Patience
 from memagent.errors import LimitReached
 from memagent.replies import KeptReply, Scope
@@ -42,32 +43,40 @@ class ModelCall(NamedTuple):
     replies: tuple[KeptReply, ...]
     """All that it took: empty ones, and those that told how prompts are cut."""
 
-    @property
-    def flags(self) -> list[StepFlag]:
-        """What the server says of the reply."""
-        flags: list[StepFlag] = ["reply_cut"] if self.completion.finish_reason == "length" else []
-        flags += ["withheld"] if self.completion.finish_reason == "content_filter" else []
-        flags += ["refused"] if self.completion.refusal else []
-        return flags + (["carried"] if self.replies[-1].is_carried else [])
+    scope: Scope | None = None
 
-    @property
-    def logprob(self) -> float | None:
-        """Log-probability of the reply, where the engine reports it."""
-        logprobs = self.completion.logprobs
-        return None if logprobs is None else round(sum(logprobs), 4)
+    def step(self, kind: StepKind, *, index: int = 0, memory: str = "", **fields: Any) -> Step:
+        """The call as a step of a trace."""
+        completion, last = self.completion, self.replies[-1]
+        reply, reasoning = split_reasoning(completion.text)
+        logprobs = completion.logprobs
+        step = Step(
+            kind=kind,
+            index=index,
+            reply=reply,
+            memory=memory,
+            reasoning=completion.reasoning or reasoning,
+            usage=self.usage,
+            refusal=completion.refusal,
+            served=completion.served,
+            logprob=None if logprobs is None else round(sum(logprobs), 4),
+            num_attempts=completion.num_attempts,
+            started=round(self.started, 6),
+            seconds=round(self.seconds, 6),
+            is_known=last.is_known or last.is_carried,
+            **fields,
+        )
+        return step.flagged(
+            reply_cut=completion.finish_reason == "length",
+            withheld=completion.finish_reason == "content_filter",
+            refused=bool(completion.refusal),
+            carried=last.is_carried,
+        )
 
-    def measures(self) -> dict[str, Any]:
-        """The fields of a Step that every call has."""
-        return {
-            "usage": self.usage,
-            "refusal": self.completion.refusal,
-            "served": self.completion.served,
-            "logprob": self.logprob,
-            "num_attempts": self.completion.num_attempts,
-            "started": round(self.started, 6),
-            "seconds": round(self.seconds, 6),
-            "is_known": self.replies[-1].is_known or self.replies[-1].is_carried,
-        }
+    async def forget(self) -> None:
+        """Ask again in a later process, as for a reply that leads to nothing."""
+        if self.scope:
+            await self.scope.forget(self.replies)
 
 
 async def call_model(
@@ -87,9 +96,10 @@ async def call_model(
     Without `prompt_tokens` the prompt is counted only for a limit on cost, a missing usage or an endpoint that may
     cut it: counting a long prompt can take longer than the call.
     """
-    serving = engine.serving if isinstance(engine, BaseEngine) else None
+    facts = facts_of(engine)
+    serving = facts.serving
     tries_left = serving.num_tries if serving else 1
-    patience = Patience(math.inf)
+    patience: Patience | None = None
     replies: list[KeptReply] = []
 
     async def count(others: Sequence[Message]) -> int | None:
@@ -112,9 +122,10 @@ async def call_model(
             if reply.is_known or reply.is_carried:
                 continue
             failure = Failure(kind="failed", reason="an empty reply")
+            patience = patience or Patience(math.inf)
             delay = patience.delay(failure, has_answered=True) or 0.0
-            if isinstance(engine, BaseEngine) and engine.on_retry:
-                engine.on_retry(failure, delay)
+            if facts.on_retry:
+                facts.on_retry(failure, delay)
             await asyncio.sleep(delay)
         num_attempts = sum(each.completion.num_attempts for each in replies)
         usage = completion.usage
@@ -132,6 +143,7 @@ async def call_model(
         started=replies[0].started,
         seconds=0.0 if reply.is_carried else last.started + last.seconds - replies[0].started,
         replies=tuple(replies),
+        scope=known,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memagent.agent.budget import NOTE_MARK_TOKENS, Budget
-from memagent.agent.journal import Journal, check_same, read_reading
+from memagent.agent.journal import check_same, earlier_replies, read_reading
 from memagent.agent.limits import Limits
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace
@@ -98,7 +98,7 @@ async def done_before(
     if continues is None:
         return [DoneBefore() for _ in questions]
     also = reader.continued(continues, questions, chunks.document)
-    replies = Journal(also=also).replies
+    replies = earlier_replies(also)
     return [
         await _known_of(reader, question, chunks, replies.scope(str(number)))
         for number, question in enumerate(questions)
@@ -108,12 +108,12 @@ async def done_before(
 async def _known_of(reader: Reader, question: str, chunks: Chunks, known: Scope) -> DoneBefore:
     """What the replies of an earlier run leave out, of a reading in rounds in the first one."""
     if reader.config.merges:
-        sampling = reader.sampling(reader.check(question).read_reply)
+        reading = reader.reading(question, chunks)
+        sampling = reader.config.sampling(reading.budget.read_reply)
         starts = (
             chunk.start
             for chunk in chunks
-            for messages in [reader.section_messages(question, chunk, "")]
-            if known.knows(messages, sampling)
+            if known.knows(reading.section_messages(chunk, ""), sampling)
         )
         return DoneBefore(frozenset(starts))
     replaying = copy(reader)
@@ -140,9 +140,10 @@ def plan_reading(
         (questions[number - number % step], before) for number, before in enumerate(done)
     )
     counts = {each: _SectionCount() for each in alike}
+    readings = {question: reader.reading(question, chunks) for question, _ in counts}
     for chunk in chunks:
         for (question, before), count in counts.items():
-            messages = reader.section_messages(question, chunk, "")
+            messages = readings[question].section_messages(chunk, "")
             tokens = reader.tokenizer.count_messages(messages)
             count.add(tokens, is_done=before.is_answered or chunk.start in before.starts)
     num_chunks = max((count.num_all for count in counts.values()), default=0)
@@ -226,7 +227,7 @@ def _calls_at_once(reader: Reader, num_chunks: int, num_questions: int) -> int:
     config = reader.config
     if not config.merges:
         return num_questions
-    return min(num_questions * num_chunks, reader.call_slots().num)
+    return min(num_questions * num_chunks, reader.calls_at_once)
 
 
 def max_merges(config: AgentConfig, num_chunks: int, budget: Budget) -> int:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from memagent.agent.evidence.replies import ReplyFormat
-from memagent.agent.modes.parallel_prompts import NOTHING, bare, note_block, says_nothing
 from memagent.config import AgentConfig
 from memagent.errors import ConfigError
 from memagent.names import hint
@@ -41,7 +40,10 @@ REQUIRED_SLOTS = {
 
 MAX_LABEL_CHARS = 24
 """A last line such as `New memory:` is not longer."""
+NOTHING = "Nothing."
+"""The reply to a section that holds nothing for the question."""
 
+_mark = re.compile(r"<(?=/?(?:note|memory|question)\b)", re.IGNORECASE)
 _slot = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
 
 
@@ -103,7 +105,7 @@ class PromptSet:
         """The conversation for one section: with notes on it alone in parallel mode, else with the memory."""
         values = self._values(question, memory, memory_tokens)
         values |= {"section": section, "section_number": str(section_number)}
-        return self._messages(self._section_template(is_parallel), values)
+        return self._messages(self.note if is_parallel else self.read, values)
 
     def merge_messages(
         self, *, question: str, notes: Sequence[tuple[str, str]], memory: str, memory_tokens: int
@@ -132,10 +134,6 @@ class PromptSet:
         wording += [mark for mark in (self.no_change, self.replace) if mark]
         return hashlib.sha256(json.dumps(wording).encode()).hexdigest()
 
-    def says_no_change(self, reply: str) -> bool:
-        """Whether a reply says that the section adds nothing; case and outer punctuation do not count."""
-        return bool(self.no_change) and bare(reply) == bare(self.no_change)
-
     def says_nothing(self, reply: str) -> bool:
         """Whether a reply to a section that is read on its own says that it holds nothing."""
         return says_nothing(reply, self.nothing)
@@ -145,9 +143,6 @@ class PromptSet:
         """Fingerprint of the wording of notes and merges."""
         wording = [self.note, self.merge, self.nothing]
         return hashlib.sha256(json.dumps(wording).encode()).hexdigest()
-
-    def _section_template(self, is_parallel: bool) -> str:
-        return self.note if is_parallel else self.read
 
     def _values(self, question: str, memory: str, memory_tokens: int) -> dict[str, str]:
         return {
@@ -163,7 +158,7 @@ class PromptSet:
         A replacement that only leaves lines of the memory out keeps it: lines make room where they have to, and
         a model that repeats one of the facts it knows has not learned that the others are wrong.
         """
-        if self.says_no_change(reply):
+        if self.no_change and bare(reply) == bare(self.no_change):
             return MemoryChange("keep", "")
         if not self.replace:
             return MemoryChange("replace", reply)
@@ -187,6 +182,24 @@ class PromptSet:
     def _messages(self, template: str, values: dict[str, str]) -> list[Message]:
         user: Message = {"role": "user", "content": fill(template, values)}
         return [user] if self.system is None else [{"role": "system", "content": self.system}, user]
+
+
+def says_nothing(reply: str, nothing: str = NOTHING) -> bool:
+    """Whether a reply is empty, or says that a section holds nothing; case and outer punctuation do not count.
+
+    The whole reply must say so: a note may begin with such a word, copied from the text.
+    """
+    return bare(reply) in ("", bare(nothing))
+
+
+def note_block(place: str, text: str) -> str:
+    """A note as it stands in a merge. Marks of ours inside it are broken: a note cannot add another one."""
+    return f'<note sections="{place}">\n{_mark.sub("(", text)}\n</note>'
+
+
+def bare(reply: str) -> str:
+    """A reply without case and outer punctuation, to compare it."""
+    return reply.strip(" \t\r\n.\"'*`").casefold()
 
 
 def fill(template: str, values: dict[str, str]) -> str:

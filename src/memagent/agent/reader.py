@@ -14,7 +14,7 @@ caller that writes the step to disk first loses nothing when it is killed.
     trace = reader.ask("Who inherits the house?", Document.load("novel.txt"))
     print(trace.answer)
 
-Sections may also be read apart from each other, and what was noted merged: see `parallel`.
+Sections may also be read apart from each other, and what was noted merged: see `agent.parallel`.
 """
 
 from __future__ import annotations
@@ -23,32 +23,30 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 from memagent import blocking, trust
 from memagent.agent.budget import Budget, check_budget
-from memagent.agent.evidence.answers import cite, show_ledger, with_ledger
-from memagent.agent.evidence.ledger import ledger_of
-from memagent.agent.evidence.quotes import Quote, place_copies, place_quotes
-from memagent.agent.evidence.replies import ParsedReply, ReplyFormat, parse_reply, shielded
-from memagent.agent.journal import Journal, check_same, identity, read_reading
+from memagent.agent.evidence.replies import ReplyFormat
+from memagent.agent.journal import Journal, check_same, earlier_replies, identity, read_reading
 from memagent.agent.limits import Limits
-from memagent.agent.memory import ReadingState, rewrite, spans_of, split_reasoning
-from memagent.agent.model_call import ModelCall, call_model
-from memagent.agent.modes.parallel import CALLS_AT_ONCE, CallSlots, reading_apart
-from memagent.agent.modes.section_order import SectionOrder, order_sections
-from memagent.agent.prompts import MemoryChange, PromptSet, prompts_for
-from memagent.agent.trace import Section, Step, Trace
+from memagent.agent.model_call import call_model
+from memagent.agent.parallel import CALLS_AT_ONCE, read_at_once
+from memagent.agent.prompts import PromptSet, prompts_for
+from memagent.agent.reading import Reading, read_in_order
+from memagent.agent.trace import Step, Trace
 from memagent.config import AgentConfig, ReadingSettings
 from memagent.documents.chunking import Chunks
-from memagent.documents.document import Chunk, Document
-from memagent.engines.base import SETTINGS, BaseEngine, open_engine
-from memagent.errors import ConfigError, DocumentError, EmptyAnswer
+from memagent.documents.document import Document
+from memagent.engines.base import SETTINGS, facts_of, open_engine
+from memagent.engines.limit import Slots
+from memagent.errors import ConfigError, DocumentError
 from memagent.files import reason_of
 from memagent.replies import Scope
 from memagent.tokens.tokenizers import Tokenizer, open_tokenizer, tokenizer_for_model
-from memagent.types import Engine, Message, Sampling
+from memagent.types import Engine
 
 
 class Reader:
@@ -81,12 +79,16 @@ class Reader:
         _check_names(settings)
         engine = open_engine(engine) if isinstance(engine, str) else engine
         self.engine: Engine = engine
-        own = engine.reading_defaults if isinstance(engine, BaseEngine) else {}
+        own = facts_of(engine).reading_defaults
         self.config = config or AgentConfig.parse({**own, **settings})
-        self.config.check_used(_changed(settings, own))
+        fields = AgentConfig.model_fields
+        self.config.check_used(
+            name
+            for name, value in settings.items()
+            if value not in (own.get(name), fields[name].default)
+        )
         _check_served_window(engine, self.config)
         self.prompts: PromptSet = prompts_for(self.config)
-        self.reply_format = ReplyFormat.of(self.config)
         self.limits = limits or Limits()
         self.tokenizer, self.tokenizer_note = _resolve_tokenizer(tokenizer, engine.tokenizer)
         check_section_ends(self.config, self.tokenizer, engine.model)
@@ -104,7 +106,8 @@ class Reader:
         continues: str | Path | None = None,
     ) -> Trace:
         """Read the document and answer. Blocks until done; see `aask` for async code."""
-        return blocking.run(self.aask(question, document, run_dir=run_dir, continues=continues))
+        [trace] = self.ask_many([question], document, run_dir=run_dir, continues=continues)
+        return trace
 
     async def aask(
         self,
@@ -148,13 +151,11 @@ class Reader:
         if isinstance(questions, str):
             raise ConfigError("`questions` is a list; ask a single question with ask or aask")
         chunks = self.chunks(document)
-        identity = self.identity(questions, chunks.document)
         also = self.continued(continues, questions, chunks.document)
-        journal = (
-            Journal(also=also)
-            if run_dir is None
-            else Journal.open(Path(run_dir), identity, also=also)
-        )
+        if run_dir is None:
+            return await self.read(questions, chunks, earlier=also)
+        identity = self.identity(questions, chunks.document)
+        journal = Journal.open(Path(run_dir), identity, also=also)
         try:
             return await self.read(questions, chunks, journal)
         finally:
@@ -164,46 +165,42 @@ class Reader:
         self,
         questions: Sequence[str],
         chunks: Chunks,
-        journal: Journal,
+        journal: Journal | None = None,
         on_step: Callable[[int, Step], None] | None = None,
+        *,
+        earlier: Sequence[Path] = (),
     ) -> list[Trace]:
-        """Answer questions concurrently; replies that the journal has are used again.
+        """Answer questions concurrently; replies that the journal or `earlier` runs have are used again.
 
         When one question fails the others are still read as far as they get, then the first error
         is raised. `on_step` gets the number of a question and its step. What the journal
         holds already counts towards the limits.
         """
-        self.limits.count(journal.replies.usage)
-        slots = self.call_slots()
-        readings = [
-            self._read_one(number, checked_question(question), chunks, journal, on_step, slots)
-            for number, question in enumerate(questions)
-        ]
+        replies = journal.replies if journal else earlier_replies(earlier) if earlier else None
+        if replies:
+            self.limits.count(replies.usage)
+        slots = Slots(self.calls_at_once)
+
+        async def read_one(number: int, question: str) -> Trace:
+            done: list[Step] = []
+            known = replies.scope(str(number)) if replies else None
+            async with aclosing(self.steps(question, chunks, slots=slots, known=known)) as steps:
+                async for step in steps:
+                    if journal:
+                        journal.append(number, step)
+                    done.append(step)
+                    if on_step:
+                        on_step(number, step)
+            return self.trace(checked_question(question), chunks.document, done)
+
+        readings = [read_one(number, question) for number, question in enumerate(questions)]
         results = await asyncio.gather(*readings, return_exceptions=True)
-        await asyncio.to_thread(journal.sync)
+        if journal:
+            await asyncio.to_thread(journal.sync)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
         return [result for result in results if isinstance(result, Trace)]
-
-    async def _read_one(
-        self,
-        number: int,
-        question: str,
-        chunks: Chunks,
-        journal: Journal,
-        on_step: Callable[[int, Step], None] | None,
-        slots: CallSlots,
-    ) -> Trace:
-        done: list[Step] = []
-        known = journal.replies.scope(str(number))
-        async with aclosing(self.steps(question, chunks, slots=slots, known=known)) as steps:
-            async for step in steps:
-                journal.append(number, step)
-                done.append(step)
-                if on_step:
-                    on_step(number, step)
-        return self.trace(question, chunks.document, done)
 
     def identity(self, questions: Sequence[str], document: Document) -> dict[str, Any]:
         """What decides the trace of a reading; see `agent.journal`."""
@@ -236,59 +233,51 @@ class Reader:
         """The steps as they happen, for ordinary code."""
         return blocking.iterate(self.steps(question, document))
 
-    async def steps(
+    def steps(
         self,
         question: str,
         document: Document | Chunks | str,
         *,
-        slots: CallSlots | None = None,
+        slots: Slots | None = None,
         known: Scope | None = None,
     ) -> AsyncGenerator[Step, None]:
         """The steps as they happen; replies that are `known` are not asked for again.
 
         Questions over one text whose sections are read apart from each other share `slots`.
         """
+        reading = self.reading(question, document, slots=slots, known=known)
+        return read_at_once(reading) if self.config.merges else read_in_order(reading)
+
+    def reading(
+        self,
+        question: str,
+        document: Document | Chunks | str,
+        *,
+        slots: Slots | None = None,
+        known: Scope | None = None,
+    ) -> Reading:
+        """What the calls for a question have in common. Raises BudgetError where they cannot fit the window."""
         question = checked_question(question)
-        budget = self.check(question)
+        budget = check_budget(question, self.config, self.prompts, self.tokenizer)
         chunks = self.chunks(document)
         if not chunks.document.text:
             raise DocumentError("the text is empty; there is nothing to read")
-        reading = (
-            reading_apart(self, question, chunks, budget, slots, known)
-            if self.config.merges
-            else self._in_order(question, chunks, budget, known)
+        return Reading(
+            question=question,
+            chunks=chunks,
+            config=self.config,
+            prompts=self.prompts,
+            format=ReplyFormat.of(self.config),
+            budget=budget,
+            tokenizer=self.tokenizer,
+            slots=slots or Slots(self.calls_at_once),
+            call=partial(call_model, self.engine, self.tokenizer, self.limits, known=known),
         )
-        async with aclosing(reading) as steps:
-            async for step in steps:
-                yield step
 
-    async def _in_order(
-        self, question: str, chunks: Chunks, budget: Budget, known: Scope | None
-    ) -> AsyncGenerator[Step, None]:
-        """One section after the other, with one memory."""
-        sections = await order_sections(chunks, question, self.config.order)
-        state = ReadingState()
-        done: list[Step] = []
-        chunk = await sections.get(0)
-        while chunk is not None:
-            reading = asyncio.ensure_future(
-                self.read_section(question, len(done), chunk, state, budget, chunks.document, known)
-            )
-            try:
-                await asyncio.sleep(0)  # the request is sent; the next section is cut meanwhile
-                upcoming = await sections.get(len(done) + 1)
-                step, state = await reading
-            finally:
-                reading.cancel()
-            done.append(step)
-            yield step
-            chunk = None if self.config.stop_early and state.is_enough else upcoming
-        yield await self.write_answer(question, done, state, budget, sections, known)
-
-    def call_slots(self) -> CallSlots:
-        """Places for calls, as many as the engine works on at once."""
-        at_once = self.engine.calls_at_once if isinstance(self.engine, BaseEngine) else None
-        return CallSlots(at_once or CALLS_AT_ONCE)
+    @property
+    def calls_at_once(self) -> int:
+        """Calls on sections that are read apart from each other, in flight together."""
+        return facts_of(self.engine).calls_at_once or CALLS_AT_ONCE
 
     def check(self, question: str) -> Budget:
         """The token budget for a question. Raises BudgetError when it cannot be met."""
@@ -318,173 +307,6 @@ class Reader:
             prompts=self.prompts.name,
             source=document.source,
             document_sha256=document.sha256,
-        )
-
-    async def read_section(
-        self,
-        question: str,
-        position: int,
-        chunk: Chunk,
-        state: ReadingState,
-        budget: Budget,
-        document: Document,
-        known: Scope | None = None,
-    ) -> tuple[Step, ReadingState]:
-        """Read a section with the memory of those before; the step, and the state after it."""
-        section = self.section_text(chunk)
-        call = await self.call_on_section(question, chunk, state, budget, known)
-        reply, reasoning = split_reasoning(call.completion.text)
-        parsed = parse_reply(reply, self.reply_format)
-        new = rewrite(
-            state.memory,
-            state.num_tokens,
-            self.change_of(parsed, state.memory),
-            self.tokenizer,
-            memory_tokens=self.config.memory_tokens,
-            empty_replies=self.config.empty_replies,
-            certainty=state.certainty,
-            logprob=call.logprob,
-        )
-        flags = call.flags
-        flags += ["memory_cut"] if new.was_cut else []
-        flags += ["memory_kept"] if new.was_kept else []
-        flags += ["malformed"] if parsed.is_malformed else []
-        flags += ["enough"] if parsed.says_enough else []
-        step = Step(
-            kind="read",
-            index=position,
-            reply=reply,
-            memory=new.text,
-            section=Section.of(chunk),
-            reasoning=call.completion.reasoning or reasoning,
-            flags=tuple(flags),
-            quotes=self.placed_quotes(parsed, chunk, section, document),
-            **call.measures(),
-        )
-        return step, state.after_read(step, new.num_tokens)
-
-    async def call_on_section(
-        self,
-        question: str,
-        chunk: Chunk,
-        state: ReadingState,
-        budget: Budget,
-        known: Scope | None,
-    ) -> ModelCall:
-        """The reply to a section."""
-        messages = self.section_messages(question, chunk, state.memory)
-        prompt_tokens = budget.read_template + budget.question + chunk.num_tokens + state.num_tokens
-        return await self.call(messages, prompt_tokens, max_tokens=budget.read_reply, known=known)
-
-    def section_messages(self, question: str, chunk: Chunk, memory: str) -> list[Message]:
-        """The prompt of a section."""
-        return self.prompts.section_messages(
-            is_parallel=self.config.asks_notes,
-            question=question,
-            section=self.section_text(chunk),
-            memory=memory,
-            section_number=chunk.index + 1,
-            memory_tokens=self.config.memory_tokens,
-        )
-
-    def section_text(self, chunk: Chunk) -> str:
-        """A section as the model sees it; where replies have marks, those that the text holds are none."""
-        return shielded(chunk.text) if self.reply_format.has_marks else chunk.text
-
-    def placed_quotes(
-        self, parsed: ParsedReply, chunk: Chunk, section: str, document: Document
-    ) -> tuple[Quote, ...]:
-        """The quotes of a reply to a section, searched in it; without any, what its memory has of the section."""
-        if self.config.finds_copies and not parsed.quotes:
-            return place_copies(parsed.memory, document, start=chunk.start, section=section)
-        return place_quotes(parsed.quotes, document, start=chunk.start, section=section)
-
-    def change_of(self, parsed: ParsedReply, memory: str = "") -> MemoryChange:
-        """What a reply does to a memory; one with nothing but marks keeps it."""
-        if not parsed.memory and (parsed.quotes or parsed.says_enough):
-            return MemoryChange("keep", "")
-        return self.prompts.change_of(parsed.memory, memory)
-
-    async def write_answer(
-        self,
-        question: str,
-        done: Sequence[Step],
-        state: ReadingState,
-        budget: Budget,
-        sections: SectionOrder,
-        known: Scope | None = None,
-    ) -> Step:
-        """Answer from the memory and the quotes, as the step after those that are done."""
-        ledger = ledger_of(quote for step in done for quote in step.quotes)
-        spans = spans_of(done)
-        shown = show_ledger(
-            ledger,
-            question,
-            self.tokenizer,
-            max_tokens=budget.ledger,
-            with_counts=self.config.items,
-        )
-        messages = self.prompts.answer_messages(
-            question=question,
-            memory=with_ledger(state.memory, shown.text),
-            num_sections=len({span.start for span in spans}),
-            answer_tokens=self.config.answer_tokens,
-        )
-        prompt_tokens = budget.answer_template + budget.question + state.num_tokens
-        prompt_tokens += self.tokenizer.count(shown.text)
-        call = await self.call(messages, prompt_tokens, max_tokens=budget.answer_reply, known=known)
-        reply, reasoning = split_reasoning(call.completion.text)
-        unread = sections.unread(spans)
-        copied = state.memory if self.config.quotes == "copied" else ""
-        cited = cite(reply, ledger, shown, memory=copied) if self.config.keeps_quotes else None
-        flags = call.flags
-        flags += ["stopped_early"] if unread else []
-        flags += ["citations_inferred"] if cited and cited.is_inferred else []
-        step = Step(
-            kind="answer",
-            index=len(done),
-            reply=reply,
-            memory=state.memory,
-            reasoning=call.completion.reasoning or reasoning,
-            flags=tuple(flags),
-            cited=None if cited is None else cited.numbers,
-            shown=shown.text,
-            unread=unread,
-            **call.measures(),
-        )
-        if not reply:
-            if known is not None:
-                await known.forget(call.replies)
-            raise EmptyAnswer(no_answer(step), step)
-        return step
-
-    async def call(
-        self,
-        messages: list[Message],
-        prompt_tokens: int,
-        *,
-        max_tokens: int,
-        known: Scope | None = None,
-    ) -> ModelCall:
-        """One reply, sampled as the settings say, within the limits."""
-        return await call_model(
-            self.engine,
-            self.tokenizer,
-            self.limits,
-            messages,
-            self.sampling(max_tokens),
-            prompt_tokens=prompt_tokens,
-            known=known,
-        )
-
-    def sampling(self, max_tokens: int) -> Sampling:
-        """How replies of so many tokens are sampled."""
-        config = self.config
-        return Sampling(
-            max_tokens=max_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            seed=config.seed,
         )
 
 
@@ -553,18 +375,8 @@ def _check_names(settings: Mapping[str, object]) -> None:
         )
 
 
-def _changed(settings: Mapping[str, object], own: Mapping[str, object]) -> list[str]:
-    """Settings with a value that neither the model nor the package has by itself."""
-    fields = AgentConfig.model_fields
-    return [
-        name
-        for name, value in settings.items()
-        if value not in (own.get(name), fields[name].default)
-    ]
-
-
 def _check_served_window(engine: Engine, config: AgentConfig) -> None:
-    served = engine.served_window if isinstance(engine, BaseEngine) else None
+    served = facts_of(engine).served_window
     if served is not None and served < config.window:
         raise ConfigError(
             f"{engine.model} has a window of {served} tokens, less than `window={config.window}`; "
@@ -587,14 +399,3 @@ def _check_no_path(text: str) -> None:
     """Raise DocumentError for the name of a file in place of its text."""
     if len(text) < 256 and len(text.split()) == 1 and Path(text).is_file():
         raise DocumentError(f"{text} is a file; read it with Document.load({text!r})")
-
-
-def no_answer(step: Step) -> str:
-    """Why the step of an answer has none."""
-    if step.refusal:
-        return f"the model refused to answer: {' '.join(step.refusal.split())[:300]}"
-    if "withheld" in step.flags:
-        return "the server's content filter withheld the answer"
-    if "reply_cut" in step.flags:
-        return "the model spent its whole answer on reasoning; raise `answer_tokens` and resume"
-    return "the model gave an empty answer"

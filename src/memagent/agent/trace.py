@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, TypeAdapter
 
@@ -120,6 +120,11 @@ class Step:
     def start(self) -> int | None:
         """Where its section begins; None for merges and the answer."""
         return None if self.section is None else self.section.start
+
+    def flagged(self, **happened: bool) -> Step:
+        """With those flags of which it is true."""
+        new = cast(tuple[StepFlag, ...], tuple(name for name, is_so in happened.items() if is_so))
+        return replace(self, flags=self.flags + new) if new else self
 
     def to_json(self) -> bytes:
         """One JSON line without the newline."""

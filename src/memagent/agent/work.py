@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from platformdirs import user_state_path
 
-from memagent.engines.base import BaseEngine
+from memagent.engines.base import facts_of
 from memagent.files import write_atomically
 from memagent.types import Engine, Prices
 
@@ -93,8 +93,7 @@ def recall(engine: Engine) -> Speed | None:
 
 
 def _key(engine: Engine) -> str:
-    address = engine.kept_address if isinstance(engine, BaseEngine) else None
-    return f"{address or type(engine).__name__} {engine.model}"
+    return f"{facts_of(engine).kept_address or type(engine).__name__} {engine.model}"
 
 
 def _known() -> dict[str, object]:

@@ -24,8 +24,8 @@ from weakref import WeakKeyDictionary
 
 from memagent.config import EngineConfig
 from memagent.engines.addresses import addresses, public_url
+from memagent.engines.limit import Slots
 from memagent.engines.openai import EndpointEngine
-from memagent.engines.queueing import slot
 from memagent.engines.retry import Failure, FailureKind, RetryListener
 from memagent.errors import ConfigError
 from memagent.types import Completion, Message, Sampling
@@ -149,9 +149,7 @@ class BalancedEngine(EndpointEngine):
         )
         self._balancer = Balancer(len(self.endpoints))
         # a semaphore belongs to the event loop it was first waited for in
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            WeakKeyDictionary()
-        )
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, Slots] = WeakKeyDictionary()
 
     @property
     def address(self) -> str:
@@ -198,7 +196,7 @@ class BalancedEngine(EndpointEngine):
     ) -> Completion | Failure:
         """One request to one endpoint after the other, each at most once, until one replies."""
         failures: dict[int, Failure] = {}
-        async with slot(self._total_slots()):
+        async with self._total_slots().slot():
             number = self._balancer.choose(prefixes)
             while number is not None:
                 result = await self._ask(number, prefixes, request)
@@ -229,9 +227,9 @@ class BalancedEngine(EndpointEngine):
             endpoint._has_answered = True
         return result
 
-    def _total_slots(self) -> asyncio.Semaphore:
+    def _total_slots(self) -> Slots:
         loop = asyncio.get_running_loop()
-        return self._slots.setdefault(loop, asyncio.Semaphore(self.config.concurrency))
+        return self._slots.setdefault(loop, Slots(self.config.concurrency))
 
     def _check_alike(self, engines: Sequence[EndpointEngine]) -> None:
         models = {engine.model: engine.address for engine in engines}

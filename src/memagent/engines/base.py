@@ -72,11 +72,9 @@ class Serving:
     """Tokens of the same prompt by our own count."""
 
 
-class BaseEngine(ABC):
-    """What our engines have in common: `with engine:` and `async with engine:` close them."""
+class Facts:
+    """What is known of an engine besides its model: of one that is not ours, nothing."""
 
-    model: str
-    tokenizer: str
     served_window: int | None = None
     """Tokens the model can see at once, where the engine knows."""
     reading_defaults: Mapping[str, Any] = MappingProxyType({})
@@ -97,14 +95,29 @@ class BaseEngine(ABC):
     """Of an endpoint; None where replies are taken as they come."""
 
     @property
-    def is_alive(self) -> bool:
-        """False when what computes the replies has ended by itself, for good."""
-        return True
-
-    @property
     def kept_address(self) -> str | None:
         """The address that a run is resumed with, without credentials; None where there is none."""
         return None
+
+    async def drop_prompts(self, cache_salt: str | None) -> None:
+        """Drop what is cached here of prompts with this salt and not in use; by default nothing is."""
+
+
+def facts_of(engine: Engine) -> Facts:
+    """What is known of an engine."""
+    return engine if isinstance(engine, Facts) else Facts()
+
+
+class BaseEngine(Facts, ABC):
+    """What our engines have in common: `with engine:` and `async with engine:` close them."""
+
+    model: str
+    tokenizer: str
+
+    @property
+    def is_alive(self) -> bool:
+        """False when what computes the replies has ended by itself, for good."""
+        return True
 
     @abstractmethod
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
@@ -114,20 +127,15 @@ class BaseEngine(ABC):
     async def aclose(self) -> None:
         """Free connections, processes and memory."""
 
-    async def drop_prompts(  # noqa: B027 - most engines cache nothing here
-        self, cache_salt: str | None
-    ) -> None:
-        """Drop what is cached here of prompts with this salt and not in use; by default nothing is."""
-
     def stand_for(self, engine: Engine) -> None:
         """Take over what is known of another engine, to which this one passes its calls on."""
         self.model, self.tokenizer = engine.model, engine.tokenizer
-        if isinstance(engine, BaseEngine):
-            self.served_window = engine.served_window
-            self.reading_defaults = engine.reading_defaults
-            self.calls_at_once = engine.calls_at_once
-            self.serving = engine.serving
-            self.on_retry = engine.on_retry
+        facts = facts_of(engine)
+        self.served_window = facts.served_window
+        self.reading_defaults = facts.reading_defaults
+        self.calls_at_once = facts.calls_at_once
+        self.serving = facts.serving
+        self.on_retry = facts.on_retry
 
     def close(self) -> None:
         """As `aclose`, for code that is not async."""
@@ -148,7 +156,7 @@ class BaseEngine(ABC):
 
 def as_endpoint(engine: Engine) -> EndpointEngine | None:
     """An engine as the endpoint that it is; None for one that calls no endpoint."""
-    if not isinstance(engine, BaseEngine) or engine.runs_here:
+    if facts_of(engine).runs_here:
         return None
     from memagent.engines.openai import EndpointEngine  # brings the client library
 

@@ -40,7 +40,7 @@ from memagent.engines.addresses import (
     public_url,
 )
 from memagent.engines.base import BaseEngine, Serving
-from memagent.engines.queueing import slot
+from memagent.engines.limit import Slots
 from memagent.engines.retry import (
     Failure,
     FailureKind,
@@ -351,7 +351,7 @@ class EndpointEngine(BaseEngine):
         """One request: its parsed reply, or a failure that can be retried. Raises EngineRefused."""
         client = self._client()
         try:
-            async with slot(client.slots):
+            async with client.slots.slot():
                 reply = await client.request("POST", path, self.config.timeout, body)
             data = self._read(reply)
             if isinstance(data, dict) and data.get("error") and not data.get("choices"):
@@ -464,7 +464,7 @@ class _Client:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self.slots = asyncio.Semaphore(config.concurrency)
+        self.slots = Slots(config.concurrency)
         self._config = config
         self._connections = _transport(config)
         self.headers = _http.Headers(_headers(config))

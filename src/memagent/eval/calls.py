@@ -9,14 +9,14 @@ Methods know nothing of this. A resumed run repeats no call of an unfinished ite
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
-from memagent.engines.base import BaseEngine
+from memagent.engines.base import BaseEngine, facts_of
 from memagent.engines.embedding import Embedder, Vector
-from memagent.engines.queueing import Queue, slot
+from memagent.engines.limit import Queue, Slots
 from memagent.errors import EngineError, EngineRefused
 from memagent.replies import KeptReply, Scope
 from memagent.types import Completion, Engine, Message, Sampling, TokenEngine
@@ -37,26 +37,13 @@ class EngineGate:
         self.num_answered = 0
         self.num_failed_in_a_row = 0
         self.last_error: EngineError | EngineRefused | None = None
-        limits_itself = isinstance(engine, BaseEngine) and engine.limits_itself
-        self._slots = None if limits_itself else asyncio.Semaphore(concurrency)
+        self._slots = None if facts_of(engine).limits_itself else Slots(concurrency)
 
-    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """One reply of the engine."""
-        return await self._counted(lambda: self.engine.complete(messages, sampling))
-
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """One reply of an engine that takes tokens."""
-        engine = self.engine
-        assert isinstance(engine, TokenEngine)
-        return await self._counted(lambda: engine.generate(prompt_ids, sampling))
-
-    async def _counted(self, ask: Callable[[], Awaitable[Completion]]) -> Completion:
+    async def answered(self, ask: Callable[[], Awaitable[Completion]]) -> Completion:
+        """One reply of the engine, when it is this call's turn."""
         try:
-            if self._slots is None:
+            async with self._slots.slot() if self._slots else nullcontext():
                 completion = await ask()
-            else:
-                async with slot(self._slots):
-                    completion = await ask()
         except (EngineError, EngineRefused) as error:
             self.fail(error)
             raise
@@ -129,7 +116,7 @@ class ItemEngine(BaseEngine):
         return await self._reply(
             messages,
             sampling,
-            lambda: self._gate.complete(messages, sampling),
+            lambda: self._gate.engine.complete(messages, sampling),
             prompt_tokens=num_chars // CHARS_PER_TOKEN,
         )
 
@@ -155,7 +142,7 @@ class ItemEngine(BaseEngine):
             self._gate.num_in_flight += 1
             try:
                 with self.queue.call() as queued:
-                    completion = await ask()
+                    completion = await self._gate.answered(ask)
             finally:
                 in_flight = min(self._gate.num_in_flight, self._gate.concurrency)
                 self._gate.num_in_flight -= 1
@@ -203,7 +190,7 @@ class TokenItemEngine(ItemEngine):
         return await self._reply(
             prompt_ids,
             sampling,
-            lambda: self._gate.generate(prompt_ids, sampling),
+            lambda: self._tokens.generate(prompt_ids, sampling),
             prompt_tokens=len(prompt_ids),
         )
 

@@ -27,7 +27,7 @@ import hashlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,18 +36,18 @@ from pydantic import Field
 
 from memagent.agent.budget import JOINT_TOKENS
 from memagent.agent.limits import Limits
-from memagent.agent.memory import rewrite, shortened, split_reasoning
+from memagent.agent.memory import rewrite, shortened
 from memagent.agent.model_call import all_or_none, call_model
-from memagent.agent.modes.section_order import cut_chunk
 from memagent.agent.prompts import PROMPT_SETS, MemoryChange
-from memagent.agent.reader import Reader, no_answer
+from memagent.agent.reader import Reader
+from memagent.agent.reading import cut_chunk, no_answer
 from memagent.agent.trace import Section, Step, StepKind, Trace
 from memagent.config import AgentConfig, EngineConfig
 from memagent.data.example import Example
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Chunk, Document
 from memagent.engines.addresses import key_of_named
-from memagent.engines.base import BaseEngine, as_endpoint
+from memagent.engines.base import as_endpoint, facts_of
 from memagent.engines.embedding import DEFAULT_EMBEDDER, Embedder, open_embedder
 from memagent.engines.store import OnPull
 from memagent.errors import BudgetError, ConfigError, EmptyAnswer, EngineError
@@ -57,7 +57,7 @@ from memagent.eval.suites import CLOSED_BOOK
 from memagent.names import hint
 from memagent.plugins import is_file_spec, load_function
 from memagent.tokens.tokenizers import Tokenizer
-from memagent.types import Engine, Message, Sampling
+from memagent.types import Engine, Message
 
 LEFT_OUT = "\n\n[...]\n\n"
 """Stands where the middle of a text was cut out."""
@@ -123,26 +123,16 @@ class Context:
         """One reply, as a step of the trace. `memory` is carried over if the reply is empty."""
         settings = self.settings
         limit = max_tokens or settings.answer_tokens
-        sampling = Sampling(
-            max_tokens=limit + settings.reasoning_tokens,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            seed=settings.seed,
-        )
+        sampling = settings.sampling(limit + settings.reasoning_tokens)
         call = await call_model(self.engine, self.tokenizer, self.limits, messages, sampling)
-        reply, reasoning = split_reasoning(call.completion.text)
-        step = Step(
-            kind=kind,
+        step = call.step(
+            kind,
             index=len(self.steps) if index is None else index,
-            reply=reply,
-            memory=reply or memory,
             section=None if chunk is None else Section.of(chunk),
-            reasoning=call.completion.reasoning or reasoning,
-            flags=tuple(call.flags),
-            **call.measures(),
         )
+        step = replace(step, memory=step.reply or memory)
         self.steps.append(step)
-        if kind == "answer" and not reply:
+        if kind == "answer" and not step.reply:
             raise EngineError(no_answer(step))
         return step
 
@@ -333,9 +323,9 @@ def settings_for(
     name: str, engine: Engine, shared: dict[str, Any], own: dict[str, Any]
 ) -> MethodSettings:
     """The settings of a method: the model's reading defaults, then `shared`, then its `own`."""
-    base = dict(engine.reading_defaults) if isinstance(engine, BaseEngine) else {}
+    base = dict(facts_of(engine).reading_defaults)
     kind, _, prompt_set = name.partition(":")
-    served = engine.served_window if isinstance(engine, BaseEngine) else None
+    served = facts_of(engine).served_window
     if kind in WHOLE_WINDOW and served is not None:
         base["window"] = served
     if kind == "reader" and prompt_set:

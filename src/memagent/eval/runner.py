@@ -42,7 +42,7 @@ from memagent.data.example import Example
 from memagent.data.inspection import depths
 from memagent.data.tasks.registry import MAX_ANSWER_TOKENS
 from memagent.documents.document import Document
-from memagent.engines.base import BaseEngine
+from memagent.engines.base import facts_of
 from memagent.engines.embedding import Embedder
 from memagent.engines.retry import RetryListener
 from memagent.errors import (
@@ -214,8 +214,8 @@ class Evaluation:
         self._on_record = on_record
         self._on_call = on_call
         for method in self.methods:
-            if on_retry is not None and isinstance(method.gate.engine, BaseEngine):
-                method.gate.engine.on_retry = on_retry
+            if on_retry is not None:
+                facts_of(method.gate.engine).on_retry = on_retry
         pending = [(item, open) for item in self.plan.items if (open := self._unfinished(item))]
         names = [_name(_key(item, one)) for item, attempts in pending for one in attempts]
         if self.run is not None:
@@ -436,11 +436,7 @@ class Evaluation:
         self.run.append(record.to_json())
 
     def _cost(self, usage: Usage) -> float | None:
-        if self._prices is None:
-            return None
-        return self._prices.cost(
-            prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
-        )
+        return self._prices.cost_of(usage) if self._prices else None
 
     def _is_outage(self) -> bool:
         """Whether items failed because the engine did, and not through their own fault."""

@@ -41,6 +41,7 @@ from memagent.engines.base import (
     as_endpoint,
     check_stored,
     choose_engine,
+    facts_of,
     split_spec,
 )
 from memagent.errors import ConfigError, EngineError, MemagentError, RunError, UserError
@@ -135,12 +136,11 @@ class EvalRequest:
         """Concurrent calls to an engine."""
         if endpoint := as_endpoint(engine):
             return endpoint.config.concurrency
-        if not isinstance(engine, BaseEngine):
-            return self.concurrency or EngineConfig().concurrency
+        facts = facts_of(engine)
         usual = EngineConfig().concurrency
-        if engine.runs_here and engine.calls_at_once:
-            usual = max(usual, engine.calls_at_once // LOCAL_SHARE)
-        return engine.num_replicas * (self.concurrency or usual)
+        if facts.runs_here and facts.calls_at_once:
+            usual = max(usual, facts.calls_at_once // LOCAL_SHARE)
+        return facts.num_replicas * (self.concurrency or usual)
 
     def to_dict(self, stored: EngineChoice) -> dict[str, Any]:
         """The request as a manifest stores it, with the engine as it may be stored."""
@@ -437,9 +437,12 @@ async def open_forecast(
         forecast = await _forecast(plan, methods, pool, suite.samples)
         assert forecast is not None, "every task has an example"
         speed = recall(engine)
-        is_here = isinstance(engine, BaseEngine) and engine.runs_here
         num_answers = len(plan.items) * len(methods) * suite.samples
-        lanes = None if is_here else float(min(request.concurrency_of(engine), num_answers))
+        lanes = (
+            None
+            if facts_of(engine).runs_here
+            else float(min(request.concurrency_of(engine), num_answers))
+        )
         seconds = forecast.total.seconds(speed, lanes=lanes) if speed else None
         yield OpenForecast(forecast=forecast, seconds=seconds, model=engine.model)
 

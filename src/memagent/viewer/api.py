@@ -25,7 +25,7 @@ from memagent.runs import read_manifest
 from memagent.viewer.comparison import comparison
 from memagent.viewer.evaluations import PAGE_ITEMS, Items
 from memagent.viewer.library import FileState, Library, ListedRun, version_of
-from memagent.viewer.readings import Reading
+from memagent.viewer.readings import AskRun
 from memagent.viewer.step_prompts import step_prompt
 from memagent.viewer.texts import Texts
 from memagent.viewer.traces import Json, StoredTrace, step_detail, step_section
@@ -44,7 +44,7 @@ class ViewerApi:
     def __init__(self, library: Library, texts: Texts | None = None) -> None:
         self._library = library
         self._texts = texts or Texts()
-        self._reading = _opener(Reading)
+        self._reading = _opener(AskRun)
         self._items = _opener(Items)
         self._training = _opener(Training)
 

@@ -25,7 +25,7 @@ class _StepHead(NamedTuple):
     head: Json
 
 
-class Reading:
+class AskRun:
     """A run of `memagent ask`, finished or not."""
 
     def __init__(self, path: Path) -> None:

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from memagent.agent.evidence.answers import with_ledger
 from memagent.agent.evidence.replies import shielded
-from memagent.agent.modes.extents import Extents
-from memagent.agent.modes.parallel_prompts import with_missing
+from memagent.agent.parallel import Extents, with_missing
 from memagent.agent.prompts import PromptSet
 from memagent.documents.document import Document
 from memagent.errors import RunError

@@ -29,7 +29,7 @@ async def test_a_usage_that_is_not_reported_is_estimated_and_counted() -> None:
     assert call.completion.text == "Hedda"
     assert (usage.calls, limits.num_calls) == (1, 1)
     assert limits.cost == usage.prompt_tokens + 2 * usage.completion_tokens
-    assert call.measures()["usage"] is usage
+    assert call.step("answer").usage is usage
 
 
 async def test_a_call_that_could_exceed_the_cost_is_not_made_and_its_prompt_is_counted() -> None:

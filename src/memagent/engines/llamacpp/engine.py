@@ -24,11 +24,11 @@ from weakref import WeakKeyDictionary
 from memagent.config import EngineConfig, LocalConfig
 from memagent.engines import store
 from memagent.engines.balance import Balancer, prefix_keys
+from memagent.engines.limit import Slots
 from memagent.engines.llamacpp.__main__ import KEY_VARIABLE
 from memagent.engines.llamacpp.adapters import adapter_file
 from memagent.engines.local.gguf_files import GgufHeader, open_header
 from memagent.engines.openai import EndpointEngine
-from memagent.engines.queueing import slot
 from memagent.engines.retry import Failure
 from memagent.engines.yarn import yarn_settings
 from memagent.errors import ConfigError, EngineError, MachineError, PromptTooLong
@@ -156,9 +156,7 @@ class LlamaEngine(EndpointEngine):
         self._balancer = Balancer(num_slots, slack=SLACK)
         self._salts: set[str | None] = set()
         """Whose prompts the server has: what it has computed is used while they are of one owner."""
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, list[asyncio.Semaphore]] = (
-            WeakKeyDictionary()
-        )
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, list[Slots]] = WeakKeyDictionary()
 
     @property
     def address(self) -> str:
@@ -230,7 +228,7 @@ class LlamaEngine(EndpointEngine):
         assert number is not None, "no slot is ever set aside"
         self._balancer.begin(number, prefixes)
         try:
-            async with slot(self._turns_of_loop()[number]):
+            async with self._turns_of_loop()[number].slot():
                 body = {
                     **_sampling_fields(sampling),
                     "prompt": list(prompt_ids),
@@ -249,10 +247,10 @@ class LlamaEngine(EndpointEngine):
         client.headers["Connection"] = "close"  # the server closes some that it says it keeps
         return client
 
-    def _turns_of_loop(self) -> list[asyncio.Semaphore]:
+    def _turns_of_loop(self) -> list[Slots]:
         loop = asyncio.get_running_loop()
         if loop not in self._turns:
-            self._turns[loop] = [asyncio.Semaphore(1) for _ in range(self.calls_at_once or 1)]
+            self._turns[loop] = [Slots(1) for _ in range(self.calls_at_once or 1)]
         return self._turns[loop]
 
     def _start(self, *, port: int) -> Server:

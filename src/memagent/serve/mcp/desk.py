@@ -133,7 +133,6 @@ class DocumentDesk:
     async def _answer(
         self, journal: Journal, chunks: Chunks, question: str, on_progress: OnProgress | None
     ) -> DocumentAnswer:
-        assert journal.path is not None, "readings of a desk are on disk"
         reading = journal.path.name
         reports: list[asyncio.Future[None]] = []
         num_before = journal.replies.usage.calls

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 from memagent.agent.limits import Limits
 from memagent.engines.base import BaseEngine
+from memagent.engines.limit import Slots
 from memagent.serve.reading.state import GatewayState, in_thread
 from memagent.tokens.tokenizers import Tokenizer
 from memagent.types import Completion, Engine, Message, Prices, Sampling, Usage
@@ -32,33 +34,39 @@ class Account:
 
     def add(self, usage: Usage) -> None:
         """Put it on disk; blocks for the time of a write."""
-        prices = self.prices or Prices(prompt=0.0, completion=0.0)
-        cost = prices.cost(
-            prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
-        )
+        cost = self.prices.cost_of(usage) if self.prices else 0.0
         self.state.add_used(self.owner, usage, cost)
 
 
-class CountedEngine(BaseEngine):
+class OwnersEngine(BaseEngine):
     """The engine of a server as the calls of one holder reach it."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, limits: Limits) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, account: Account, slots: Slots | None = None
+    ) -> None:
+        """With `slots`, those of readings, calls wait for their turn, and what is computed is used for this holder alone."""
         self.stand_for(engine)
+        self.calls_at_once = slots.num if slots else self.calls_at_once
         self._engine = engine
         self._tokenizer = tokenizer
-        self._limits = limits
+        self._account = account
+        self._slots = slots
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """One reply; a call that is cancelled counts with its prompt."""
-        try:
-            return await self._engine.complete(messages, sampling)
-        except asyncio.CancelledError:
-            prompt_tokens = self._tokenizer.count_messages(messages)
-            usage = Usage(calls=1, prompt_tokens=prompt_tokens, is_estimated=True)
-            self._limits.count(usage)  # the caller releases what it reserved
-            if self._limits.on_used:
-                self._limits.on_used(usage)
-            raise
+        """One reply; a call that is cancelled after it has left counts with its prompt."""
+        async with self._slots.slot() if self._slots else nullcontext():
+            if self._slots:
+                sampling = replace(sampling, cache_salt=self._account.owner)
+            try:
+                return await self._engine.complete(messages, sampling)
+            except asyncio.CancelledError:
+                limits = self._account.limits
+                prompt_tokens = self._tokenizer.count_messages(messages)
+                usage = Usage(calls=1, prompt_tokens=prompt_tokens, is_estimated=True)
+                limits.count(usage)  # the caller releases what it reserved
+                if limits.on_used:
+                    limits.on_used(usage)
+                raise
 
     async def aclose(self) -> None:
         """Nothing to free: the engine belongs to the server."""

@@ -25,7 +25,7 @@ from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, EngineError, EngineRefused, PromptTooLong
 from memagent.serve.keys import KeyHolder
 from memagent.serve.metrics import Measure
-from memagent.serve.reading.accounts import Account, CountedEngine
+from memagent.serve.reading.accounts import Account, OwnersEngine
 from memagent.serve.reading.conversation import (
     LongText,
     Utterance,
@@ -283,7 +283,7 @@ class ShortAnswer:
 
     async def _whole(self) -> AnswerEvents:
         call = await call_model(
-            CountedEngine(self._engine, self._tokenizer, self._account.limits),
+            OwnersEngine(self._engine, self._tokenizer, self._account),
             self._tokenizer,
             self._account.limits,
             self._messages,

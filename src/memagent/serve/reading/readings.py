@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,69 +28,19 @@ from memagent.agent.trace import Step
 from memagent.config import AgentConfig
 from memagent.documents.document import Document
 from memagent.engines.base import BaseEngine
+from memagent.engines.limit import Slots
 from memagent.errors import RunError, RunNotWritable
 from memagent.replies import REPLIES, Replies
 from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyHolder
-from memagent.serve.reading.accounts import Account, CountedEngine
+from memagent.serve.reading.accounts import Account, OwnersEngine
 from memagent.serve.reading.state import DAMAGED, GatewayState, in_thread
 from memagent.tokens.tokenizers import Tokenizer
-from memagent.types import Completion, Engine, Message, Sampling
 
 MAX_EARLIER = 8
 """Earlier readings of a question that are compared with a new text, the newest ones."""
 DROP_SECONDS = 3600.0
 """How often old readings are looked for."""
-
-
-class ReadingCalls:
-    """The calls of readings: a limited number of them is in flight at once."""
-
-    def __init__(self, engine: Engine, max_calls: int) -> None:
-        self.engine = engine
-        self.max_calls = max_calls
-        self.num_waiting = 0
-        self._slots = asyncio.Semaphore(max_calls)
-
-    def of_owner(self, owner: str, *, engine: Engine | None = None) -> OwnersCalls:
-        """The engine for the holder of a key: what is computed is used for this one alone.
-
-        `engine` is what the calls go through.
-        """
-        return OwnersCalls(self, engine or self.engine, owner)
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a place, and hold it."""
-        self.num_waiting += 1
-        try:
-            await self._slots.acquire()
-        finally:
-            self.num_waiting -= 1
-        try:
-            yield
-        finally:
-            self._slots.release()
-
-
-class OwnersCalls(BaseEngine):
-    """The engine as readings for one holder use it."""
-
-    def __init__(self, calls: ReadingCalls, engine: Engine, owner: str) -> None:
-        self.stand_for(engine)
-        self.calls_at_once = calls.max_calls
-        self.owner = owner
-        """Whose calls these are; what is computed for one owner is used for no other."""
-        self._calls = calls
-        self._engine = engine
-
-    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """One reply when it is this call's turn, computed with nothing that was computed for others."""
-        async with self._calls.turn():
-            return await self._engine.complete(messages, replace(sampling, cache_salt=self.owner))
-
-    async def aclose(self) -> None:
-        """Nothing to free: the engine belongs to the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +59,7 @@ class Readings:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: BaseEngine,
         tokenizer: Tokenizer,
         state: GatewayState,
         *,
@@ -121,7 +71,8 @@ class Readings:
         self.num_sections = 0
         """Sections read since the server started."""
         self.num_finished = 0
-        self._calls = ReadingCalls(engine, reading_calls)
+        self._engine = engine
+        self._slots = Slots(reading_calls)
         self._tokenizer = tokenizer
         self._state = state
         self._max_readings = max_readings
@@ -135,13 +86,12 @@ class Readings:
     @property
     def num_waiting_calls(self) -> int:
         """Calls that wait for their turn."""
-        return self._calls.num_waiting
+        return self._slots.num_waiting
 
     def reader(self, config: AgentConfig, account: Account) -> Reader:
         """The reader of a request of a holder. Raises ConfigError where the settings do not suit the engine."""
-        counted = CountedEngine(self._calls.engine, self._tokenizer, account.limits)
-        calls = self._calls.of_owner(account.owner, engine=counted)
-        return Reader(calls, tokenizer=self._tokenizer, config=config, limits=account.limits)
+        engine = OwnersEngine(self._engine, self._tokenizer, account, self._slots)
+        return Reader(engine, tokenizer=self._tokenizer, config=config, limits=account.limits)
 
     async def read(
         self,
@@ -172,10 +122,9 @@ class Readings:
         """Drop what is kept of deleted files: readings, and cached prompts of their owners and of `owner`. What is being read is dropped at its end."""
         state = self._state
         texts = await in_thread(state.writing, state.texts_of_deleted)
-        if isinstance(self._calls.engine, BaseEngine):
-            for whose in {whose for whose, _ in texts} | ({owner} if owner else set()):
-                for salt in {whose, KeyHolder(id=whose).cache_salt}:
-                    await self._calls.engine.drop_prompts(salt)
+        for whose in {whose for whose, _ in texts} | ({owner} if owner else set()):
+            for salt in {whose, KeyHolder(id=whose).cache_salt}:
+                await self._engine.drop_prompts(salt)
         if texts:
             await self._drop(await in_thread(state.writing, state.readings_of_deleted))
             await in_thread(state.writing, state.forget_texts_of_deleted)

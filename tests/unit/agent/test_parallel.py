@@ -12,8 +12,8 @@ import pytest
 from memagent import Reader, Step, Trace
 from memagent.agent.limits import Limits
 from memagent.agent.memory import fit_lines
-from memagent.agent.modes.parallel import CallSlots
-from memagent.agent.modes.parallel_prompts import note_block, says_nothing, split_missing
+from memagent.agent.parallel import split_missing
+from memagent.agent.prompts import note_block, says_nothing
 from memagent.agent.reader import read_questions
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import BudgetError, ConfigError, EngineError, LimitReached, RunError
@@ -448,25 +448,3 @@ def test_a_file_without_questions_is_refused(tmp_path: Path) -> None:
         read_questions(file)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_questions(tmp_path / "none.jsonl")
-
-
-# --- slots -------------------------------------------------------------------------------------------
-
-
-def test_the_lowest_key_gets_the_next_slot_and_a_cancelled_call_gives_its_own_back() -> None:
-    async def main() -> list[int]:
-        slots, order = CallSlots(1), []
-
-        async def call(key: int) -> None:
-            async with slots.slot((key,)):
-                order.append(key)
-                await asyncio.sleep(0)
-
-        tasks = [asyncio.ensure_future(call(key)) for key in (3, 1, 2)]
-        await asyncio.sleep(0)
-        tasks[2].cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.wait_for(call(4), 5)
-        return order
-
-    assert asyncio.run(main()) == [1, 3, 4]
