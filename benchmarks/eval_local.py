@@ -120,7 +120,7 @@ def open_idle(name: str, *, rate: float, ops: int) -> tuple[LocalEngine, IdleMod
     )
     settings = LocalConfig(max_running=1024, max_batch_tokens=32768, cache_gb=0.25)
     engine = LocalEngine(loaded, settings)
-    model = IdleModel([*loaded.encode(REPLY), eos], rate=rate, ops=ops)
+    model = IdleModel([*loaded.vocabulary.encode(REPLY), eos], rate=rate, ops=ops)
     engine._generator._model = model
     return engine, model
 

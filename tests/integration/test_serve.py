@@ -201,7 +201,7 @@ def test_each_choice_is_sampled_with_its_own_seed(
 
 
 def test_plain_completions_take_texts_and_tokens(server: TinyServer, client: openai.OpenAI) -> None:
-    ids = server.engine.text_ids(TEXT)
+    ids = server.engine.vocabulary.text_ids(TEXT)
     model = server.engine.model
     one = client.completions.create(model=model, prompt=TEXT, max_tokens=6, logprobs=0)
     two = client.completions.create(model=model, prompt=[TEXT, TEXT], max_tokens=6)

@@ -75,13 +75,14 @@ class WordEngine:
 
     def __init__(self) -> None:
         self._words: list[str] = ["<s>"]
+        self.vocabulary = self
 
     def text_ids(self, text: str) -> list[int]:
         new = [word for word in text.split() if word not in self._words]
         self._words += dict.fromkeys(new)
         return [self._words.index(word) for word in text.split()]
 
-    def num_text_tokens(self, text: str) -> int:
+    def count(self, text: str) -> int:
         return len(text.split())
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:

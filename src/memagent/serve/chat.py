@@ -171,7 +171,7 @@ class LocalAnswer:
     def _logprobs(self, sampled: Sequence[Sampled], text_start: int) -> Json | None:
         if not self._request.wants_logprobs:
             return None
-        texts = [self._engine.token_text(token_id) for token_id, _ in sampled]
+        texts = [self._engine.vocabulary.token_text(token_id) for token_id, _ in sampled]
         logprobs = [logprob for _, logprob in sampled]
         if self._is_chat:
             entries = map(_logprob_entry, texts, logprobs)

@@ -42,7 +42,7 @@ def _prompts(request: LocalRequest, engine: LocalEngine) -> list[tuple[int, ...]
         if isinstance(prompt, str):
             _check_length([prompt], engine, "prompt")
     return [
-        tuple(engine.text_ids(prompt)) if isinstance(prompt, str) else prompt
+        tuple(engine.vocabulary.text_ids(prompt)) if isinstance(prompt, str) else prompt
         for prompt in request.prompt
     ]
 
@@ -55,8 +55,8 @@ def _check_length(texts: Sequence[str], engine: LocalEngine, param: str) -> None
         return
     start = "".join(texts)[:probed]
     if (
-        num_chars > MARGIN * engine.max_token_chars * engine.served_window
-        or engine.num_text_tokens(start) > MARGIN * engine.served_window
+        num_chars > MARGIN * engine.vocabulary.max_token_chars * engine.served_window
+        or engine.vocabulary.count(start) > MARGIN * engine.served_window
     ):
         raise ApiError(
             400,

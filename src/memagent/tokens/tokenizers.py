@@ -23,7 +23,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from memagent.errors import ConfigError
+from memagent.errors import ConfigError, EngineRefused
 from memagent.foreign import check_tokenizer, foreign_file
 from memagent.tokens.control import ControlTokens
 from memagent.tokens.templates import ChatTemplate
@@ -112,7 +112,7 @@ class HuggingFaceTokenizer:
         self.name = name
         self._file = file
         check_tokenizer(file)
-        self._template = _template_of(file.parent)
+        self._template = _template_of(file.parent, name)
         self.knows_template = self._template is not None
         self._backend = _open_backend(file)
 
@@ -132,17 +132,17 @@ class HuggingFaceTokenizer:
 
     def count(self, text: str) -> int:
         try:
-            if self._control.are_in(text):
-                return len(self._control.encode_text(text))
-            return len(self._backend.encode_batch_fast([text], add_special_tokens=False)[0])
+            if self.control.are_in(text):
+                return len(self.control.encode_text(text))
+            return len(self._ids(text))
         except BaseException:
             with self._guard():  # only now: it takes as long as counting a short text
                 raise
 
     def measure(self, text: str) -> Measured:
         with self._guard():
-            has_control = self._control.are_in(text)
-            encode = self._control.encoding_of_text if has_control else self._encode
+            has_control = self.control.are_in(text)
+            encode = self.control.encoding_of_text if has_control else self._encode
             return _HuggingFaceMeasured(encode(text), len(text))
 
     def count_messages(self, messages: Sequence[Message]) -> int:
@@ -152,13 +152,22 @@ class HuggingFaceTokenizer:
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation in the chat template. Control strings in the messages are text."""
-        assert self._template is not None, "only a tokenizer with a template knows conversations"
+        if not self.control.are_in_messages(messages):
+            return self.encode(self.rendered(messages))
+        shielded, mark = self.control.shielded(messages)
+        rendered = self.rendered(shielded)
         with self._guard():
-            if not self._control.are_in_messages(messages):
-                rendered = self._template.render(messages)
-                return self._backend.encode_batch_fast([rendered], add_special_tokens=False)[0].ids
-            shielded, mark = self._control.shielded(messages)
-            return self._control.encode_rendered(self._template.render(shielded), mark)
+            return self.control.encode_rendered(rendered, mark)
+
+    def rendered(self, messages: Sequence[Message], *, is_open: bool = True) -> str:
+        """A conversation in the chat template; with `is_open`, ready for a reply."""
+        assert self._template is not None, "only a tokenizer with a template knows conversations"
+        return self._template.render(messages, is_open=is_open)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, without special tokens around it; control strings are control tokens."""
+        with self._guard():
+            return self._ids(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Tokens as text, without special tokens."""
@@ -169,12 +178,46 @@ class HuggingFaceTokenizer:
         return foreign_file(self._file, "cannot encode this text")
 
     @cached_property
-    def _control(self) -> ControlTokens:
+    def control(self) -> ControlTokens:
+        """Its control tokens."""
         return ControlTokens.of_file(self._file)
+
+    def _ids(self, text: str) -> list[int]:
+        return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def _encode(self, text: str) -> tokenizers.Encoding:
         # encode_batch, unlike encode, lets other threads run meanwhile
         return self._backend.encode_batch([text], add_special_tokens=False)[0]
+
+
+class ModelTokenizer(HuggingFaceTokenizer):
+    """The tokenizer of a model on this machine. What it cannot do is the fault of a request, and no path is named."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder / "tokenizer.json", name)
+
+    def rendered(self, messages: Sequence[Message], *, is_open: bool = True) -> str:
+        try:
+            return super().rendered(messages, is_open=is_open)
+        except ConfigError as error:
+            raise EngineRefused(str(error)) from None
+
+    def text_ids(self, text: str) -> list[int]:
+        """The tokens of a plain text, including those that the tokenizer adds."""
+        with self._guard():
+            return self._backend.encode_batch([text])[0].ids
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token, special tokens included; U+FFFD for parts of a character."""
+        return self._backend.decode([token_id], skip_special_tokens=False)
+
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Length of the longest token."""
+        return max(map(len, self._backend.get_vocab()))
+
+    def _guard(self) -> AbstractContextManager[None]:
+        return foreign_file(self.name, "has a tokenizer that fails", error=EngineRefused)
 
 
 def _open_backend(file: Path) -> tokenizers.Tokenizer:
@@ -320,7 +363,7 @@ class _CostsMeasured:
         return _ceil(self._totals[count - 1]) if count else 0
 
 
-def _template_of(folder: Path) -> ChatTemplate | None:
+def _template_of(folder: Path, name: str) -> ChatTemplate | None:
     """The chat template in a tokenizer's folder; None when it has none."""
     file = folder / "chat_template.jinja"
     with foreign_file(folder, "has a broken chat template"):
@@ -337,7 +380,7 @@ def _template_of(folder: Path) -> ChatTemplate | None:
             for name, value in settings.items()
             if name.endswith("_token") and (text := _token_text(value)) is not None
         }
-        return ChatTemplate(source, special, name=str(folder))
+        return ChatTemplate(source, special, name=name)
 
 
 def _token_text(value: Any) -> str | None:

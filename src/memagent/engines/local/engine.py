@@ -33,7 +33,6 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -112,6 +111,7 @@ class LocalEngine(BaseEngine):
         config = config or LocalConfig()
         self.model = loaded.name
         self.tokenizer = str(loaded.tokenizer_folder)
+        self.vocabulary = loaded.vocabulary
         self.served_window: int = loaded.window
         self.reading_defaults = store.reading_defaults(loaded.name)
         self._loaded = loaded
@@ -382,31 +382,11 @@ class LocalEngine(BaseEngine):
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation in the model's own chat template, ready for the reply."""
-        return self._loaded.prompt_ids(messages)
-
-    def text_ids(self, text: str) -> list[int]:
-        """The tokens of a plain text, including those the tokenizer adds."""
-        ids: list[int] = self._loaded.tokenizer.encode(text)
-        return ids
-
-    def num_text_tokens(self, text: str) -> int:
-        """Tokens of a text whose control strings are text."""
-        control = self._loaded.control
-        ids = control.encode_text(text) if control.are_in(text) else self._loaded.encode(text)
-        return len(ids)
-
-    @cached_property
-    def max_token_chars(self) -> int:
-        """Length of the longest token."""
-        return max(map(len, self._loaded.tokenizer.get_vocab()))
+        return self.vocabulary.prompt_ids(messages)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Tokens as text without special tokens, as in a completion."""
-        return self._loaded.decode(ids)
-
-    def token_text(self, token_id: int) -> str:
-        """The text of one token, special tokens included; U+FFFD for parts of a character."""
-        return str(self._loaded.tokenizer.decode([token_id], skip_special_tokens=False))
+        return self.vocabulary.decode(ids)
 
     def _text(self, request: GenerationRequest) -> str:
         text = self.decode(request.completion_ids)

@@ -16,25 +16,22 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memagent.engines import store
 from memagent.engines.llamacpp.adapters import indexed_files
-from memagent.engines.yarn import ARCHITECTURES, yarn_settings
-from memagent.errors import ConfigError, EngineRefused
+from memagent.engines.yarn import ARCHITECTURES, YarnSettings, yarn_settings
+from memagent.errors import ConfigError
 from memagent.extras import require
 from memagent.foreign import check_tokenizer, foreign_file, plain
-from memagent.tokens.control import ControlTokens
-from memagent.tokens.templates import ChatTemplate
-from memagent.types import Message
+from memagent.tokens.tokenizers import ModelTokenizer
 
 if TYPE_CHECKING:
-    import tokenizers
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -48,6 +45,8 @@ SLOW_DISK_BYTES = 10e6
 MAX_WINDOW = 1 << 31
 SLIDING = "sliding_attention"
 """Layers that attend to the last tokens only."""
+Stretch = Callable[[Mapping[str, Any]], YarnSettings | None]
+"""`yarn_settings` with the window or factor of `load`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,56 +72,10 @@ class LoadedModel:
         path = Path(self.name).expanduser()
         return path.resolve().name if self.name not in store.KNOWN and path.exists() else self.name
 
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a conversation in the model's own chat template, ready for the reply.
-
-        Only the template writes control tokens: their strings in a message are encoded as text.
-        """
-        if not self.control.are_in_messages(messages):
-            return self.encode(self.rendered(messages, is_open=True))
-        shielded, mark = self.control.shielded(messages)
-        rendered = self.rendered(shielded, is_open=True)
-        with self._guard("has a tokenizer that fails"):
-            return self.control.encode_rendered(rendered, mark)
-
     @cached_property
-    def control(self) -> ControlTokens:
-        """The control tokens of the tokenizer."""
-        return ControlTokens.of(self.tokenizer.backend_tokenizer)
-
-    def rendered(self, messages: Sequence[Message], *, is_open: bool) -> str:
-        """A conversation in the model's chat template; with `is_open`, ready for a reply."""
-        try:
-            return self._template.render(messages, is_open=is_open)
-        except ConfigError as error:
-            raise EngineRefused(str(error)) from None
-
-    @cached_property
-    def _template(self) -> ChatTemplate:
-        with self._guard("has a broken chat template"):
-            source = self.tokenizer.get_chat_template()
-            return ChatTemplate(source, self.tokenizer.special_tokens_map, name=self.public_name)
-
-    def _guard(self, failure: str) -> AbstractContextManager[None]:
-        return foreign_file(self.public_name, failure, error=EngineRefused)
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without special tokens around it; control strings are control tokens."""
-        with self._guard("has a tokenizer that fails"):
-            # half the time of the tokenizer's own `encode`; other threads run meanwhile
-            return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-
-    @cached_property
-    def _backend(self) -> tokenizers.Tokenizer:
-        backend = self.tokenizer.backend_tokenizer
-        backend.no_truncation()  # some published files truncate or pad
-        backend.no_padding()
-        return backend
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Tokens as text, without special tokens."""
-        with self._guard("has a tokenizer that fails"):
-            return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+    def vocabulary(self) -> ModelTokenizer:
+        """The tokenizer without transformers, as reading uses it."""
+        return ModelTokenizer(self.tokenizer_folder, self.public_name)
 
 
 def load(
@@ -146,7 +99,7 @@ def load(
     if adapter is None:
         store.check_is_whole(source)
     path = store.locate(source)
-    stretch = _Stretch(window=yarn_window, factor=yarn_factor)
+    stretch = partial(yarn_settings, window=yarn_window, factor=yarn_factor)
     with quietly(), _memory_errors(source, device):
         target = _device(device)
         folder, model = _load_model(path, _dtype(dtype, target), target, stretch)
@@ -206,16 +159,8 @@ def _dtype(dtype: torch.dtype | None, device: torch.device) -> torch.dtype | Non
 # --- weights --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stretch:
-    """The YaRN settings of `load`."""
-
-    window: int | None
-    factor: float | None
-
-
 def _load_model(
-    path: Path, dtype: torch.dtype | None, device: torch.device, stretch: _Stretch
+    path: Path, dtype: torch.dtype | None, device: torch.device, stretch: Stretch
 ) -> tuple[Path, PreTrainedModel]:
     """The folder with its tokenizer, and the model, which may still be on the CPU. `dtype` None: as stored."""
     if path.is_file():
@@ -227,7 +172,7 @@ def _load_model(
     with loading(path, sum(file.stat().st_size for file in path.glob("*.safetensors"))):
         config = _config(path, stretch)
         _check_shapes(path, model_class, config, _stored_shapes(path))
-        model, report = model_class.from_pretrained(
+        model = model_class.from_pretrained(
             path,
             config=config,
             dtype=dtype or "auto",
@@ -235,9 +180,7 @@ def _load_model(
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
-            output_loading_info=True,
         )
-    _check_report(path, report)
     return path, model
 
 
@@ -250,7 +193,7 @@ def loading(
 
 
 def _load_gguf(
-    path: Path, dtype: torch.dtype | None, device: torch.device, stretch: _Stretch
+    path: Path, dtype: torch.dtype | None, device: torch.device, stretch: Stretch
 ) -> tuple[Path, PreTrainedModel]:
     import torch
     from transformers import GenerationConfig
@@ -341,12 +284,12 @@ def _stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _config(folder: Path, stretch: _Stretch) -> Any:
+def _config(folder: Path, stretch: Stretch) -> Any:
     """The configuration in a folder, with YaRN applied if requested."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    yarn = yarn_settings(config.to_dict(), window=stretch.window, factor=stretch.factor)
+    yarn = stretch(config.to_dict())
     if yarn is not None:
         for name, value in yarn.overrides.items():
             setattr(config, name, value)
@@ -396,13 +339,6 @@ def _check_folder(folder: Path) -> str:
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"{folder} has no .safetensors weights")
     return str(architecture)
-
-
-def _check_report(path: Path, report: dict[str, Any]) -> None:
-    """Refuse missing weights, which transformers would initialise at random."""
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise ConfigError(f"{path} is missing {len(missing)} weights, such as {missing[0]}")
 
 
 # --- tokenizer --------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ async def open_cluster_engine(
         num=settings.engine_replicas,
         resources=resources,
         options=partial(ranks.beside, resources=resources) if is_colocated else None,
-        codec=trained.loaded if config.rollout.engine is None else None,
+        codec=trained.loaded.vocabulary if config.rollout.engine is None else None,
         start_seconds=settings.start_seconds,
         on_note=on_note,
     ) as engine:

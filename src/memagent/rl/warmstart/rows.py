@@ -101,7 +101,7 @@ def end_id(loaded: LoadedModel) -> int:
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
     ]
-    written = loaded.encode(loaded.rendered(probe, is_open=False))
+    written = loaded.vocabulary.encode(loaded.vocabulary.rendered(probe, is_open=False))
     return next(
         (token for token in reversed(written) if token in loaded.eos_ids), loaded.eos_ids[0]
     )
@@ -113,10 +113,12 @@ def _turn(
     """A reply as if the model had sampled it after the messages before it."""
     messages = conversation.messages[:place]
     reply = conversation.messages[place]["content"]
-    rendered = loaded.prompt_ids(messages)
-    prompt = continued_prompt(before, rendered, loaded.decode) if before is not None else None
-    reply_ids = loaded.encode(reply)
-    if loaded.decode(reply_ids).strip() != reply.strip():
+    rendered = loaded.vocabulary.prompt_ids(messages)
+    prompt = (
+        continued_prompt(before, rendered, loaded.vocabulary.decode) if before is not None else None
+    )
+    reply_ids = loaded.vocabulary.encode(reply)
+    if loaded.vocabulary.decode(reply_ids).strip() != reply.strip():
         raise DataError(
             f"{conversation.id}: the reply {reply[:40]!r} is not what its tokens decode to; remove "
             "special tokens of the chat template from it"

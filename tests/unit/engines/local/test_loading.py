@@ -78,7 +78,7 @@ def test_the_tokenizer_is_the_files_own_and_ours_counts_the_same(
     counter = open_tokenizer(str(loaded.tokenizer_folder))
     assert isinstance(loaded.tokenizer, PreTrainedTokenizerFast)
     for text in (prose(20), "naïve 漢字 🙂 12345", "<|im_start|>user\n"):
-        ids = loaded.control.encode_text(text)
+        ids = loaded.vocabulary.control.encode_text(text)
         assert loaded.tokenizer.decode(ids) == text
         assert counter.count(text) == len(ids)
     prompt = loaded.tokenizer.apply_chat_template(

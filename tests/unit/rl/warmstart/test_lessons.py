@@ -40,7 +40,7 @@ def replies(batch: LessonBatch, model: LoadedModel) -> list[str]:
     found = []
     for sample in (sample for rows in batch.examples for sample in rows):
         marked = zip(sample.ids, sample.is_sampled, strict=True)
-        found.append(model.decode([token for token, is_sampled in marked if is_sampled]))
+        found.append(model.vocabulary.decode([token for token, is_sampled in marked if is_sampled]))
     return found
 
 

@@ -87,8 +87,8 @@ class Dictated(BaseEngine):
     def __init__(self, loaded: LoadedModel, replies: Sequence[str]) -> None:
         self.model = "dictated"
         self.tokenizer = str(loaded.tokenizer_folder)
-        self.prompt_ids = loaded.prompt_ids
-        self.decode = loaded.decode
+        self.prompt_ids = loaded.vocabulary.prompt_ids
+        self.decode = loaded.vocabulary.decode
         self._loaded = loaded
         self._replies = iter(replies)
 
@@ -97,12 +97,9 @@ class Dictated(BaseEngine):
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         reply = next(self._replies)
-        ids = (*self._loaded.encode(reply), self._loaded.eos_ids[0])
+        ids = (*self._loaded.vocabulary.encode(reply), self._loaded.eos_ids[0])
         return Completion(
-            text=reply,
-            prompt_ids=tuple(prompt_ids),
-            completion_ids=ids,
-            logprobs=(0.0,) * len(ids),
+            text=reply, prompt_ids=tuple(prompt_ids), completion_ids=ids, logprobs=(0.0,) * len(ids)
         )
 
     async def aclose(self) -> None:
@@ -137,7 +134,12 @@ def test_turns_of_a_conversation_are_one_row_and_only_replies_carry_loss(
     trained = [token for token, is_in in zip(sample.ids, sample.is_sampled, strict=True) if is_in]
     end = loaded.eos_ids[0]
     request, said = conversation.messages[2]["content"], conversation.messages[4]["content"]
-    assert trained == [*loaded.encode(request), end, *loaded.encode(said), end]
+    assert trained == [
+        *loaded.vocabulary.encode(request),
+        end,
+        *loaded.vocabulary.encode(said),
+        end,
+    ]
 
 
 def test_a_template_that_changes_replies_starts_rows(folder: Path, loaded: LoadedModel) -> None:
@@ -148,8 +150,8 @@ def test_a_template_that_changes_replies_starts_rows(folder: Path, loaded: Loade
         {"role": "assistant", "content": "c"},
     )
     first, second = samples_of(loaded, [Conversation(id="x", messages=messages)])
-    assert first.num_sampled == len(loaded.encode("a <| b")) + 1
-    assert second.num_sampled == len(loaded.encode("c")) + 1
+    assert first.num_sampled == len(loaded.vocabulary.encode("a <| b")) + 1
+    assert second.num_sampled == len(loaded.vocabulary.encode("c")) + 1
 
 
 def test_the_end_of_a_reply_is_the_one_of_the_template(tmp_path: Path) -> None:

@@ -123,12 +123,7 @@ def test_a_section_without_news_says_so_where_the_prompts_allow_it() -> None:
     played = Reader(ScriptedEngine(replies(steps)), tokenizer=BYTES, config=config).ask(
         example.question, example.text()
     )
-    assert [step.memory for step in played.steps] == [
-        "",
-        first,
-        first,
-        *3 * [f"{first}\n{second}"],
-    ]
+    assert [step.memory for step in played.steps] == ["", first, first, *3 * [f"{first}\n{second}"]]
 
 
 def test_frequent_words_are_kept_in_the_order_of_their_counts_so_far() -> None:
@@ -403,8 +398,7 @@ def test_a_file_truncated_anywhere_is_completed_with_the_same_bytes(
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"chunk_tokens": 1000}, {"section_ends": "exact"}, {"mode": "parallel"}],
+    "other", [{"chunk_tokens": 1000}, {"section_ends": "exact"}, {"mode": "parallel"}]
 )
 def test_a_file_is_not_resumed_with_other_settings(
     dataset: Path, tmp_path: Path, other: dict[str, object]
