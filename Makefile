@@ -14,8 +14,9 @@ LOWEST_TOOLS := fpdf2 hypothesis pytest pytest-asyncio pytest-timeout pytest-xdi
 CLIENTS_VENV := .venv-clients
 CLIENTS_PACKAGES := langchain-openai llama-index-llms-openai-like schemathesis "smolagents[openai]"
 WORKERS ?= 2
-LARGER := $(addprefix tests/integration/test_,kill_resume.py killed_workers.py data_build.py data_filter.py eval.py faults.py train.py outage.py repeatable.py)
-LARGER += tests/unit/test_processes.py tests/unit/rl/weights/test_checkpoint.py tests/docs/test_minimal_rl.py
+LARGER := $(addprefix tests/integration/test_,kill_resume.py killed_workers.py data_build.py data_filter.py eval.py faults.py train.py outage.py repeatable.py agent_programs.py)
+LARGER += tests/unit/test_processes.py tests/unit/tokens/test_templates.py tests/unit/rl/rollouts/test_drivers.py
+LARGER += $(addprefix tests/unit/engines/test_,llamacpp.py vllm.py) tests/unit/rl/weights/test_checkpoint.py tests/docs/test_minimal_rl.py
 
 # Without cached modules, each of the many processes of a test run would compile torch and its like again.
 unexport PYTHONDONTWRITEBYTECODE

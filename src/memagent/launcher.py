@@ -15,7 +15,9 @@ import asyncio
 import atexit
 import http.client
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -73,13 +75,26 @@ def free_ports(count: int) -> list[int]:
         return [int(opened.getsockname()[1]) for opened in sockets]
 
 
+def watched(pipe: int, grace_seconds: float) -> tuple[str, ...]:
+    """What goes before a command that ends with this process: see `watchdog.py`."""
+    return (sys.executable, "-I", str(WATCHDOG), str(pipe), str(grace_seconds))
+
+
+def end_group(process_id: int) -> None:
+    """Kill the processes that a watchdog of this number has left; it may have been killed itself."""
+    with suppress(
+        ProcessLookupError, PermissionError
+    ):  # the latter on a Mac, of those that have ended
+        os.killpg(process_id, signal.SIGKILL)
+
+
 class Server:
     """A server and the watchdog that ends it."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self._port = launch.port
-        command = [sys.executable, "-I", str(WATCHDOG), str(GRACE_SECONDS), *launch.command]
+        command = [*watched(0, GRACE_SECONDS), *launch.command]
         with launch.log.open("xb") as log:
             self.process = subprocess.Popen(
                 command,
@@ -104,7 +119,11 @@ class Server:
     @property
     def is_running(self) -> bool:
         """Whether its process is there."""
-        return self.process.poll() is None
+        if self.process.poll() is None:
+            return True
+        if self.process.returncode < 0:  # the watchdog was killed, and has ended nothing
+            end_group(self.process.pid)
+        return False
 
     @property
     def is_healthy(self) -> bool:
@@ -160,10 +179,8 @@ class Server:
 
     def wait(self) -> None:
         """Wait until it has ended."""
-        try:
-            self.process.wait(GRACE_SECONDS + 10.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+        if not self.ends_within(GRACE_SECONDS + 10.0):
+            end_group(self.process.pid)
             self.process.wait()
         if not self.launch.keeps_log:
             self.launch.log.unlink(missing_ok=True)

@@ -111,12 +111,11 @@ class ProcessPool(Executor):
         thread = threading.get_ident()
         for _ in range(self._max_attempts):
             try:
-                worker = self._workers.get(thread) or self._start(thread)
+                worker = self._living(thread) or self._start(thread)
                 worker.pipe.send_bytes(work)
                 received = worker.pipe.recv_bytes()
             except (EOFError, OSError):  # it has ended, or cannot be started
-                if died := self._workers.pop(thread, None):
-                    died.end()
+                self._remove(thread)
                 continue
             outcome: _Outcome = pickle.loads(received)
             if outcome.error is not None:
@@ -126,6 +125,18 @@ class ProcessPool(Executor):
         raise WorkerDied(
             "a worker process died, perhaps because memory ran out; free some, or use fewer processes"
         )
+
+    def _living(self, thread: int) -> _Worker | None:
+        """The worker of a thread; none if it died before it had work, which is no fault of the work."""
+        worker = self._workers.get(thread)
+        if worker is not None and worker.process.is_alive():
+            return worker
+        self._remove(thread)
+        return None
+
+    def _remove(self, thread: int) -> None:
+        if died := self._workers.pop(thread, None):
+            died.end()
 
     def _start(self, thread: int) -> _Worker:
         context = get_context("spawn")

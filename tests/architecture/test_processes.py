@@ -1,4 +1,4 @@
-"""Processes that the package starts: modules that start any are listed with the tests that kill those."""
+"""Processes that the package starts: modules that start any are listed with the tests that kill those at random moments."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "memagent"
 KILLED_IN = {
-    "data/build.py": ("integration/test_killed_workers.py", "integration/test_data_build.py"),
-    "eval/items.py": ("integration/test_killed_workers.py", "integration/test_eval.py"),
+    "data/build.py": ("integration/test_killed_workers.py",),
+    "eval/items.py": ("integration/test_killed_workers.py",),
     "launcher.py": ("unit/engines/test_vllm.py", "unit/engines/test_llamacpp.py"),
     "processes.py": ("unit/test_processes.py",),
     "rl/agents/command.py": ("integration/test_agent_programs.py",),
@@ -23,7 +23,7 @@ SHORT = {
     "engines/wheels.py": "an installer, whose end is waited for",
 }
 STARTS = re.compile(r"\bPopen\(|create_subprocess|subprocess\.run\(|\bProcessPool\b|\.Process\(")
-KILLS = re.compile(r"SIGKILL|\.kill\(|\bkill\(|os\.kill")
+KILLS = re.compile(r"kill_after\(|\bkill\(")
 
 
 def test_each_process_that_the_package_starts_is_killed_in_a_test() -> None:
@@ -35,7 +35,11 @@ def test_each_process_that_the_package_starts_is_killed_in_a_test() -> None:
     assert found == {*KILLED_IN, *SHORT}
 
 
-def test_those_tests_kill() -> None:
-    for files in KILLED_IN.values():
-        for file in files:
-            assert KILLS.search((ROOT / "tests" / file).read_text("utf-8")), file
+def test_those_tests_kill_at_random_moments_and_more_often_with_the_hostile_inputs() -> None:
+    hostile = (ROOT / "Makefile").read_text("utf-8").partition("LARGER :=")[2]
+    for file in {file for files in KILLED_IN.values() for file in files}:
+        text = (ROOT / "tests" / file).read_text("utf-8")
+        assert KILLS.search(text), file
+        assert re.search(r"sized\(2, [24]0\)", text), file
+        assert "random.Random(" in text, file
+        assert Path(file).name.removeprefix("test_") in hostile, file

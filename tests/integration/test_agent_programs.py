@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,9 @@ from memagent.rl.settings import parse_config, remember_named, resumed_config, s
 from memagent.rl.trainer import open_training
 from memagent.rl.types import Group, Outcome
 from memagent.tracking import comparable, read_metrics
+from tests.support.processes import is_running, kill_after, marked, one_of
+from tests.support.sizes import sized
+from tests.support.timing import wait_until
 from tests.support.tiny_training import tiny_run
 from tests.support.token_engine import TokenTakingScript, random_reply
 
@@ -129,7 +135,7 @@ async def test_what_the_run_does_not_allow_fails_the_rollout_with_its_reason() -
     ("source", "failed_by", "reason"),
     [
         ("import sys; sys.exit('no idea')", "machine", "ended with code 1: no idea"),
-        ("import os; os.kill(os.getpid(), 9)", "machine", "ended with code -9: no message"),
+        ("import os; os.kill(os.getpid(), 9)", "machine", "ended with code 137: no message"),
         (
             PROGRAM.replace("max_tokens=24", "max_tokens=24, temperature=0.1"),
             "machine",
@@ -167,22 +173,58 @@ async def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path
     assert "took longer than 2 s" in str(group.rollouts[0].error)
     await asyncio.sleep(0.1)
     for pid in map(int, pids.read_text().split()):
-        assert not _is_running(pid)
+        assert not is_running(pid)
 
 
-def _is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+WITH_CHILD = PROGRAM.replace(
+    'print("thinking aloud")',
+    "import subprocess; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])",
+)
+STARTED_BY = """
+import asyncio, sys
+from types import SimpleNamespace
+from memagent.rl.agents.command import _output
+endpoint = SimpleNamespace(base_url="", api_key="", error=None)
+asyncio.run(_output(sys.argv[1:], b"", endpoint))
+"""
+HANGING = (
+    "import subprocess, sys; subprocess.call([sys.executable, '-c', 'import time; time.sleep(99)'])"
+)
+
+
+async def test_programs_killed_at_whatever_moment_fail_their_own_rollouts_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "my_agent.py"
+    file.write_text(WITH_CHILD)
+    monkeypatch.setenv("TRIED", "agents")
+    agent, rng = open_agent(f"command:{sys.executable} {file}"), random.Random(1)
+    for _ in range(sized(2, 20)):
+        timer = kill_after(rng.uniform(0, 3), lambda: one_of(marked("TRIED=agents"), rng))
+        group = await group_of(agent, group_size=3, stop_after=99, seconds=60.0)
+        timer.join()
+        errors = [str(one.error) for one in group.rollouts if one.error]
+        assert len(errors) <= 1
+        assert all("ended with code" in error for error in errors)
+        assert not marked("TRIED=agents")
+
+
+def test_a_program_ends_with_the_training_that_is_killed_at_whatever_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRIED", "training")
+    rng = random.Random(2)
+    for _ in range(sized(2, 20)):
+        command = [sys.executable, "-c", STARTED_BY, sys.executable, "-c", HANGING]
+        with subprocess.Popen(command) as training:
+            wait_until(lambda: len(marked("TRIED=training")) > 1)
+            time.sleep(rng.uniform(0, 0.5))
+            training.kill()
+        wait_until(lambda: not marked("TRIED=training"))
 
 
 def test_commands_are_checked_when_they_are_named() -> None:
-    for spec, reason in (
-        ("command:", "name a program"),
-        ("command:echo 'x", "is no command"),
-    ):
+    for spec, reason in (("command:", "name a program"), ("command:echo 'x", "is no command")):
         with pytest.raises(ConfigError, match=reason):
             open_agent(spec)
     with pytest.raises(ConfigError, match="max_process"):

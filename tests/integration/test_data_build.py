@@ -14,6 +14,7 @@ from memagent.data.formats.files import read_examples
 from memagent.data.tasks.registry import rebuild
 from tests.integration.conftest import Cli, Outcome, finish, num_lines, on_a_small_disk, wait_until
 from tests.support.hotpot import HotpotFiles, fillers, item, write_hotpot
+from tests.support.processes import children, is_running
 from tests.support.sizes import sized
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,20 +35,6 @@ def arguments(files: HotpotFiles, out: Path, num: int, processes: int = 2) -> li
         *("--tokenizer", "bytes", "--source", files.dev.parent, "--out", out, "--no-figure"),
         *("--processes", str(processes)),
     ]
-
-
-def children(process_id: int) -> list[int]:
-    """The processes that a process started, with theirs."""
-    threads = Path(f"/proc/{process_id}/task").glob("*/children")
-    found = [int(word) for task in threads for word in task.read_text().split()]
-    return [*found, *(deeper for child in found for deeper in children(child))]
-
-
-def is_running(process_id: int) -> bool:
-    try:
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_killed_build_resumes_and_ends_with_the_same_bytes(

@@ -19,6 +19,7 @@ from memagent.data.example import Example, Passage
 from memagent.data.formats.files import write_examples
 from memagent.eval.records import read_items
 from tests.integration.conftest import Cli, finish, num_lines, story, wait_until
+from tests.support.processes import kill, marked
 from tests.support.sizes import sized
 
 IS_FORKED = True
@@ -75,29 +76,16 @@ def built(out: Path) -> list[str | Path]:
     ]
 
 
+def command_of(process_id: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{process_id}/cmdline").read_bytes()
+    return b""
+
+
 def workers_of(cli: Cli) -> list[int]:
     """The worker processes of commands that have not ended."""
-    mark = f"XDG_STATE_HOME={cli.state}".encode()
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
-            if b"spawn_main" in words and mark in words.split(b"\0"):
-                found.append(int(process.name))
-    return list(filter(is_running, found))
-
-
-def is_running(process_id: int) -> bool:
-    with suppress(OSError):
-        return (
-            Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-        )
-    return False
-
-
-def kill(process_id: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(process_id, signal.SIGKILL)
+    found = marked(f"XDG_STATE_HOME={cli.state}")
+    return [one for one in found if b"spawn_main" in command_of(one)]
 
 
 def with_kills(

@@ -15,6 +15,7 @@ import pytest
 
 from memagent.errors import DataError
 from memagent.processes import ProcessPool, WorkerDied
+from tests.support.processes import is_running
 from tests.support.sizes import sized
 from tests.support.timing import wait_until
 
@@ -76,14 +77,6 @@ def unsendable() -> object:
 
 def failing(number: int) -> None:
     raise DataError(f"number {number}")
-
-
-def is_running(process_id: int) -> bool:
-    try:
-        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
 
 
 def test_workers_are_prepared_once_and_ignore_interrupts() -> None:

@@ -22,7 +22,7 @@ from memagent.cluster import Cluster
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
 from memagent.types import Completion, Message, Sampling
-from memagent.watchdog import is_anyone_left
+from memagent.watchdog import others_in
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
 
 PYTHON = os.environ.get("MEMAGENT_TEST_VLLM")
@@ -139,7 +139,7 @@ async def test_all_weights_are_published_to_a_running_server_which_is_replaced_w
         replies = await asyncio.gather(*running)
         assert notes[0].startswith("engine replica 0 died (vLLM ended")
         assert notes[-1] == "engine replica 0 is back"
-        assert [is_left(server) for server in killed] == [False], "its workers ended with it"
+        assert [others_in(group) for group in killed] == [[]], "its workers ended with it"
         assert all(reply.policy_version == version for reply in replies)
         await assert_greedy(await engine.complete(MESSAGES, GREEDY), models[1])
 
@@ -178,16 +178,8 @@ def assert_sampled_by(reply: Completion, by_version: dict[int, Path]) -> None:
         assert_logprobs(reply, by_version[version], of=own)
 
 
-def is_left(server: int) -> bool:
-    """Whether anything runs that a server had started; its group has its number."""
-    try:
-        return is_anyone_left(server)
-    except ProcessLookupError:
-        return False
-
-
 def kill_servers(model: str) -> list[int]:
-    """End the vLLM servers of this test's own model, by their ids, but not what watches over them."""
+    """End the vLLM servers of this test's own model, but not what watches over them; their groups."""
     killed = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -195,8 +187,8 @@ def kill_servers(model: str) -> list[int]:
         except OSError:
             continue
         if command[1:3] == ["-m", "vllm.entrypoints.openai.api_server"] and model in command:
-            killed.append(int(path.parent.name))
-            os.kill(killed[-1], signal.SIGKILL)
+            killed.append(os.getpgid(int(path.parent.name)))
+            os.kill(int(path.parent.name), signal.SIGKILL)
     return killed
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,15 @@ from memagent.config import VllmConfig
 from memagent.engines.base import open_engine
 from memagent.engines.openai import parse_completion
 from memagent.engines.vllm.engine import VllmEngine
-from memagent.engines.vllm.servers import (
-    find_python,
-    gpu_groups,
-    server_arguments,
-    visible_gpus,
-)
-from memagent.errors import ConfigError, EngineError, MachineError
+from memagent.engines.vllm.servers import find_python, gpu_groups, server_arguments, visible_gpus
+from memagent.errors import ConfigError, EngineError, MachineError, MemagentError
 from memagent.launcher import free_ports, informative_lines
 from memagent.types import Sampling
-from memagent.watchdog import end_group
+from memagent.watchdog import ask_to_end
 from tests.support import fake_vllm
+from tests.support.processes import is_running, kill_after, marked, one_of
+from tests.support.sizes import sized
+from tests.support.timing import wait_until
 
 MESSAGES = [{"role": "user", "content": "Where is the ledger?"}]
 SAMPLING = Sampling(max_tokens=20)
@@ -74,22 +72,6 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     return Fake(tmp_path)
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and waits to be noticed does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-def await_true(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
 # --- from start to end ----------------------------------------------------------------------------
 
 
@@ -104,9 +86,9 @@ async def test_it_starts_answers_with_exact_tokens_and_ends(fake: Fake) -> None:
     assert completion.logprobs == (-0.5, -0.25)
     pids = fake.pids()
     assert len(pids) == 2
-    assert all(is_alive(pid) for pid in pids)
+    assert all(is_running(pid) for pid in pids)
     await engine.aclose()
-    assert not any(is_alive(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
     log = engine.servers[0].launch.log
     assert log.parent == fake.logs
     assert log.exists()
@@ -138,10 +120,10 @@ async def test_a_server_for_each_group_of_gpus_shares_the_calls(
         assert all(note["argv"][4:6] == ["--tensor-parallel-size", "2"] for note in fake.notes())
         # one of them dies: the other keeps running
         os.kill(fake.notes()[0]["pids"][0], signal.SIGKILL)
-        assert await_true(lambda: sum(server.is_running for server in engine.servers) == 1)
+        wait_until(lambda: sum(server.is_running for server in engine.servers) == 1)
         survivors = {(await engine.complete(MESSAGES, SAMPLING)).text for _ in range(4)}
         assert len(survivors) == 1
-    assert not any(is_alive(pid) for pid in fake.pids())
+    assert not any(is_running(pid) for pid in fake.pids())
 
 
 async def test_when_no_server_is_left_it_fails_at_once_and_says_why(fake: Fake) -> None:
@@ -195,7 +177,7 @@ def test_a_server_that_is_never_ready_is_shut_down(fake: Fake) -> None:
         fake.open("--fake-delay 600", start_seconds=1)
     pids = fake.pids()
     assert len(pids) == 2
-    assert not any(is_alive(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
 
 
 def test_when_one_of_several_crashes_the_others_are_ended_too(
@@ -205,7 +187,7 @@ def test_when_one_of_several_crashes_the_others_are_ended_too(
     with pytest.raises(MachineError, match="ValueError: head size 7"):
         fake.open("--fake-delay 600 --fake-crash-on 1")
     assert [note["gpus"] for note in fake.notes()] == ["0"]
-    assert not any(is_alive(pid) for pid in fake.pids())
+    assert not any(is_running(pid) for pid in fake.pids())
 
 
 # --- it ends with us ------------------------------------------------------------------------------
@@ -219,17 +201,60 @@ time.sleep(600)
 """
 
 
-def test_it_ends_when_the_process_that_started_it_is_killed(fake: Fake) -> None:
-    command = [sys.executable, "-c", PARENT, json.dumps(fake.settings())]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    assert parent.stdout.readline() == "ready\n"
-    pids = fake.pids()
-    assert all(is_alive(pid) for pid in pids)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    assert await_true(lambda: not any(is_alive(pid) for pid in pids))
+def test_it_ends_when_the_process_that_started_it_is_killed_at_whatever_moment(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIED", "parent")
+    command = [sys.executable, "-c", PARENT, json.dumps(fake.settings("--fake-delay 0.2"))]
+    rng, seconds = random.Random(1), 0.0
+    for number in range(1 + sized(2, 20)):
+        started = time.monotonic()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+            assert parent.stdout is not None
+            if number == 0:  # how long a start takes here
+                assert parent.stdout.readline() == "ready\n"
+                seconds = time.monotonic() - started
+                assert all(map(is_running, fake.pids()))
+            else:
+                time.sleep(rng.uniform(0, 1.1 * seconds))
+            parent.kill()
+        wait_until(lambda: not marked("TRIED=parent"))
+
+
+@pytest.mark.parametrize("victim", ["server", "watchdog"])
+async def test_a_server_that_is_killed_at_whatever_moment_leaves_its_calls_to_the_other(
+    fake: Fake, victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("TRIED", victim)
+    rng = random.Random(2)
+    for _ in range(sized(2, 20)):
+        async with fake.open("--fake-token-seconds 0.02", patience=60) as engine:
+            server = engine.servers[0]
+            note = json.loads((fake.notes_folder / f"{server.port}.json").read_text())
+            pid = note["pids"][0] if victim == "server" else server.process.pid
+            timer = kill_after(rng.uniform(0, 0.6), lambda pid=pid: [pid])
+            replies = await asyncio.gather(*(engine.complete(MESSAGES, SAMPLING) for _ in range(6)))
+            timer.join()
+            assert [len(one.completion_ids or ()) for one in replies] == [20] * 6
+        assert not marked(f"TRIED={victim}")
+
+
+def test_a_start_that_is_killed_at_whatever_moment_is_one_line(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIED", "start")
+    rng = random.Random(3)
+    for _ in range(sized(2, 20)):
+        timer = kill_after(rng.uniform(0.2, 1.5), lambda: one_of(marked("TRIED=start"), rng))
+        said = ""
+        try:
+            fake.open("--fake-delay 1").close()
+        except MemagentError as error:
+            said = str(error)
+        assert "\n" not in said
+        timer.join()
+        wait_until(lambda: not marked("TRIED=start"))
 
 
 PARENT_TASK = """
@@ -246,18 +271,18 @@ def test_an_interrupt_while_it_starts_ends_it(program: str, fake: Fake) -> None:
     settings = fake.settings("--fake-delay 600")
     command = [sys.executable, "-c", program, json.dumps(settings)]
     parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert await_true(lambda: len(fake.pids()) == 2)
+    wait_until(lambda: len(fake.pids()) == 2)
     parent.send_signal(signal.SIGINT)
     _, errors = parent.communicate(timeout=60)
     assert "KeyboardInterrupt" in errors
-    assert not any(is_alive(pid) for pid in fake.pids())
+    assert not any(is_running(pid) for pid in fake.pids())
 
 
 def test_an_engine_that_is_not_closed_ends_with_the_program(fake: Fake) -> None:
     program = PARENT.replace("time.sleep(600)", "")
     subprocess.run([sys.executable, "-c", program, json.dumps(fake.settings())], check=True)
     assert len(fake.pids()) == 2
-    assert await_true(lambda: not any(is_alive(pid) for pid in fake.pids()))
+    wait_until(lambda: not any(is_running(pid) for pid in fake.pids()))
 
 
 def test_a_process_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> None:
@@ -267,7 +292,7 @@ def test_a_process_that_does_not_end_when_asked_is_killed(tmp_path: Path) -> Non
     )
     assert child.stdout is not None
     child.stdout.readline()
-    end_group(child.pid, 0.3)
+    ask_to_end(child.pid, 0.3)
     assert child.wait(timeout=60) == -signal.SIGKILL
     child.stdout.close()
 
@@ -287,7 +312,7 @@ def test_the_command_reads_through_it_and_keeps_no_address(fake: Fake, tmp_path:
     kept = json.loads((tmp_path / "run" / "run.json").read_text())["command"]
     assert kept["engine"] == "vllm:some/model"
     assert set(kept["engine_settings"]) == {"vllm_python", "vllm_log_dir", "vllm_args"}
-    assert not any(is_alive(pid) for pid in fake.pids())
+    assert not any(is_running(pid) for pid in fake.pids())
 
 
 # --- before anything is started -------------------------------------------------------------------

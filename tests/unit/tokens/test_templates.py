@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import threading
-from contextlib import suppress
 
 from memagent.tokens import templates
 from memagent.tokens.templates import ChatTemplate
 from memagent.types import Message
+from tests.support.processes import kill_after
 from tests.support.sizes import sized
 
 MESSAGES: list[Message] = [{"role": "user", "content": "Who cast the bell?"}]
@@ -24,8 +21,7 @@ def test_a_renderer_that_is_killed_is_replaced() -> None:
         assert template.render(MESSAGES) == "Who cast the bell?"
         process = templates._renderer._process
         assert process is not None
-        killer = threading.Timer(rng.uniform(0, 0.02), kill, [process.pid])
-        killer.start()
+        killer = kill_after(rng.uniform(0, 0.02), lambda pid=process.pid: [pid])
         for _ in range(3):
             assert template.render(MESSAGES) == "Who cast the bell?"
         killer.join()
@@ -38,8 +34,3 @@ def test_a_closed_renderer_leaves_no_process() -> None:
     assert process is not None
     templates._renderer.close()
     assert process.returncode is not None
-
-
-def kill(process_id: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(process_id, signal.SIGKILL)

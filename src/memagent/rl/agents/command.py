@@ -14,9 +14,8 @@ import asyncio
 import json
 import os
 import shlex
-import signal
+import shutil
 from asyncio.subprocess import PIPE, Process
-from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,13 +24,14 @@ from pydantic import Field
 
 from memagent.config import Settings
 from memagent.errors import ConfigError
-from memagent.files import reason_of
 from memagent.foreign import plain
+from memagent.launcher import end_group, watched
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.endpoint import RolloutEndpoint, endpoint_of
 from memagent.rl.types import AgentTask, Outcome
 
 PREFIX = "command:"
+POLL_SECONDS = 0.5
 MAX_OUTPUT = 1_000_000
 """Characters of output that are looked at; an answer is at the end."""
 
@@ -91,21 +91,30 @@ async def _output(arguments: list[str], task: bytes, endpoint: RolloutEndpoint) 
         "OPENAI_BASE_URL": endpoint.base_url,
         "OPENAI_API_KEY": endpoint.api_key,
     }
+    if shutil.which(arguments[0]) is None:
+        raise ConfigError(f"cannot run {arguments[0]}: there is no such program")
+    theirs, ours = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
+            *watched(theirs, 0.0),
             *arguments,
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,
             env=environment,
             start_new_session=True,
+            pass_fds=(theirs,),
         )
-    except OSError as error:
-        raise ConfigError(f"cannot run {arguments[0]}: {reason_of(error)}") from None
-    try:
-        written, errors = await process.communicate(task)
+        ended = asyncio.ensure_future(_end_rest(process))
+        try:
+            written, errors = await process.communicate(task)
+        finally:
+            ended.cancel()
+            end_group(process.pid)
+            await process.wait()
     finally:
-        await _end(process)
+        os.close(theirs)
+        os.close(ours)
     if process.returncode:
         if endpoint.error is not None:
             raise endpoint.error
@@ -114,12 +123,11 @@ async def _output(arguments: list[str], task: bytes, endpoint: RolloutEndpoint) 
     return written.decode("utf-8", "replace")[-MAX_OUTPUT:]
 
 
-async def _end(process: Process) -> None:
-    """End a program and what it started, if it still runs."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode is None:
-        await process.wait()
+async def _end_rest(process: Process) -> None:
+    """End what keeps the output open when the watchdog is gone, which may have been killed."""
+    while process.returncode is None:
+        await asyncio.sleep(POLL_SECONDS)
+    end_group(process.pid)
 
 
 def _outcome(output: str) -> Outcome:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,8 @@ from memagent.rl.types import Outcome, Rollout
 from memagent.types import Message
 from tests.support.collecting import collecting
 from tests.support.jobs import Job, jobs
+from tests.support.processes import is_running, kill_after
+from tests.support.sizes import sized
 from tests.support.timing import settle, wait_until
 from tests.support.token_engine import TokenScript, TokenTakingScript, random_reply
 
@@ -344,6 +345,28 @@ async def test_a_lambda_is_refused_and_a_dead_worker_is_replaced() -> None:
         assert await pool.run(abs, -3) == 3
 
 
+async def test_workers_killed_at_whatever_moment_fail_their_own_functions_only() -> None:
+    rng, killed = random.Random(1), set()
+    with WorkerPool(2) as pool:
+        await pool.run(abs, -3)
+        assert pool._executor is not None
+        workers = pool._executor._workers
+        for _ in range(sized(2, 20)):
+            running = [pool.run(sum, range(number, 2_000_000)) for number in range(6)]
+            victim = next(one.process for one in workers.values() if one.process.is_alive())
+            killed.add(victim.pid)
+            timer = kill_after(rng.uniform(0, 0.4), lambda victim=victim: [victim.pid])
+            results = await asyncio.gather(*running, return_exceptions=True)
+            timer.join()
+            failed = [one for one in results if not isinstance(one, int)]
+            assert all("a worker process died" in str(one) for one in failed)
+            assert len(failed) <= 1
+            wait_until(lambda victim=victim: not victim.is_alive())
+            assert await pool.run(abs, -3) == 3
+    assert len(killed) == sized(2, 20)
+    assert not any(map(is_running, killed))
+
+
 async def test_a_function_that_hangs_does_not_keep_the_pool_from_closing() -> None:
     pool = WorkerPool(1)
     await pool.run(os.getpid)
@@ -351,25 +374,6 @@ async def test_a_function_that_hangs_does_not_keep_the_pool_from_closing() -> No
     await asyncio.sleep(0.1)
     hanging.cancel()
     pool.close()  # or the time limit of the tests ends this one
-
-
-def test_workers_end_when_their_program_is_killed(tmp_path: Path) -> None:
-    file = tmp_path / "program.py"
-    file.write_text(
-        "import asyncio, os, time\n"
-        "from memagent.rl.agents.offload import WorkerPool\n"
-        "if __name__ == '__main__':\n"
-        "    print(asyncio.run(WorkerPool(1).run(os.getpid)), flush=True)\n"
-        "    time.sleep(60)\n"
-    )
-    program = subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert program.stdout is not None
-        worker = int(program.stdout.readline())
-    finally:
-        program.kill()
-        program.communicate()
-    wait_until(lambda: not Path(f"/proc/{worker}").exists())
 
 
 async def test_without_a_pool_functions_run_in_a_thread() -> None:
