@@ -205,10 +205,7 @@ def kill_all(engine: ReplicaEngine) -> None:
 
 @pytest.mark.parametrize(
     "cluster_settings",
-    [
-        {"weight_transfer": "broadcast"},
-        {"weight_transfer": "ipc", "placement": "colocated"},
-    ],
+    [{"weight_transfer": "broadcast"}, {"weight_transfer": "ipc", "placement": "colocated"}],
     ids=WAYS,
 )
 def test_training_is_that_of_one_process(cluster_settings: dict[str, Any], tmp_path: Path) -> None:

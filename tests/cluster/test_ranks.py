@@ -80,8 +80,7 @@ def test_two_ranks_train_an_adapter_as_one_process_does(
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    "change",
-    ["cluster.trainer_ranks=1", "cluster.trainer_ranks=3", "cluster.address=none"],
+    "change", ["cluster.trainer_ranks=1", "cluster.trainer_ranks=3", "cluster.address=none"]
 )
 def test_a_checkpoint_of_two_ranks_resumes_on_another_number_and_in_one_process(
     change: str, nodes: Any, files: Path, alone: Path, tmp_path: Path

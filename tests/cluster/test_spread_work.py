@@ -61,9 +61,7 @@ def test_a_dataset_built_on_the_cluster_has_the_bytes_of_one_machine(
 
     build(job("here"))
     build(
-        job("there"),
-        processes=3,
-        open_pool=lambda num, **how: ClusterExecutor(cluster, num, **how),
+        job("there"), processes=3, open_pool=lambda num, **how: ClusterExecutor(cluster, num, **how)
     )
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 

@@ -208,9 +208,7 @@ def test_runs_that_are_not_comparable_are_refused(
         scripts[1].make_page(tmp_path / "nowhere")
 
 
-def test_time_of_a_section_is_that_of_long_readings(
-    scripts: tuple[ModuleType, ModuleType],
-) -> None:
+def test_time_of_a_section_is_that_of_long_readings(scripts: tuple[ModuleType, ModuleType]) -> None:
     measured = {"reading": {"first_section_seconds": 0.5, "section_seconds": 0.55}}
     long = record(0, tokens=3_670_016, num_sections=1800, metadata=measured)
     (found,) = scripts[1].section_times([Entry("trained", long), Entry("trained", record(1))])

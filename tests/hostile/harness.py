@@ -186,10 +186,7 @@ def _in_processes(module: str, count: int, seed: int, per_process: int) -> Tried
         some = min(per_process, count - first)
         command = [sys.executable, "-m", module, "--first", str(first), "--count", str(some)]
         done = subprocess.run(
-            [*command, "--seed", str(seed)],
-            capture_output=True,
-            text=True,
-            check=False,
+            [*command, "--seed", str(seed)], capture_output=True, text=True, check=False
         )
         *_, line = ["", *done.stdout.splitlines()]
         part = Tried(*json.loads(line)) if line.startswith("[") else Tried([])

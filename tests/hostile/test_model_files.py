@@ -193,10 +193,7 @@ def test_a_pattern_in_an_adapter_names_the_modules_that_peft_would_find(
     originals: Originals, tmp_path: Path
 ) -> None:
     linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    change = {
-        "target_modules": rf".*\.({'|'.join(linear)})",
-        "rank_pattern": {r"[kq]_proj": 4},
-    }
+    change = {"target_modules": rf".*\.({'|'.join(linear)})", "rank_pattern": {r"[kq]_proj": 4}}
     adapter = changed_adapter(originals, tmp_path, change)
     plain = load(str(originals.folder), adapter=str(originals.adapter)).model.state_dict()
     named = load(str(originals.folder), adapter=str(adapter)).model.state_dict()

@@ -67,15 +67,7 @@ def _hard_link(path: Path, user: Path) -> None:
 
 PLANTS: dict[str, Plant] = {
     plant.__name__.lstrip("_"): plant
-    for plant in (
-        _to_a_file,
-        _to_nothing,
-        _to_a_folder,
-        _to_a_device,
-        _pipe,
-        _folder,
-        _hard_link,
-    )
+    for plant in (_to_a_file, _to_nothing, _to_a_folder, _to_a_device, _pipe, _folder, _hard_link)
 }
 
 
@@ -236,11 +228,7 @@ def _looked_at() -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("case", "name", "plant"), _looked_at(), indirect=["case"])
 def test_a_list_shows_the_other_runs_and_nothing_else_is_read(
-    made: dict[str, RunKind],
-    case: Case,
-    name: str,
-    plant: str,
-    capsys: pytest.CaptureFixture[str],
+    made: dict[str, RunKind], case: Case, name: str, plant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = case.run.with_name("other")
     shutil.copytree(made["ask"].folder, other)

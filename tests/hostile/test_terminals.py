@@ -170,9 +170,7 @@ def test_reports_are_escaped_on_a_terminal(
     run_named(tmp_path / "run", f"m{name}")
     terminal = Terminal()
     monkeypatch.setattr(
-        command,
-        "TerminalConsole",
-        lambda **given: TerminalConsole(force_terminal=True, **given),
+        command, "TerminalConsole", lambda **given: TerminalConsole(force_terminal=True, **given)
     )
     monkeypatch.setattr(sys, "stdout", EscapingStream(terminal))
     assert run(["report", str(tmp_path / "run"), "--anchors", "none"]) == 0

@@ -240,7 +240,7 @@ def test_both_tables_fit_one_report() -> None:
 def test_answers_can_be_stopped_after_rulers_own_number_of_tokens() -> None:
     stopped = plan_items(read_suite(SUITES / "ruler.toml", changes=["reply_limit=generated"]))
     assert {(i.task, i.source.generated_tokens) for i in stopped.items} >= {
-        *(("ruler/vt", 30), ("ruler/fwe", 50), ("ruler/qa_1", 32), ("ruler/niah_single_1", 128)),
+        *(("ruler/vt", 30), ("ruler/fwe", 50), ("ruler/qa_1", 32), ("ruler/niah_single_1", 128))
     }
     free = plan_items(read_suite(SUITES / "ruler.toml"))
     assert {(i.source.generated_tokens, i.source.graded_tokens) for i in free.items} == {

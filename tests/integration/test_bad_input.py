@@ -330,10 +330,7 @@ RUNS = {
         "a format this version of memagent does not know",
     ),
     "resume a run from Python": (["--resume", "run"], "this run was begun from Python"),
-    "begin and resume": (
-        ["--resume", "run", "--run-dir", "b"],
-        "give --resume to resume a run or",
-    ),
+    "begin and resume": (["--resume", "run", "--run-dir", "b"], "give --resume to resume a run or"),
     "run folder taken": (
         ["good.txt", *ASKED, "--run-dir", "run"],
         "run already holds a run; resume it, or name another folder",

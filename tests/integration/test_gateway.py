@@ -95,11 +95,7 @@ def test_a_short_conversation_reaches_the_engine_as_it_is(
     assert (reply.model, reply.choices[0].finish_reason) == (MODEL, "stop")
     assert reply.usage.model_dump(
         include={"prompt_tokens", "completion_tokens", "total_tokens"}
-    ) == {
-        "prompt_tokens": 3,
-        "completion_tokens": 5,
-        "total_tokens": 8,
-    }
+    ) == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
     assert reply._request_id.startswith("req_")
 
 
@@ -227,11 +223,7 @@ def _check_citations(client: openai.OpenAI) -> None:
             400,
             "unsupported_parameter",
         ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]},
-            400,
-            None,
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]}, 400, None),
         (
             {"messages": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
             404,
@@ -561,10 +553,7 @@ def test_old_readings_are_dropped(tmp_path: Path) -> None:
     with serving_gateway(tmp_path) as gateway, gateway.client() as client:
         chat(client, asking())
         assert gateway.state.old_readings(keep_days=1) == []
-    with (
-        serving_gateway(tmp_path, keep_days=1e-9) as gateway,
-        gateway.client() as client,
-    ):
+    with serving_gateway(tmp_path, keep_days=1e-9) as gateway, gateway.client() as client:
         chat(client, asking(novel(201)))
         (kept,) = (tmp_path / "readings").iterdir()
         assert [reading.id for reading in gateway.state.readings_of("anyone")] == [kept.name]

@@ -49,10 +49,7 @@ def as_message(client: openai.OpenAI, text: str) -> Messages:
 def as_file(client: openai.OpenAI, text: str) -> Messages:
     """The text as a file that is sent again under its name."""
     file = client.files.create(file=("diary.txt", text.encode()), purpose="user_data")
-    parts = [
-        {"type": "file", "file": {"file_id": file.id}},
-        {"type": "text", "text": QUESTION},
-    ]
+    parts = [{"type": "file", "file": {"file_id": file.id}}, {"type": "text", "text": QUESTION}]
     return [{"role": "user", "content": parts}]
 
 

@@ -211,10 +211,7 @@ def test_conversations_end_with_the_answer_and_hold_the_evidence(lessons: Path) 
     *reads, answer = (one.messages[-1]["content"] for one in found["official"])
     assert answer == "\\boxed{1010}"
     noted = [line for reply in reads if reply != "No change." for line in reply.splitlines()]
-    assert sorted(noted) == [
-        "Place 10: It was built in 1010.",
-        "Place 11 is a town.",
-    ]
+    assert sorted(noted) == ["Place 10: It was built in 1010.", "Place 11 is a town."]
 
 
 def test_answers_alone_have_the_evidence_in_their_memory(lessons: Path) -> None:

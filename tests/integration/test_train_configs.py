@@ -59,8 +59,7 @@ def test_a_small_config_runs(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(
-    "MEMAGENT_TEST_TRAINING" not in os.environ,
-    reason="takes 20 minutes: make test-training",
+    "MEMAGENT_TEST_TRAINING" not in os.environ, reason="takes 20 minutes: make test-training"
 )
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("name", TINY)

@@ -596,9 +596,7 @@ class Call:
 
     def refuse(self, refusal: Refusal, *, headers: str = "") -> None:
         self.server.log.write(self.record, str(refusal.status))
-        self.connection.send(
-            response_bytes(refusal.status, error_body(refusal), headers=headers),
-        )
+        self.connection.send(response_bytes(refusal.status, error_body(refusal), headers=headers))
 
     # faults: logged on arrival
 

@@ -100,12 +100,7 @@ def slow_score(answer: str, seconds: float) -> float:
 
 
 async def rollouts(
-    engine: Any,
-    agent: str,
-    pool: WorkerPool,
-    *,
-    jitter: int | None,
-    driver: Any = "lockstep",
+    engine: Any, agent: str, pool: WorkerPool, *, jitter: int | None, driver: Any = "lockstep"
 ) -> list[Group]:
     """Groups of an agent on a few texts; `pool` computes their rewards."""
     pauses = Pauses(jitter)

@@ -22,11 +22,7 @@ TINY_GGUF = GgufFile(
     sha256=hashlib.sha256(GGUF).hexdigest(),
 )
 TINY = KnownModel(
-    repository="someone/tiny",
-    num_bytes=1_000_000,
-    window=128,
-    licence="Apache-2.0",
-    gguf=TINY_GGUF,
+    repository="someone/tiny", num_bytes=1_000_000, window=128, licence="Apache-2.0", gguf=TINY_GGUF
 )
 PARTS = [bytes([number]) * size for number, size in enumerate((50_000, 50_000, 50_000, 7_000))]
 PARTED_GGUF = GgufFile(

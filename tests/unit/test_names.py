@@ -53,10 +53,7 @@ def test_a_lower_cutoff_finds_what_is_less_similar() -> None:
         ("HotpotQA", "did you mean hotpotqa?"),
         ("ruler/niah_singel_1", "did you mean ruler/niah_single_1?"),
         ("ruler/two_hop", "did you mean beyond/two_hop?"),
-        (
-            "niah",
-            "did you mean ruler/niah_single_1 or ruler/niah_single_2 or ruler/niah_single_3?",
-        ),
+        ("niah", "did you mean ruler/niah_single_1 or ruler/niah_single_2 or ruler/niah_single_3?"),
         ("small/", "known: small/colours"),
         ("xyz", "known: hotpotqa, beyond/coreference, "),
     ],

@@ -2,12 +2,7 @@
 
 import pytest
 
-from memagent.agent.memory import (
-    ReadingState,
-    extend,
-    rewrite,
-    split_reasoning,
-)
+from memagent.agent.memory import ReadingState, extend, rewrite, split_reasoning
 from memagent.agent.prompts import MemoryChange
 from memagent.agent.trace import Section, Step
 from memagent.tokens.tokenizers import ByteTokenizer

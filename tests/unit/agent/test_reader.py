@@ -265,12 +265,7 @@ class TestRunDirectory:
         ],
     )
     def test_another_reading_is_refused_with_the_reason(
-        self,
-        tmp_path: Path,
-        question: str,
-        text: str,
-        settings: dict[str, object],
-        reason: str,
+        self, tmp_path: Path, question: str, text: str, settings: dict[str, object], reason: str
     ) -> None:
         reader_of(["m1", "m2", "m3", "a"]).ask("what?", TEXT, run_dir=tmp_path / "run")
         with pytest.raises(RunError, match=reason.replace("?", r"\?")):

@@ -324,8 +324,7 @@ def test_a_decompression_bomb_stops_at_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "name"),
-    [("pypdf", "a.pdf"), ("mammoth", "a.docx"), ("bs4", "a.html")],
+    ("module", "name"), [("pypdf", "a.pdf"), ("mammoth", "a.docx"), ("bs4", "a.html")]
 )
 def test_a_missing_library_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str

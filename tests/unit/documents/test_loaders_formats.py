@@ -204,21 +204,15 @@ def make_docx() -> bytes:
     table.cell(1, 1).add_paragraph("e")
     document.add_paragraph("")
     after = document.add_paragraph("After ")
+    after._p.append(parse_xml(f"<w:ins {nsdecls('w')}><w:r><w:t>put in</w:t></w:r></w:ins>"))
     after._p.append(
-        parse_xml(
-            f"<w:ins {nsdecls('w')}><w:r><w:t>put in</w:t></w:r></w:ins>",
-        )
-    )
-    after._p.append(
-        parse_xml(
-            f"<w:del {nsdecls('w')}><w:r><w:delText>taken out</w:delText></w:r></w:del>",
-        )
+        parse_xml(f"<w:del {nsdecls('w')}><w:r><w:delText>taken out</w:delText></w:r></w:del>")
     )
     document.element.body.insert(
         len(document.element.body) - 1,
         parse_xml(
             f"<w:sdt {nsdecls('w')}><w:sdtContent><w:p><w:r><w:t>In a form.</w:t></w:r></w:p>"
-            "</w:sdtContent></w:sdt>",
+            "</w:sdtContent></w:sdt>"
         ),
     )
     data = io.BytesIO()

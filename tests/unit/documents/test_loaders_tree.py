@@ -37,7 +37,7 @@ def test_a_folder_is_read_in_order_and_its_files_are_named_from_it(folder: Path)
     fill(folder, {"b/z.py": "z", "b/a.py": "a", "c.txt": "c", "a/deep/x.md": "x", "README": "r"})
     document = load(["tree"])
     assert [part.source for part in document.parts] == [
-        *("tree/README", "tree/c.txt", "tree/a/deep/x.md", "tree/b/a.py", "tree/b/z.py"),
+        *("tree/README", "tree/c.txt", "tree/a/deep/x.md", "tree/b/a.py", "tree/b/z.py")
     ]
     assert [document.text[part.start : part.end] for part in document.parts] == [*"rcxaz"]
     assert document.text.startswith("===== tree/README =====\nr\n\n===== tree/c.txt =====\nc\n\n")

@@ -137,10 +137,7 @@ def test_each_sample_of_a_question_has_its_own_seed_and_record() -> None:
 def test_a_run_with_samples_is_resumed_where_it_stopped(tmp_path: Path) -> None:
     whole = evaluate(Counting(), make(3), samples=3)
     engine = Counting()
-    with (
-        new_run(tmp_path / "run") as run,
-        pytest.raises(LimitReached),
-    ):
+    with new_run(tmp_path / "run") as run, pytest.raises(LimitReached):
         evaluate(engine, make(3), samples=3, run=run, limits=Limits(max_calls=4))
     with open_run(tmp_path / "run", {}) as run:
         found = evaluate(engine, make(3), samples=3, run=run)

@@ -21,11 +21,7 @@ class Model(BaseEngine):
     """Answers the questions it knows, fails on some, and takes a time that depends on the question."""
 
     def __init__(
-        self,
-        known: dict[str, str],
-        *,
-        fails: Sequence[str] = (),
-        knows_from_sample: int = 0,
+        self, known: dict[str, str], *, fails: Sequence[str] = (), knows_from_sample: int = 0
     ) -> None:
         self.model, self.tokenizer = "model", "bytes"
         self.known = known

@@ -42,7 +42,7 @@ def test_the_papers_suites_ask_at_the_papers_lengths() -> None:
 
 def test_lengths_are_read_as_people_write_them() -> None:
     assert [parse_length(text) for text in ("8k", "3.5M", "7000", 64, " 16K ")] == [
-        *(8192, 3670016, 7000, 64, 16384),
+        *(8192, 3670016, 7000, 64, 16384)
     ]
     with pytest.raises(ValueError, match="is not a length"):
         parse_length("8kb")
@@ -78,7 +78,7 @@ def two_lengths(num: int = 3) -> dict[str, object]:
 def test_long_items_come_first_and_each_is_the_example_of_its_task() -> None:
     plan = plan_items(parse_suite(two_lengths()), length_tokenizer="bytes")
     assert [(item.target_tokens, item.index) for item in plan.items] == [
-        *((2000, 0), (2000, 1), (2000, 2), (1000, 0), (1000, 1), (1000, 2)),
+        *((2000, 0), (2000, 1), (2000, 2), (1000, 0), (1000, 1), (1000, 2))
     ]
     example = open_example(plan.items[1])
     assert example.origin is not None

@@ -9,13 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from memagent.errors import ConfigError, DataError
-from memagent.rewards.metrics import (
-    MAX_WORDS,
-    is_enumeration,
-    is_stated,
-    says_unknown,
-    token_f1,
-)
+from memagent.rewards.metrics import MAX_WORDS, is_enumeration, is_stated, says_unknown, token_f1
 from memagent.rewards.text import squad_key
 from memagent.rewards.verifiers import GRADERS, Match, grade
 from tests.support.timing import growth

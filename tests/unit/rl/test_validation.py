@@ -79,10 +79,7 @@ async def ask(task: Example, client: Client) -> Outcome:
 
 
 def validation(
-    examples: Sequence[Example],
-    agent: Agent = ask,
-    reward: Reward | None = None,
-    **settings: Any,
+    examples: Sequence[Example], agent: Agent = ask, reward: Reward | None = None, **settings: Any
 ) -> Validation:
     parsed = ValidationSettings.parse({"tasks": [{"tasks": ["ruler/vt"]}], **settings})
     return Validation(
@@ -200,10 +197,7 @@ async def test_the_memory_agent_is_validated_as_it_is_trained() -> None:
     assert result.records[0]["num_calls"] == result.metrics["agent/calls"]
     *reads, answer = result.records[0]["trace"]["steps"]
     assert len(reads) == result.metrics["agent/sections"]
-    assert {step["memory"] for step in reads} == {
-        r"It is \boxed{unknown}.",
-        r"It is \boxed{42}.",
-    }
+    assert {step["memory"] for step in reads} == {r"It is \boxed{unknown}.", r"It is \boxed{42}."}
     assert [step["section"]["start"] for step in reads[1:]] == [
         step["section"]["end"] for step in reads[:-1]
     ]

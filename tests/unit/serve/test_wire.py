@@ -69,12 +69,7 @@ def test_text_parts_are_joined_and_developer_means_system() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "expected"),
-    [
-        ("a", ("a",)),
-        (["a", "b"], ("a", "b")),
-        ([1, 2], ((1, 2),)),
-        ([[1], [2, 3]], ((1,), (2, 3))),
-    ],
+    [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1], [2, 3]], ((1,), (2, 3)))],
 )
 def test_prompts_come_in_four_forms(prompt: Any, expected: Any) -> None:
     assert completion(prompt=prompt).prompt == expected

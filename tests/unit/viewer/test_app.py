@@ -108,7 +108,4 @@ def test_numbers_out_of_range_are_errors_of_one_line(url: str, query: str) -> No
 def test_a_run_of_another_kind_is_an_error(url: str) -> None:
     run = json.loads(ask(url, "/api/runs")[2])["runs"][0]["id"]
     status, _, body = ask(url, f"/api/runs/{run}/items")
-    assert (status, json.loads(body)) == (
-        404,
-        {"error": "this is a run of kind 'ask', not 'eval'"},
-    )
+    assert (status, json.loads(body)) == (404, {"error": "this is a run of kind 'ask', not 'eval'"})

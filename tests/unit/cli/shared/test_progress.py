@@ -90,8 +90,7 @@ def test_quiet_shows_nothing(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")]
 )
 def test_durations_are_written_for_people(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -31,9 +31,7 @@ def test_a_validation_always_shows_the_count_of_failures(
     assert lines(capsys, "validation", num_failed=3, **numbers).rstrip().endswith("failed 3 of 64")
 
 
-def test_a_step_shows_the_time_left_until_the_last_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_step_shows_the_time_left_until_the_last_one(capsys: pytest.CaptureFixture[str]) -> None:
     with TrainConsole(CommandConsole(is_quiet=False)) as console:
         console.on_phase("train", num_done=0, num_steps=4)
         for step, left in ((3, 7500.0), (4, 0.0)):

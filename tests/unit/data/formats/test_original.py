@@ -254,9 +254,7 @@ def test_numbered_documents_do_not_reach_training_files_as_numbers(tmp_path: Pat
     pool = tmp_path / "pool.json"
     pool.write_text(json.dumps(POOL))
     write_original(
-        tmp_path / "out.parquet",
-        "original-train",
-        read_original(path, "original-eval", pool=pool),
+        tmp_path / "out.parquet", "original-train", read_original(path, "original-eval", pool=pool)
     )
     (row,) = pq.read_table(tmp_path / "out.parquet").to_pylist()
     assert row["context"] == CONTEXT

@@ -69,10 +69,7 @@ def test_where_sentences_are_not_split_the_paragraph_is_the_evidence(tmp_path: P
     unsplit["context"][1][1] = [" Object x is old. It was made by Person x. "]
     files = write_hotpot(tmp_path, dev=[unsplit])
     evidence = {one.text for one in opened(files, docs=5).example(0).evidence}
-    assert evidence == {
-        "Object x is old. It was made by Person x.",
-        "Person x was born in Town x.",
-    }
+    assert evidence == {"Object x is old. It was made by Person x.", "Person x was born in Town x."}
 
 
 @pytest.mark.parametrize("tokens", [700, 1500, 4000, 12000])

@@ -48,11 +48,7 @@ def cache_of(engine: LocalEngine) -> weakref.ref[torch.Tensor]:
 
 
 @pytest.mark.parametrize("is_used", [True, False])
-async def test_a_closed_engine_has_freed_its_cache(
-    folder: Path,
-    *,
-    is_used: bool,
-) -> None:
+async def test_a_closed_engine_has_freed_its_cache(folder: Path, *, is_used: bool) -> None:
     engine = LocalEngine(load(str(folder)), LocalConfig(cache_gb=0.01))
     cache = cache_of(engine)
     if is_used:

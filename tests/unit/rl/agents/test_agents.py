@@ -325,9 +325,7 @@ def reported(sample: Sample) -> list[float]:
     ]
 
 
-async def test_rows_of_a_conversation_hold_the_logprobs_of_the_model(
-    engine: LocalEngine,
-) -> None:
+async def test_rows_of_a_conversation_hold_the_logprobs_of_the_model(engine: LocalEngine) -> None:
     """Several turns: what the model sampled is part of the next prompt as it was sampled."""
 
     async def agent(task: Example, client: Client) -> Outcome:
@@ -494,11 +492,7 @@ async def test_an_agent_of_a_users_file_is_run_with_its_settings(agent_file: Pat
         ("{file}", {}, "name the agent as path.py:function"),
         ("{file}x.py:agent", {}, "there is no file .* with the agent; check its path"),
         ("memry", {}, r"there is no agent 'memry'; did you mean memory\?"),
-        (
-            "zzz",
-            {},
-            "known: single, calculator, memory, path.py:function, or command:PROGRAM",
-        ),
+        ("zzz", {}, "known: single, calculator, memory, path.py:function, or command:PROGRAM"),
         ("memory", {"chunk_tokens": 4}, "chunk_tokens: input should be greater"),
     ],
 )

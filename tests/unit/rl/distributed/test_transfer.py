@@ -238,12 +238,7 @@ def test_the_way_of_weights_follows_placement_devices_and_engine(
 def config(cluster: dict[str, Any], rollout: dict[str, Any], model: dict[str, Any]) -> Any:
     tasks = [{"tasks": ["small/colours"]}]
     return parse_config(
-        {
-            "model": model or {"source": "m"},
-            "cluster": cluster,
-            "rollout": rollout,
-            "tasks": tasks,
-        }
+        {"model": model or {"source": "m"}, "cluster": cluster, "rollout": rollout, "tasks": tasks}
     )
 
 
