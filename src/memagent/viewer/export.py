@@ -45,7 +45,6 @@ class ExportedPage(NamedTuple):
     """A page, and how much of the runs did not find room in it."""
 
     html: str
-    num_runs: int
     num_left_out: int
     """Traces that are not in the page."""
 
@@ -59,7 +58,7 @@ def export_page(api: ViewerApi) -> ExportedPage:
     answers.add("/runs", runs)
     for run in runs["runs"]:
         answers.add_run(run["id"])
-    return ExportedPage(_page(answers.found), len(runs["runs"]), answers.num_left_out)
+    return ExportedPage(_page(answers.found), answers.num_left_out)
 
 
 def bundle() -> str:

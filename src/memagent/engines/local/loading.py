@@ -96,13 +96,17 @@ def load(
     `yarn_window` or `yarn_factor` extends the window; the model's files are not changed.
     """
     _require("torch", "transformers")
+    import torch
+
     if adapter is None:
         store.check_is_whole(source)
     path = store.locate(source)
     stretch = partial(yarn_settings, window=yarn_window, factor=yarn_factor)
     with quietly(), _memory_errors(source, device):
         target = _device(device)
-        folder, model = _load_model(path, _dtype(dtype, target), target, stretch)
+        if target.type == "cpu":
+            dtype = dtype or torch.float32
+        folder, model = _load_model(path, dtype, target, stretch)
         tokenizer = _load_tokenizer(folder, path)
         if adapter is not None:
             _require("peft")
@@ -148,12 +152,6 @@ def _device(name: str) -> torch.device:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise ConfigError(f"device {name!r} cannot be used here ({reason}); try cpu") from None
     return device
-
-
-def _dtype(dtype: torch.dtype | None, device: torch.device) -> torch.dtype | None:
-    import torch
-
-    return torch.float32 if dtype is None and device.type == "cpu" else dtype
 
 
 # --- weights --------------------------------------------------------------------------------------
