@@ -14,10 +14,10 @@ import torch
 from memagent.config import LocalConfig
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
+from memagent.rl import validation
 from memagent.rl.agents.offload import WorkerPool
 from memagent.rl.agents.rewards import open_reward
 from memagent.rl.settings import ValidationSettings
-from memagent.rl.validation import Validation
 from memagent.types import Completion, Sampling
 from tests.support.repeated_rollouts import (
     AGENTS,
@@ -101,14 +101,17 @@ class Listening(LocalEngine):
         return completion
 
 
-async def test_validation_in_lockstep_repeats_too(folder: Path) -> None:
+async def test_validation_in_lockstep_repeats_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More examples than are under way at once, on an engine that has said other things before."""
-    settings = ValidationSettings.parse({"tasks": [{"tasks": ["ruler/vt"]}], "concurrency": 4})
+    monkeypatch.setattr(validation, "CONCURRENCY", 4)
+    settings = ValidationSettings.parse({"tasks": [{"tasks": ["ruler/vt"]}]})
     heard, metrics = [], []
     async with Listening(folder) as engine:
         for jitter in (None, 1, 2):
             agent = reading(Pauses(jitter))
-            validation = Validation(
+            validating = validation.Validation(
                 settings,
                 agent,
                 open_reward("recall"),
@@ -118,7 +121,7 @@ async def test_validation_in_lockstep_repeats_too(folder: Path) -> None:
                 driver="lockstep",
             )
             engine.said = []
-            metrics.append((await validation.run(engine)).metrics)
+            metrics.append((await validating.run(engine)).metrics)
             heard.append(sorted(engine.said))
     assert metrics[0]["num_failed"] == 0
     assert heard[0] == heard[1] == heard[2]

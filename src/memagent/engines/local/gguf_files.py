@@ -314,7 +314,7 @@ class _Fields:
         value = self._values.get(name)
         found = "nothing" if value is None else repr(value)
         found = found if len(found) <= 60 else found[:57] + "..."
-        return ConfigError(f"{self._path}: the field {name} is {found}, not {expected}")
+        return ConfigError(f"{self._path}: the field {plain(name, 80)} is {found}, not {expected}")
 
 
 # --- configuration ----------------------------------------------------------------------------------
