@@ -1,10 +1,10 @@
-"""Lessons that a reader wrote itself: its best readings of training texts, as conversations for the warm start.
+"""Lessons that a reader wrote itself: its right readings of training texts, as conversations for the warm start.
 
     python -m recipes.collect_readings data/reader/train_short.jsonl data/reader/train_plain.jsonl data/reader/train_natural.jsonl \
         --engine local:memagent-1.5b --out data/answers/readings.jsonl
 
-Each text is read several times with sampled replies. Kept is the reading that answers rightly, holds all evidence in its last
-memory, and notes least besides; a text without such a reading is left out. Beside lessons of answers alone they keep what the reader knows about notes.
+Each text is read several times with sampled replies. Kept is the first reading that answers rightly and holds all evidence in its
+last memory; a text without such a reading is left out. To keep the one with the shortest memory made the reader note less (docs/experiments.md).
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ READING = AgentConfig(
 CONCURRENCY = 256
 
 
-async def best_reading(example: Example, reader: Reader, samples: int) -> list[Step] | None:
-    """The steps of a right reading with all evidence and the shortest memory; None if there is none."""
-    found = []
+async def right_reading(example: Example, reader: Reader, samples: int) -> list[Step] | None:
+    """The steps of a right reading with all evidence; None if there is none."""
     document = Document.from_text(example.text())
     for steps in await asyncio.gather(*(read(example, reader, document) for _ in range(samples))):
         if not steps:
@@ -53,8 +52,8 @@ async def best_reading(example: Example, reader: Reader, samples: int) -> list[S
         trace = reader.trace(example.question, document, steps)
         is_right = grade("strict", trace.answer or "", example.answers, example.match).value == 1
         if is_right and evidence_scores(example, trace).retained == 1:
-            found.append(steps)
-    return min(found, key=lambda steps: len(steps[-1].memory), default=None)
+            return steps
+    return None
 
 
 async def read(example: Example, reader: Reader, document: Document) -> list[Step]:
@@ -123,7 +122,7 @@ async def main() -> None:
             async with gate:
                 if time.monotonic() > until:
                     return None
-                return await best_reading(example, reader, arguments.samples)
+                return await right_reading(example, reader, arguments.samples)
 
         readings = await asyncio.gather(*map(collected, examples))
     found = [(one, steps) for one, steps in zip(examples, readings, strict=True) if steps]

@@ -71,7 +71,7 @@ MAX_NAME_WORDS = 7
 CAPITAL = re.compile(r"(?<!^)\b[A-Z0-9]\w*")
 """A word of a name in a question; its first word has a capital anyhow."""
 MAX_FACT_WORDS = 60
-MAX_TOKENS, ANSWER_TOKENS, TOP_P = 96, 64, 0.95
+MAX_TOKENS, ANSWER_TOKENS, TEMPERATURE = 96, 64, 0.9
 SAMPLES = 2
 """Questions that are sampled for each pair of facts."""
 CONCURRENCY = 1024
@@ -263,7 +263,7 @@ async def ask(arguments: argparse.Namespace) -> None:
 
     async def one(engine: BaseEngine, record: Record) -> list[Record]:
         prompt = prompt_of(lines_of(record))
-        sampling = Sampling(max_tokens=MAX_TOKENS, temperature=1.0, top_p=TOP_P)
+        sampling = Sampling(max_tokens=MAX_TOKENS, temperature=TEMPERATURE)
         said = await asyncio.gather(*(engine.complete(prompt, sampling) for _ in range(SAMPLES)))
         numbered = enumerate(asked(record, one.text.strip()) for one in said)
         return [

@@ -15,7 +15,7 @@ from memagent.data.example import Evidence, Example, Passage
 from memagent.engines.scripted import ScriptedEngine
 from memagent.tokens.tokenizers import open_tokenizer
 from memagent.types import Message, Sampling
-from recipes.collect_readings import READING, best_reading, conversations
+from recipes.collect_readings import READING, right_reading, conversations
 from recipes.generate_questions import (
     asked,
     fact_records,
@@ -115,7 +115,7 @@ def test_lessons_go_from_the_facts_to_the_question_and_only_where_its_names_are_
     assert not is_told(untold)
 
 
-def test_the_right_reading_with_all_evidence_and_the_shortest_memory_becomes_lessons() -> None:
+def test_a_right_reading_with_all_evidence_becomes_lessons() -> None:
     sentence = "Anna Berg lives in Oslo."
     text = sentence + " Nothing else happens here." * 40
     example = Example(
@@ -123,8 +123,8 @@ def test_the_right_reading_with_all_evidence_and_the_shortest_memory_becomes_les
         documents=(Passage(title="", text=text),),
         evidence=(Evidence(document=0, start=0, end=len(sentence), text=sentence),),
     )  # fmt: skip
-    notes = iter([f"{sentence}\nIt rains.", sentence, "It rains.", f"{sentence} "])
-    answers = iter(["Oslo", "Oslo", "Oslo", "Bergen"])
+    notes = iter(["It rains.", f"{sentence} It rains.", sentence, f"{sentence}\nIt rains."])
+    answers = iter(["Oslo", "Bergen", "Oslo", "Oslo"])
 
     def script(messages: Sequence[Message], sampling: Sampling) -> str:
         prompt = messages[-1]["content"]
@@ -134,7 +134,7 @@ def test_the_right_reading_with_all_evidence_and_the_shortest_memory_becomes_les
 
     config = READING.model_copy(update={"chunk_tokens": 512, "concurrency": 1})
     reader = Reader(ScriptedEngine(script), tokenizer=open_tokenizer("bytes"), config=config)
-    steps = asyncio.run(best_reading(example, reader, 4))
+    steps = asyncio.run(right_reading(example, reader, 4))
     assert steps is not None
     assert steps[-1].memory == sentence
     found = list(conversations(example, steps, reader))
@@ -142,4 +142,4 @@ def test_the_right_reading_with_all_evidence_and_the_shortest_memory_becomes_les
     assert [one.messages[-1]["content"] for one in found] == [step.reply for step in steps]
     assert f"<memory>\n{sentence}\n</memory>" in found[1].messages[0]["content"]
     assert example.question in found[-1].messages[0]["content"]
-    assert asyncio.run(best_reading(example, reader, 0)) is None
+    assert asyncio.run(right_reading(example, reader, 0)) is None
