@@ -87,7 +87,7 @@ def test_functions_that_a_page_links_are_defined_there(path: Path) -> None:
 def test_the_architecture_walks_through_linked_functions() -> None:
     walked = _function.findall((ROOT / "ARCHITECTURE.md").read_text("utf-8"))
     assert len(walked) >= 30
-    assert ("Reader.steps", "src/memagent/agent/reader.py") in walked
+    assert ("read_in_order", "src/memagent/agent/reading.py") in walked
 
 
 def test_the_picture_of_the_rooms_names_every_folder_and_module_of_the_first_row() -> None:
