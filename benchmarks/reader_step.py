@@ -36,8 +36,7 @@ from memagent.rl.types import Group, Rollout, Sample
 from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.policy import Policy
 from memagent.rl.update.step import update
-from memagent.rl.weights.merging import MergedCopy
-from memagent.rl.weights.models import open_model
+from memagent.rl.weights.models import MergedCopy, open_model
 from memagent.types import Sampling
 
 LR = 1e-6

@@ -24,14 +24,15 @@ import torch.multiprocessing as multiprocessing
 from memagent.rl.distributed.buckets import (
     Bucket,
     Filled,
+    SharedBuffer,
     TensorSpec,
     buffer_bytes,
     fill,
+    opened,
     specs_of,
     split,
     tensors,
 )
-from memagent.rl.distributed.shared_buffers import SharedBuffer, opened
 from memagent.rl.distributed.transfer import WeightSender
 
 TENSOR_MB = 32
@@ -84,7 +85,7 @@ class Copying:
 
     async def load(self, buckets: Sequence[Any], policy_version: int) -> None:
         """Copy from the object store."""
-        from memagent.rl.distributed.shipping import shipped
+        from memagent.rl.distributed.transfer import shipped
 
         await asyncio.to_thread(self._copy, shipped(buckets))
 
@@ -113,7 +114,7 @@ class Sending:
 
     def ship(self) -> list[Any]:
         """As a trainer rank."""
-        from memagent.rl.distributed.shipping import ship
+        from memagent.rl.distributed.transfer import ship
 
         return ship(self._weights)
 

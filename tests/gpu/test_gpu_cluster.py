@@ -23,11 +23,17 @@ import torch.multiprocessing as multiprocessing
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from memagent.errors import EngineError
-from memagent.rl.distributed.buckets import Bucket, buffer_bytes, fill, specs_of, split
+from memagent.rl.distributed.buckets import (
+    Bucket,
+    SharedBuffer,
+    buffer_bytes,
+    fill,
+    specs_of,
+    split,
+)
+from memagent.rl.distributed.buckets import opened as opened_buffer
 from memagent.rl.distributed.ranks import RankSpec, join_group, open_learner
 from memagent.rl.distributed.replica import EmbeddedModel, EmbeddedReplica
-from memagent.rl.distributed.shared_buffers import SharedBuffer
-from memagent.rl.distributed.shared_buffers import opened as opened_buffer
 from memagent.rl.distributed.transfer import IpcRoute, WeightReceiver
 from memagent.rl.distributed.vllm_replica import gpu_id, updates_of
 from memagent.rl.distributed.weight_group import GroupSpec, WeightGroup

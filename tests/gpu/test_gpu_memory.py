@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from memagent.config import LocalConfig
-from memagent.engines.local.cuda.memory import free_reserve
+from memagent.engines.local.cuda.sizes import free_reserve
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.generator import BatchOutOfMemory, Generator
 from memagent.engines.local.loading import LoadedModel, load

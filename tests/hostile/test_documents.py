@@ -22,7 +22,7 @@ from pypdf.generic import DecodedStreamObject, NameObject
 from memagent.cli.main import run
 from memagent.documents import formats, loaders
 from memagent.documents.document import Document
-from memagent.documents.formats import budget
+from memagent.documents.formats import raw as budget
 from memagent.documents.formats.notebook import _last_states
 from memagent.documents.formats.raw import RawFile
 from memagent.documents.loaders import load, load_bytes, load_with_report

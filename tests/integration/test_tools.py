@@ -1,4 +1,4 @@
-"""Commands around the reader: doctor, completion, profiles."""
+"""Commands around the reader: doctor, profiles, completion."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from tests.integration.conftest import CODE, FACT, MEMAGENT, QUESTION, Cli, Outcome
 
@@ -44,20 +42,6 @@ def test_a_profile_gives_the_settings_of_a_reading(here: Call, tmp_path: Path) -
     assert CODE in done.stdout
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_completion_script_is_printed_and_installed(
-    here: Call, shell: str, tmp_path: Path
-) -> None:
-    script = here("completion", shell)
-    assert script.code == 0
-    assert "_MEMAGENT_COMPLETE" in script.stdout
-    env = {"HOME": str(tmp_path), "XDG_DATA_HOME": "", "XDG_CONFIG_HOME": ""}
-    done = here("completion", shell, "--install", env=env)
-    assert done.code == 0, done.stderr
-    assert Path(done.stdout.strip()).read_text() + "\n" == script.stdout
-    assert Path(done.stdout.strip()).is_relative_to(tmp_path)
-
-
 def test_commands_and_options_are_completed(cli: Cli) -> None:
     def completed(words: str, place: int) -> list[str]:
         env = {"COMP_WORDS": words, "COMP_CWORD": str(place), "_MEMAGENT_COMPLETE": "bash_complete"}
@@ -68,9 +52,3 @@ def test_commands_and_options_are_completed(cli: Cli) -> None:
 
     assert completed("memagent do", 1) == ["doctor"]
     assert completed("memagent ask --chunk", 2) == ["--chunk-tokens"]
-
-
-def test_an_unknown_shell_is_asked_for(here: Call) -> None:
-    done = here("completion", env={"SHELL": "/bin/strange"})
-    assert (done.code, done.stdout) == (2, "")
-    assert "name your shell: bash, zsh, fish" in done.stderr

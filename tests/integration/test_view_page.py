@@ -16,13 +16,12 @@ import pytest
 
 from memagent.agent.trace import journal_line
 from memagent.documents.document import Document
-from memagent.eval.regrading import regrade
+from memagent.eval.records import regrade
 from memagent.jsonl import LineFile
 from memagent.viewer.api import ViewerApi
 from memagent.viewer.export import export_page
-from memagent.viewer.library import Library
+from memagent.viewer.library import Library, Texts
 from memagent.viewer.serving import viewing
-from memagent.viewer.texts import Texts
 from tests.integration.conftest import MEMAGENT, Cli
 from tests.support.browser import Browser, Page, needs_chromium
 from tests.support.eval_runs import item, make_run

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memagent.rl.distributed.buckets import Bucket, TensorSpec, specs_of
-from memagent.rl.distributed.shipping import ship
-from memagent.rl.distributed.transfer import Route, WeightSender
+from memagent.rl.distributed.transfer import Route, WeightSender, ship
 
 
 class DriverRanks:

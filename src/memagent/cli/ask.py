@@ -19,21 +19,18 @@ from memagent.agent.journal import Journal
 from memagent.agent.plan import MOST_COUNTED, done_before, plan_reading
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace, call_seconds, model_changes
-from memagent.cli.ask_output import print_answers, print_plan
-from memagent.cli.ask_progress import ReadingProgress
+from memagent.cli.ask_output import ReadingProgress, print_answers, print_plan
 from memagent.cli.ask_request import AskOptions, AskRequest, make_request
 from memagent.cli.shared.engine import open_chosen
-from memagent.cli.shared.interrupt import INTERRUPTED
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
 from memagent.cli.shared.progress import duration
-from memagent.cli.shared.reader import reader_options
-from memagent.cli.shared.run_command import CommandConsole, resumable
-from memagent.cli.shared.run_options import run_options
+from memagent.cli.shared.run_command import INTERRUPTED, CommandConsole, resumable
+from memagent.cli.shared.run_options import reader_options, run_options
 from memagent.config import AgentConfig
-from memagent.documents import watching
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.loaders import MAX_PIPE_BYTES, lines_of_skipped, load_with_report, read_pipe
+from memagent.documents.tree import FileState, state_of, wait_for_change
 from memagent.engines import store
 from memagent.engines.addresses import OPENAI_URL, endpoint_from
 from memagent.engines.base import BaseEngine, check_engine, check_installed
@@ -134,14 +131,14 @@ class Ask:
         self._stdin_bytes = b""
         self._continues = options.continues
         """The run that the next one continues."""
-        self._seen: watching.FileState = ()
+        self._seen: FileState = ()
         """The files as they were when they were read."""
 
     def run(self) -> int:
         """The whole command; its exit code."""
         request = make_request(self._options)
         if self._options.watch:
-            self._seen = watching.state_of(_paths(request))
+            self._seen = state_of(_paths(request))
         with self._console.notice(f"loading {', '.join(request.paths[:3])}"):
             document = self._load(request)
         check_installed(request.engine.kind)
@@ -193,7 +190,7 @@ class Ask:
 
     async def _wait_for_change(self, request: AskRequest) -> None:
         try:
-            self._seen = await watching.wait_for_change(
+            self._seen = await wait_for_change(
                 _paths(request), self._seen, seconds=self._options.watch_seconds or WATCH_SECONDS
             )
         except asyncio.CancelledError:

@@ -13,8 +13,7 @@ from memagent import trust
 from memagent.agent.journal import read_reading
 from memagent.agent.limits import Limits
 from memagent.agent.reader import checked_question, read_questions
-from memagent.cli.shared.reader import ReaderOptions
-from memagent.cli.shared.run_options import RunOptions, limits_of, prices_of
+from memagent.cli.shared.run_options import ReaderOptions, RunOptions, limits_of, prices_of
 from memagent.engines.base import ANY_ENDPOINT as ANY_ENDPOINT
 from memagent.engines.base import EMBEDDED as EMBEDDED
 from memagent.engines.base import SECRET_SETTINGS as SECRET_SETTINGS

@@ -10,15 +10,14 @@ import sys
 import click
 
 from memagent._version import __version__
-from memagent.cli.shared.interrupt import INTERRUPTED
 from memagent.cli.shared.lazy import LazyGroup
 from memagent.cli.shared.messages import with_options
+from memagent.cli.shared.run_command import INTERRUPTED
 from memagent.cli.shared.terminal import OutputLost, escaped_for, protect_output
 from memagent.errors import MemagentError
 
 COMMANDS: dict[str, str] = {
     "ask": "Ask questions of texts of any length.",
-    "completion": "Let your shell complete commands and options.",
     "data": "Build, inspect and convert datasets with known answers and evidence.",
     "demo": "Read a text that comes with memagent, and see the memory change.",
     "doctor": "Show what works on this machine, and what to run for what does not.",
@@ -33,7 +32,7 @@ COMMANDS: dict[str, str] = {
     "view": "Show runs in a browser: readings, evaluations, training.",
 }
 """Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`, or where MODULES says."""
-TOOLS = ("completion", "doctor", "mcp", "view")
+TOOLS = ("doctor", "mcp", "view")
 MODULES = {"plan": "train.plan", **{name: f"tools.{name}" for name in TOOLS}}
 """Commands that live elsewhere below `memagent.cli`."""
 _suggestion = re.compile(r"\. \(?Did you mean(?: one of:)? (.*)\?\)?$")

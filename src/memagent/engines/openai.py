@@ -38,6 +38,7 @@ from memagent.engines.addresses import (
     origin,
     origins,
     public_url,
+    told_window,
 )
 from memagent.engines.base import BaseEngine, Serving
 from memagent.engines.limit import Slots
@@ -48,7 +49,6 @@ from memagent.engines.retry import (
     RetryListener,
     retry_after,
 )
-from memagent.engines.told_windows import told_window
 from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError, PromptTooLong
 from memagent.tokens.shielding import Shield, ShieldedMessages, cached_tokenizer
 from memagent.types import Completion, Message, Sampling, Usage

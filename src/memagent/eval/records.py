@@ -2,7 +2,7 @@
 
     RUN/run.json       kind "eval": engine, model, methods, tasks, lengths, num, seed, grader
     RUN/steps.jsonl    one ItemRecord per line, in the order in which items finished
-    RUN/grades/        scores of graders that graded the answers later (`memagent.eval.regrading`)
+    RUN/grades/        scores of graders that graded the answers later (`memagent.eval.records`)
 
     for record in read_items(Path("RUN")):
         print(record.task, record.target_tokens, record.method, record.score)
@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from memagent.errors import RunError
+from memagent.errors import ConfigError, RunError
 from memagent.jsonl import read_lines
-from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Match
-from memagent.run_files import check_tree
+from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Match, Score, grade, open_grader
+from memagent.run_files import check_tree, write_file
 from memagent.runs import (
     JOURNAL,
     LimitsShape,
@@ -306,3 +306,62 @@ def _plain(value: Any) -> Any:
 
 _record = TypeAdapter(ItemRecord)
 _key = TypeAdapter(ItemKey)
+
+
+# --- grading again --------------------------------------------------------------------------------
+
+#     records[0].scores["f1"]
+#     RUN/grades/f1.jsonl    one line per record: its item, its score, what of the answer was graded
+# The run itself is not changed. Grading again replaces a grader's file, so that a run that was resumed can be
+# graded as a whole.
+
+
+def regrade(path: Path, graders: Sequence[str]) -> list[ItemRecord]:
+    """The records of a run without traces, graded by each of `graders` too; their scores are stored in the run.
+
+    Failed items are not graded: they count as 0 for every grader. Questions without an accepted answer are
+    left to graders that need none.
+    """
+    if not graders:
+        raise ConfigError("name at least one `grader`")
+    for name in graders:
+        open_grader(name)
+    records = list(read_items(path, with_traces=False))
+    if not records:
+        raise RunError(f"{path} holds no finished items yet; there is nothing to grade")
+    for name in dict.fromkeys(graders):
+        lines = []
+        for number, record in enumerate(records):
+            score = _score(record, name, path)
+            if score is not None:
+                records[number] = replace(record, scores={**record.scores, name: score.value})
+                lines.append(_line(record, score))
+        write_file(path, f"{GRADES}/{name}.jsonl", b"".join(lines))
+    return records
+
+
+def _score(record: ItemRecord, grader: str, path: Path) -> Score | None:
+    if record.status == "failed" or not (record.answers or grader in NEEDS_NO_ANSWERS):
+        return None
+    if record.match is None:
+        raise RunError(
+            f"{path} was written by an earlier version, which did not record whether one or all of the "
+            "accepted answers are required; evaluate again"
+        )
+    return grade(
+        grader,
+        record.answer,
+        record.answers,
+        record.match,
+        max_tokens=record.graded_tokens,
+    )
+
+
+def _line(record: ItemRecord, score: Score) -> bytes:
+    values = {
+        "item": asdict(record.key),
+        "score": score.value,
+        "extracted": score.extracted,
+        "reason": score.reason,
+    }
+    return json.dumps(values, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"

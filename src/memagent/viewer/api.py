@@ -22,12 +22,10 @@ from memagent.documents.document import Document
 from memagent.errors import RunError
 from memagent.foreign import plain
 from memagent.runs import read_manifest
-from memagent.viewer.comparison import comparison
-from memagent.viewer.evaluations import PAGE_ITEMS, Items
-from memagent.viewer.library import FileState, Library, ListedRun, version_of
+from memagent.viewer.evaluations import PAGE_ITEMS, Items, comparison
+from memagent.viewer.library import FileState, Library, ListedRun, Texts, version_of
 from memagent.viewer.readings import AskRun
 from memagent.viewer.step_prompts import step_prompt
-from memagent.viewer.texts import Texts
 from memagent.viewer.traces import Json, StoredTrace, step_detail, step_section
 from memagent.viewer.trainings import Training
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from memagent.documents.document import Document
-from memagent.documents.formats.packed import unpack_gzip
-from memagent.documents.formats.raw import RawFile
+from memagent.documents.formats.raw import RawFile, unpack_gzip
 from memagent.documents.loaders import load, load_bytes, load_stdin, load_with_report
 from memagent.errors import DocumentError
 

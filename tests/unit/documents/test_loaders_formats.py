@@ -18,8 +18,7 @@ from fpdf import FPDF
 from fpdf.enums import AccessPermission, EncryptionMethod
 
 from memagent.documents.document import Document
-from memagent.documents.formats.packed import open_zip
-from memagent.documents.formats.raw import RawFile
+from memagent.documents.formats.raw import RawFile, open_zip
 from memagent.documents.loaders import load_bytes
 from memagent.errors import DocumentError
 

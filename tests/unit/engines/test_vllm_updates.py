@@ -13,8 +13,13 @@ import pytest
 
 from memagent.engines.base import open_engine
 from memagent.engines.vllm import engine as vllm_engine
-from memagent.engines.vllm.continuing import can_continue, joined, parse_continuation
-from memagent.engines.vllm.engine import HANDLE_VARIABLES, VllmEngine
+from memagent.engines.vllm.engine import (
+    HANDLE_VARIABLES,
+    VllmEngine,
+    can_continue,
+    joined,
+    parse_continuation,
+)
 from memagent.errors import EngineError
 from memagent.rl.distributed.buckets import Bucket, TensorSpec
 from memagent.rl.distributed.vllm_replica import TRANSFER_ARGUMENTS, update_request

@@ -9,8 +9,7 @@ import pytest
 
 from memagent.cli.main import run as memagent
 from memagent.errors import ConfigError, RunError
-from memagent.eval.records import ItemRecord, read_items
-from memagent.eval.regrading import regrade
+from memagent.eval.records import ItemRecord, read_items, regrade
 from memagent.eval.report.report import load_report
 from memagent.eval.setup import evaluate
 from memagent.eval.stats import mean_interval

@@ -227,15 +227,18 @@ async def test_several_attempts_at_a_question_are_one_observation() -> None:
     engine = Knowing()
     seeds: dict[str, list[int]] = {}
 
+    one_by_one = asyncio.Lock()
+
     async def agent(task: Example, client: Client) -> Outcome:
-        said = (await ask(task, client)).answer
-        sampling = engine.asked[-1]
+        async with one_by_one:
+            said = (await ask(task, client)).answer
+            sampling = engine.asked[-1]
         assert sampling.seed is not None
         seeds.setdefault(task.id, []).append(sampling.seed)
         return Outcome(answer=said if len(seeds[task.id]) % 2 else "wrong")
 
     examples = [example(0, task="a"), example(1, task="b")]
-    settings = {"samples": 4, "temperature": 1.0, "top_p": 0.7, "concurrency": 1}
+    settings = {"samples": 4, "temperature": 1.0, "top_p": 0.7}
     result = await validation(examples, agent, **settings).run(engine)
     metrics = result.metrics
     assert (metrics["num_examples"], metrics["num_attempts"]) == (2, 8)

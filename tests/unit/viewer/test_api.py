@@ -13,12 +13,11 @@ from memagent.agent.prompts import open_prompts
 from memagent.agent.trace import journal_line
 from memagent.documents.document import Document
 from memagent.errors import RunError
-from memagent.eval.regrading import regrade
+from memagent.eval.records import regrade
 from memagent.eval.report.report import load_report
 from memagent.jsonl import LineFile
 from memagent.viewer.api import ViewerApi, json_text
-from memagent.viewer.library import Library, open_library
-from memagent.viewer.texts import Texts
+from memagent.viewer.library import Library, Texts, open_library
 from tests.support.eval_runs import item, make_run
 from tests.support.timing import cpu_seconds
 from tests.support.viewer_runs import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memagent.viewer.diffs import MAX_WORDS, num_changed, word_diff, words
+from memagent.viewer.traces import MAX_WORDS, num_changed, word_diff, words
 
 texts = st.text(st.sampled_from("ab \n.é"), max_size=60) | st.text(max_size=30)
 

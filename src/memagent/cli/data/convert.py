@@ -8,8 +8,7 @@ from typing import Literal, get_args
 import click
 
 from memagent.data.formats.benchmarks import BenchmarkKind
-from memagent.data.formats.conversion import convert_dataset
-from memagent.data.formats.original import DatasetKind
+from memagent.data.formats.original import DatasetKind, convert_dataset
 
 KINDS = get_args(DatasetKind)
 BENCHMARKS = get_args(BenchmarkKind)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from memagent.cli.eval.progress import EvalProgress
+from memagent.cli.eval.output import EvalProgress
 from memagent.cli.shared.cluster import (
     ClusterOptions,
     check_replicas,

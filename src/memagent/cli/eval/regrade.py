@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from memagent.cli.eval.output import print_results
-from memagent.eval.regrading import regrade
+from memagent.eval.records import regrade
 from memagent.rewards.verifiers import GRADERS
 
 

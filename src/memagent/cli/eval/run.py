@@ -11,8 +11,7 @@ import click
 
 from memagent.agent import work
 from memagent.cli.eval.options import EvalOptions, request_of
-from memagent.cli.eval.output import print_forecast, print_results
-from memagent.cli.eval.progress import EvalProgress
+from memagent.cli.eval.output import EvalProgress, print_forecast, print_results
 from memagent.cli.shared.cluster import (
     check_replicas,
     cluster_option,

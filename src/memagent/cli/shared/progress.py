@@ -13,7 +13,7 @@ import math
 import re
 import threading
 import time
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from rich.progress import (
     BarColumn,
@@ -25,9 +25,11 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from memagent.agent.work import Work
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.engines.retry import Failure
 from memagent.engines.store import PullState
+from memagent.types import Prices
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_RETRIES = 60.0
@@ -202,3 +204,24 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {seconds} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
+
+
+# --- cost and time before the first call ----------------------------------------------------------
+
+
+def time_text(seconds: float | None, model: str) -> str:
+    """The estimate, and what it rests on."""
+    if seconds is None:
+        return f"not known: no run has measured {model} yet; a first one, such as with --max-calls 3, does"
+    about = "less than 1 s" if seconds < 1 else f"about {duration(seconds)}"
+    return f"{about} (as the last run with {model} took)"
+
+
+def cost_and_time(work: Work, prices: Prices | None, seconds: float | None) -> dict[str, Any]:
+    """The same as JSON; what is not known is left out."""
+    values: dict[str, Any] = {}
+    if prices is not None:
+        values["min_cost"], values["max_cost"] = work.cost(prices)
+    if seconds is not None:
+        values["seconds"] = seconds
+    return values

@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +28,6 @@ import click
 from rich.console import Console
 from rich.segment import Segment
 
-from memagent.cli.shared.interrupt import INTERRUPTED, stop_like_ctrl_c
 from memagent.cli.shared.messages import with_options
 from memagent.cli.shared.terminal import escaped
 from memagent.errors import LimitReached, MemagentError, PromptTooLong, UserError
@@ -137,3 +137,18 @@ def resumable(
         path = shlex.quote(str(run.path))
         console.print(f"{kept}; {advice}resume with: {command} --resume {path}")
     raise click.exceptions.Exit(exit_code)
+
+
+# --- signals that end a command -------------------------------------------------------------------
+
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C or SIGTERM."""
+
+
+def stop_like_ctrl_c(number: int = signal.SIGTERM) -> None:
+    """Cancel the running task on a signal, as Ctrl-C does."""
+    task = asyncio.current_task()
+    assert task is not None
+    with suppress(NotImplementedError):  # Windows has no signal handlers in its event loop
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import click
 
 from memagent.agent.limits import Limits
-from memagent.cli.shared.options import all_options, panel_option
+from memagent.cli.shared.engine import ENGINES, EngineOptions, engine_options
+from memagent.cli.shared.options import (
+    SHOWN,
+    all_options,
+    panel_option,
+    reading_options,
+    set_option,
+)
+from memagent.config import AgentConfig
 from memagent.errors import ConfigError
 from memagent.types import Prices
 
@@ -121,3 +129,35 @@ def limits_of(settings: Mapping[str, Any]) -> Limits:
         max_cost=settings.get("max_cost"),
         prices=prices_of(settings),
     )
+
+
+# --- all options of commands that read texts ------------------------------------------------------
+
+
+SETTING = "Any other setting, such as memory_tokens=512 or price_in=2.5; repeatable. docs/config.md lists them."
+
+
+def reader_options(shown: Sequence[str] = SHOWN, **further: Any) -> Callable[[F], F]:
+    """All of them, with options for those settings of reading that are `shown`; `further` values by name, each with its type, may be set too."""
+    return all_options(
+        limit_options,
+        engine_options,
+        reading_options(only=shown),
+        set_option(
+            AgentConfig,
+            *ENGINES,
+            panel="Reading",
+            help=SETTING,
+            further={**PRICES, **further},
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderOptions:
+    """What `reader_options` were given."""
+
+    tokenizer: str | None
+    limits: LimitOptions
+    engine: EngineOptions
+    agent: Annotated[dict[str, Any], AgentConfig]

@@ -60,9 +60,8 @@ def command(
         require(library, f'memagent view needs {library}; pip install "memagent[viewer]"')
     # imported here: they import FastAPI
     from memagent.viewer.api import ViewerApi
-    from memagent.viewer.library import open_library
+    from memagent.viewer.library import Texts, open_library
     from memagent.viewer.serving import view
-    from memagent.viewer.texts import Texts
 
     api = ViewerApi(open_library(runs), Texts(texts))
     if export is not None:

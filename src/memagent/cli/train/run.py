@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from memagent.cli.shared.engine import pull_known
-from memagent.cli.shared.interrupt import stop_like_ctrl_c
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
-from memagent.cli.shared.run_command import CommandConsole, resumable
+from memagent.cli.shared.run_command import CommandConsole, resumable, stop_like_ctrl_c
 from memagent.cli.shared.run_options import run_options
 from memagent.cli.train.options import (
     CONFIG,

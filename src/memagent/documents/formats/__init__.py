@@ -12,16 +12,20 @@ from pathlib import PurePath
 
 from memagent.documents.document import Document
 from memagent.documents.encoding import HEAD_BYTES, binary_error, bom_encoding, looks_binary
-from memagent.documents.formats.budget import limited
 from memagent.documents.formats.chat import read_chat
 from memagent.documents.formats.epub import read_epub
-from memagent.documents.formats.html import read_html
+from memagent.documents.formats.html import read_html, read_word
 from memagent.documents.formats.markdown import read_markdown
 from memagent.documents.formats.notebook import read_notebook
-from memagent.documents.formats.packed import is_gzip, unpack_gzip
 from memagent.documents.formats.pdf import read_pdf
-from memagent.documents.formats.raw import EmptyText, FormatReader, RawFile
-from memagent.documents.formats.word import read_word
+from memagent.documents.formats.raw import (
+    EmptyText,
+    FormatReader,
+    RawFile,
+    is_gzip,
+    limited,
+    unpack_gzip,
+)
 from memagent.errors import DocumentError
 
 

@@ -17,10 +17,17 @@ from xml.etree import ElementTree
 
 from memagent.documents.document import Document, Heading
 from memagent.documents.encoding import decode
-from memagent.documents.formats.budget import Cost, check_pieces
 from memagent.documents.formats.html import declared_charset, html_text, tags
-from memagent.documents.formats.packed import ZIP_ERRORS, open_zip
-from memagent.documents.formats.raw import MAX_TITLE_CHARS, MarkedText, RawFile, damaged
+from memagent.documents.formats.raw import (
+    MAX_TITLE_CHARS,
+    ZIP_ERRORS,
+    Cost,
+    MarkedText,
+    RawFile,
+    check_pieces,
+    damaged,
+    open_zip,
+)
 from memagent.errors import DocumentError
 
 CONTAINER = "META-INF/container.xml"

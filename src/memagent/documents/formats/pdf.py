@@ -9,8 +9,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from memagent.documents.document import Document
-from memagent.documents.formats.budget import Cost, check_pieces
-from memagent.documents.formats.raw import RawFile, damaged, missing_library, reason, tidy
+from memagent.documents.formats.raw import (
+    Cost,
+    RawFile,
+    check_pieces,
+    damaged,
+    missing_library,
+    reason,
+    tidy,
+)
 from memagent.errors import DocumentError
 
 if TYPE_CHECKING:

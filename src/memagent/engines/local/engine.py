@@ -40,10 +40,9 @@ import torch
 from memagent.config import LocalConfig
 from memagent.engines import store
 from memagent.engines.base import BaseEngine
-from memagent.engines.local.generator import BatchOutOfMemory, Generator
+from memagent.engines.local.generator import BatchOutOfMemory, Generator, TextStream
 from memagent.engines.local.loading import LoadedModel, is_out_of_memory, load
 from memagent.engines.local.scheduler import GenerationRequest
-from memagent.engines.local.streaming import TextStream
 from memagent.errors import (
     ConfigError,
     EngineError,

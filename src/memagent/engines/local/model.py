@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from memagent.engines.local.cuda.memory import free_reserve
+from memagent.engines.local.cuda.sizes import free_reserve
 from memagent.engines.local.sampling import SampledTokens, sample
 from memagent.engines.local.scheduler import GROW_SLOTS, GenerationRequest, Piece, SlotRun
 

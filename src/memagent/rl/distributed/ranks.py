@@ -26,8 +26,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from memagent.errors import RunError
 from memagent.rl.backend import ModelFacts
 from memagent.rl.distributed.buckets import Bucket, TensorSpec, specs_of
-from memagent.rl.distributed.shipping import ship
-from memagent.rl.distributed.transfer import Route, WeightSender
+from memagent.rl.distributed.transfer import Route, WeightSender, ship
 from memagent.rl.distributed.weight_group import use_loopback
 from memagent.rl.settings import TrainConfig
 from memagent.rl.update.learner import Learner, open_policy

@@ -23,13 +23,10 @@ from memagent.engines.base import BaseEngine
 from memagent.engines.local.engine import LocalEngine, is_gpu_failure
 from memagent.engines.replicas import EngineReplica, HostedEngine, ReplicaReply, first_line
 from memagent.errors import EngineError
-from memagent.rl.distributed.buckets import Bucket, Filled, tensors
-from memagent.rl.distributed.shared_buffers import BufferHandle
-from memagent.rl.distributed.shipping import ship, shipped
-from memagent.rl.distributed.transfer import Received, Route, WeightReceiver
+from memagent.rl.distributed.buckets import Bucket, BufferHandle, Filled, tensors
+from memagent.rl.distributed.transfer import Received, Route, WeightReceiver, ship, shipped
 from memagent.rl.settings import ModelSettings
-from memagent.rl.weights.merging import MergedCopy
-from memagent.rl.weights.models import Trained, open_model
+from memagent.rl.weights.models import MergedCopy, Trained, open_model
 from memagent.types import Completion, Sampling, TokenEngine
 
 

@@ -32,10 +32,9 @@ from memagent.engines.vllm.engine import CONTROL_VARIABLES, HANDLE_VARIABLES, Vl
 from memagent.engines.vllm.servers import visible_gpus
 from memagent.errors import ConfigError, MachineError
 from memagent.launcher import end_servers
-from memagent.rl.distributed.buckets import Bucket, Filled
+from memagent.rl.distributed.buckets import Bucket, Filled, cuda_handle
 from memagent.rl.distributed.replica import Replica
-from memagent.rl.distributed.shared_buffers import cuda_handle
-from memagent.rl.distributed.shipping import shipped
+from memagent.rl.distributed.transfer import shipped
 from memagent.rl.weights.models import open_outside
 from memagent.rl.weights.sync import LoraEndpoint
 

@@ -9,11 +9,12 @@ optimizer updates in place, so new weights reach it without a copy. With an adap
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -21,13 +22,13 @@ from torch.distributed.tensor import DTensor
 from memagent.config import LocalConfig
 from memagent.engines.addresses import key_of_named
 from memagent.engines.base import BaseEngine, open_engine, split_spec
+from memagent.engines.local.adapters import adapted_layers, merged_weight, replace_layer
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
 from memagent.files import replacing
 from memagent.rl.settings import ModelSettings, RolloutSettings
 from memagent.rl.sizes import GIB, cache_bytes
-from memagent.rl.weights.merging import MergedCopy
 from memagent.rl.weights.shards import gathered, like, local
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -222,3 +223,53 @@ def _add_adapter(model: Any, settings: ModelSettings, *, seed: int) -> None:
             task_type="CAUSAL_LM",
         )
     )
+
+
+# --- a copy with its adapter merged ---------------------------------------------------------------
+
+#     model in training    q_proj: W, and A, B of the adapter      y = W x + scale B (A x)
+#                               │ refresh, after each update
+#     merged copy          q_proj: W + scale B A                   y = W' x
+# An adapter adds two small products to each matrix, and their kernel launches dominate a decoding step. The copy
+# has none. Only matrices with an adapter exist twice; embeddings, norms and biases are shared with the model.
+# Sums are computed in float32 and written in place, so that captured graphs stay valid.
+
+
+class _Pair(NamedTuple):
+    """A layer with an adapter, and the weights of its counterpart without."""
+
+    layer: Any
+    merged: torch.nn.Parameter
+
+
+class MergedCopy:
+    """The model of an engine; `refresh` copies the current values of the adapter."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        model: Any = loaded.model
+        twin = _twin(model)
+        layers = adapted_layers(model, setting="rollout.merged")
+        self._pairs = [_merged_pair(twin, name, layer) for name, layer in layers]
+        # the file has the weights without the adapter
+        self.loaded = replace(loaded, model=twin)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Merge the current adapter. Nothing may be generated meanwhile."""
+        for layer, merged in self._pairs:
+            merged.copy_(merged_weight(layer))
+
+
+def _twin(model: Any) -> Any:
+    """A copy of the modules on the same parameters."""
+    shared = {id(parameter): parameter for parameter in model.parameters()}
+    return copy.deepcopy(model, memo=shared)
+
+
+def _merged_pair(twin: Any, name: str, layer: Any) -> _Pair:
+    """Replace a layer of the copy by one without an adapter that has its own weights."""
+    plain = twin.get_submodule(name).get_base_layer()
+    plain.weight = torch.nn.Parameter(plain.weight.detach().clone(), requires_grad=False)
+    replace_layer(twin, name, plain)
+    return _Pair(layer, plain.weight)

@@ -31,8 +31,7 @@ from memagent.engines.local.engine import LocalEngine
 from memagent.errors import ConfigError
 from memagent.rl.settings import RolloutSettings
 from memagent.rl.weights.checkpoint import save_adapter
-from memagent.rl.weights.merging import MergedCopy
-from memagent.rl.weights.models import Trained
+from memagent.rl.weights.models import MergedCopy, Trained
 
 if TYPE_CHECKING:  # it brings a library that training with a model in this process does not need
     from memagent.engines.openai import Answer, EndpointEngine

@@ -25,7 +25,6 @@ from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, EngineError, EngineRefused, PromptTooLong
 from memagent.serve.keys import KeyHolder
 from memagent.serve.metrics import Measure
-from memagent.serve.reading.accounts import Account, OwnersEngine
 from memagent.serve.reading.conversation import (
     LongText,
     Utterance,
@@ -42,7 +41,7 @@ from memagent.serve.reading.events import (
     no_answer,
 )
 from memagent.serve.reading.files import RequestFiles
-from memagent.serve.reading.readings import Readings, ReadStep
+from memagent.serve.reading.readings import Account, OwnersEngine, Readings, ReadStep
 from memagent.serve.reading.requests import GatewayRequest
 from memagent.serve.reading.state import GatewayState, in_thread
 from memagent.tokens.tokenizers import Tokenizer

@@ -16,13 +16,14 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from memagent.agent.journal import FREE_SETTINGS, Journal
+from memagent.agent.limits import Limits
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step
 from memagent.config import AgentConfig
@@ -33,9 +34,9 @@ from memagent.errors import RunError, RunNotWritable
 from memagent.replies import REPLIES, Replies
 from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyHolder
-from memagent.serve.reading.accounts import Account, OwnersEngine
 from memagent.serve.reading.state import DAMAGED, GatewayState, in_thread
 from memagent.tokens.tokenizers import Tokenizer
+from memagent.types import Completion, Engine, Message, Prices, Sampling, Usage
 
 MAX_EARLIER = 8
 """Earlier readings of a question that are compared with a new text, the newest ones."""
@@ -250,3 +251,62 @@ def _open_journal(path: Path, identity: dict[str, Any], earlier: Sequence[Path])
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
         return Journal.open(path, identity, also=sound)
+
+
+# --- what the calls of a holder use ---------------------------------------------------------------
+
+# A call counts when it has left for the engine. One whose client goes away counts with its prompt, because the
+# engine has it.
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Counts what the calls of a holder use."""
+
+    state: GatewayState
+    owner: str
+    limits: Limits
+    prices: Prices | None
+
+    async def written(self) -> None:
+        """Return when what was added before is on disk."""
+        await in_thread(self.state.counting, int)  # it has one thread: this comes after them
+
+    def add(self, usage: Usage) -> None:
+        """Put it on disk; blocks for the time of a write."""
+        cost = self.prices.cost_of(usage) if self.prices else 0.0
+        self.state.add_used(self.owner, usage, cost)
+
+
+class OwnersEngine(BaseEngine):
+    """The engine of a server as the calls of one holder reach it."""
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, account: Account, slots: Slots | None = None
+    ) -> None:
+        """With `slots`, those of readings, calls wait for their turn, and what is computed is used for this holder alone."""
+        self.stand_for(engine)
+        self.calls_at_once = slots.num if slots else self.calls_at_once
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._account = account
+        self._slots = slots
+
+    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """One reply; a call that is cancelled after it has left counts with its prompt."""
+        async with self._slots.slot() if self._slots else nullcontext():
+            if self._slots:
+                sampling = replace(sampling, cache_salt=self._account.owner)
+            try:
+                return await self._engine.complete(messages, sampling)
+            except asyncio.CancelledError:
+                limits = self._account.limits
+                prompt_tokens = self._tokenizer.count_messages(messages)
+                usage = Usage(calls=1, prompt_tokens=prompt_tokens, is_estimated=True)
+                limits.count(usage)  # the caller releases what it reserved
+                if limits.on_used:
+                    limits.on_used(usage)
+                raise
+
+    async def aclose(self) -> None:
+        """Nothing to free: the engine belongs to the server."""

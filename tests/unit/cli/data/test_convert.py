@@ -10,9 +10,8 @@ import pytest
 
 from memagent.cli.main import run
 from memagent.data.example import Example, Passage
-from memagent.data.formats.conversion import convert_dataset
 from memagent.data.formats.files import read_examples, write_examples
-from memagent.data.formats.original import kind_of
+from memagent.data.formats.original import convert_dataset, kind_of
 
 Capture = pytest.CaptureFixture[str]
 

@@ -11,8 +11,8 @@ import pytest
 from memagent.cli.main import run as memagent
 from memagent.data.example import Example
 from memagent.data.formats.benchmarks import benchmark_of, read_dataset
-from memagent.data.formats.conversion import convert_dataset
 from memagent.data.formats.files import read_examples, write_examples
+from memagent.data.formats.original import convert_dataset
 from memagent.errors import DataError
 from memagent.eval.items import plan_items
 from memagent.eval.records import read_items

@@ -16,9 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memagent.data.example import Example, Passage, join
-from memagent.data.formats.conversion import convert_dataset
 from memagent.data.formats.files import read_examples, write_examples
-from memagent.data.formats.original import kind_of, read_original, split_documents, write_original
+from memagent.data.formats.original import (
+    convert_dataset,
+    kind_of,
+    read_original,
+    split_documents,
+    write_original,
+)
 from memagent.errors import DataError
 from memagent.eval.items import plan_items
 from memagent.eval.suites import Suite

@@ -21,7 +21,7 @@ from memagent.engines.local.generator import Generator
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import EngineError, MachineError
 from memagent.rl.distributed.replica import EmbeddedModel
-from memagent.rl.weights.merging import MergedCopy
+from memagent.rl.weights.models import MergedCopy
 from memagent.types import Sampling
 from tests.support.replica_models import embedded, greedy
 from tests.support.timing import eventually

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from memagent.engines.local.streaming import TextStream
+from memagent.engines.local.generator import TextStream
 
 
 def decode(ids: Sequence[int]) -> str:

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 import pytest
 
 from memagent.eval.report.anchors import Anchor, read_anchors
-from memagent.eval.report.page import inline_svg, page
 from memagent.eval.report.plots import (
     Plot,
     accuracy_plot,
@@ -18,6 +17,7 @@ from memagent.eval.report.plots import (
     slug,
     tasks_plot,
 )
+from memagent.eval.report.report import inline_svg, page
 from memagent.eval.report.rows import RULER_TEN, Entry, average_rows, result_rows
 from memagent.eval.report.tables import results_table
 from tests.support.eval_runs import failed, item, lifelike

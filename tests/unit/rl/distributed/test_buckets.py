@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from memagent.rl.distributed.buckets import (
     Bucket,
+    SharedBuffer,
     TensorSpec,
     buffer_bytes,
     fill,
+    opened,
     specs_of,
     split,
     tensors,
 )
-from memagent.rl.distributed.shared_buffers import SharedBuffer, opened
 
 DTYPES = ("float32", "bfloat16", "int8")
 SHAPES = st.lists(st.integers(0, 6), max_size=3).map(tuple)

@@ -16,7 +16,7 @@ from memagent.engines.local.loading import load
 from memagent.errors import PromptTooLong
 from memagent.rl.distributed.direct import DirectTransfer, DirectWay
 from memagent.rl.distributed.replicas import ReplicaEngine, ReplicaSync, open_replicas
-from memagent.rl.distributed.shipping import ship
+from memagent.rl.distributed.transfer import ship
 from memagent.types import Completion, Sampling
 from tests.support.driver_ranks import DriverRanks
 from tests.support.ray_nodes import ray_nodes

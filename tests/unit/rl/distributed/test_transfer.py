@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from memagent.errors import ConfigError
-from memagent.rl.distributed.buckets import specs_of, split, tensors
+from memagent.rl.distributed.buckets import SharedBuffer, specs_of, split, tensors
 from memagent.rl.distributed.direct import transfer_of
-from memagent.rl.distributed.shared_buffers import SharedBuffer
 from memagent.rl.distributed.transfer import BroadcastRoute, IpcRoute, WeightReceiver, WeightSender
 from memagent.rl.distributed.weight_group import GroupSpec
 from memagent.rl.settings import parse_config

@@ -14,8 +14,7 @@ from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
 from memagent.rl.settings import RolloutSettings
 from memagent.rl.update.policy import Policy
-from memagent.rl.weights.merging import MergedCopy
-from memagent.rl.weights.models import Trained, open_merged, open_rollout_engine
+from memagent.rl.weights.models import MergedCopy, Trained, open_merged, open_rollout_engine
 from memagent.rl.weights.sync import open_sync
 from memagent.types import Sampling
 from tests.support.tiny_models import KINDS, Kind, make_tiny_adapter, make_tiny_model

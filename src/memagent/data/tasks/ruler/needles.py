@@ -16,17 +16,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from memagent.config import MOST
 from memagent.data.example import Evidence, Passage
+from memagent.data.sources.cache import open_source, sha256_of
 from memagent.data.sources.catalogue import source_setting
+from memagent.data.sources.readers import texts_in
 from memagent.data.tasks.generated import Draft, GeneratedTask
 from memagent.data.tasks.lengths import LEAST_SHARE, fit
 from memagent.data.tasks.registry import TaskSettings
-from memagent.data.tasks.ruler.essays import Essays, open_essays
 from memagent.data.tasks.ruler.haystack import (
     EssayHaystack,
     Haystack,
@@ -217,3 +220,26 @@ class _Distractors:
         key = draw_new(settings.keys, self._source, self._taken)
         value = draw_new(settings.values, self._source, self._taken)
         return self._task.sentence(key, value)
+
+
+# --- essays ---------------------------------------------------------------------------------------
+
+
+class Essays(NamedTuple):
+    """The texts of a folder, one after the other."""
+
+    text: str
+    sources: dict[str, str]
+    """Fingerprint of the folder, as an example's origin keeps it."""
+
+
+def open_essays(folder: str | None) -> Essays:
+    """The texts of a folder or file, in the order of their names."""
+    path = open_source("essays", folder)
+    sha256 = sha256_of(path)
+    return Essays(_joined(path, sha256), {"essays": sha256})
+
+
+@lru_cache(maxsize=1)
+def _joined(path: Path, sha256: str) -> str:
+    return "\n\n".join(text.strip() for _, text in texts_in(path))

@@ -32,8 +32,7 @@ from memagent.engines.local.cuda.layout import (
     reply_inputs,
     reply_layout,
 )
-from memagent.engines.local.cuda.memory import free_reserve, free_workspaces
-from memagent.engines.local.cuda.sizes import Heads, Parts
+from memagent.engines.local.cuda.sizes import Heads, Parts, free_reserve, free_workspaces
 from memagent.engines.local.sampling import (
     SampledTokens,
     has_filter,

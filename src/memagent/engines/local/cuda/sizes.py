@@ -31,3 +31,20 @@ class Parts:
         self.mixed = torch.empty((*shape, heads.dim), dtype=torch.float32, device=device)
         self.peaks = torch.empty(shape, dtype=torch.float32, device=device)
         self.sums = torch.empty(shape, dtype=torch.float32, device=device)
+
+
+# --- memory that torch keeps ----------------------------------------------------------------------
+
+
+def free_workspaces(device: torch.device) -> None:
+    """Free the buffers that cuBLAS keeps for each thread and stream; it allocates them again when it needs them."""
+    if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
+
+
+def free_reserve(device: torch.device) -> None:
+    """Give back what no tensor uses, once everything that runs on the GPU has ended."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        free_workspaces(device)
+        torch.cuda.empty_cache()
