@@ -15,7 +15,7 @@ from memagent.data.example import Evidence, Example, Passage
 from memagent.engines.scripted import ScriptedEngine
 from memagent.tokens.tokenizers import open_tokenizer
 from memagent.types import Message, Sampling
-from recipes.collect_readings import READING, right_reading, conversations
+from recipes.collect_readings import READING, conversations, right_reading
 from recipes.generate_questions import (
     asked,
     fact_records,
