@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from memagent.engines.local.generator import Generator
+from memagent.engines.local.sampling import sample
 from memagent.engines.local.scheduler import GenerationRequest
 from memagent.errors import ConfigError
 from memagent.types import Sampling
@@ -244,3 +246,18 @@ def test_a_request_larger_than_the_cache_is_refused(model: Any) -> None:
         generator.submit([5] * 50, Sampling(max_tokens=25), seed=0)
     with pytest.raises(ConfigError, match="prompt is empty"):
         generator.submit([], Sampling(max_tokens=5), seed=0)
+
+
+def test_rows_with_different_filters_are_sampled_as_each_alone() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(12, 300) * 3
+    filters = [(None, None), (1, None), (20, 0.9), (None, 0.5), (10**6, 1.0), (None, 1e-9)]
+    requests = [
+        (Sampling(max_tokens=4, temperature=t, top_k=k, top_p=p), seed, seed + 3)
+        for seed, (t, (k, p)) in enumerate(product((0.7, 1.2), filters))
+    ]
+    alone = [sample(logits[[row]], [request]) for row, request in enumerate(requests)]
+    together = sample(logits.clone(), requests)
+    assert together.tokens == [one.tokens[0] for one in alone]
+    assert together.logprobs == pytest.approx([one.logprobs[0] for one in alone], abs=1e-5)
+    assert {together.tokens[row] for row in (1, 5)} == {int(logits[row].argmax()) for row in (1, 5)}
