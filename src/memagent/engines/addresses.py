@@ -159,7 +159,7 @@ def _check_one(address: str) -> None:
         raise ConfigError(
             f"{shown!r} is no endpoint address; it looks like http://localhost:8000/v1"
         )
-    if parts.username or parts.password:  # the client library cannot send them beside a key
+    if parts.username or parts.password:  # they cannot be sent beside a key
         raise ConfigError(
             f"leave user and password out of the address {public_url(address)}; "
             "a key goes into `api_key` or MEMAGENT_API_KEY"

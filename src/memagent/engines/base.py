@@ -158,7 +158,7 @@ def as_endpoint(engine: Engine) -> EndpointEngine | None:
     """An engine as the endpoint that it is; None for one that calls no endpoint."""
     if facts_of(engine).runs_here:
         return None
-    from memagent.engines.openai import EndpointEngine  # brings the client library
+    from memagent.engines.openai import EndpointEngine  # brings the HTTP client
 
     return engine if isinstance(engine, EndpointEngine) else None
 

@@ -100,7 +100,7 @@ def _open_endpoint(model: str, base_url: str | None, settings: EngineConfig | No
     if settings is not None and base_url in (None, settings.base_url):
         given = settings.model_dump(exclude={"model", "extra_body"})
         base_url = next(iter(addresses(settings.base_url)), None)
-    from memagent.engines.openai import open_endpoint_at  # brings the client library
+    from memagent.engines.openai import open_endpoint_at  # brings the HTTP client
 
     return EndpointEmbedder(open_endpoint_at(model, **{**given, "base_url": base_url}))
 

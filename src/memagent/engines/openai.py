@@ -16,12 +16,12 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-import openai
+import httpx
+from httpx_aiohttp import HttpxAiohttpClient
 from pydantic import SecretStr
 
 from memagent import blocking
@@ -71,8 +71,6 @@ SALTED_OWNERS = frozenset({MEMAGENT, "vllm"})
 """What servers that know `cache_salt` report as the owner of their models."""
 OPENAI_HEADERS = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
 
-# the HTTP library that the client library uses: httpx, or httpx2 in newer versions
-_http: Any = import_module(openai.DefaultAsyncHttpxClient.__mro__[1].__module__.partition(".")[0])
 _azure_path = re.compile(r"/openai/deployments/([^/]+)/?$")
 _window_words = re.compile(
     r"context.?length|context window|context size|maximum context|too long|too many tokens|max_model_len",
@@ -359,7 +357,7 @@ class EndpointEngine(BaseEngine):
             return parse(data)
         except _BadStatus as error:
             return await self._classify(error)
-        except (_http.ReadTimeout, _http.WriteTimeout, _http.PoolTimeout, TimeoutError):
+        except (httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout, TimeoutError):
             reason = f"no reply within {self.config.timeout:g} s"
             return Failure(kind="failed" if self._has_answered else "unreachable", reason=reason)
         except UNREACHABLE as error:
@@ -460,14 +458,14 @@ class EndpointEngine(BaseEngine):
 class _Client:
     """The connections of an event loop, and what every request over them carries.
 
-    Requests are written here and not by the client library, which would take as long as all the rest.
+    Requests are written here and not by the HTTP client, which would take as long as all the rest.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self.slots = Slots(config.concurrency)
         self._config = config
         self._connections = _transport(config)
-        self.headers = _http.Headers(_headers(config))
+        self.headers = httpx.Headers(_headers(config))
         self._urls: dict[str, Any] = {}
 
     async def request(
@@ -477,7 +475,7 @@ class _Client:
 
         Raises _BadStatus, one of UNREACHABLE or one of UNREADABLE.
         """
-        sent = _http.Request(
+        sent = httpx.Request(
             method,
             self._url(path),
             headers=self.headers,
@@ -501,7 +499,7 @@ class _Client:
         """The address of a path below the endpoint's; one that is an address already stays as it is."""
         if path not in self._urls:
             base = (self._config.base_url or OPENAI_URL).rstrip("/")
-            url = _http.URL(path if "://" in path else base + path)
+            url = httpx.URL(path if "://" in path else base + path)
             if _azure_deployment(self._config):
                 version = self._config.api_version or AZURE_API_VERSION
                 url = url.copy_merge_params({"api-version": version})
@@ -541,7 +539,7 @@ def _shown(value: Any) -> str:
         return "an error that cannot be shown"
 
 
-UNREACHABLE = (_http.RequestError, TimeoutError, ssl.SSLError)
+UNREACHABLE = (httpx.RequestError, TimeoutError, ssl.SSLError)
 """What a request raises that got no reply."""
 UNREADABLE = (ValueError, RecursionError, OverflowError)
 """What parsing a reply of nonsense raises; too deep JSON is a RecursionError."""
@@ -551,7 +549,7 @@ class _BadReply(ValueError):
     """A reply that is not read to its end."""
 
 
-class _LimitedStream(_http.AsyncByteStream):  # type: ignore[misc]
+class _LimitedStream(httpx.AsyncByteStream):
     """The body of a reply, cut off when it is too long."""
 
     def __init__(self, body: Any) -> None:
@@ -650,18 +648,15 @@ def _azure_deployment(config: EngineConfig) -> str:
     return match.group(1) if match else ""
 
 
-def _transport(config: EngineConfig) -> Any:
-    """The HTTP client, which trusts no endpoint; see `_hooks`.
-
-    With aiohttp, where it is installed, a call takes a third less time.
-    """
+def _transport(config: EngineConfig) -> httpx.AsyncClient:
+    """The HTTP client, which trusts no endpoint; see `_hooks`. Over aiohttp a call takes half the time of httpx alone."""
     hosts = origins(config.base_url or OPENAI_URL)
-    settings: dict[str, Any] = {"event_hooks": _hooks(hosts), "verify": _certificates(hosts)}
-    try:
-        client: Any = openai.DefaultAioHttpClient(**settings)
-    except RuntimeError:  # it is not
-        client = openai.DefaultAsyncHttpxClient(**settings)
-    return client
+    return HttpxAiohttpClient(
+        event_hooks=_hooks(hosts),
+        verify=_certificates(hosts),
+        follow_redirects=True,
+        limits=httpx.Limits(),  # calls wait for their slot instead
+    )
 
 
 def _certificates(hosts: frozenset[str]) -> ssl.SSLContext:
@@ -676,7 +671,7 @@ def _certificates(hosts: frozenset[str]) -> ssl.SSLContext:
 
 @cache
 def _read_certificates(cafile: str | None, capath: str | None) -> ssl.SSLContext:
-    context: ssl.SSLContext = _http.create_ssl_context()  # the environment names the same places
+    context: ssl.SSLContext = httpx.create_ssl_context()  # the environment names the same places
     return context
 
 
@@ -698,7 +693,7 @@ def _hooks(hosts: frozenset[str]) -> dict[str, list[Callable[..., Any]]]:
     async def on_response(response: Any) -> None:
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             raise _BadReply("a compressed reply, which was not asked for")
-        if not _is_short(response.headers) and isinstance(response.stream, _http.AsyncByteStream):
+        if not _is_short(response.headers) and isinstance(response.stream, httpx.AsyncByteStream):
             response.stream = _LimitedStream(response.stream)
 
     return {"request": [on_request], "response": [on_response]}
