@@ -24,24 +24,13 @@ from memagent.rl.trainer import Trainer
 from memagent.tracking import read_metrics
 from tests.support.cluster_runs import assert_same_training, train
 from tests.support.driver_ranks import DriverRanks
-from tests.support.ray_nodes import ray_nodes, running_nodes
-from tests.support.replica_models import embedded, expected, greedy, named, two_models, until
+from tests.support.ray_nodes import running_nodes
+from tests.support.replica_models import embedded, expected, greedy, named, until
 from tests.support.tiny_training import tiny_run
 
 pytestmark = pytest.mark.cluster
 WAYS: tuple[DirectWay, ...] = ("broadcast", "ipc")
 BUCKET_BYTES = 20_000
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with ray_nodes(2):
-        yield Cluster(wait_seconds=60, on_note=lambda text: None, is_local=False)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return two_models(tmp_path_factory.mktemp("models"))
 
 
 class DiesOnce:

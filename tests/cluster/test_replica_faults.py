@@ -18,7 +18,7 @@ from memagent.rl.distributed.replicas import ReplicaEngine, open_replicas
 from memagent.rl.distributed.transfer import ship
 from tests.support.broken_gpu import REASON, BrokenAtFirst
 from tests.support.ray_nodes import ray_nodes
-from tests.support.replica_models import embedded, expected, greedy, named, two_models, until
+from tests.support.replica_models import embedded, expected, greedy, named, until
 from tests.support.tiny_models import make_tiny_adapter
 
 pytestmark = pytest.mark.cluster
@@ -28,11 +28,6 @@ pytestmark = pytest.mark.cluster
 def cluster() -> Iterator[Cluster]:
     with ray_nodes(2):
         yield Cluster(wait_seconds=20, on_note=lambda text: None, is_local=False)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return two_models(tmp_path_factory.mktemp("models"))
 
 
 async def test_adapters_are_published_and_sleeping_replicas_wake_with_their_weights(

@@ -31,19 +31,6 @@ def nodes() -> Iterator[Any]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("files")
-
-
-@pytest.fixture(scope="module")
-def alone(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run in one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    train(tiny_run(files), folder)
-    return folder
-
-
 def on_cluster(files: Path, nodes: Any, **settings: Any) -> dict[str, Any]:
     cluster = {"address": nodes.address, "trainer_ranks": 2, "engine_replicas": 2, **settings}
     return tiny_run(files, cluster=cluster)

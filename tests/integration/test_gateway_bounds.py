@@ -42,18 +42,7 @@ MEASURED = """
 import gzip, json, resource, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tests.support.gateways import (
-    MODEL,
-    Gateway,
-    PatientEngine,
-    asking,
-    chat_request,
-    connected,
-    head_of,
-    novel,
-    serving_gateway,
-)
-from tests.support.timing import wait_until
+from tests.support.gateways import MODEL, serving_gateway
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000
