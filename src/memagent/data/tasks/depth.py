@@ -19,9 +19,6 @@ from collections.abc import Sequence
 
 NUM_TENTHS = 10
 
-MAX_TERMS = 100_000
-PRECISION = 1e-15
-
 
 def bucket_of(depth: float, *, num_buckets: int) -> int:
     """The bucket that a depth from 0 to 1 falls into; 1 itself belongs to the last."""
@@ -55,47 +52,11 @@ def uniformity_p(counts: Sequence[int]) -> float:
 
 def chi_square_p(statistic: float, *, degrees: int) -> float:
     """Chance that a chi-square value of so many degrees of freedom is at least `statistic`."""
-    return upper_gamma(degrees / 2, statistic / 2)
-
-
-def upper_gamma(a: float, x: float) -> float:
-    """The regularised upper incomplete gamma function, Q(a, x), for a > 0 and x >= 0."""
-    if x <= 0.0:
+    half = statistic / 2
+    if half == 0:
         return 1.0
-    scale = math.exp(a * math.log(x) - x - math.lgamma(a))
-    if x < a + 1.0:
-        return max(0.0, 1.0 - scale * _lower_series(a, x))
-    return scale * _upper_fraction(a, x)
-
-
-def _lower_series(a: float, x: float) -> float:
-    """1/a + x/(a(a+1)) + x^2/(a(a+1)(a+2)) + ...; quick for x below a + 1."""
-    term = total = 1.0 / a
-    for n in range(1, MAX_TERMS):
-        term *= x / (a + n)
-        total += term
-        if term < total * PRECISION:
-            break
-    return total
-
-
-def _upper_fraction(a: float, x: float) -> float:
-    """1/(x+1-a - 1(1-a)/(x+3-a - 2(2-a)/(x+5-a - ...))), forwards; quick for x above a + 1."""
-    tiny = 1e-300
-    b = x + 1.0 - a
-    c = 1.0 / tiny
-    d = 1.0 / b
-    value = d
-    for n in range(1, MAX_TERMS):
-        numerator = -n * (n - a)
-        b += 2.0
-        d = 1.0 / _away_from_zero(numerator * d + b, tiny)
-        c = _away_from_zero(b + numerator / c, tiny)
-        value *= c * d
-        if abs(c * d - 1.0) < PRECISION:
-            break
-    return value
-
-
-def _away_from_zero(value: float, tiny: float) -> float:
-    return tiny if abs(value) < tiny else value
+    # two degrees more add one term; the sums begin with one degree and with two
+    p = math.erfc(math.sqrt(half)) if degrees % 2 else math.exp(-half)
+    for term in range(2 - degrees % 2, degrees, 2):
+        p += math.exp(term / 2 * math.log(half) - half - math.lgamma(term / 2 + 1))
+    return p

@@ -1,15 +1,15 @@
-"""HotpotQA as a store: questions and paragraphs by number, in files that processes map into memory.
+"""HotpotQA as a store: questions and paragraphs by number, in a database in the user's cache folder.
 
-    train file ─┐                  ┌─▶ paragraphs.txt    title, line end, text; one after the other
-    dev file   ─┼─▶ open_store ────┼─▶ items.jsonl       questions; paragraphs by their number
+    train file ─┐                  ┌─▶ store.sqlite      questions, and paragraphs by their number
+    dev file   ─┼─▶ open_store ────┤
     paragraphs ─┘   (once)         └─▶ counts-*.bin      tokens of each paragraph, by tokenizer
 
     paragraph number   0 ............ num_pool ............ num_paragraphs
                        may fill a text      of questions only
 
-They lie in the user's cache folder under the fingerprints of the sources, so another process, or
-another length, starts at once. This module keeps training and development apart: a pool for training has
-no gold paragraph of a development question, and no question may be in both files.
+It lies under the fingerprints of the sources, so another process, or another length, starts at once. This
+module keeps training and development apart: a pool for training has no gold paragraph of a development
+question, and no question may be in both files. `select_items` finds the questions that a file names.
 """
 
 from __future__ import annotations
@@ -17,29 +17,36 @@ from __future__ import annotations
 import hashlib
 import html
 import json
-import mmap
+import sqlite3
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal, NamedTuple
 
 from filelock import FileLock
 from platformdirs import user_cache_path
 
 from memagent.data.example import Passage
+from memagent.data.formats.files import read_examples
+from memagent.data.formats.json_stream import read_records
+from memagent.data.formats.original import kind_of, read_original
 from memagent.data.sources.cache import sha256_of
 from memagent.data.sources.readers import HotpotItem, Paragraph, hotpot_items, hotpot_paragraphs
 from memagent.errors import DataError
-from memagent.files import write_atomically
+from memagent.files import replacing, write_atomically
 
-FORMAT = 1
-"""Raised whenever the files, or what is left out of them, change."""
-CACHED_CHARS = 1 << 26
-"""Text of paragraphs that a store keeps in memory."""
+FORMAT = 2
+"""Raised whenever the tables, or what is left out of them, change."""
+TABLES = """
+PRAGMA journal_mode = OFF;
+CREATE TABLE paragraphs (number INTEGER PRIMARY KEY, title TEXT, text TEXT);
+CREATE TABLE questions (number INTEGER PRIMARY KEY, record TEXT);
+CREATE TABLE about (record TEXT);
+"""
 NUM_TRIED = 32
 """Paragraphs whose counts distinguish tokenizers of the same name."""
 YES_NO = ("yes", "no")
@@ -99,29 +106,22 @@ class Store:
     """Questions and paragraphs by number."""
 
     def __init__(self, folder: Path, fingerprints: dict[str, str]) -> None:
-        about = json.loads((folder / "about.json").read_text())
         self.folder = folder
         self.fingerprints = fingerprints
+        self._database = sqlite3.connect(
+            f"{(folder / 'store.sqlite').as_uri()}?immutable=1", uri=True, check_same_thread=False
+        )
+        about = json.loads(self._one("SELECT record FROM about")[0])
+        self.num_items: int = about["num_items"]
+        self.num_paragraphs: int = about["num_paragraphs"]
         self.num_pool: int = about["num_pool"]
         """Paragraphs that may fill a text."""
         self.left_out: dict[str, int] = about["left_out"]
         """Questions and paragraphs that are not used, by reason."""
-        self._items = _Records(folder / "items.jsonl")
-        self._paragraphs = _Records(folder / "paragraphs.txt")
-        self._passages: dict[int, Passage] = {}
-        self._num_cached_chars = 0
-
-    @property
-    def num_items(self) -> int:
-        return len(self._items)
-
-    @property
-    def num_paragraphs(self) -> int:
-        return len(self._paragraphs)
 
     def item(self, number: int) -> StoredQuestion:
         """A question."""
-        record = json.loads(self._items[number])
+        record = json.loads(self._one("SELECT record FROM questions WHERE number = ?", number)[0])
         gold = (Gold(paragraph=at, spans=tuple(map(tuple, spans))) for at, spans in record["gold"])
         return StoredQuestion(
             **{
@@ -133,27 +133,29 @@ class Store:
         )
 
     def passage(self, number: int) -> Passage:
-        """A paragraph; cached up to a limit, because fillers are used repeatedly."""
-        passage = self._passages.get(number)
-        if passage is None:
-            title, _, text = self._paragraphs[number].decode().partition("\n")
-            passage = Passage(title=title, text=text)
-            if self._num_cached_chars < CACHED_CHARS:
-                self._passages[number] = passage
-                self._num_cached_chars += len(text)
-        return passage
+        """A paragraph."""
+        title, text = self._one("SELECT title, text FROM paragraphs WHERE number = ?", number)
+        return Passage(title=title, text=text)
 
     def counts(self, tokenizer: str, count: Callable[[str], int]) -> Sequence[int]:
         """What `count` gives for each paragraph; counted once and kept on disk."""
-        tried = range(0, self.num_paragraphs, max(self.num_paragraphs // NUM_TRIED, 1))
-        sample = [count(_written(self.passage(number))) for number in tried]
+
+        def counts_of(numbers: range) -> Iterator[int]:
+            for passage in map(self.passage, numbers):
+                yield count(f"{passage.title}\n{passage.text}")
+
+        numbers = range(self.num_paragraphs)
+        sample = list(counts_of(numbers[:: max(len(numbers) // NUM_TRIED, 1)]))
         key = hashlib.sha256(json.dumps([tokenizer, sample]).encode()).hexdigest()[:24]
         path = self.folder / f"counts-{key}.bin"
         if not path.exists():
-            numbers = range(self.num_paragraphs)
-            counts = array("I", (count(_written(self.passage(number))) for number in numbers))
-            write_atomically(path, counts.tobytes())
-        return _numbers("I", path)
+            write_atomically(path, array("I", counts_of(numbers)).tobytes())
+        counts = array("I")
+        counts.frombytes(path.read_bytes())
+        return counts
+
+    def _one(self, query: str, *values: int) -> Any:
+        return self._database.execute(query, values).fetchone()
 
 
 def open_store(files: HotpotFiles) -> Store:
@@ -165,12 +167,12 @@ def open_store(files: HotpotFiles) -> Store:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
-            if not (folder / "about.json").exists():
-                _build(files, folder)
-    except OSError as error:
+            if not (folder / "store.sqlite").exists():
+                _build(files, folder / "store.sqlite")
+    except (OSError, sqlite3.Error) as error:
         raise DataError(
-            f"cannot write to {folder} ({error.strerror or error}); free some space there, or set "
-            "XDG_CACHE_HOME to a folder of yours"
+            f"cannot write to {folder} ({getattr(error, 'strerror', None) or error}); free some "
+            "space there, or set XDG_CACHE_HOME to a folder of yours"
         ) from None
     return _opened(folder, tuple(fingerprints.items()))
 
@@ -209,8 +211,8 @@ class _HeldOut:
 class _Paragraphs:
     """Writes paragraphs, each once, and finds the number of one by its title or text."""
 
-    def __init__(self, writer: _Writer) -> None:
-        self._writer = writer
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
         self._numbers: dict[bytes, int] = {}
         self._by_title: dict[bytes, int] = {}
         self._by_text: dict[bytes, int] = {}
@@ -225,11 +227,15 @@ class _Paragraphs:
 
     def add(self, paragraph: Paragraph) -> int:
         """Its number; it is written once."""
-        written = f"{_one_line(paragraph.title)}\n{paragraph.text}".encode()
-        key = hashlib.blake2b(written, digest_size=16).digest()
-        if key not in self._numbers:
-            self._numbers[key] = self._writer.write(written)
-        return self._numbers[key]
+        title = " ".join(paragraph.title.split())
+        key = hashlib.blake2b(f"{title}\n{paragraph.text}".encode(), digest_size=16).digest()
+        number = self._numbers.setdefault(key, len(self._numbers))
+        row = (number, title, paragraph.text)
+        self._database.execute("INSERT OR IGNORE INTO paragraphs VALUES (?, ?, ?)", row)
+        return number
+
+    def __len__(self) -> int:
+        return len(self._numbers)
 
     def duplicates(self, paragraph: Paragraph) -> Iterator[int]:
         """Paragraphs of the pool with its title, or with its text."""
@@ -238,25 +244,33 @@ class _Paragraphs:
                 yield number
 
 
-def _build(files: HotpotFiles, folder: Path) -> None:
+def _build(files: HotpotFiles, path: Path) -> None:
     held_out = _HeldOut()
     for item in hotpot_items(files.dev) if files.dev else ():
         held_out.add(item)
     left_out: Counter[str] = Counter()
-    with _Writer(folder / "paragraphs.txt") as texts, _Writer(folder / "items.jsonl") as lines:
-        paragraphs = _Paragraphs(texts)
+    with replacing(path) as part, closing(sqlite3.connect(part)) as database, database:
+        database.executescript(TABLES)
+        paragraphs = _Paragraphs(database)
         for paragraph in hotpot_paragraphs(files.paragraphs or files.items):
             left_out.update(_reasons_against(paragraph, paragraphs, held_out))
-        num_pool = texts.num_written
+        num_pool, num_items = len(paragraphs), 0
         for item in _usable(files, held_out, left_out):
-            lines.write(json.dumps(_record(item, paragraphs, held_out)).encode())
-        if lines.num_written == 0:
+            record = json.dumps(_record(item, paragraphs, held_out))
+            database.execute("INSERT INTO questions VALUES (?, ?)", (num_items, record))
+            num_items += 1
+        if num_items == 0:
+            reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items())
             raise DataError(
-                f"{files.items} holds no question that can be used: {_listed(left_out)}"
+                f"{files.items} holds no question that can be used: {reasons or 'it has none'}"
             )
-    about = {"num_pool": num_pool, "left_out": dict(sorted(left_out.items()))}
-    # the last: its presence means that the store is complete
-    write_atomically(folder / "about.json", json.dumps(about).encode())
+        about = {
+            "num_items": num_items,
+            "num_paragraphs": len(paragraphs),
+            "num_pool": num_pool,
+            "left_out": dict(sorted(left_out.items())),
+        }
+        database.execute("INSERT INTO about VALUES (?)", (json.dumps(about),))
 
 
 def _reasons_against(
@@ -353,74 +367,51 @@ def _key(text: str) -> bytes:
     return hashlib.blake2b(bare.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+# --- the questions of a file -----------------------------------------------------------------------
 
 
-def _listed(left_out: Counter[str]) -> str:
-    return ", ".join(f"{number} {reason}" for reason, number in left_out.items()) or "it has none"
+class SelectedItems(NamedTuple):
+    """Questions of a store, in the order of a file."""
+
+    numbers: list[int]
+    num_unknown: int
+    """Questions of the file that the store does not have."""
 
 
-# --- files ----------------------------------------------------------------------------------------
+def select_items(store: Store, file: Path) -> SelectedItems:
+    """The questions of a store that a file names, each once."""
+    by_id: dict[str, int] = {}
+    by_wording: dict[str, int] = {}
+    for number in range(store.num_items):
+        item = store.item(number)
+        by_id[item.id] = number
+        by_wording.setdefault(_wording(item.question), number)
+    found: dict[int, None] = {}
+    num_unknown = 0
+    for hotpotqa_id, question in _questions(file):
+        at = by_id.get(hotpotqa_id) if hotpotqa_id else None
+        at = by_wording.get(_wording(question)) if at is None else at
+        if at is None:
+            num_unknown += 1
+        else:
+            found[at] = None
+    if not found:
+        raise DataError(f"no question of {file} is among the {store.num_items:,} of this split")
+    return SelectedItems(list(found), num_unknown)
 
 
-class _Writer:
-    """Records one after the other, and where each begins."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._starts = array("Q", [0])
-        self._stack = ExitStack()
-
-    @property
-    def num_written(self) -> int:
-        return len(self._starts) - 1
-
-    def __enter__(self) -> _Writer:
-        self._file: BinaryIO = self._stack.enter_context(self._path.open("wb"))
-        return self
-
-    def write(self, data: bytes) -> int:
-        """The number of the record."""
-        self._file.write(data)
-        self._starts.append(self._starts[-1] + len(data))
-        return self.num_written - 1
-
-    def __exit__(self, *exception: Any) -> None:
-        self._stack.close()
-        write_atomically(_starts_file(self._path), self._starts.tobytes())
+def _questions(file: Path) -> Iterator[tuple[str | None, str]]:
+    """HotpotQA's id, where the file has it, and the wording of each question."""
+    kind = kind_of(file)
+    if kind == "original-eval":  # without its texts, which may be numbers of documents elsewhere
+        for _, record in read_records(file):
+            yield None, str(record.get("input", ""))
+        return
+    examples = read_examples(file) if kind == "memagent" else read_original(file, kind)
+    for example in examples:
+        own = example.metadata.get("hotpotqa_id")
+        yield own if isinstance(own, str) else None, example.question
 
 
-class _Records:
-    """What a `_Writer` wrote, by number."""
-
-    def __init__(self, path: Path) -> None:
-        self._starts = _numbers("Q", _starts_file(path))
-        with path.open("rb") as file:
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    def __len__(self) -> int:
-        return len(self._starts) - 1
-
-    def __getitem__(self, number: int) -> bytes:
-        return self._data[self._starts[number] : self._starts[number + 1]]
-
-
-def _written(passage: Passage) -> str:
-    return f"{passage.title}\n{passage.text}"
-
-
-def _starts_file(path: Path) -> Path:
-    return path.with_suffix(".starts")
-
-
-def _numbers(kind: Literal["Q", "I"], path: Path) -> array[int]:
-    numbers = array(kind)
-    numbers.frombytes(path.read_bytes())
-    return numbers
-
-
-def paragraphs_of(store: Store, numbers: Iterable[int]) -> tuple[Passage, ...]:
-    """Paragraphs in this order."""
-    passage = store.passage
-    return tuple(passage(number) for number in numbers)
+def _wording(question: str) -> str:
+    return " ".join(question.split()).casefold()

@@ -18,7 +18,7 @@ the text takes fewer of its distractors; its metadata and the manifest say so.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -28,9 +28,6 @@ from pydantic import Field, model_validator
 
 from memagent.config import MOST
 from memagent.data.example import Evidence, Example, Origin, Passage, fingerprint, join
-from memagent.data.formats.files import read_examples
-from memagent.data.formats.json_stream import read_records
-from memagent.data.formats.original import kind_of, read_original
 from memagent.data.sources.cache import open_source, sha256_of
 from memagent.data.sources.catalogue import source_setting
 from memagent.data.tasks.hotpotqa.store import (
@@ -38,11 +35,12 @@ from memagent.data.tasks.hotpotqa.store import (
     Gold,
     HotpotFiles,
     Overlap,
+    SelectedItems,
     Split,
     Store,
     StoredQuestion,
     open_store,
-    paragraphs_of,
+    select_items,
 )
 from memagent.data.tasks.lengths import LEAST_SHARE, length_tokenizer
 from memagent.data.tasks.registry import LEFT_OUT, TaskSettings, rng
@@ -216,7 +214,7 @@ class HotpotTask:
         order = fillers
         for place, paragraph in sorted(zip(places, own, strict=True)):
             order.insert(place, paragraph)
-        passages = paragraphs_of(self.store, order)
+        passages = tuple(map(self.store.passage, order))
         text = join(passages)
         return _MixedText(passages, text, self._tokenizer.count(text), places)
 
@@ -405,52 +403,3 @@ def _evidence(
 
 
 # --- which questions and paragraphs ---------------------------------------------------------------
-
-# Questions are found by their HotpotQA id where the file has it, else by their wording.
-
-
-class SelectedItems(NamedTuple):
-    """Questions of a store, in the order of a file."""
-
-    numbers: list[int]
-    num_unknown: int
-    """Questions of the file that the store does not have."""
-
-
-def select_items(store: Store, file: Path) -> SelectedItems:
-    """The questions of a store that a file names, each once."""
-    by_id: dict[str, int] = {}
-    by_wording: dict[str, int] = {}
-    for number in range(store.num_items):
-        item = store.item(number)
-        by_id[item.id] = number
-        by_wording.setdefault(_wording(item.question), number)
-    found: dict[int, None] = {}
-    num_unknown = 0
-    for hotpotqa_id, question in _listed_questions(file):
-        at = by_id.get(hotpotqa_id) if hotpotqa_id else None
-        at = by_wording.get(_wording(question)) if at is None else at
-        if at is None:
-            num_unknown += 1
-        else:
-            found[at] = None
-    if not found:
-        raise DataError(f"no question of {file} is among the {store.num_items:,} of this split")
-    return SelectedItems(list(found), num_unknown)
-
-
-def _listed_questions(file: Path) -> Iterator[tuple[str | None, str]]:
-    """HotpotQA's id, where the file has it, and the wording of each question."""
-    kind = kind_of(file)
-    if kind == "original-eval":  # without its texts, which may be numbers of documents elsewhere
-        for _, record in read_records(file):
-            yield None, str(record.get("input", ""))
-        return
-    examples = read_examples(file) if kind == "memagent" else read_original(file, kind)
-    for example in examples:
-        own = example.metadata.get("hotpotqa_id")
-        yield own if isinstance(own, str) else None, example.question
-
-
-def _wording(question: str) -> str:
-    return " ".join(question.split()).casefold()
