@@ -1,11 +1,7 @@
 """Tasks beyond RULER: lengths, places, answers; solvers that read only text and question agree."""
 
 import itertools
-import json
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +9,7 @@ from memagent.data.example import Example
 from memagent.data.tasks.beyond.filler import sentences
 from memagent.data.tasks.beyond.task import KINDS
 from memagent.data.tasks.depth import bucket_counts, uniformity_p
-from memagent.data.tasks.registry import open_task, rebuild
-from memagent.errors import ConfigError
+from memagent.data.tasks.registry import open_task
 from memagent.rewards.verifiers import grade
 from tests.support.beyond_solvers import solve
 
@@ -25,12 +20,6 @@ EVIDENT = [name for name in TASKS if name != "beyond/unanswerable"]
 def examples(name: str, num: int, **settings: object) -> list[Example]:
     task = open_task(name, {"tokens": 9000, "tokenizer": "bytes", "seed": 5, **settings})
     return [task.example(index) for index in range(num)]
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_a_solver_finds_the_answer(name: str) -> None:
-    for example in examples(name, 200):
-        assert solve(name, example.text(), example.question) == example.answers[0], example.id
 
 
 def test_a_solver_finds_the_answers_that_are_there() -> None:
@@ -46,55 +35,17 @@ def test_a_solver_finds_the_answer_in_a_long_text_full_of_distractors(name: str)
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_spans_are_exact_and_in_order(name: str) -> None:
+def test_named_spans_are_whole_sentences(name: str) -> None:
     for example in examples(name, 50):
         text = example.text()
-        ends = []
         for item, (start, end) in zip(example.evidence, example.evidence_offsets(), strict=True):
             assert text[start:end] == item.text
             assert text[:start] == "" or text[start - 1].isspace()
-            ends.append(end)
-        assert ends == sorted(ends)
         for spans in example.metadata["spans"].values():
             for start, end, _ in spans:
                 said = text[start:end]
                 assert said == said.strip()
                 assert said[-1] in ".!>"
-
-
-@pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("tokens", [2500, 4096, 10_007, 65_536])
-def test_lengths_are_met_from_below_in_bytes(name: str, tokens: int) -> None:
-    for example in examples(name, 8, tokens=tokens):
-        size = len(example.text().encode())
-        assert tokens * 0.98 <= size <= tokens
-        assert example.num_tokens == size
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_lengths_are_met_from_below_in_tokens_of_a_model(name: str, tokenizer_folder: Path) -> None:
-    from memagent.tokens.tokenizers import open_tokenizer
-
-    tokenizer = open_tokenizer(str(tokenizer_folder))
-    for tokens in (2500, 16_384):
-        for example in examples(name, 3, tokens=tokens, tokenizer=str(tokenizer_folder)):
-            assert tokens * 0.98 <= tokenizer.count(example.text()) <= tokens
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_too_short_a_length_is_refused_with_the_least(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"tokens=64 is too short: a text of .* has \d+ at least"):
-        examples(name, 1, tokens=64)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_a_question_keeps_its_facts_at_every_length(name: str) -> None:
-    for short, long in zip(
-        examples(name, 20, tokens=4000), examples(name, 20, tokens=30_000), strict=True
-    ):
-        assert short.question == long.question
-        assert short.answers == long.answers
-        assert [item.text for item in short.evidence] == [item.text for item in long.evidence]
 
 
 @pytest.mark.parametrize("name", EVIDENT)
@@ -113,39 +64,6 @@ def test_near_misses_are_equally_likely_at_any_depth() -> None:
         for start, end, _ in example.metadata["spans"]["near_miss"]:
             depths.append(start / (last - (end - start)))
     assert uniformity_p(bucket_counts(depths, num_buckets=10)) > 0.01
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_an_index_gives_the_same_example_in_any_order(name: str) -> None:
-    task = open_task(name, {"tokens": 4000, "tokenizer": "bytes", "seed": 5})
-    assert [task.example(index) for index in (3, 1)] == [
-        examples(name, 4, tokens=4000)[3],
-        examples(name, 2, tokens=4000)[1],
-    ]
-    assert task.example(1).text() != task.example(2).text()
-    other = open_task(name, {"tokens": 4000, "tokenizer": "bytes", "seed": 6})
-    assert other.example(1).text() != task.example(1).text()
-
-
-def test_another_process_generates_the_same_texts() -> None:
-    code = (
-        "import json\nfrom memagent.data.tasks.registry import open_task\n"
-        f"tasks = [open_task(name, {{'tokens': 4000, 'tokenizer': 'bytes', 'seed': 5}}) for name in {TASKS}]\n"
-        "print(json.dumps([task.example(2).text_sha256 for task in tasks]))"
-    )
-    output = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout
-    here = [examples(name, 3, tokens=4000)[2].text_sha256 for name in TASKS]
-    assert json.loads(output) == here
-
-
-def test_a_text_is_rebuilt_from_its_origin() -> None:
-    from dataclasses import replace
-
-    for name in TASKS:
-        (example,) = examples(name, 1)
-        assert rebuild(replace(example, documents=None)) == example
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -248,8 +166,3 @@ def test_unanswerable_questions_have_no_evidence_but_near_misses() -> None:
     made = examples("beyond/unanswerable", 100, answerable_share=0.5)
     num = sum(example.metadata["is_answerable"] for example in made)
     assert 35 <= num <= 65
-
-
-def test_an_unknown_setting_is_named() -> None:
-    with pytest.raises(ConfigError, match="unknown setting max_event; did you mean max_events"):
-        open_task("beyond/counting", {"max_event": 3})

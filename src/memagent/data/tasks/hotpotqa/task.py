@@ -400,6 +400,3 @@ def _evidence(
         for start, end in one.spans
     ]
     return tuple(sorted(found, key=lambda item: (item.document, item.start)))
-
-
-# --- which questions and paragraphs ---------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""What holds for all 13 tasks: length, determinism, evidence, answers that can be derived, errors."""
+"""What holds for every task of a length: determinism, evidence, answers that can be derived, errors.
+
+That texts are the same in other processes, tests/reference/test_datasets.py says.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,16 @@ from typing import Any
 import pytest
 
 from memagent.data.example import Example
+from memagent.data.tasks.beyond.task import KINDS
 from memagent.data.tasks.registry import TASKS, open_task, rebuild
 from memagent.errors import ConfigError, DataError
 from memagent.tokens.tokenizers import open_tokenizer
-from tests.support.ruler_solvers import solve
+from tests.support import beyond_solvers, ruler_solvers
 from tests.support.ruler_sources import ALL, ASKED, MADE_UP, ruler_settings
+
+BEYOND = tuple(KINDS)
+EVERY = (*ALL, *BEYOND)
+WITHOUT_EVIDENCE = ("ruler/cwe", "ruler/fwe", "beyond/unanswerable")
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +48,20 @@ def test_a_solver_finds_the_answers_in_the_text(task: str, folder: Path) -> None
     opened = open_task(task, given)
     for index in range(200):
         example = opened.example(index)
-        assert solve(task, example.text(), example.question) == set(example.answers)
-        assert len(set(example.answers)) == len(example.answers)
+        found = ruler_solvers.solve(task, example.text(), example.question)
+        assert found == set(example.answers)
+        assert len(found) == len(example.answers)
 
 
-@pytest.mark.parametrize("task", ALL)
+@pytest.mark.parametrize("task", BEYOND)
+def test_a_solver_finds_the_answer_beyond_ruler(task: str, folder: Path) -> None:
+    for index in range(200):
+        example = make(folder, task, index, seed=5)
+        found = beyond_solvers.solve(task, example.text(), example.question)
+        assert found == example.answers[0], example.id
+
+
+@pytest.mark.parametrize("task", EVERY)
 @pytest.mark.parametrize("tokens", [5000, 40_000])
 def test_lengths_are_met_from_below_with_two_tokenizers(
     task: str, tokens: int, folder: Path, tokenizer_folder: Path
@@ -58,7 +75,7 @@ def test_lengths_are_met_from_below_with_two_tokenizers(
             assert 0.98 * tokens <= example.num_tokens <= tokens
 
 
-@pytest.mark.parametrize("task", ALL)
+@pytest.mark.parametrize("task", EVERY)
 def test_evidence_stands_where_it_says(task: str, folder: Path) -> None:
     for index in range(6):
         example = make(folder, task, index)
@@ -68,7 +85,7 @@ def test_evidence_stands_where_it_says(task: str, folder: Path) -> None:
             assert text[start:end] == item.text != ""
             assert example.passages[item.document].text[item.start : item.end] == item.text
         assert places == sorted(places)
-        assert bool(places) == (task not in ("ruler/cwe", "ruler/fwe"))
+        assert bool(places) == (task not in WITHOUT_EVIDENCE)
 
 
 @pytest.mark.parametrize("task", ALL)
@@ -78,7 +95,7 @@ def test_graders_and_matching_are_rulers(task: str, folder: Path) -> None:
     assert (example.match, example.grader) == expected
 
 
-@pytest.mark.parametrize("task", ALL)
+@pytest.mark.parametrize("task", EVERY)
 def test_any_order_gives_the_same_examples(task: str, folder: Path) -> None:
     given = ruler_settings(folder, task, tokens=5000, tokenizer="bytes")
     forwards, backwards = open_task(task, given), open_task(task, given)
@@ -89,22 +106,7 @@ def test_any_order_gives_the_same_examples(task: str, folder: Path) -> None:
     assert len({example.id for example in there}) == 5
 
 
-def test_another_process_gives_the_same_examples(folder: Path) -> None:
-    given = {task: ruler_settings(folder, task, tokens=5000, tokenizer="bytes") for task in ALL}
-    code = (
-        "import json, sys\n"
-        "from memagent.data.tasks.registry import open_task\n"
-        "given = json.loads(sys.argv[1])\n"
-        "print(json.dumps({t: open_task(t, s).example(2).text_sha256 for t, s in given.items()}))"
-    )
-    command = [sys.executable, "-c", code, json.dumps(given)]
-    made = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert json.loads(made) == {
-        task: open_task(task, settings).example(2).text_sha256 for task, settings in given.items()
-    }
-
-
-@pytest.mark.parametrize("task", ALL)
+@pytest.mark.parametrize("task", EVERY)
 def test_an_example_is_rebuilt_from_its_origin(task: str, folder: Path) -> None:
     example = make(folder, task, 1)
     assert example.origin is not None
@@ -113,32 +115,32 @@ def test_an_example_is_rebuilt_from_its_origin(task: str, folder: Path) -> None:
     assert rebuild(bare).documents == example.documents
 
 
-@pytest.mark.parametrize("task", ALL)
+@pytest.mark.parametrize("task", EVERY)
 def test_a_series_of_lengths_keeps_questions_and_answers(task: str, folder: Path) -> None:
     short, long = (make(folder, task, 4, tokens=tokens) for tokens in (5000, 20_000))
     assert (short.question, short.answers) == (long.question, long.answers)
     assert sorted(item.text for item in short.evidence) == sorted(i.text for i in long.evidence)
 
 
-@pytest.mark.parametrize("task", ALL)
+@pytest.mark.parametrize("task", EVERY)
 def test_another_seed_gives_another_text(task: str, folder: Path) -> None:
     assert make(folder, task, 0).text() != make(folder, task, 0, seed=1).text()
 
 
-@pytest.mark.parametrize("task", [task for task in ALL if task != "ruler/niah_single_2"])
+@pytest.mark.parametrize("task", [task for task in EVERY if task != "ruler/niah_single_2"])
 def test_too_short_a_length_is_refused(task: str, folder: Path) -> None:
     # a single needle is 50 bytes long, and an essay can be cut anywhere: that one fits
     with pytest.raises(ConfigError, match=r"^tokens=64 is too short.*; raise `tokens`$"):
         make(folder, task, 0, tokens=64)
 
 
-@pytest.mark.parametrize("task", ALL)
+@pytest.mark.parametrize("task", EVERY)
 def test_a_length_has_to_be_given(task: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=f"^{task} needs a length; give `tokens`"):
         make(folder, task, 0, tokens=None)
 
 
-@pytest.mark.parametrize("task", ALL)
+@pytest.mark.parametrize("task", EVERY)
 def test_an_unknown_setting_is_named(task: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match="unknown setting tokenz; did you mean token"):
         make(folder, task, 0, tokenz=64)
