@@ -123,7 +123,9 @@ def _depth(frame: FrameType | None) -> int:
 def command(folder: Path, *words: str) -> None:
     """A command of memagent, in this process."""
     from memagent.cli.main import run
+    from memagent.cli.shared import progress
 
+    progress.SECONDS_TO_FIRST_LINE = 3600.0  # walks do not depend on how fast this machine is
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         exit_code = run([*words, "--run-dir", str(folder / "run")])
