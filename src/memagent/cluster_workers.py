@@ -27,7 +27,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from memagent.cluster import Cluster, full_store_errors
-from memagent.errors import ClusterError, MemagentError
+from memagent.errors import ClusterError, MemagentError, one_line
 
 T = TypeVar("T")
 
@@ -267,4 +267,4 @@ def _told(error: Exception) -> MemagentError:
     """What Ray reports, as an error of one line."""
     if isinstance(error, MemagentError):
         return error
-    return ClusterError(f"a worker of the cluster failed: {' '.join(str(error).split())[:300]}")
+    return ClusterError(f"a worker of the cluster failed: {one_line(error, 300)}")

@@ -65,8 +65,8 @@ MOST = 1_000_000
 """Of what is held in memory one by one."""
 
 
-class Settings(BaseModel):
-    """Base of all settings: unknown keys are errors, values never change after creation."""
+class FileRecord(BaseModel):
+    """A record as a file has it: unknown keys are errors, values never change after creation."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
@@ -98,6 +98,10 @@ class Settings(BaseModel):
             return cls.parse(values, changes=changes)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
+
+
+class Settings(FileRecord):
+    """Base of all settings; each is documented under its field."""
 
     @classmethod
     def help(cls, name: str) -> str:
@@ -310,9 +314,6 @@ class EngineConfig(Settings):
     """Requests in flight at once, at most."""
     extra_body: dict[str, Any] | None = None
     """Further fields for every request, as JSON, such as {"top_k": 20}."""
-    prefix_affinity: bool = True
-    """Of several endpoints, send prompts with a common prefix to the same one while it is not much busier
-    than the others, so that its prefix cache helps."""
     shield_text: bool = True
     """Break control strings of the model, such as <|im_end|>, in what is sent, and restore them in replies:
     a server would take those of a text for the end of a turn. Switch it off for texts that you trust."""
@@ -397,9 +398,6 @@ class GatewayConfig(Settings):
 
     state_dir: str | None = None
     """Folder for files, readings and what keys have used; one in your state folder when not given."""
-    keys_file: str | None = None
-    """File with the keys that requests must carry; keys.json in the state folder when not given, if it
-    exists."""
     max_readings: int = Field(default=64, ge=1)
     """Readings under way at once, at most; further ones get status 429."""
     reading_calls: int = Field(default=8, ge=1)
@@ -488,7 +486,7 @@ def _toml_value(text: str) -> Any:
         return text
 
 
-def _explain(error: ValidationError, cls: type[Settings]) -> str:
+def _explain(error: ValidationError, cls: type[FileRecord]) -> str:
     problem = error.errors(include_url=False, include_input=False)[0]
     name = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":

@@ -22,6 +22,9 @@ from __future__ import annotations
 
 from typing import Any
 
+MAX_REASON = 200
+"""Characters of what others say inside a message."""
+
 
 class MemagentError(Exception):
     """Base of every error meant for the user."""
@@ -98,3 +101,14 @@ class LimitReached(MemagentError):
     """A limit the user set (calls, cost) stops the run before it is passed."""
 
     exit_code = 4
+
+
+def one_line(error: BaseException | str, max_chars: int = MAX_REASON) -> str:
+    """What an error says, as one short line without control characters."""
+    return plain(str(error), max_chars) or type(error).__name__
+
+
+def plain(text: str, max_chars: int = MAX_REASON) -> str:
+    """A text of a stranger inside a message: one short line without control characters."""
+    words = " ".join(text.split())[:max_chars]
+    return "".join(char if char.isprintable() else "\ufffd" for char in words)

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from memagent.errors import ConfigError, MemagentError, UserError
+from memagent.errors import ConfigError, MemagentError, UserError, one_line
 
 POLL_SECONDS = 0.2
 AGAIN_SECONDS = 2.0
@@ -30,8 +30,6 @@ GROWING = ("normalizer", "pre_tokenizer", "decoder")
 """Parts of a tokenizer.json that change a text."""
 MAX_GROWTH = 64
 """Times as long. Published tokenizers stay below 40: the longest replacement of Unicode has 18 characters."""
-MAX_REASON = 200
-"""Characters of a library's own message."""
 
 
 @contextmanager
@@ -96,17 +94,6 @@ def _growth(step: Any) -> float:
     if step.get("type") == "ByteLevel":
         growth *= 4  # bytes of a character
     return growth * (1 + len(step.get("prepend") or ""))
-
-
-def one_line(error: BaseException) -> str:
-    """What an error says, as one short line without control characters."""
-    return plain(str(error)) or type(error).__name__
-
-
-def plain(text: str, max_chars: int = MAX_REASON) -> str:
-    """A text of a stranger inside a message: one short line without control characters."""
-    words = " ".join(text.split())[:max_chars]
-    return "".join(char if char.isprintable() else "\ufffd" for char in words)
 
 
 def _is_failure(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ from typing import Any, Self
 from platformdirs import user_config_path
 from pydantic import Field, SecretStr, model_validator
 
-from memagent.config import AgentConfig, EngineConfig, LocalConfig, Settings, VllmConfig
+from memagent.config import AgentConfig, EngineConfig, FileRecord, LocalConfig, Settings, VllmConfig
 from memagent.errors import ConfigError
 from memagent.names import hint
 
@@ -39,7 +39,7 @@ READING_KEYS = {"tokenizer", *AgentConfig.model_fields}
 OWN_KEYS = {"api_key_env"}
 
 
-class Profile(Settings):
+class Profile(FileRecord):
     """Settings of an engine and of reading, under a name."""
 
     name: str
@@ -135,7 +135,7 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
     return file.profiles
 
 
-class ProfileFile(Settings):
+class ProfileFile(FileRecord):
     """The file of profiles."""
 
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)

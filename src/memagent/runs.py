@@ -25,9 +25,8 @@ from platformdirs import user_state_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from memagent._version import __version__
-from memagent.errors import RunError, RunNotWritable
+from memagent.errors import RunError, RunNotWritable, one_line, plain
 from memagent.files import make_folders, reason_of, write_atomically
-from memagent.foreign import one_line, plain
 from memagent.jsonl import LineFile, Shrink, read_lines, recover, truncate
 from memagent.run_files import LOCK, MAX_BYTES, FolderLock, open_file, read_file
 from memagent.types import Usage

@@ -31,7 +31,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from memagent.errors import ConfigError, RunError
+from memagent.errors import ConfigError, RunError, one_line
 from memagent.extras import hidden, require
 from memagent.files import make_folders, reason_of, write_atomically
 from memagent.jsonl import LineFile, read_lines, truncate
@@ -246,7 +246,7 @@ class _Wandb:
             )
         except wandb.Error as error:
             raise ConfigError(
-                f"W&B cannot be used ({_one_line(error)}); run `wandb login`, set WANDB_MODE=offline, or "
+                f"W&B cannot be used ({one_line(error)}); run `wandb login`, set WANDB_MODE=offline, or "
                 "set `logging.wandb=false`"
             ) from None
         self._kinds: set[str] = set()
@@ -277,7 +277,3 @@ def _wandb_id(path: Path) -> str:
     if not path.exists():
         write_atomically(path, secrets.token_hex(4).encode())
     return read_file(path).decode("utf-8", "replace")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

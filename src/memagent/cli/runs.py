@@ -15,7 +15,7 @@ from memagent.cli.ask_output import answer_text
 from memagent.cli.shared.lazy import HintingGroup
 from memagent.cli.shared.progress import size_text
 from memagent.cli.shared.run_command import print_json
-from memagent.foreign import plain
+from memagent.errors import plain
 from memagent.stored_runs import (
     StoredRun,
     describe_run,

@@ -29,9 +29,8 @@ from memagent.engines import store
 from memagent.engines.addresses import endpoint_from, public_url
 from memagent.engines.base import EMBEDDED, ENGINES, check_engine, open_engine
 from memagent.engines.local.runtimes import local_runtimes
-from memagent.errors import ConfigError, MemagentError
+from memagent.errors import ConfigError, MemagentError, one_line
 from memagent.files import size_of
-from memagent.foreign import one_line
 from memagent.profiles import config_file, list_profiles, load_profile
 from memagent.runs import runs_folder
 

@@ -186,7 +186,7 @@ class BalancedEngine(EndpointEngine):
     async def _attempt(
         self, messages: Sequence[Message], sampling: Sampling
     ) -> Completion | Failure:
-        prefixes = prefix_keys(messages) if self.config.prefix_affinity else []
+        prefixes = prefix_keys(messages)
         return await self._over_endpoints(
             prefixes, lambda endpoint: endpoint._attempt(messages, sampling)
         )

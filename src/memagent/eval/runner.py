@@ -53,6 +53,7 @@ from memagent.errors import (
     MemagentError,
     PromptCut,
     RunNotWritable,
+    plain,
 )
 from memagent.eval.calls import EngineGate, OnCall, item_engine
 from memagent.eval.evidence import evidence_scores as evidence_scores  # by name for training
@@ -645,7 +646,7 @@ def _without_example(item: Item, attempt: _Attempt, seed: int, error: Exception)
 
 def _one_line(error: BaseException) -> str:
     """An error on one line; with its type, unless it is one of ours."""
-    text = " ".join(str(error).split())[:500]
+    text = plain(str(error), 500)
     return text if isinstance(error, MemagentError) else f"{type(error).__name__}: {text}"
 
 

@@ -318,9 +318,6 @@ class SftSettings(Settings):
     tasks nor files are given."""
     files: list[str] = Field(default_factory=list)
     """Files of conversations, one per line, as `memagent data traces` writes them."""
-    reply_balance: float = Field(default=0.0, ge=0, le=1)
-    """Weight of short replies: with 0 every token of a step counts the same, with 1 every reply does,
-    however long it is. A token of a reply of n tokens has a weight in proportion to n to the power of minus this."""
     replies: str | None = None
     """path.py:function: the right replies to a task, in order, as a list of texts. The agent in training is
     played with them. The agents that ship have a rule of their own."""

@@ -354,7 +354,7 @@ class Trainer:
             if self._limit.is_over:
                 break
             started = perf_counter()
-            rows = sft_rows(batch.examples, reply_balance=settings.reply_balance)
+            rows = sft_rows(batch.examples)
             fitted = await backend.fit(
                 rows, min_schedule_step=self._schedule_by_time(first, settings.steps)
             )

@@ -25,7 +25,7 @@ from filelock import FileLock
 from pydantic import Field, TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 
-from memagent.config import KeyLimits, Settings
+from memagent.config import FileRecord, KeyLimits
 from memagent.errors import ConfigError
 from memagent.files import make_folders, reason_of, write_atomically
 from memagent.names import hint
@@ -55,7 +55,7 @@ class KeyHolder:
         return None if self.id == ANYONE else self.id
 
 
-class StoredKey(Settings):
+class StoredKey(FileRecord):
     """A key as the file has it."""
 
     name: str = Field(min_length=1, max_length=MAX_NAME)
@@ -185,7 +185,9 @@ def _stored(path: Path) -> list[StoredKey]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {reason_of(error)}") from None
     except ValidationError:
-        raise ConfigError(f"{path} is no file of keys; name another one with `keys_file`") from None
+        raise ConfigError(
+            f"{path} is not a file of keys; remove it, or name another `state_dir`"
+        ) from None
 
 
 def _hash(key: str) -> str:

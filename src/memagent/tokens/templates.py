@@ -22,8 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memagent.errors import ConfigError
-from memagent.foreign import plain
+from memagent.errors import ConfigError, plain
 from memagent.types import Message
 
 SECONDS = 5.0

@@ -23,7 +23,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from memagent.errors import ConfigError, EngineRefused
+from memagent.errors import ConfigError, EngineRefused, one_line
 from memagent.foreign import check_tokenizer, foreign_file
 from memagent.tokens.control import ControlTokens
 from memagent.tokens.templates import ChatTemplate
@@ -395,7 +395,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {_one_line(error)}") from None
+        raise ConfigError(f"cannot read {path}: {one_line(error)}") from None
     return contents if isinstance(contents, dict) else {}
 
 
@@ -477,7 +477,3 @@ def _utf8(text: str) -> bytes:
 
 def _ceil(value: float) -> int:
     return math.ceil(value)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

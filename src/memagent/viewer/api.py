@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from memagent.documents.document import Document
-from memagent.errors import RunError
-from memagent.foreign import plain
+from memagent.errors import RunError, plain
 from memagent.runs import read_manifest
 from memagent.viewer.evaluations import PAGE_ITEMS, Items, comparison
 from memagent.viewer.library import FileState, Library, ListedRun, Texts, version_of

@@ -224,14 +224,11 @@ async def test_calls_are_spread_evenly(endpoints: list[Endpoint]) -> None:
     assert [num_answered(endpoint) for endpoint in endpoints] == [20, 20, 20]
 
 
-@pytest.mark.parametrize(("affinity", "shares"), [(True, [0, 8]), (False, [4, 4])])
-async def test_prompts_with_a_common_prefix_stay_together_with_prefix_affinity(
-    affinity: bool, shares: list[int], endpoints: list[Endpoint]
-) -> None:
-    async with balanced(endpoints[:2], prefix_affinity=affinity) as engine:
+async def test_prompts_with_a_common_prefix_stay_together(endpoints: list[Endpoint]) -> None:
+    async with balanced(endpoints[:2]) as engine:
         for number in range(8):
             await engine.complete(long_prompt("a", str(number)), SAMPLING)
-    assert sorted(num_answered(endpoint) for endpoint in endpoints[:2]) == shares
+    assert sorted(num_answered(endpoint) for endpoint in endpoints[:2]) == [0, 8]
 
 
 async def test_the_limit_of_calls_under_way_holds_for_all_together(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_damaged_file_opens_no_door(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     for text in ("", "{}", '[{"name": "x"}]', "nonsense"):
         file.write_text(text)
-        with pytest.raises(ConfigError, match="is no file of keys"):
+        with pytest.raises(ConfigError, match="is not a file of keys"):
             KeyStore(file).holder_of("mem-x")
 
 

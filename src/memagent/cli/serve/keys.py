@@ -22,12 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _place_options(function: F) -> F:
     """Where the keys are; as for `memagent serve`."""
     return all_options(
-        *(
-            panel_option(
-                f"--{name.replace('_', '-')}", panel="Options", help=GatewayConfig.help(name)
-            )
-            for name in ("state_dir", "keys_file")
-        )
+        panel_option("--state-dir", panel="Options", help=GatewayConfig.help("state_dir"))
     )(function)
 
 

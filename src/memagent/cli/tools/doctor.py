@@ -11,7 +11,7 @@ import click
 
 from memagent.cli.shared.run_command import print_json
 from memagent.doctor.examination import Finding, examine, findings
-from memagent.foreign import plain
+from memagent.errors import plain
 
 SIGNS = {"ok": "ok", "missing": "--", "broken": "!!", "note": "  "}
 MAX_CHARS = 300

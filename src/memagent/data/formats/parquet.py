@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
-from memagent.errors import DataError
+from memagent.errors import DataError, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,7 +95,7 @@ class RowWriter:
         try:
             table = self._arrow.Table.from_pylist(self._rows, schema=self._schema)
         except (self._arrow.ArrowInvalid, self._arrow.ArrowTypeError, OverflowError) as error:
-            raise DataError(f"a row does not fit the columns: {_one_line(error)}") from None
+            raise DataError(f"a row does not fit the columns: {one_line(error)}") from None
         self._writer.write_table(table)
         self._rows, self._num_chars = [], 0
 
@@ -109,10 +109,6 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
     except pyarrow.ArrowException as error:
-        raise DataError(f"{path} is damaged or not a parquet file: {_one_line(error)}") from None
+        raise DataError(f"{path} is damaged or not a parquet file: {one_line(error)}") from None
     except OSError as error:
-        raise DataError(f"cannot read {path}: {_one_line(error)}") from None
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:160]
+        raise DataError(f"cannot read {path}: {one_line(error)}") from None

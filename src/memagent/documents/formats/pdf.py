@@ -15,10 +15,9 @@ from memagent.documents.formats.raw import (
     check_pieces,
     damaged,
     missing_library,
-    reason,
     tidy,
 )
-from memagent.errors import DocumentError
+from memagent.errors import DocumentError, one_line
 
 if TYPE_CHECKING:
     from pypdf import PageObject, PdfReader
@@ -86,8 +85,8 @@ def _refusal(raw: RawFile, error: Exception, *, page: int | None = None) -> Docu
     from pypdf.errors import DependencyError
 
     if isinstance(error, DependencyError):
-        return DocumentError(f"{raw.source} is encrypted ({reason(error)}); {_UNLOCK}")
-    where = f"page {page}: {reason(error)}" if page is not None else error
+        return DocumentError(f"{raw.source} is encrypted ({one_line(error, 120)}); {_UNLOCK}")
+    where = f"page {page}: {one_line(error, 120)}" if page is not None else error
     return damaged(raw, "pdf", where, _REPAIR)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from memagent.documents.document import Document, Heading
 from memagent.documents.encoding import decode, normalize_newlines
-from memagent.errors import DocumentError
+from memagent.errors import DocumentError, one_line
 from memagent.foreign import foreign_file
 
 HEADING_MARK = "\0"
@@ -66,7 +66,9 @@ class EmptyText(DocumentError):
 
 def damaged(raw: RawFile, kind: str, error: Exception | str, advice: str) -> DocumentError:
     """A file that its library cannot make sense of."""
-    return DocumentError(f"{raw.source} is not a readable {kind} file ({reason(error)}); {advice}")
+    return DocumentError(
+        f"{raw.source} is not a readable {kind} file ({one_line(error, 120)}); {advice}"
+    )
 
 
 def missing_library(library: str, source: str) -> DocumentError:
@@ -74,12 +76,6 @@ def missing_library(library: str, source: str) -> DocumentError:
     return DocumentError(
         f'reading {source} needs the library {library}: pip install "memagent[documents]"'
     )
-
-
-def reason(error: Exception | str) -> str:
-    """The message of a library, as one short line."""
-    words = " ".join(str(error).split())
-    return words[:120] or type(error).__name__
 
 
 class MarkedText(NamedTuple):

@@ -19,9 +19,9 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from memagent.engines.local.gguf_files import GgufHeader, known_name, row_order
-from memagent.errors import ConfigError
+from memagent.errors import ConfigError, plain
 from memagent.files import evict_oldest, mark_used, write_atomically
-from memagent.foreign import foreign_file, plain
+from memagent.foreign import foreign_file
 from memagent.gguf_format import ALIGNMENT, BLOCKS, MAGIC, STRING, VERSIONS
 
 WEIGHTS, INDEX = "adapter_model.safetensors", "adapter_model.safetensors.index.json"

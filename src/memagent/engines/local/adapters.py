@@ -19,8 +19,8 @@ import regex
 
 from memagent.engines.llamacpp.adapters import PREFIX, config_file, weight_files
 from memagent.engines.local.loading import LOADING_SECONDS, loading
-from memagent.errors import ConfigError
-from memagent.foreign import foreign_file, plain
+from memagent.errors import ConfigError, plain
+from memagent.foreign import foreign_file
 
 if TYPE_CHECKING:
     import torch

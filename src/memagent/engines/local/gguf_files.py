@@ -34,9 +34,9 @@ from tokenizers import (
 )
 
 from memagent.engines.yarn import ARCHITECTURES
-from memagent.errors import ConfigError
+from memagent.errors import ConfigError, plain
 from memagent.files import evict_oldest, mark_used, reason_of, replacing_folder
-from memagent.foreign import foreign_file, plain
+from memagent.foreign import foreign_file
 from memagent.gguf_format import (
     HEADER_BYTES,
     GgufContents,

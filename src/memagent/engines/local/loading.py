@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 from memagent.engines import store
 from memagent.engines.llamacpp.adapters import indexed_files
 from memagent.engines.yarn import ARCHITECTURES, YarnSettings, yarn_settings
-from memagent.errors import ConfigError
+from memagent.errors import ConfigError, plain
 from memagent.extras import require
-from memagent.foreign import check_tokenizer, foreign_file, plain
+from memagent.foreign import check_tokenizer, foreign_file
 from memagent.tokens.tokenizers import ModelTokenizer
 
 if TYPE_CHECKING:

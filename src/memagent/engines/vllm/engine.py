@@ -184,7 +184,7 @@ class VllmEngine(BalancedEngine):
         self, messages: Sequence[Message], sampling: Sampling
     ) -> Completion | Failure:
         """As for any endpoints, but a reply that new weights cut short goes on with them."""
-        prefixes = prefix_keys(messages) if self.config.prefix_affinity else []
+        prefixes = prefix_keys(messages)
         parts: list[Completion] = []
 
         def ask(endpoint: EndpointEngine) -> Awaitable[Completion | Failure]:

@@ -23,8 +23,7 @@ from weakref import WeakKeyDictionary
 from pydantic import Field
 
 from memagent.config import Settings
-from memagent.errors import ConfigError
-from memagent.foreign import plain
+from memagent.errors import ConfigError, plain
 from memagent.launcher import end_group, watched
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.endpoint import RolloutEndpoint, endpoint_of

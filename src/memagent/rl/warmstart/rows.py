@@ -49,23 +49,16 @@ def tokenized(
     return merge_calls(calls)
 
 
-def sft_rows(
-    examples: Sequence[Sequence[Sample]], *, reply_balance: float = 0.0
-) -> tuple[TrainingRow, ...]:
-    """The rows of one optimizer step, from the samples of each example; their tokens' weights add up to 1.
-
-    With `reply_balance` 0 all tokens have the same weight, with 1 all rows have.
-    """
-    total = sum(
-        sample.num_sampled ** (1 - reply_balance) for samples in examples for sample in samples
-    )
+def sft_rows(examples: Sequence[Sequence[Sample]]) -> tuple[TrainingRow, ...]:
+    """The rows of one optimizer step, from the samples of each example; all tokens have the same weight, together 1."""
+    total = sum(sample.num_sampled for samples in examples for sample in samples)
     return tuple(
         TrainingRow(
             sample=sample,
             group=number,
             rollout=number,
             advantage=1.0,
-            weight=sample.num_sampled**-reply_balance / total,
+            weight=1 / total,
         )
         for number, samples in enumerate(examples)
         for sample in samples

@@ -46,9 +46,9 @@ from memagent.engines import store
 from memagent.engines.llamacpp.adapters import PREFIX, WEIGHTS, write_adapter
 from memagent.engines.local.gguf_files import open_header
 from memagent.engines.local.loading import LoadedModel, load, quietly
-from memagent.errors import ConfigError, RunError
+from memagent.errors import ConfigError, RunError, one_line
 from memagent.files import make_folders, reason_of, replacing_folder
-from memagent.foreign import foreign_file, one_line
+from memagent.foreign import foreign_file
 from memagent.rl.weights.shards import gathered, like
 from memagent.run_files import check_tree, make_folder, read_file
 from memagent.tracking import METRICS, read_metrics

@@ -93,12 +93,10 @@ def gateway_app(
 
 
 def keys_of(config: GatewayConfig, server: ServeConfig) -> KeyCheck:
-    """Who may use the gateway: the holders of keys in a file, or without one those of the one key, or anyone."""
+    """Who may use the gateway: the holders of keys in the state folder, or without any those of the one key, or anyone."""
     named = keys_file(config)
     one_key = OneKey(server.api_key.get_secret_value() if server.api_key else None)
     store = KeyStore(named, without_file=one_key)
-    if config.keys_file and not store.exists:
-        raise ConfigError(f"there is no file of keys {named}; add a key to it first")
     if not store.exists:
         return store
     if server.api_key is not None:

@@ -407,6 +407,5 @@ def state_folder(config: GatewayConfig) -> Path:
 
 
 def keys_file(config: GatewayConfig) -> Path:
-    """The file of keys that is named, else the one in the state folder."""
-    named = config.keys_file
-    return Path(named).expanduser() if named else state_folder(config) / KEYS
+    """The file of keys in the state folder."""
+    return state_folder(config) / KEYS

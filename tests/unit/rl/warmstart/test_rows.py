@@ -227,19 +227,6 @@ def test_the_gradient_is_that_of_the_plain_mean(
         torch.testing.assert_close(parameter.grad, gradient[name], atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("balance", "power"), [(0.0, 1.0), (0.5, 0.5), (1.0, 0.0)])
-def test_replies_weigh_by_a_power_of_their_length(
-    loaded: LoadedModel, balance: float, power: float
-) -> None:
-    rows = sft_rows(batch(loaded), reply_balance=balance)
-    lengths = [row.sample.num_sampled for row in rows]
-    assert len(set(lengths)) > 1
-    shares = [row.weight * row.sample.num_sampled for row in rows]
-    assert sum(shares) == pytest.approx(1.0)
-    expected = [length**power / sum(one**power for one in lengths) for length in lengths]
-    assert shares == pytest.approx(expected)
-
-
 def test_scale_multiplies_the_gradient_and_not_the_statistics(loaded: LoadedModel) -> None:
     policy = Policy(loaded.model)
     packs = pack(sft_rows(batch(loaded)[:1]), max_tokens=4096)

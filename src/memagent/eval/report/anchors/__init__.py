@@ -23,7 +23,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from memagent.config import Settings
+from memagent.config import FileRecord
 from memagent.errors import ConfigError
 
 SHIPPED: dict[str, tuple[str, ...]] = {"paper": ("paper_hqa.json", "paper_ruler.json")}
@@ -61,7 +61,7 @@ SAME_LENGTH = 0.05
 """Lengths that differ by at most this share count as equal: tokenizers differ by more."""
 
 
-class AnchorLine(Settings):
+class AnchorLine(FileRecord):
     """A line of an anchor file."""
 
     task: str
@@ -87,7 +87,7 @@ class AnchorLine(Settings):
         return self
 
 
-class AnchorFile(Settings):
+class AnchorFile(FileRecord):
     """A file of anchors."""
 
     about: str = ""
