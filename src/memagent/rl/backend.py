@@ -19,10 +19,12 @@ cancellation takes effect after them.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -65,56 +67,62 @@ class ModelFacts:
         )
 
 
-class TrainerBackend(Protocol):
-    """The processes that train: their model, optimizer and reference."""
+class TrainerBackend(ABC):
+    """The processes that train: their model, optimizer and reference. A call is made on the `Learner` of each."""
 
-    @property
-    def facts(self) -> ModelFacts:
-        """What is trained, and where."""
-        ...
+    facts: ModelFacts
+    """What is trained, and where."""
+
+    @abstractmethod
+    async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Make a call on all learners; the result of the first one."""
 
     async def load(self, checkpoint: Path, *, with_optimizer: bool) -> None:
         """Take the weights of a checkpoint, and for the next `begin` the state of its optimizer."""
-        ...
+        await self._call("load", checkpoint, with_optimizer=with_optimizer)
 
     async def begin(self, settings: OptimSettings, *, num_steps: int, num_done: int) -> int:
         """Start or continue a phase with its own optimizer; the position in its learning-rate schedule."""
-        ...
+        return int(await self._call("begin", settings, num_steps=num_steps, num_done=num_done))
 
     async def end(self) -> None:
         """End a phase."""
-        ...
+        await self._call("end")
 
     async def keep_reference(self, path: Path) -> None:
         """Keep the values in a file, or if there is none today's, as the reference of the KL term."""
-        ...
+        await self._call("keep_reference", path)
 
     async def fit(self, rows: Sequence[TrainingRow], *, min_schedule_step: int = 0) -> Metrics:
         """A step of supervised fine-tuning."""
-        ...
+        metrics: Metrics = await self._call("fit", rows, min_schedule_step=min_schedule_step)
+        return metrics
 
     async def update(self, groups: Sequence[Group], *, policy_version: int) -> Metrics:
         """A step of reinforcement learning; `policy_version` is that of the weights before it."""
-        ...
+        metrics: Metrics = await self._call("update", groups, policy_version=policy_version)
+        return metrics
 
     async def score(self, packs: Sequence[Pack]) -> list[list[float]]:
         """Log-probabilities of the targets of packs."""
-        ...
+        scores: list[list[float]] = await self._call("score", packs)
+        return scores
 
     async def weights(self) -> Mapping[str, torch.Tensor]:
-        """The whole trainable parameters by name, to give to engines."""
-        ...
+        """The whole trainable parameters by name, to give to engines; in this process the parameters themselves."""
+        found: Mapping[str, torch.Tensor] = await self._call("weights")
+        return found
 
     async def save(self, folder: Path) -> None:
         """Write weights and optimizer into the folder of a new checkpoint."""
-        ...
+        await self._call("save", folder)
 
     async def restart(self) -> None:
         """Replace processes that were lost. The weights are those of the start until `load`."""
-        ...
+        raise NotImplementedError("this process is never lost")
 
 
-class LocalBackend:
+class LocalBackend(TrainerBackend):
     """Training in this process. The engine may run on the same parameters."""
 
     def __init__(self, learner: Learner, *, in_thread: bool = False) -> None:
@@ -123,48 +131,11 @@ class LocalBackend:
         self.facts = ModelFacts.of(learner.trained)
         self._in_thread = in_thread
 
-    async def load(self, checkpoint: Path, *, with_optimizer: bool) -> None:
-        """See `TrainerBackend`."""
-        self.learner.load(checkpoint, with_optimizer=with_optimizer)
-
-    async def begin(self, settings: OptimSettings, *, num_steps: int, num_done: int) -> int:
-        """See `TrainerBackend`."""
-        return self.learner.begin(settings, num_steps=num_steps, num_done=num_done)
-
-    async def end(self) -> None:
-        """See `TrainerBackend`."""
-        self.learner.end()
-
-    async def keep_reference(self, path: Path) -> None:
-        """See `TrainerBackend`."""
-        self.learner.keep_reference(path)
-
-    async def fit(self, rows: Sequence[TrainingRow], *, min_schedule_step: int = 0) -> Metrics:
-        """See `TrainerBackend`."""
-        return self.learner.fit(rows, min_schedule_step=min_schedule_step)
-
-    async def update(self, groups: Sequence[Group], *, policy_version: int) -> Metrics:
-        """See `TrainerBackend`."""
-        if not self._in_thread:
-            return self.learner.update(groups, policy_version=policy_version)
-        return await to_its_end(
-            asyncio.to_thread(self.learner.update, groups, policy_version=policy_version)
-        )
-
-    async def score(self, packs: Sequence[Pack]) -> list[list[float]]:
-        """See `TrainerBackend`."""
-        return self.learner.score(packs)
-
-    async def weights(self) -> Mapping[str, torch.Tensor]:
-        """The parameters themselves."""
-        return self.learner.weights()
-
-    async def save(self, folder: Path) -> None:
-        """See `TrainerBackend`."""
-        self.learner.save(folder)
-
-    async def restart(self) -> None:
-        """This process is never lost."""
+    async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        work = partial(getattr(self.learner, method), *arguments, **options)
+        if self._in_thread and method == "update":
+            return await to_its_end(asyncio.to_thread(work))
+        return work()
 
 
 async def to_its_end(work: Awaitable[T]) -> T:

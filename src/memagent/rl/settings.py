@@ -125,7 +125,7 @@ class AgentSettings(Settings):
     def _metrics_exist(self) -> Self:
         if not self.bonus or self.name != "memory":
             return self
-        from memagent.rl.agents.reading_metrics import REWARDED  # not needed for --help
+        from memagent.rl.agents.readings import REWARDED  # not needed for --help
 
         unknown = [name for name in self.bonus if name not in REWARDED]
         if unknown:

@@ -10,8 +10,7 @@ from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.errors import EmptyAnswer
 from memagent.rl.agents.client import Client
-from memagent.rl.agents.reading_metrics import metrics_of
-from memagent.rl.agents.sections import LongTexts, sections_of, tokenizer_of
+from memagent.rl.agents.readings import LongTexts, metrics_of, sections_of, tokenizer_of
 from memagent.rl.types import Outcome
 
 

@@ -13,13 +13,12 @@ The driver computes nothing. A rank that ends takes the others with it: the call
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from ray.exceptions import (
     ObjectStoreFullError,
     OutOfDiskError,
@@ -33,15 +32,12 @@ from memagent.cluster import Bundle, Cluster, full_store, full_store_errors, in_
 from memagent.engines.local.engine import is_gpu_failure
 from memagent.engines.replicas import first_line
 from memagent.errors import ClusterError, MemagentError
-from memagent.rl.backend import Metrics, ModelFacts, RanksLost, to_its_end
+from memagent.rl.backend import RanksLost, TrainerBackend, to_its_end
 from memagent.rl.distributed.buckets import Bucket, TensorSpec
 from memagent.rl.distributed.ranks import RankSpec, TrainerRank
 from memagent.rl.distributed.transfer import Route
-from memagent.rl.settings import OptimSettings, TrainConfig
-from memagent.rl.types import Group
-from memagent.rl.update.packing import Pack
+from memagent.rl.settings import TrainConfig
 from memagent.rl.update.ranks import Ranks
-from memagent.rl.update.rows import TrainingRow
 
 GRACE_SECONDS = 10.0
 """After one rank has failed, how long the others may take to tell why."""
@@ -61,10 +57,8 @@ async def open_ranks(group: RankGroup) -> AsyncIterator[RankGroup]:
         group.close()
 
 
-class RankGroup:
+class RankGroup(TrainerBackend):
     """Trainer ranks on a cluster; see `TrainerBackend`."""
-
-    facts: ModelFacts
 
     def __init__(self, cluster: Cluster, config: TrainConfig, run_dir: Path, source: str) -> None:
         assert config.cluster is not None
@@ -124,51 +118,7 @@ class RankGroup:
             self._cluster.release(self.placement)
             self.placement = None
 
-    # --- the calls of the loop --------------------------------------------------------------------
-
-    async def load(self, checkpoint: Path, *, with_optimizer: bool) -> None:
-        """See `TrainerBackend`."""
-        self.num_changes += 1
-        await self._call("load", checkpoint.resolve(), with_optimizer=with_optimizer)
-
-    async def begin(self, settings: OptimSettings, *, num_steps: int, num_done: int) -> int:
-        """See `TrainerBackend`."""
-        position = await self._call("begin", settings, num_steps=num_steps, num_done=num_done)
-        return int(position)
-
-    async def end(self) -> None:
-        """See `TrainerBackend`."""
-        await self._call("end")
-
-    async def keep_reference(self, path: Path) -> None:
-        """See `TrainerBackend`."""
-        await self._call("keep_reference", path.resolve())
-
-    async def fit(self, rows: Sequence[TrainingRow], *, min_schedule_step: int = 0) -> Metrics:
-        """See `TrainerBackend`."""
-        self.num_changes += 1
-        metrics: Metrics = await self._call(
-            "fit", _stored(rows), min_schedule_step=min_schedule_step
-        )
-        return metrics
-
-    async def update(self, groups: Sequence[Group], *, policy_version: int) -> Metrics:
-        """See `TrainerBackend`."""
-        self.num_changes += 1
-        metrics: Metrics = await self._call(
-            "update", _stored(list(groups)), policy_version=policy_version
-        )
-        return metrics
-
-    async def score(self, packs: Sequence[Pack]) -> list[list[float]]:
-        """See `TrainerBackend`."""
-        scores: list[list[float]] = await self._call("score", _stored(list(packs)))
-        return scores
-
-    async def weights(self) -> Mapping[str, torch.Tensor]:
-        """See `TrainerBackend`."""
-        found: Mapping[str, torch.Tensor] = await self._call("weights")
-        return found
+    # --- weights for replicas ---------------------------------------------------------------------
 
     async def announce(self) -> tuple[str, list[TensorSpec]]:
         """Where replicas find the first rank, and what weights it has."""
@@ -196,13 +146,12 @@ class RankGroup:
             raise RanksLost("the trainer ranks are not there")
         return in_bundle(self.placement, number, resources)
 
-    async def save(self, folder: Path) -> None:
-        """See `TrainerBackend`."""
-        await self._call("save", folder.resolve())
+    # --- calls on all ranks -----------------------------------------------------------------------
 
     async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Make a call on all ranks, to its end; the result of the first one."""
-        calls = [actor.call.remote(method, *arguments, **options) for actor in self.actors]
+        self.num_changes += method in ("load", "fit", "update")
+        sent = [_sent(one) for one in arguments]
+        calls = [actor.call.remote(method, *sent, **options) for actor in self.actors]
         results = await to_its_end(self._gather(calls))
         return results[0]
 
@@ -235,10 +184,14 @@ class RankGroup:
         return bundle
 
 
-def _stored(values: Sequence[Any]) -> Any:
-    """A reference to what all ranks get."""
+def _sent(value: Any) -> Any:
+    """An argument as all ranks get it: whole paths, and a reference to the samples of a step."""
+    if isinstance(value, Path):
+        return value.resolve()
+    if not isinstance(value, Sequence):
+        return value
     with full_store_errors("the samples of a step"):
-        return ray.put(values)
+        return ray.put(list(value))
 
 
 def worst_of(errors: Sequence[BaseException | None], *, num_ranks: int) -> BaseException:
