@@ -29,7 +29,7 @@ from memagent.data.example import Example, Passage
 from memagent.engines.base import BaseEngine
 from memagent.rl.agents.api import open_agent
 from memagent.rl.agents.offload import WorkerPool
-from memagent.rl.rollouts.asynchronous import open_gatherer
+from memagent.rl.rollouts.step import open_gatherer
 from memagent.rl.rollouts.tasks import TasksAhead
 from memagent.rl.settings import TrainConfig, parse_config
 from memagent.rl.setup import Setup

@@ -31,7 +31,7 @@ from memagent.rl.distributed.buckets import Filled
 from memagent.rl.distributed.pool import ClusterPool
 from memagent.rl.distributed.replica import Replica
 from memagent.rl.distributed.replicas import ReplicaEngine, open_replicas
-from memagent.rl.rollouts.collect import RolloutSpec, collect
+from memagent.rl.rollouts.collect import Collection, RolloutSpec
 from memagent.rl.types import AgentTask, Outcome
 from memagent.types import Completion, Message, Sampling, Usage
 
@@ -147,7 +147,7 @@ async def cost(engine: BaseEngine, num_rollouts: int) -> Cost:
     settings = {"chunk_tokens": CHUNK_TOKENS, "memory_tokens": REPLY_TOKENS, "window": 4096}
     spec = RolloutSpec(agent=open_agent("memory", settings), group_size=GROUP_SIZE, reward=graded)
     started = time.process_time()
-    async with collect(tasks(num_rollouts // GROUP_SIZE), engine, spec) as collection:
+    async with Collection(tasks(num_rollouts // GROUP_SIZE), engine, spec) as collection:
         groups = await collection.all()
     seconds = time.process_time() - started
     rollouts = [rollout for group in groups for rollout in group.rollouts]

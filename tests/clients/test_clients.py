@@ -21,7 +21,7 @@ import pytest
 from memagent.data.tasks.arithmetic import problem
 from memagent.rl.agents.api import open_agent
 from memagent.rl.agents.client import Client
-from memagent.rl.rollouts.collect import RolloutSpec, collect
+from memagent.rl.rollouts.collect import Collection, RolloutSpec
 from memagent.rl.types import Group, Outcome
 from tests.integration.test_agent_programs import trained
 from tests.support.gateways import FACT, QUESTION, Gateway, PatientEngine, novel, serving_gateway
@@ -98,7 +98,7 @@ async def reward(task: Any, outcome: Outcome) -> float:
 
 async def group_of(agent: Any) -> Group:
     spec = RolloutSpec(agent=agent, reward=reward, group_size=3, seed=5)
-    async with collect([problem(0, seed=0)], TokenTakingScript(random_reply), spec) as groups:
+    async with Collection([problem(0, seed=0)], TokenTakingScript(random_reply), spec) as groups:
         (group,) = await groups.all()
     return group
 

@@ -19,7 +19,7 @@ from memagent.rl.agents.api import open_agent
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.endpoint import endpoint_of
 from memagent.rl.agents.session import Session
-from memagent.rl.rollouts.collect import RolloutSpec, collect
+from memagent.rl.rollouts.collect import Collection, RolloutSpec
 from memagent.rl.settings import parse_config, remember_named, resumed_config, stored_values
 from memagent.rl.trainer import open_training
 from memagent.rl.types import Group, Outcome
@@ -71,7 +71,7 @@ async def reward(task: Any, outcome: Outcome) -> float:
 
 async def group_of(agent: Any, *, group_size: int = 1, **options: Any) -> Group:
     spec = RolloutSpec(agent=agent, reward=reward, group_size=group_size, seed=5, **options)
-    async with collect([problem(0, seed=0)], TokenTakingScript(random_reply), spec) as groups:
+    async with Collection([problem(0, seed=0)], TokenTakingScript(random_reply), spec) as groups:
         (group,) = await groups.all()
     return group
 

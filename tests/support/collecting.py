@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from memagent.rl.rollouts.collect import Collection, RolloutSpec, collect
+from memagent.rl.rollouts.collect import Collection, RolloutSpec
 from memagent.rl.types import AgentTask
 from memagent.types import Engine
 
@@ -16,7 +16,7 @@ OF_SPEC = frozenset(field.name for field in fields(RolloutSpec))
 def collecting(
     tasks: Iterable[AgentTask], agent: Any, engine: Engine, **options: Any
 ) -> Collection:
-    """Options of the spec and of `collect`, separated by name."""
+    """Options of the spec and of `Collection`, separated by name."""
     spec = {name: value for name, value in options.items() if name in OF_SPEC}
     others = {name: value for name, value in options.items() if name not in OF_SPEC}
-    return collect(tasks, engine, RolloutSpec(agent=agent, **spec), **others)
+    return Collection(tasks, engine, RolloutSpec(agent=agent, **spec), **others)

@@ -35,11 +35,10 @@ from memagent.foreign import foreign_file
 from memagent.rl.agents.offload import WorkerPool
 from memagent.rl.backend import RanksLost
 from memagent.rl.progress import Pace, TimeLimit, TrainProgress
-from memagent.rl.rollouts.asynchronous import open_gatherer
 from memagent.rl.rollouts.collect import RolloutStats
 from memagent.rl.rollouts.rollout_log import FOLDER as ROLLOUTS
 from memagent.rl.rollouts.rollout_log import forget_rollouts, readable_group
-from memagent.rl.rollouts.step import StepRollouts
+from memagent.rl.rollouts.step import StepRollouts, open_gatherer
 from memagent.rl.rollouts.tasks import TasksAhead
 from memagent.rl.settings import (
     TrainConfig,

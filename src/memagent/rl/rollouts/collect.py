@@ -5,7 +5,7 @@
                                                                     └──▶ the next task instead
 
     spec = RolloutSpec(agent=agent, reward=open_reward("strict"), group_size=16)
-    async with collect(tasks, engine, spec, num_groups=128) as groups:
+    async with Collection(tasks, engine, spec, num_groups=128) as groups:
         async for group in groups:
             ...
     groups.stats.usage, groups.stats.num_failed
@@ -149,64 +149,36 @@ async def check_agent(
             ) from None
 
 
-def collect(
-    tasks: Iterable[AgentTask],
-    engine: Engine,
-    spec: RolloutSpec,
-    *,
-    num_groups: int | None = None,
-    is_wanted: Callable[[Group], bool] | None = None,
-    max_unwanted: int | None = None,
-    may_start: Callable[[], bool] | None = None,
-    finished: Iterable[Rollout] = (),
-    on_rollout: OnRollout | None = None,
-    pool: WorkerPool | None = None,
-    policy_version: int = 0,
-) -> Collection:
-    """Groups of rollouts, as they finish. Nothing starts before the first one is awaited.
-
-    num_groups       how many to yield; None runs each task once
-    is_wanted        which groups to yield; the others are replaced
-    max_unwanted     how many to replace, at most; then there may be fewer than `num_groups`
-    may_start        whether a further task may start now; `Collection.wake` has it asked again
-    finished         rollouts of an earlier run, to be reused
-    pool             processes for `offload` that outlive the collection; None uses its own
-    policy_version   of the weights, where the engine reports none
-    """
-    driver = open_driver(spec.driver, engine)
-    return Collection(
-        tasks,
-        _Attempts(spec, engine, driver, policy_version),
-        spec,
-        num_groups=num_groups,
-        is_wanted=is_wanted,
-        max_unwanted=max_unwanted,
-        may_start=may_start,
-        finished=finished,
-        on_rollout=on_rollout,
-        pool=pool,
-    )
-
-
 class Collection:
-    """Groups as they finish, and counts. Leaving its `async with` cancels what is still running."""
+    """Groups of rollouts as they finish, and counts. Leaving its `async with` cancels what is still running."""
 
     def __init__(
         self,
         tasks: Iterable[AgentTask],
-        attempts: _Attempts,
+        engine: Engine,
         spec: RolloutSpec,
         *,
-        num_groups: int | None,
-        is_wanted: Callable[[Group], bool] | None,
-        max_unwanted: int | None,
-        may_start: Callable[[], bool] | None,
-        finished: Iterable[Rollout],
-        on_rollout: OnRollout | None,
-        pool: WorkerPool | None,
+        num_groups: int | None = None,
+        is_wanted: Callable[[Group], bool] | None = None,
+        max_unwanted: int | None = None,
+        may_start: Callable[[], bool] | None = None,
+        finished: Iterable[Rollout] = (),
+        on_rollout: OnRollout | None = None,
+        pool: WorkerPool | None = None,
+        policy_version: int = 0,
     ) -> None:
+        """Nothing starts before the first group is awaited.
+
+        num_groups       how many to yield; None runs each task once
+        is_wanted        which groups to yield; the others are replaced
+        max_unwanted     how many to replace, at most; then there may be fewer than `num_groups`
+        may_start        whether a further task may start now; `Collection.wake` has it asked again
+        finished         rollouts of an earlier run, to be reused
+        pool             processes for `offload` that outlive the collection; None uses its own
+        policy_version   of the weights, where the engine reports none
+        """
         self._tasks = iter(tasks)
-        self._attempts = attempts
+        self._attempts = _Attempts(spec, engine, policy_version)
         self._group_size = spec.group_size
         self._stop_after = spec.stop_after
         self._max_open = -(-spec.concurrency // spec.group_size) + 1
@@ -384,25 +356,35 @@ class _Attempt:
 class _Attempts:
     """Runs an agent on a task: turns, limits, the reward, and errors."""
 
-    def __init__(
-        self, spec: RolloutSpec, engine: Engine, driver: Driver, policy_version: int
-    ) -> None:
+    def __init__(self, spec: RolloutSpec, engine: Engine, policy_version: int) -> None:
         self._spec = spec
         self._engine = engine
-        self._driver = driver
+        self._driver = open_driver(spec.driver, engine)
         self._policy_version = policy_version
         self._slots = asyncio.Semaphore(spec.concurrency)
 
     async def attempt(self, task: AgentTask, key: RolloutKey, pool: WorkerPool) -> _Attempt:
         """One rollout. It fails if the agent or the reward raises."""
         pool.use()
-        session = self._session(task, key)
+        spec = self._spec
+        session = Session(
+            self._engine,
+            task_id=task.id,
+            index=key[1],
+            seed=spec.seed,
+            sampling=spec.sampling,
+            turn=partial(self._driver.turn, key),
+            needs_tokens=spec.needs_tokens,
+            policy_version=self._policy_version,
+        )
         started = perf_counter()
         outcome = None
         try:
-            outcome = await self._outcome(task, session, key)
+            async with self._slots, _limit(spec.seconds, "the agent"):
+                outcome = await run_agent(spec.agent, task, session, self._driver, key)
             answered = perf_counter()
-            reward = await self._reward(task, outcome)
+            async with _limit(spec.seconds, "the reward"):
+                reward = await reward_of(task, outcome, spec.reward)
             times = {
                 "agent": answered - started,
                 "calls": session.seconds,
@@ -415,7 +397,7 @@ class _Attempts:
                 raise
             error = raised
             failed_by = "machine" if outcome is not None else who_failed(error, session)
-            value = self._spec.failure_reward if failed_by == "policy" else None
+            value = spec.failure_reward if failed_by == "policy" else None
             rollout = Rollout(
                 task_id=task.id,
                 index=key[1],
@@ -429,26 +411,6 @@ class _Attempts:
                 record={"traceback": "".join(traceback.format_exception(error))},
             )
         return _Attempt(rollout=rollout, usage=session.usage, error=error)
-
-    def _session(self, task: AgentTask, key: RolloutKey) -> Session:
-        return Session(
-            self._engine,
-            task_id=task.id,
-            index=key[1],
-            seed=self._spec.seed,
-            sampling=self._spec.sampling,
-            turn=partial(self._driver.turn, key),
-            needs_tokens=self._spec.needs_tokens,
-            policy_version=self._policy_version,
-        )
-
-    async def _outcome(self, task: AgentTask, session: Session, key: RolloutKey) -> Outcome:
-        async with self._slots, _limit(self._spec.seconds, "the agent"):
-            return await run_agent(self._spec.agent, task, session, self._driver, key)
-
-    async def _reward(self, task: AgentTask, outcome: Outcome) -> float:
-        async with _limit(self._spec.seconds, "the reward"):
-            return await reward_of(task, outcome, self._spec.reward)
 
     def _rollout(
         self,
@@ -489,7 +451,13 @@ async def run_agent(
         outcome: object = await agent(task, Client(session))
     finally:
         driver.leave(key)
-    return _checked(outcome, task, session)
+    checked = check_outcome(outcome)
+    if not session.usage.calls:
+        raise ConfigError("the agent returned without a call of the client")
+    trace = session.trace(task, checked.answer) if checked.trace is None else checked.trace
+    if not isinstance(trace, Trace) or trace.answer != checked.answer:
+        raise ConfigError("the trace of an outcome must be a Trace that ends with its answer")
+    return replace(checked, trace=trace)
 
 
 async def reward_of(task: AgentTask, outcome: Outcome, reward: Reward | None) -> float:
@@ -501,16 +469,6 @@ async def reward_of(task: AgentTask, outcome: Outcome, reward: Reward | None) ->
             "the agent returns no reward; name a reward, or return Outcome(reward=NUMBER)"
         )
     return await reward(task, outcome)
-
-
-def _checked(outcome: object, task: AgentTask, session: Session) -> Outcome:
-    checked = check_outcome(outcome)
-    if not session.usage.calls:
-        raise ConfigError("the agent returned without a call of the client")
-    trace = session.trace(task, checked.answer) if checked.trace is None else checked.trace
-    if not isinstance(trace, Trace) or trace.answer != checked.answer:
-        raise ConfigError("the trace of an outcome must be a Trace that ends with its answer")
-    return replace(checked, trace=trace)
 
 
 @asynccontextmanager

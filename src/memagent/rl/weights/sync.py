@@ -8,7 +8,7 @@
 
     sync = open_sync(config.rollout, engine, trained, run)
     await sync.push(12)          # replies are now sampled by version 12
-    sync.policy_version          # for `collect`, where the engine reports no version
+    sync.policy_version          # for `Collection`, where the engine reports no version
 
 Endpoints load adapters as vLLM does, and must see the folder of the run:
 
