@@ -1,11 +1,13 @@
 """One update: rollouts that share sections as prefix trees, as packed rows, and in a plain padded loop.
 
     python -m benchmarks.train_step                   # one H200: about 3 minutes
+    python -m benchmarks.train_step --lora            # a 1.5B model with an adapter, groups of 8, replies of 256
     python -m benchmarks.train_step --smoke           # a tiny model on a CPU: seconds; checks, no figures
 
 The load is one optimizer step of memory rollouts: 16 groups of 16, each with a section of 5,000 tokens
 that the group shares and 300 tokens of its own (a memory, a request, and a reply that carries loss).
-The model has SmolLM2-135M's shape in bfloat16 with random weights: the time does not depend on them.
+The model has SmolLM2-135M's shape, with `--lora` Qwen2.5-1.5B's, in bfloat16 with random weights: the time does
+not depend on them.
 
     tree      ours; the section is computed once per group
     rows      ours; every row in full, packed one after the other, same attention, same head
@@ -14,7 +16,7 @@ The model has SmolLM2-135M's shape in bfloat16 with random weights: the time doe
 All three compute the same loss. On a few groups each gradient is compared with that of the padded loop in
 float32 with the same weights; ours may not be much further from it than the padded loop in bfloat16 is.
 Times are the best of several steps after a warm-up, with the zeroing of gradients and without the
-optimizer.
+optimizer. Beside each way stands how many times fewer tokens the tree computes, and which share of that its time shows.
 """
 
 from __future__ import annotations
@@ -42,6 +44,11 @@ SMOLLM2: dict[str, Any] = {
     "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192,
     "rope_theta": 1e5, "tie_word_embeddings": True,
 }  # fmt: skip
+QWEN: dict[str, Any] = {
+    "vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+    "num_attention_heads": 12, "num_key_value_heads": 2, "max_position_embeddings": 8192,
+    "rope_theta": 1e6, "tie_word_embeddings": True,
+}  # fmt: skip
 TINY: dict[str, Any] = {
     **SMOLLM2, "vocab_size": 500, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 6,
@@ -50,8 +57,7 @@ OBJECTIVE = ObjectiveSettings()
 WAYS = ("tree", "rows", "padded")
 MAX_ERROR = 1.5
 """Tolerated error of our gradient, relative to that of the padded loop in bfloat16."""
-REPLY_SHARE = 0.5
-"""Fraction of a row's own tokens that is the reply; the rest is memory and request."""
+LORA_RANK = 16
 
 
 class Load(NamedTuple):
@@ -61,6 +67,8 @@ class Load(NamedTuple):
     group_size: int
     section: int
     suffix: int
+    """Tokens of a row's own: memory and request, and the reply."""
+    reply: int
     max_tokens: int
     """Of a packed sequence."""
     padded_rows: int
@@ -68,8 +76,9 @@ class Load(NamedTuple):
     repeats: int
 
 
-FULL = Load(16, 16, 5000, 300, max_tokens=40_000, padded_rows=8, repeats=3)
-SMOKE = Load(2, 4, 100, 12, max_tokens=300, padded_rows=2, repeats=1)
+FULL = Load(16, 16, 5000, 300, 150, max_tokens=40_000, padded_rows=8, repeats=3)
+LORA = Load(16, 8, 5000, 256, 256, max_tokens=32_000, padded_rows=2, repeats=3)
+SMOKE = Load(2, 4, 100, 12, 6, max_tokens=300, padded_rows=2, repeats=1)
 
 
 def make_rows(load: Load, vocabulary: int, *, seed: int = 0) -> tuple[TrainingRow, ...]:
@@ -85,12 +94,11 @@ def make_rows(load: Load, vocabulary: int, *, seed: int = 0) -> tuple[TrainingRo
         section = some(load.section)
         rollouts = []
         for index in range(load.group_size):
-            reply = int(load.suffix * REPLY_SHARE)
-            given = [*section, *some(load.suffix - reply)]
+            given = [*section, *some(load.suffix - load.reply)]
             sample = Sample(
-                ids=(*given, *some(reply)),
-                is_sampled=(*[False] * len(given), *[True] * reply),
-                logprobs=(*[0.0] * len(given), *[uniform] * reply),
+                ids=(*given, *some(load.reply)),
+                is_sampled=(*[False] * len(given), *[True] * load.reply),
+                logprobs=(*[0.0] * len(given), *[uniform] * load.reply),
             )
             rollouts.append(
                 Rollout(
@@ -165,24 +173,25 @@ def step_of(
 
 
 def gradient_errors(
-    shape: dict[str, Any], device: str, load: Load, how: dict[str, Any]
+    shape: dict[str, Any], device: str, load: Load, how: dict[str, Any], *, lora: bool
 ) -> dict[str, float]:
     """How far each way's gradient in bfloat16 is from that in float32, on a small load."""
     rows = make_rows(load, shape["vocab_size"])
-    exact_model = build(shape, device).float()
+    exact_model = build(shape, device, lora=lora).float()
     padded_step(exact_model, rows, load)[0]()
     exact = gradient_of(exact_model)
     del exact_model
     errors = {}
     for name in WAYS:
-        model = build(shape, device)
+        model = build(shape, device, lora=lora)
         step_of(name, model, rows, load, how)[0]()
         errors[name] = ((gradient_of(model) - exact).norm() / exact.norm()).item()
     return errors
 
 
 def gradient_of(model: Any) -> torch.Tensor:
-    return torch.cat([p.grad.detach().float().flatten().cpu() for p in model.parameters()])
+    trained = [one for one in model.parameters() if one.requires_grad]
+    return torch.cat([one.grad.detach().float().flatten().cpu() for one in trained])
 
 
 def measured(model: Any, step: Callable[[], None], repeats: int) -> dict[str, float]:
@@ -205,17 +214,28 @@ def measured(model: Any, step: Callable[[], None], repeats: int) -> dict[str, fl
     return {"seconds": min(times), "peak_gib": peak}
 
 
-def build(shape: dict[str, Any], device: str) -> Any:
-    """The model in bfloat16, every time with the same weights."""
+def build(shape: dict[str, Any], device: str, *, lora: bool) -> Any:
+    """The model in bfloat16, every time with the same weights; with `lora` only an adapter is trained."""
     torch.manual_seed(0)
     config = LlamaConfig(**shape)
     config._attn_implementation = "sdpa"
-    return LlamaForCausalLM(config).to(device=device, dtype=torch.bfloat16)
+    model: Any = LlamaForCausalLM(config)
+    if lora:
+        from peft import LoraConfig, get_peft_model
+
+        settings = LoraConfig(
+            r=LORA_RANK, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM"
+        )
+        model = get_peft_model(model, settings)
+    return model.to(device=device, dtype=torch.bfloat16)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
+    parser.add_argument(
+        "--lora", action="store_true", help="train an adapter of a 1.5B model, groups of 8"
+    )
     parser.add_argument(
         "--compiled",
         action=argparse.BooleanOptionalAction,
@@ -226,13 +246,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.smoke and not torch.cuda.is_available():
         parser.error("needs a GPU; --smoke runs a tiny one on the CPU")
-    load, shape, device = (SMOKE, TINY, "cpu") if arguments.smoke else (FULL, SMOLLM2, "cuda")
+    lora = arguments.lora
+    load, shape, device = (LORA, QWEN, "cuda") if lora else (FULL, SMOLLM2, "cuda")
+    if arguments.smoke:
+        load, shape, device = SMOKE, TINY, "cpu"
     if arguments.groups:
         load = load._replace(groups=arguments.groups)
     compiled = not arguments.smoke if arguments.compiled is None else arguments.compiled
     how = {"compiled": compiled, "attention": arguments.attention}
     few = load._replace(groups=2, group_size=4, padded_rows=2)
-    errors = gradient_errors(shape, device, few, how)
+    errors = gradient_errors(shape, device, few, how, lora=lora)
     for name, error in errors.items():
         print(f"{name:8} gradient in bfloat16 is {error:.2e} from that in float32")
     rows = make_rows(load, shape["vocab_size"])
@@ -241,18 +264,20 @@ def main() -> None:
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
-        model = build(shape, device)
+        model = build(shape, device, lora=lora)
         step, num_tokens = step_of(name, model, rows, load, how)
         results[name] = {"tokens": num_tokens, **measured(model, step, load.repeats)}
         del model, step
         result, tree = results[name], results["tree"]
+        gained, possible = (result[key] / tree[key] for key in ("seconds", "tokens"))
+        result["share_of_possible"] = gained / possible
         print(
             f"{name:8} {result['seconds'] * 1e3:9.1f} ms  {num_tokens:8d} tokens  "
-            f"{result['seconds'] / tree['seconds']:5.2f}x the tree's time  "
+            f"{gained:5.2f}x the tree's time, {possible:5.2f}x its tokens: {gained / possible:4.0%}  "
             f"peak {result['peak_gib']:.1f} GiB",
             flush=True,
         )
-    result = {"load": load._asdict(), **how, "errors": errors, **results}
+    result = {"load": load._asdict(), "lora": lora, **how, "errors": errors, **results}
     print(json.dumps(result))
     for name, error in errors.items():
         assert error <= MAX_ERROR * errors["padded"], f"{name} computes another gradient"

@@ -12,15 +12,17 @@ import pytest
 from tests.support.tiny_models import make_tiny_model
 
 
-@pytest.mark.parametrize("name", ["train_step", "rl_step"])
+@pytest.mark.parametrize("arguments", ["train_step", "train_step --lora", "rl_step"])
 def test_a_benchmark_of_training_runs(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [name, "--smoke"])
+    name, *options = arguments.split()
+    monkeypatch.setattr(sys, "argv", [name, "--smoke", *options])
     importlib.import_module(f"benchmarks.{name}").main()
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     if name == "train_step":
         assert result["tree"]["tokens"] < 0.4 * result["rows"]["tokens"]
+        assert result["rows"]["share_of_possible"] > 0
         assert result["errors"]["tree"] < 0.02
     else:
         assert result["metrics"]["ratio"] == pytest.approx(1.0, abs=1e-3)
