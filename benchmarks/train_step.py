@@ -214,7 +214,7 @@ def measured(model: Any, step: Callable[[], None], repeats: int) -> dict[str, fl
     return {"seconds": min(times), "peak_gib": peak}
 
 
-def build(shape: dict[str, Any], device: str, *, lora: bool) -> Any:
+def build(shape: dict[str, Any], device: str, *, lora: bool = False) -> Any:
     """The model in bfloat16, every time with the same weights; with `lora` only an adapter is trained."""
     torch.manual_seed(0)
     config = LlamaConfig(**shape)
