@@ -260,7 +260,7 @@ class Trainer:
         )
         self._best = best_of_run(self.run_dir)
         self._num_checked = 0
-        """Tokens of the longest row of which engine and trainer were compared."""
+        """Tokens of the longest row whose scores were compared."""
         self._pace = Pace()
         self._tasks: TasksAhead | None = None
 
@@ -417,14 +417,14 @@ class Trainer:
         found = await self._gatherer.gather(number, tasks)
         rolled = perf_counter()
         await release(self.setup.sync)
-        if self.config.rollout.engine is not None and self.config.rollout.sync != "none":
-            self._num_checked = await check_longer(
-                found.groups,
-                self.setup.backend.score,
-                num_checked=self._num_checked,
-                policy_version=self.progress.step,
-                model=self.setup.engine.model,
-            )
+        is_served = self.config.rollout.engine is not None and self.config.rollout.sync != "none"
+        self._num_checked = await check_longer(
+            found.groups,
+            self.setup.backend.score,
+            num_checked=self._num_checked,
+            policy_version=self.progress.step,
+            served=self.setup.engine.model if is_served else None,
+        )
         updated = await self.setup.backend.update(found.groups, policy_version=self.progress.step)
         self._check_signal(has_signal=bool(updated["num_updates"]))
         self.progress.step = number

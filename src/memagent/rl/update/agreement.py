@@ -1,11 +1,13 @@
-"""Before the first step: does an engine outside this process sample what the trainer computes?
+"""Does the trainer compute what was sampled, and in packs what it computes row by row?
 
     two replies of the engine ──▶ its log-probabilities ─┐
               └── scored by the trainer, in one pack ────┴──▶ mean difference per token, refused above a limit
+                          row by row ────────────────────┘
 
 A server may apply a repetition penalty or another temperature, report log-probabilities of another
-distribution, or serve other weights. Every update would be wrong then, and no reward shows it. Steps whose rows are
-twice as long as what was compared are compared again: a window may end in between.
+distribution, or serve other weights; a kernel may be wrong on this GPU, or compiled wrongly. Every update would be wrong
+then, and no reward shows it. A server is asked before the first step; steps whose rows are twice as long as what was
+compared are compared again: a window may end in between.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError
 from memagent.rl.agents.recorder import call_of, merge_calls
 from memagent.rl.types import Group, Sample
-from memagent.rl.update.packing import Pack, num_shared, pack
+from memagent.rl.update.packing import Pack, num_row_tokens, num_shared, pack
 from memagent.rl.update.rows import TrainingRow
 from memagent.types import Message, Sampling
 
@@ -76,35 +78,63 @@ async def check_agreement(
 
 
 async def check_longer(
-    groups: Sequence[Group], score: Score, *, num_checked: int, policy_version: int, model: str
+    groups: Sequence[Group],
+    score: Score,
+    *,
+    num_checked: int,
+    policy_version: int,
+    served: str | None,
 ) -> int:
-    """Compare the longest row of a step, if it is twice as long as rows that were, in a pack with one that is much like it.
-
-    Only rows of these weights can be compared. The number of tokens of the longest row that was compared.
+    """Compare the longest row of a step, if it is twice as long as rows that were, in a pack with one that is much like it:
+    with each of them alone and, where the model is `served`, with the server. Returns the tokens of the longest row that
+    was compared; of a server only rows of these weights can be.
     """
     fresh = [
         (number, sample)
         for number, group in enumerate(groups)
         for rollout in group.rollouts
         for sample in rollout.samples
-        if sample.policy_version == policy_version and sample.num_sampled
+        if sample.num_sampled and (served is None or sample.policy_version == policy_version)
     ]
     group, longest = max(fresh, key=lambda one: len(one[1].ids), default=(0, None))
     if longest is None or len(longest.ids) < 2 * num_checked:
         return num_checked
     others = [one for number, one in fresh if number == group and one is not longest]
     others.sort(key=lambda one: num_shared(np.array(one.ids), np.array(longest.ids)))
-    await _compared([longest, *others[-1:]], score, model)
+    pair = [longest, *others[-1:]]
+    await _check_packing(pair, score)
+    if served is not None:
+        await _compared(pair, score, served)
     return len(longest.ids)
+
+
+async def _check_packing(samples: Sequence[Sample], score: Score) -> None:
+    """Raise ConfigError unless rows score in one pack as they do alone."""
+    rows = _rows_of(samples)
+    (together,) = pack(rows, max_tokens=num_row_tokens(rows))
+    alone = [pack([row], max_tokens=len(row.sample.ids))[0] for row in rows]
+    packed, *each = await score([together, *alone])
+    by_row = np.lexsort((together.targets.offsets, together.targets.rows))
+    differences = np.abs(np.array(packed)[by_row] - np.concatenate(each))
+    if not differences.mean() <= MAX_DIFFERENCE:
+        raise ConfigError(
+            f"rows of up to {max(len(one.ids) for one in samples)} tokens score otherwise in a pack than alone, by "
+            f"{differences.mean():.3f} per token and up to {differences.max():.3f}; train with "
+            "`update.compiled=false`, and if that does not help report the GPU and the versions of torch and triton"
+        )
+
+
+def _rows_of(samples: Sequence[Sample]) -> list[TrainingRow]:
+    return [
+        TrainingRow(sample=sample, group=0, rollout=number, advantage=1.0, weight=1.0)
+        for number, sample in enumerate(samples)
+    ]
 
 
 async def _compared(samples: Sequence[Sample], score: Score, model: str) -> Agreement:
     """The difference between engine and trainer over rows that share a pack; refused if it is too large."""
-    rows = [
-        TrainingRow(sample=sample, group=0, rollout=number, advantage=1.0, weight=1.0)
-        for number, sample in enumerate(samples)
-    ]
-    (one,) = pack(rows, max_tokens=sum(len(sample.ids) for sample in samples))
+    rows = _rows_of(samples)
+    (one,) = pack(rows, max_tokens=num_row_tokens(rows))
     theirs: list[float] = one.targets.behaviour.tolist()
     (ours,) = await score([one])
     differences = [abs(a - b) for a, b in zip(theirs, ours, strict=True)]

@@ -179,20 +179,28 @@ async def test_rows_twice_as_long_as_what_was_compared_are_compared_again(model:
         packs.extend(some)
         return await scores_of(Policy(model))(some)
 
-    async def check(groups: Sequence[Group], num_checked: int, score: Scores = scores) -> int:
+    async def check(
+        groups: Sequence[Group],
+        num_checked: int,
+        score: Scores = scores,
+        served: str | None = "there",
+    ) -> int:
         return await check_longer(
-            groups, score, num_checked=num_checked, policy_version=policy_version, model="there"
+            groups, score, num_checked=num_checked, policy_version=policy_version, served=served
         )
 
     assert await check([short, long], 0) == num_long
-    (one,) = packs
-    assert len(set(one.targets.rows.tolist())) == 2
+    assert [len(set(one.targets.rows.tolist())) for one in packs] == [2, 1, 1, 2]
     assert await check([short, long], num_long // 2 + 1) == num_long // 2 + 1
-    assert len(packs) == 1
+    assert len(packs) == 4
+    assert await check([short, long], 0, served=None) == num_long
+    assert len(packs) == 7, "nothing is compared with an engine of this process"
     with pytest.raises(ConfigError, match="there reports log-probabilities that are not"):
         await check([short], 0)  # its log-probabilities are made up
-    with pytest.raises(ConfigError, match="of 2 rows"):
-        await check([long], 0, without_branches(model))
+    with pytest.raises(
+        ConfigError, match=f"rows of up to {num_long} tokens score otherwise in a pack"
+    ):
+        await check([long], 0, without_branches(model), None)
     policy_version = 1  # the weights have changed since
     assert await check([short, long], 0) == 0
 
