@@ -163,22 +163,17 @@ def as_endpoint(engine: Engine) -> EndpointEngine | None:
     return engine if isinstance(engine, EndpointEngine) else None
 
 
-def open_engine(
-    engine: str | None = None,
-    *,
-    on_pull: Callable[[store.PullState], None] | None = None,
-    **settings: Any,
-) -> BaseEngine:
+def open_engine(engine: str | None = None, **settings: Any) -> BaseEngine:
     """An engine from `KIND:MODEL`; a plain model name means an OpenAI-compatible endpoint.
 
     open_engine("openai:qwen2.5-7b", base_url="http://localhost:8000/v1")
     open_engine("scripted")
     open_engine()    # the endpoint in the environment, else the embedded model
 
-    An endpoint is asked what it serves. A local model with a short name is pulled when it is first used
-    (`on_pull` gets the progress), and comes with the adapter that is shipped for it, if there is one.
+    An endpoint is asked what it serves. A local model with a short name is pulled when it is first used,
+    and comes with the adapter that is shipped for it, if there is one.
     """
-    return choose_engine(engine, settings).open(on_pull=on_pull)
+    return choose_engine(engine, settings).open()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,12 +209,19 @@ class EngineChoice:
         """The spec; of an endpoint whose model is not named, what is known of it."""
         return "the endpoint" if self.spec == ANY_ENDPOINT else self.spec
 
-    def open(self, *, on_pull: Callable[[store.PullState], None] | None = None) -> BaseEngine:
-        """The engine. A local model with a short name is pulled first; `on_pull` gets the progress."""
-        opener = _opener(self.kind)  # before a download that would be in vain
+    def pull(self, on_progress: store.OnPull | None = None) -> None:
+        """Fetch a local model with a short name, unless it is here."""
+        check_installed(self.kind)  # else a download would be in vain
         if self.kind == "local" and self.model in store.KNOWN:
-            self._pull(on_pull)
-        engine: BaseEngine = opener(self.model, **self.settings)
+            try:
+                store.pull(self.model, on_progress=on_progress)
+            except ConfigError as error:
+                raise ConfigError(f"{error}; or give an endpoint: `base_url=URL`") from None
+
+    def open(self) -> BaseEngine:
+        """The engine; its model is pulled first."""
+        self.pull()
+        engine: BaseEngine = _opener(self.kind)(self.model, **self.settings)
         return engine
 
     def kept(self, engine: BaseEngine) -> EngineChoice:
@@ -240,12 +242,6 @@ class EngineChoice:
         trust.remember("code", *(str(settings[name]) for name in CODE_SETTINGS if name in settings))
         spec = f"{self.spec}{engine.model}" if self.spec == ANY_ENDPOINT else self.spec
         return EngineChoice(spec=spec, settings=settings)
-
-    def _pull(self, on_pull: Callable[[store.PullState], None] | None) -> None:
-        try:
-            store.pull(self.model, on_progress=on_pull)
-        except ConfigError as error:
-            raise ConfigError(f"{error}; or give an endpoint: `base_url=URL`") from None
 
 
 def choose_engine(

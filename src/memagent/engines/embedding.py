@@ -51,7 +51,6 @@ def open_embedder(
     *,
     base_url: str | None = None,
     settings: EngineConfig | None = None,
-    on_pull: store.OnPull | None = None,
 ) -> Embedder:
     """An embedder by name.
 
@@ -72,7 +71,7 @@ def open_embedder(
                 "name a model behind an endpoint, `embedder=openai:MODEL`"
             )
     if spec in store.KNOWN:
-        path = store.pull(spec, on_progress=on_pull)
+        path = store.pull(spec)
     elif (found := store.find(spec)) is None:
         raise ConfigError(
             f"there is no embedder {spec!r} on this machine; name a folder, {DEFAULT_EMBEDDER}, or "

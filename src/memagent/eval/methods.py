@@ -49,7 +49,6 @@ from memagent.documents.document import Chunk, Document
 from memagent.engines.addresses import key_of_named
 from memagent.engines.base import as_endpoint, facts_of
 from memagent.engines.embedding import DEFAULT_EMBEDDER, Embedder, open_embedder
-from memagent.engines.store import OnPull
 from memagent.errors import BudgetError, ConfigError, EmptyAnswer, EngineError
 from memagent.eval import prompts
 from memagent.eval.retrieval import best_passages, by_meaning, by_words, check_words, cut_passages
@@ -343,9 +342,7 @@ def settings_for(
     return settings
 
 
-def embedder_for(
-    name: str, settings: MethodSettings, engine: Engine, *, on_pull: OnPull | None = None
-) -> Embedder | None:
+def embedder_for(name: str, settings: MethodSettings, engine: Engine) -> Embedder | None:
     """The embedding model of a method, opened; None where it needs none."""
     if name != "dense":
         return None
@@ -354,12 +351,7 @@ def embedder_for(
     if (url := settings.embedder_url) is not None:
         named = {"base_url": url}
         config = EngineConfig.parse(named | key_of_named(named, dict(config) if config else {}))
-    return open_embedder(
-        settings.embedder or DEFAULT_EMBEDDER,
-        base_url=url,
-        settings=config,
-        on_pull=on_pull,
-    )
+    return open_embedder(settings.embedder or DEFAULT_EMBEDDER, base_url=url, settings=config)
 
 
 def method_sha256(name: str) -> str:

@@ -350,7 +350,6 @@ async def open_evaluation(
     processes: int | None = None,
     open_engine: OpenEngine | None = None,
     on_note: OnNote | None = None,
-    on_pull: store.OnPull | None = None,
 ) -> AsyncIterator[Evaluation]:
     """An evaluation, ready for its first call; mistakes that need no call to be found are raised here.
 
@@ -363,7 +362,7 @@ async def open_evaluation(
     suite = request.suite
     asked = await with_questions(suite, on_note=on_note)
     async with AsyncExitStack() as stack:
-        gates = _Gates(request, on_pull, open_engine)
+        gates = _Gates(request, open_engine)
         stack.push_async_callback(gates.aclose)
         first = (await gates.open(suite.methods[0])).engine
         tokenizer = _open_tokenizer(suite, first, on_note)
@@ -371,7 +370,7 @@ async def open_evaluation(
         _compare_tokenizers(plan, tokenizer, on_note)
         methods = []
         for choice in suite.methods:
-            method = await _open_method(request, gates, choice, tokenizer, on_note, on_pull)
+            method = await _open_method(request, gates, choice, tokenizer, on_note)
             methods.append(method)
             if method.embedder is not None:
                 stack.push_async_callback(method.embedder.aclose)
@@ -414,7 +413,7 @@ async def open_evaluation(
 
 @asynccontextmanager
 async def open_forecast(
-    request: EvalRequest, *, on_note: OnNote | None = None, on_pull: store.OnPull | None = None
+    request: EvalRequest, *, on_note: OnNote | None = None
 ) -> AsyncIterator[OpenForecast]:
     """What an evaluation would take: every source is opened, an example of each task is generated.
 
@@ -423,13 +422,13 @@ async def open_forecast(
     """
     suite = request.suite
     async with AsyncExitStack() as stack:
-        gates = _Gates(request, on_pull, is_dry=True)
+        gates = _Gates(request, is_dry=True)
         stack.push_async_callback(gates.aclose)
         engine = (await gates.open(suite.methods[0])).engine
         tokenizer = _open_tokenizer(suite, engine, on_note)
         plan = plan_items(suite, length_tokenizer=length_name(suite, engine, tokenizer))
         methods = [
-            await _open_method(request, gates, choice, tokenizer, on_note, on_pull, is_dry=True)
+            await _open_method(request, gates, choice, tokenizer, on_note, is_dry=True)
             for choice in suite.methods
         ]
         pool = stack.enter_context(ExamplePool(plan, processes=0))
@@ -474,7 +473,6 @@ class _Gates:
     def __init__(
         self,
         request: EvalRequest,
-        on_pull: store.OnPull | None,
         open_engine: OpenEngine | None = None,
         *,
         is_dry: bool = False,
@@ -482,7 +480,6 @@ class _Gates:
         """With `is_dry` nothing is downloaded and no server is started."""
         self._request = request
         self._is_dry = is_dry
-        self._on_pull = on_pull
         self._open_engine = open_engine
         self._gates: dict[str, EngineGate] = {}
         self._opened: list[BaseEngine] = []
@@ -502,7 +499,7 @@ class _Gates:
                 elif self._open_engine is not None:
                     engine = await self._open_engine(engine)
                 else:
-                    engine = engine.open(on_pull=self._on_pull)
+                    engine = engine.open()
                 self._opened.append(engine)
             if endpoint := as_endpoint(engine):
                 await endpoint.inspect()
@@ -574,7 +571,6 @@ async def _open_method(
     choice: MethodChoice,
     tokenizer: Tokenizer,
     on_note: OnNote | None,
-    on_pull: store.OnPull | None,
     *,
     is_dry: bool = False,
 ) -> OpenMethod:
@@ -592,7 +588,7 @@ async def _open_method(
         on_note(f"{choice.title}: samples of a question do not differ at `temperature=0`; raise it")
     embedder = None
     if not is_dry:
-        embedder = embedder_for(choice.name, settings, gate.engine, on_pull=on_pull)
+        embedder = embedder_for(choice.name, settings, gate.engine)
     return OpenMethod(
         title=choice.title,
         kind=choice.name,

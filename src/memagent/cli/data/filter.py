@@ -19,7 +19,6 @@ from memagent.cli.shared.cluster import (
 )
 from memagent.cli.shared.engine import ENGINES, EngineOptions, engine_options
 from memagent.cli.shared.options import PanelCommand, panel_option, set_option, taking
-from memagent.cli.shared.progress import PullProgress
 from memagent.cli.shared.run_command import CommandConsole, print_json, resumable
 from memagent.cli.shared.run_options import (
     PRICES,
@@ -121,16 +120,14 @@ async def _filter(options: FilterOptions) -> int:
     again += f" --num {options.num}" if options.num else ""
     async with AsyncExitStack() as stack:
         cluster = stack.enter_context(joined(options.cluster.cluster, console))
-        with PullProgress(request.engine.model, console) as on_pull:
-            opening = open_evaluation(
-                request,
-                run_dir=options.run.resume or options.run.run_dir or default_path(),
-                resume=options.run.resume is not None,
-                open_engine=engine_opener(cluster, options.cluster.replicas, console),
-                on_pull=on_pull,
-            )
-            with console.notice(f"opening {request.engine.title}"):
-                evaluation = await stack.enter_async_context(opening)
+        opening = open_evaluation(
+            request,
+            run_dir=options.run.resume or options.run.run_dir or default_path(),
+            resume=options.run.resume is not None,
+            open_engine=engine_opener(cluster, options.cluster.replicas, console),
+        )
+        with console.notice(f"opening {request.engine.title}"):
+            evaluation = await stack.enter_async_context(opening)
         run = evaluation.run
         assert run is not None
         progress = EvalProgress(evaluation, console)

@@ -18,7 +18,7 @@ from memagent.cli.shared.cluster import (
     engine_opener,
     joined,
 )
-from memagent.cli.shared.engine import ENGINES, engine_options
+from memagent.cli.shared.engine import ENGINES, engine_options, pull_known
 from memagent.cli.shared.messages import TABLE_METAVAR
 from memagent.cli.shared.options import (
     PanelCommand,
@@ -27,11 +27,11 @@ from memagent.cli.shared.options import (
     settings_options,
     taking,
 )
-from memagent.cli.shared.progress import PullProgress
 from memagent.cli.shared.run_command import CommandConsole, resumable
 from memagent.cli.shared.run_options import PRICES, limit_options, run_options
 from memagent.config import AgentConfig, EngineConfig
 from memagent.engines.base import EngineChoice
+from memagent.engines.embedding import DEFAULT_EMBEDDER
 from memagent.eval.records import ItemRecord
 from memagent.eval.runner import Evaluation
 from memagent.eval.setup import open_evaluation, open_forecast
@@ -162,24 +162,25 @@ async def _run(options: EvalOptions) -> int:
     check_replicas(options.cluster)
     async with AsyncExitStack() as stack:
         cluster = stack.enter_context(joined(options.cluster.cluster, console))
-        with PullProgress(request.engine.model, console) as on_pull:
-            if options.dry_run:
-                opening = open_forecast(request, on_note=console.report, on_pull=on_pull)
-                with console.notice("opening sources and counting"):
-                    opened = await stack.enter_async_context(opening)
-                print_forecast(opened, request.suite, request.prices, as_json=options.as_json)
-                return 0
-            opening_run = open_evaluation(
-                request,
-                run_dir=options.run.resume or options.run.run_dir or default_path(),
-                resume=options.run.resume is not None,
-                processes=options.processes,
-                open_engine=engine_opener(cluster, options.cluster.replicas, console),
-                on_note=console.report,
-                on_pull=on_pull,
-            )
-            with console.notice(f"opening {request.engine.title} and the tasks"):
-                evaluation = await stack.enter_async_context(opening_run)
+        if options.dry_run:
+            opening = open_forecast(request, on_note=console.report)
+            with console.notice("opening sources and counting"):
+                opened = await stack.enter_async_context(opening)
+            print_forecast(opened, request.suite, request.prices, as_json=options.as_json)
+            return 0
+        for method in request.suite.methods:
+            if method.name == "dense":
+                pull_known(method.settings.get("embedder") or DEFAULT_EMBEDDER, console)
+        opening_run = open_evaluation(
+            request,
+            run_dir=options.run.resume or options.run.run_dir or default_path(),
+            resume=options.run.resume is not None,
+            processes=options.processes,
+            open_engine=engine_opener(cluster, options.cluster.replicas, console),
+            on_note=console.report,
+        )
+        with console.notice(f"opening {request.engine.title} and the tasks"):
+            evaluation = await stack.enter_async_context(opening_run)
         records = await _evaluate(evaluation, console)
         assert evaluation.run is not None
         try:

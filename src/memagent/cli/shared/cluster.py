@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 import click
 
+from memagent.cli.shared.engine import open_chosen
 from memagent.cli.shared.options import all_options, panel_option
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.cluster import Cluster, open_cluster
 from memagent.engines.base import BaseEngine, EngineChoice
 from memagent.errors import ConfigError
 
-OpenOnCluster = Callable[[EngineChoice], Awaitable[BaseEngine]]
-"""Opens copies of an engine on a cluster."""
+OpenEngine = Callable[[EngineChoice], Awaitable[BaseEngine]]
+"""Opens an engine, on a cluster as copies."""
 CLUSTER = "Cluster"
 """Heading of the help."""
 cluster_option = panel_option(
@@ -63,13 +64,14 @@ def joined(address: str | None, console: CommandConsole) -> Iterator[Cluster | N
 
 def engine_opener(
     cluster: Cluster | None, replicas: int | None, console: CommandConsole
-) -> OpenOnCluster | None:
-    """How engines are opened on a cluster; None opens them in this process."""
-    if cluster is None:
-        return None
-    from memagent.engines.replicas import open_replicas
+) -> OpenEngine:
+    """How engines are opened: on the cluster, or in this process."""
 
     async def opener(choice: EngineChoice) -> BaseEngine:
+        if cluster is None:
+            return open_chosen(choice, console)
+        from memagent.engines.replicas import open_replicas
+
         engine = await open_replicas(cluster, choice, num=replicas, on_note=console.report)
         console.report(
             f"{engine.num_replicas} replicas of {choice.spec} on {cluster.num_nodes} nodes"

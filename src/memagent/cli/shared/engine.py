@@ -63,7 +63,8 @@ def open_chosen(choice: EngineChoice, console: CommandConsole) -> BaseEngine:
     if choice.kind == "vllm":
         console.report("starting vLLM; it is shut down with this command")
     with PullProgress(choice.model, console) as progress:
-        return choice.open(on_pull=progress)
+        choice.pull(progress)
+    return choice.open()
 
 
 def pull_known(name: str, console: CommandConsole) -> None:
