@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,15 +105,7 @@ def test_lessons_go_from_the_facts_to_the_question_and_only_where_its_names_are_
     prompt, reply = json.loads(line)["messages"]
     assert "\nAnna Berg: She was born in Old Harbour Town.\n" in prompt["content"]
     assert reply["content"] == "Question: Where was Anna born?\nAnswer: Old Harbour Town"
-    untold = Question(
-        id="q",
-        text="Where was Eve born?",
-        answers=("Old Harbour Town",),
-        gold=(gold,),
-        hard=(),
-        is_titled=True,
-    )
-    assert not is_told(untold)
+    assert not is_told(replace(question, text="Where was Eve born?"))
 
 
 def test_a_right_reading_with_all_evidence_becomes_lessons() -> None:
