@@ -33,7 +33,7 @@ from memagent.documents.loaders import MAX_PIPE_BYTES, lines_of_skipped, load_wi
 from memagent.documents.tree import FileState, state_of, wait_for_change
 from memagent.engines import store
 from memagent.engines.addresses import OPENAI_URL, endpoint_from
-from memagent.engines.base import BaseEngine, check_engine, check_installed
+from memagent.engines.base import BaseEngine, check_installed, opener_of
 from memagent.errors import DocumentError, RunError
 from memagent.run_files import read_file
 from memagent.runs import MANIFEST
@@ -144,7 +144,7 @@ class Ask:
         check_installed(request.engine.kind)
         self._report_model(request)
         with self._console.notice(f"opening {request.engine.title}"):
-            check_engine(request.engine.kind)
+            opener_of(request.engine.kind)
             engine = open_chosen(request.engine, self._console)
         self._report_endpoint(request, engine)
         return asyncio.run(self._run(request, document, engine))

@@ -17,7 +17,7 @@ from memagent.cli.shared.run_command import CommandConsole
 from memagent.cli.shared.run_options import named_path
 from memagent.documents.sample import FACTS, QUESTIONS, town_archive
 from memagent.engines import store
-from memagent.engines.base import EMBEDDED, check_engine
+from memagent.engines.base import EMBEDDED, opener_of
 from memagent.errors import ConfigError, MemagentError
 from memagent.files import write_atomically
 
@@ -92,7 +92,7 @@ def _save(path: Path) -> None:
 def _usable_engine(console: CommandConsole) -> str:
     """The embedded model; a keyword rule where it is not installed and cannot be downloaded."""
     try:
-        check_engine("local")
+        opener_of("local")
         pull_known(store.EMBEDDED, console)
     except MemagentError as error:
         console.print(with_options(str(error), ask))

@@ -27,7 +27,7 @@ from platformdirs import user_cache_path, user_data_path
 from memagent._version import __version__
 from memagent.engines import store
 from memagent.engines.addresses import endpoint_from, public_url
-from memagent.engines.base import EMBEDDED, ENGINES, check_engine, open_engine
+from memagent.engines.base import EMBEDDED, ENGINES, open_engine, opener_of
 from memagent.engines.local.runtimes import local_runtimes
 from memagent.errors import ConfigError, MemagentError, one_line
 from memagent.files import size_of
@@ -125,7 +125,7 @@ def _engines() -> Iterator[Finding]:
 
 
 def _engine_detail(kind: str) -> str:
-    check_engine(kind)
+    opener_of(kind)
     if kind == "scripted":
         with open_engine("scripted") as engine:
             return f"replies by rule, without a model ({engine.model})"

@@ -221,7 +221,7 @@ class EngineChoice:
     def open(self) -> BaseEngine:
         """The engine; its model is pulled first."""
         self.pull()
-        engine: BaseEngine = _opener(self.kind)(self.model, **self.settings)
+        engine: BaseEngine = opener_of(self.kind)(self.model, **self.settings)
         return engine
 
     def kept(self, engine: BaseEngine) -> EngineChoice:
@@ -340,19 +340,15 @@ def _own_settings(
     return {"adapter": None, **kept}  # as when the run began, whatever is shipped by now
 
 
-def check_engine(kind: str) -> None:
-    """Raise ConfigError when what a kind of engine needs is not installed."""
-    _opener(kind)
-
-
 def check_installed(kind: str) -> None:
-    """As `check_engine`, by a look at what is installed: nothing is imported, which may take seconds."""
+    """As `opener_of`, by a look at what is installed: nothing is imported, which may take seconds."""
     libraries = NEEDS.get(kind, ())
     if libraries and not any(find_spec(library) for library in libraries):
         raise _lacks(kind, libraries[0])
 
 
-def _opener(kind: str) -> Callable[..., Any]:
+def opener_of(kind: str) -> Callable[..., Any]:
+    """What opens a kind of engine. Raises ConfigError when something that it needs is not installed."""
     check_installed(kind)
     module, function = ENGINES[kind].split(":")
     try:

@@ -373,7 +373,7 @@ def pull(name: str, *, on_progress: OnPull | None = None) -> Path:
     if found is not None:
         return found
     with _storing(), _only_one_pull(name):
-        return find(name) or _pull(name, on_progress or _ignore)
+        return find(name) or _pull(name, on_progress or (lambda state: None))
 
 
 def remove(name: str) -> None:
@@ -687,7 +687,3 @@ def _quiet_hub() -> Iterator[None]:
         yield
     finally:
         enable_progress_bars()
-
-
-def _ignore(state: PullState) -> None:
-    """For pulls without a progress display."""

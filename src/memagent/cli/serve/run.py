@@ -45,9 +45,9 @@ from memagent.config import (
 from memagent.engines.base import (
     BaseEngine,
     EngineChoice,
-    check_engine,
     choose_engine,
     open_engine,
+    opener_of,
     split_spec,
 )
 from memagent.engines.local.runtimes import check_runtime
@@ -287,7 +287,7 @@ def _serve_reader(chosen: ServeOptions) -> None:
     for library in GATEWAY_LIBRARIES:
         require(library, f'memagent serve needs {library}; pip install "memagent[serve]"')
     choice = chosen.choose()
-    check_engine(choice.kind)
+    opener_of(choice.kind)
     from memagent.serve.listen import bound
     from memagent.serve.reading.app import gateway_app, keys_of
     from memagent.serve.reading.state import GatewayState, state_folder
