@@ -9,6 +9,7 @@ QA and HOTPOTQA are the folders that `questions.py` describes. Written are
     OUT/train_answers.jsonl    memories of training questions, each question with two, for reinforcement learning
     OUT/lessons_hotpotqa.jsonl conversations that answer from two further memories of each question of HotpotQA
     OUT/lessons_generated.jsonl  the same of questions that a model made up (`generate_questions.py`), one memory each
+    OUT/train_generated.jsonl  texts of two sections for those that the reader answers fully, for reinforcement learning (`rl.toml`)
     OUT/dev_gold.jsonl         development questions over their gold sentences alone
     OUT/dev_near.jsonl         the same with the two nearest sentences of their own other paragraphs
     OUT/dev_far.jsonl          the same with five sentences of other texts too
@@ -35,6 +36,7 @@ from recipes.memories import Composer, answer_line
 from recipes.questions import (
     Question,
     Sources,
+    Writer,
     is_sound,
     question_of,
     read_lines,
@@ -47,6 +49,8 @@ Done = TypeVar("Done")
 
 NUM_MEMORIES, NUM_LINKED = 2, 1500
 """Memories of each question in each file, and questions of IIRC: its passages often are one sentence."""
+NUM_TEXTS, TEXT_TOKENS = 4000, 4050
+"""Texts for generated questions."""
 DEV = {"gold": (0, 0), "near": (2, 0), "far": (2, 5)}
 """Development memories: how many sentences of the question's own other paragraphs, and of other texts."""
 
@@ -86,6 +90,7 @@ def main() -> None:
     sources = Sources(arguments.qa, arguments.hotpotqa)
     dev = [*filter(is_sound, sources.dev)]
     composer = Composer(sources.pool, length_tokenizer(arguments.tokenizer), agent.memory_tokens)
+    writer = Writer(sources.pool, length_tokenizer(arguments.tokenizer), arguments.seed)
     dev_wordings = {question.text for question in dev}
     generator = random.Random(arguments.seed)
 
@@ -107,12 +112,22 @@ def main() -> None:
         found = composer.task(question, "generated", random.Random(question.id))
         return None if found is None else answer_line(found, agent)
 
+    def text(record: dict[str, Any]) -> Example | None:
+        question = question_of(record, sources.pool, is_titled=True)
+        return writer.example(question, TEXT_TOKENS, "generated")
+
     out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     if arguments.generated is not None:
-        lines = filter(None, over_cores(generated, [*read_lines(arguments.generated)]))
-        num = write_lines(out / "lessons_generated.jsonl", lines)
-        print(f"lessons_generated.jsonl: {num} conversations")
+        records = [*read_lines(arguments.generated)][: arguments.limit]
+        num = write_lines(
+            out / "lessons_generated.jsonl", filter(None, over_cores(generated, records))
+        )
+        answered = [record for record in records if record["agreement"] == 1]
+        some = random.Random(arguments.seed).sample(answered, min(len(answered), NUM_TEXTS))
+        texts = filter(None, over_cores(text, some))
+        num_texts = write_examples(out / "train_generated.jsonl", texts)
+        print(f"lessons_generated.jsonl: {num} conversations, train_generated.jsonl: {num_texts}")
         return
     hotpotqa = taken(chain(sources.official(), sources.cut()))
     linked = [*sources.linked()]

@@ -108,16 +108,14 @@ def prepare(tmp_path_factory: pytest.TempPathFactory) -> Prepare:
 
 
 @pytest.fixture(scope="module")
-def prepare_answers(tmp_path_factory: pytest.TempPathFactory) -> Prepare:
-    """Run `prepare_answers.py` on the same questions."""
-
-    def run(out: Path) -> subprocess.CompletedProcess[str]:
-        folder = tmp_path_factory.mktemp("sources")
-        official = [hotpot("official", 10)]
-        dev = {**hotpot("dev", 20), "question": "Is 20 older than 21, 40, 41, 42, 43 and 44?"}
-        return run_script("prepare_answers", folder, out, cuts=CUTS, official=official, dev=dev)
-
-    return run
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `prepare_answers.py` writes of the same questions."""
+    folder, out = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("answers")
+    dev = {**hotpot("dev", 20), "question": "Is 20 older than 21, 40, 41, 42, 43 and 44?"}
+    official = [hotpot("official", 10)]
+    done = run_script("prepare_answers", folder, out, cuts=CUTS, official=official, dev=dev)
+    assert done.returncode == 0, done.stderr
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -255,12 +253,8 @@ def test_questions_that_count_are_answered_from_items_that_code_counts() -> None
     assert replies <= {"", "No change."}
 
 
-def test_composed_memories_hold_the_answer_and_no_development_paragraph(
-    prepare_answers: Prepare, tmp_path: Path
-) -> None:
-    done = prepare_answers(tmp_path)
-    assert done.returncode == 0, done.stderr
-    tasks = list(read_examples(tmp_path / "train_answers.jsonl"))
+def test_composed_memories_hold_the_answer_and_no_development_paragraph(answers: Path) -> None:
+    tasks = list(read_examples(answers / "train_answers.jsonl"))
     assert sorted(one.id for one in tasks) == sorted(
         f"memory/answers_{number}/{name}"
         for number in (0, 1)
@@ -272,7 +266,7 @@ def test_composed_memories_hold_the_answer_and_no_development_paragraph(
         assert len(memory.encode()) <= 512, "as many as a memory has room for"
         assert one.passages == ()
         assert not {"Place 20 ", "Place 21 "} & {f"{line[:8]} " for line in memory.splitlines()}
-    lessons = [one for (one,) in read_conversations(tmp_path / "lessons_hotpotqa.jsonl")]
+    lessons = [one for (one,) in read_conversations(answers / "lessons_hotpotqa.jsonl")]
     assert len(lessons) == len(tasks)
     for lesson in lessons:
         asked, said = lesson.messages
@@ -280,13 +274,10 @@ def test_composed_memories_hold_the_answer_and_no_development_paragraph(
         assert answer in asked["content"].partition("</memory>")[0]
 
 
-def test_development_memories_differ_by_what_was_noted_in_vain(
-    prepare_answers: Prepare, tmp_path: Path
-) -> None:
-    assert prepare_answers(tmp_path).returncode == 0
+def test_development_memories_differ_by_what_was_noted_in_vain(answers: Path) -> None:
     lines = {}
     for name in ("gold", "near", "far"):
-        (one,) = read_examples(tmp_path / f"dev_{name}.jsonl")
+        (one,) = read_examples(answers / f"dev_{name}.jsonl")
         assert (one.id, one.task) == (f"memory/{name}/dev", f"answers_{name}")
         lines[name] = set(one.metadata["memory"].splitlines())
     assert lines["gold"] == {"Place 20: It was built in 1020.", "Place 21 is a town."}
@@ -296,6 +287,24 @@ def test_development_memories_differ_by_what_was_noted_in_vain(
     assert {line[:8] for line in near} <= {"Place 22", "Place 23"}
     assert len(far) == 5
     assert not {line[:8] for line in far} & {f"Place {n}" for n in range(20, 24)}
+
+
+def test_generated_questions_become_lessons_and_those_answered_fully_texts(tmp_path: Path) -> None:
+    record = {
+        "paragraphs": [paragraph(10), paragraph(11)],
+        "supporting": [["Place 10", 1], ["Place 11", 0]],
+        "question": "When was the town of 11 built?",
+        "answers": ["1010"],
+    }
+    shares = {"whole": 1.0, "half": 0.5}
+    file = tmp_path / "generated.jsonl.gz"
+    write(file, [{**record, "id": name, "agreement": share} for name, share in shares.items()])
+    done = run_script("prepare_answers", tmp_path, tmp_path / "out", "--generated", str(file))
+    assert done.returncode == 0, done.stderr
+    found = read_conversations(tmp_path / "out/lessons_generated.jsonl")
+    assert [one.id for (one,) in found] == [f"memory/generated/{name}" for name in shares]
+    (text,) = read_examples(tmp_path / "out/train_generated.jsonl")
+    assert {passage.title for passage in text.passages} > {"Place 10", "Place 11"}
 
 
 def test_misleading_paragraphs_stand_apart_from_each_other_in_spread_texts(tasks: Path) -> None:
