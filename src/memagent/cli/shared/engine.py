@@ -62,8 +62,9 @@ def open_chosen(choice: EngineChoice, console: CommandConsole) -> BaseEngine:
     """The engine; the download of a model is shown."""
     if choice.kind == "vllm":
         console.report("starting vLLM; it is shut down with this command")
-    with PullProgress(choice.model, console) as progress:
-        choice.pull(progress)
+    if choice.kind == "local":
+        with PullProgress(choice.model, console) as progress:
+            choice.pull(progress)
     return choice.open()
 
 
