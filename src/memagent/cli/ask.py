@@ -20,7 +20,7 @@ from memagent.agent.plan import MOST_COUNTED, done_before, plan_reading
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace, call_seconds, model_changes
 from memagent.cli.ask_output import ReadingProgress, print_answers, print_plan
-from memagent.cli.ask_request import AskOptions, AskRequest, make_request
+from memagent.cli.ask_request import AskOptions, make_request
 from memagent.cli.shared.engine import open_chosen
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
 from memagent.cli.shared.progress import duration
@@ -131,170 +131,156 @@ class Ask:
         self._stdin_bytes = b""
         self._continues = options.continues
         """The run that the next one continues."""
-        self._seen: FileState = ()
+        self._request = make_request(options)
+        self._paths = [
+            Path(self._request.folder, path).expanduser() for path in self._request.paths
+        ]
+        self._seen: FileState = state_of(self._paths) if options.watch else ()
         """The files as they were when they were read."""
+        self._engine: BaseEngine
+        self._reader: Reader
 
     def run(self) -> int:
         """The whole command; its exit code."""
-        request = make_request(self._options)
-        if self._options.watch:
-            self._seen = state_of(_paths(request))
+        request = self._request
         with self._console.notice(f"loading {', '.join(request.paths[:3])}"):
-            document = self._load(request)
+            document = self._load()
         check_installed(request.engine.kind)
-        self._report_model(request)
+        self._report_model()
         with self._console.notice(f"opening {request.engine.title}"):
             opener_of(request.engine.kind)
-            engine = open_chosen(request.engine, self._console)
-        self._report_endpoint(request, engine)
-        return asyncio.run(self._run(request, document, engine))
+            self._engine = open_chosen(request.engine, self._console)
+        self._report_endpoint()
+        return asyncio.run(self._run(document))
 
-    async def _run(self, request: AskRequest, document: Document, engine: BaseEngine) -> int:
+    async def _run(self, document: Document) -> int:
+        request, options = self._request, self._options
         try:
-            reader = self._reader(request, engine)
+            settings: dict[str, Any] = request.agent_settings
+            if request.is_stored:  # with all settings, whatever suits the model now
+                settings = {"config": AgentConfig.parse(settings)}
+            self._reader = reader = Reader(
+                self._engine, tokenizer=request.tokenizer, limits=request.limits(), **settings
+            )
+            reader.config.check_used(options.reader.agent)
+            if reader.tokenizer_note:
+                self._console.report(
+                    f"token counts are estimated with a margin: {reader.tokenizer_note}; "
+                    "`tokenizer` names one"
+                )
             chunks = reader.chunks(document)
             longest = sorted(request.questions, key=len, reverse=True)
-            for question in longest[: MOST_COUNTED if self._options.dry_run else None]:
+            for question in longest[: MOST_COUNTED if options.dry_run else None]:
                 reader.check(question)
-            if self._options.dry_run:
-                with self._console.busy("counting"):
-                    done = await done_before(
-                        reader,
-                        request.questions,
-                        chunks,
-                        resumes=self._options.run.resume,
-                        continues=self._continues,
-                    )
-                    plan = plan_reading(reader, request.questions, chunks, done=done)
-                speed = work.recall(engine)
-                print_plan(plan, request.prices, speed, engine, as_json=self._options.as_json)
+            if options.dry_run:
+                await self._count(chunks)
                 return 0
-            exit_code = await self._read(request, reader, chunks, engine)
-            if self._options.watch:
-                await self._watch(request, reader, engine)
-            return exit_code
+            await self._read(chunks)
+            while options.watch:
+                await self._read_on()
+            return 0
         finally:
-            await engine.aclose()
+            await self._engine.aclose()
 
-    async def _watch(self, request: AskRequest, reader: Reader, engine: BaseEngine) -> None:
-        """Read on whenever the files have changed; ends when it is interrupted."""
-        while True:
-            self._console.report(f"watching {', '.join(request.paths[:3])}; Ctrl-C ends")
-            await self._wait_for_change(request)
-            try:
-                document = await asyncio.to_thread(self._load, request)
-            except DocumentError as error:  # a log that was emptied grows again
-                self._console.report(f"not read: {error}")
-                continue
-            await self._read(request, reader, reader.chunks(document), engine)
-
-    async def _wait_for_change(self, request: AskRequest) -> None:
-        try:
-            self._seen = await wait_for_change(
-                _paths(request), self._seen, seconds=self._options.watch_seconds or WATCH_SECONDS
+    async def _count(self, chunks: Chunks) -> None:
+        """Print what a reading will take."""
+        request, resume = self._request, self._options.run.resume
+        with self._console.busy("counting"):
+            done = await done_before(
+                self._reader, request.questions, chunks, resumes=resume, continues=self._continues
             )
+            plan = plan_reading(self._reader, request.questions, chunks, done=done)
+        speed = work.recall(self._engine)
+        print_plan(plan, request.prices, speed, self._engine, as_json=self._options.as_json)
+
+    async def _read_on(self) -> None:
+        """Read again when the files have changed; ends when it is interrupted."""
+        self._console.report(f"watching {', '.join(self._request.paths[:3])}; Ctrl-C ends")
+        seconds = self._options.watch_seconds or WATCH_SECONDS
+        try:
+            self._seen = await wait_for_change(self._paths, self._seen, seconds=seconds)
         except asyncio.CancelledError:
             raise click.exceptions.Exit(INTERRUPTED) from None
+        try:
+            document = await asyncio.to_thread(self._load)
+        except DocumentError as error:  # a log that was emptied grows again
+            self._console.report(f"not read: {error}")
+            return
+        await self._read(self._reader.chunks(document))
 
-    # --- the text, the reader, the run ---------------------------------------------------------
+    # --- the text and the run ------------------------------------------------------------------
 
-    def _load(self, request: AskRequest) -> Document:
+    def _load(self) -> Document:
+        request = self._request
         if not os.path.isdir(request.folder):
             raise DocumentError(
                 f"the folder {request.folder}, where the run was begun, is gone; name its files again"
             )
-        stdin = self._stdin(request)  # before the folder changes, as `--resume` is of this one
+        stdin = None  # before the folder changes, as `--resume` is of this one
+        if "-" in request.paths and (self._options.run.resume or not sys.stdin.isatty()):
+            stdin = self._stdin()  # of a terminal the loader says what to do instead
         with chdir(request.folder):
             loaded = load_with_report(request.paths, encoding=request.encoding, stdin=stdin)
         for line in lines_of_skipped(loaded.skipped):
             self._console.report(line)
         return loaded.document
 
-    def _stdin(self, request: AskRequest) -> io.BytesIO | None:
+    def _stdin(self) -> io.BytesIO:
         """What came in on standard input, from the run when it is resumed."""
-        if "-" not in request.paths:
-            return None
-        if self._options.run.resume:
-            return _kept_stdin(self._options.run.resume / STDIN_COPY)
-        if sys.stdin.isatty():
-            return None  # the loader says what to do instead
-        self._stdin_bytes = read_pipe(sys.stdin.buffer, "standard input")
-        return io.BytesIO(self._stdin_bytes)
+        if self._options.run.resume is None:
+            self._stdin_bytes = read_pipe(sys.stdin.buffer, "standard input")
+            return io.BytesIO(self._stdin_bytes)
+        path = self._options.run.resume / STDIN_COPY
+        try:
+            return io.BytesIO(read_file(path, max_bytes=MAX_PIPE_BYTES))
+        except OSError as error:
+            raise RunError(
+                f"{path}, the text that came in on standard input, cannot be read ({error.strerror}); "
+                "start a new run"
+            ) from None
 
-    def _reader(self, request: AskRequest, engine: BaseEngine) -> Reader:
-        settings: dict[str, Any] = request.agent_settings
-        if request.is_stored:  # with all settings, whatever suits the model now
-            settings = {"config": AgentConfig.parse(settings)}
-        reader = Reader(engine, tokenizer=request.tokenizer, limits=request.limits(), **settings)
-        reader.config.check_used(self._options.reader.agent)
-        if reader.tokenizer_note:
-            self._console.report(
-                f"token counts are estimated with a margin: {reader.tokenizer_note}; "
-                "`tokenizer` names one"
-            )
-        return reader
-
-    async def _journal(
-        self, request: AskRequest, reader: Reader, chunks: Chunks, engine: BaseEngine
-    ) -> Journal:
-        identity = reader.identity(request.questions, chunks.document)
+    def _journal(self, document: Document) -> Journal:
+        request, reader = self._request, self._reader
+        identity = reader.identity(request.questions, document)
         resume = self._options.run.resume if self._continues is None else None
         if resume:
             return Journal.open(resume, identity)
-        files = {STDIN_COPY: self._stdin_bytes} if "-" in request.paths else {}
-        manifest = {**identity, "command": request.kept(engine)}
-        if self._continues is None:
-            return Journal.create(self._options.run.run_dir, manifest, files=files)
-        also = reader.continued(self._continues, request.questions, chunks.document)
-        self._console.report(f"continuing {self._continues}")
-        return Journal.create(self._new_run_dir(), manifest, files=files, also=also)
-
-    def _new_run_dir(self) -> Path | None:
-        """Where a run goes; the runs of --watch after the first are numbered."""
+        also = reader.continued(self._continues, request.questions, document)
         path = self._options.run.run_dir
-        if path is None or not (path / MANIFEST).exists():
-            return path
-        numbers = itertools.count(2)
-        return next(
-            each for n in numbers if not (each := path.with_name(f"{path.name}-{n}")).exists()
-        )
+        if also:
+            self._console.report(f"continuing {self._continues}")
+            if path is not None and (path / MANIFEST).exists():  # of --watch, after the first
+                named = (path.with_name(f"{path.name}-{n}") for n in itertools.count(2))
+                path = next(each for each in named if not each.exists())
+        files = {STDIN_COPY: self._stdin_bytes} if "-" in request.paths else {}
+        manifest = {**identity, "command": request.kept(self._engine)}
+        return Journal.create(path, manifest, files=files, also=also)
 
-    # --- reading -------------------------------------------------------------------------------
-
-    async def _read(
-        self, request: AskRequest, reader: Reader, chunks: Chunks, engine: BaseEngine
-    ) -> int:
-        journal = await self._journal(request, reader, chunks, engine)
+    async def _read(self, chunks: Chunks) -> None:
+        journal = self._journal(chunks.document)
         try:
             with resumable(journal, self._console, kept="what was read is kept"):
-                traces = await self._with_progress(request, reader, chunks, journal, engine)
+                traces = await self._with_progress(chunks, journal)
             try:
                 print_answers(traces, as_json=self._options.as_json)
                 sys.stdout.flush()  # whoever watches through a pipe sees it now
             finally:  # also where the output is full: it says where the answers are kept
-                self._report_summary(traces, journal, reader, chunks.document)
+                self._report_summary(traces, journal, chunks.document)
         finally:
             journal.close()
         self._continues = journal.path
-        return 0
 
-    async def _with_progress(
-        self,
-        request: AskRequest,
-        reader: Reader,
-        chunks: Chunks,
-        journal: Journal,
-        engine: BaseEngine,
-    ) -> list[Trace]:
+    async def _with_progress(self, chunks: Chunks, journal: Journal) -> list[Trace]:
         """Read with the progress shown."""
+        questions = self._request.questions
         progress = ReadingProgress(
             chunks,
-            len(request.questions),
+            len(questions),
             console=self._console,
             show_memory=self._options.show_memory,
-            config=reader.config,
+            config=self._reader.config,
         )
-        engine.on_retry = progress.retry
+        self._engine.on_retry = progress.retry
         news = [f"reading {chunks.document.source}; the run is kept in {journal.path}"]
 
         def on_step(question_number: int, step: Step) -> None:
@@ -304,10 +290,10 @@ class Ask:
 
         with progress:
             try:
-                return await reader.read(request.questions, chunks, journal, on_step)
+                return await self._reader.read(questions, chunks, journal, on_step)
             finally:
                 work.remember(
-                    engine,
+                    self._engine,
                     prompt_tokens=progress.prompt_tokens,
                     call_seconds=progress.call_seconds,
                     seconds=progress.seconds,
@@ -315,11 +301,11 @@ class Ask:
 
     # --- messages ------------------------------------------------------------------------------
 
-    def _report_model(self, request: AskRequest) -> None:
+    def _report_model(self) -> None:
         """Which model reads if none was named, and which reading defaults of the model apply."""
-        choice = request.engine
+        choice = self._request.engine
         defaults = store.reading_defaults(choice.model) if choice.kind == "local" else {}
-        settings = _applied(defaults, request)
+        settings = self._applied(defaults)
         if choice.is_embedded:
             with_defaults = f" ({settings})" if settings else ""
             self._console.report(
@@ -332,21 +318,27 @@ class Ask:
         elif settings:
             self._console.report(f"reading as suits {choice.model}: {settings}")
 
-    def _report_endpoint(self, request: AskRequest, engine: BaseEngine) -> None:
+    def _report_endpoint(self) -> None:
         """Where the text goes if no address was given, and which reading defaults of a served model apply."""
-        choice = request.engine
+        choice, engine = self._request.engine, self._engine
         if choice.kind == "openai" and not endpoint_from(os.environ, choice.address).base_url:
             self._console.report(f"no address given: the text is sent to {OPENAI_URL}")
-        settings = _applied(engine.reading_defaults, request)
+        settings = self._applied(engine.reading_defaults)
         if choice.kind != "local" and settings:
             self._console.report(f"reading as suits {engine.model}: {settings}")
 
+    def _applied(self, defaults: Mapping[str, Any]) -> str:
+        """The reading defaults of a model that no option overrides."""
+        given = self._request.agent_settings
+        return ", ".join(f"{name} {value}" for name, value in defaults.items() if name not in given)
+
     def _report_summary(
-        self, traces: Sequence[Trace], journal: Journal, reader: Reader, document: Document
+        self, traces: Sequence[Trace], journal: Journal, document: Document
     ) -> None:
         steps = [step for trace in traces for step in trace.steps]
         usage = journal.replies.usage
-        cost = f", cost {reader.limits.cost:.4f}" if reader.limits.has_prices else ""
+        limits = self._reader.limits
+        cost = f", cost {limits.cost:.4f}" if limits.has_prices else ""
         reused = f" ({usage.cached_tokens:,} not computed again)" if usage.cached_tokens else ""
         self._console.report(
             f"{usage.calls} calls, {usage.prompt_tokens:,} prompt{reused} and {usage.completion_tokens:,} "
@@ -362,10 +354,6 @@ class Ask:
             self._console.report(line)
         journal.check_kept()
         self._console.report(f"run: {journal.path}")
-
-
-def _paths(request: AskRequest) -> list[Path]:
-    return [Path(request.folder, path).expanduser() for path in request.paths]
 
 
 def _call_time(steps: Sequence[Step]) -> str:
@@ -411,20 +399,3 @@ def _unread(trace: Trace, document: Document) -> str:
     places = [str(place) for span in trace.unread for place in document.places(*span)]
     more = f" and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
     return ", ".join(places[:MAX_PLACES]) + more
-
-
-def _applied(defaults: Mapping[str, Any], request: AskRequest) -> str:
-    """The reading defaults of a model that no option overrides."""
-    return ", ".join(
-        f"{name} {value}" for name, value in defaults.items() if name not in request.agent_settings
-    )
-
-
-def _kept_stdin(path: Path) -> io.BytesIO:
-    try:
-        return io.BytesIO(read_file(path, max_bytes=MAX_PIPE_BYTES))
-    except OSError as error:
-        raise RunError(
-            f"{path}, the text that came in on standard input, cannot be read ({error.strerror}); "
-            "start a new run"
-        ) from None

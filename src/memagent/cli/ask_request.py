@@ -14,10 +14,7 @@ from memagent.agent.journal import read_reading
 from memagent.agent.limits import Limits
 from memagent.agent.reader import checked_question, read_questions
 from memagent.cli.shared.run_options import ReaderOptions, RunOptions, limits_of, prices_of
-from memagent.engines.base import ANY_ENDPOINT as ANY_ENDPOINT
-from memagent.engines.base import EMBEDDED as EMBEDDED
-from memagent.engines.base import SECRET_SETTINGS as SECRET_SETTINGS
-from memagent.engines.base import BaseEngine, EngineChoice
+from memagent.engines.base import ANY_ENDPOINT, BaseEngine, EngineChoice
 from memagent.errors import ConfigError
 from memagent.names import absolute_path
 from memagent.types import Prices
@@ -87,18 +84,52 @@ class AskRequest:
 
 
 def make_request(options: AskOptions) -> AskRequest:
-    """The request that these options mean, checked."""
-    _check_continuing(options)
-    earlier = options.run.resume or options.continues
-    if earlier is None:
-        request = _new_request(options)
-    else:
-        request = _resumed_request(options, read_reading(earlier))
-        if not options.files:
-            how = "resume" if options.run.resume else "continue"
-            again = shlex.join(["memagent", "ask", *request.files, f"--{how}", str(earlier)])
-            what, may = f"the text {', '.join(request.files)}", "the model may read it"
-            trust.require("file", *request.files, what=what, may=may, again=again)
+    """The request that these options mean, checked; of a run, with what is given now.
+
+    The run refuses what would change its trace.
+    """
+    resume, continues = options.run.resume, options.continues
+    if continues is not None and resume is not None:
+        raise ConfigError(
+            "give --resume for the same text or --continue for one that has changed, not both"
+        )
+    earlier = resume or continues
+    manifest = read_reading(earlier) if earlier else {}
+    stored: Mapping[str, Any] | None = manifest.get("command")
+    if earlier and stored is None:
+        raise ConfigError("this run was begun from Python; resume it there with run_dir")
+    stored = stored or {"paths": (), "folder": "", "encoding": None, "limits": {}}
+    reader = options.reader
+    files = options.questions_file
+    given = [checked_question(question) for question in options.questions]
+    questions = (*given, *(read_questions(files) if files else ()))
+    settings = {**reader.agent}
+    if prompts := settings.get("prompts"):
+        settings["prompts"] = absolute_path(prompts)
+    engine = _stored_engine(stored, manifest["model"]) if earlier else None
+    tokenizer = absolute_path(reader.tokenizer) if reader.tokenizer else None
+    request = AskRequest(
+        paths=options.files or tuple(stored["paths"]),
+        folder=_current_folder() if options.files or not earlier else stored["folder"],
+        questions=questions or tuple(manifest.get("questions", ())),
+        encoding=options.encoding or stored["encoding"],
+        engine=reader.engine.choose(stored=engine),
+        agent_settings={**manifest.get("agent", {}), **settings},
+        tokenizer=tokenizer or manifest.get("tokenizer"),
+        limit_settings={**stored["limits"], **reader.limits.given},
+        is_stored=earlier is not None,
+    )
+    _check(request, options, earlier)
+    return request
+
+
+def _check(request: AskRequest, options: AskOptions, earlier: Path | None) -> None:
+    """Raise ConfigError for a request that cannot be meant, or that reads files which only a run directory names."""
+    if earlier and not options.files:
+        how = "resume" if options.run.resume else "continue"
+        again = shlex.join(["memagent", "ask", *request.files, f"--{how}", str(earlier)])
+        what, may = f"the text {', '.join(request.files)}", "the model may read it"
+        trust.require("file", *request.files, what=what, may=may, again=again)
     trust.remember("file", *request.files)
     if not request.paths:
         raise ConfigError("name at least one file or folder to read, or - for standard input")
@@ -112,46 +143,6 @@ def make_request(options: AskOptions) -> AskRequest:
             raise ConfigError(f"{last!r} is no file; ask it as a question with -q")
         raise ConfigError("ask something: -q QUESTION, or --questions FILE")
     request.limits()  # raises before an engine is opened in vain
-    return request
-
-
-def _check_continuing(options: AskOptions) -> None:
-    """Raise ConfigError where a run is to be both resumed and continued."""
-    if options.continues is not None and options.run.resume is not None:
-        raise ConfigError(
-            "give --resume for the same text or --continue for one that has changed, not both"
-        )
-
-
-def _new_request(options: AskOptions) -> AskRequest:
-    return AskRequest(
-        paths=options.files,
-        folder=_current_folder(),
-        questions=_questions(options),
-        encoding=options.encoding,
-        engine=options.reader.engine.choose(),
-        agent_settings=_agent_settings(options),
-        tokenizer=_tokenizer(options),
-        limit_settings=options.reader.limits.given,
-    )
-
-
-def _resumed_request(options: AskOptions, manifest: Mapping[str, Any]) -> AskRequest:
-    """The stored request with what is given now; the run refuses what would change its trace."""
-    stored: Mapping[str, Any] | None = manifest.get("command")
-    if stored is None:
-        raise ConfigError("this run was begun from Python; resume it there with run_dir")
-    return AskRequest(
-        paths=options.files or tuple(stored["paths"]),
-        folder=_current_folder() if options.files else stored["folder"],
-        questions=_questions(options) or tuple(manifest["questions"]),
-        encoding=options.encoding or stored["encoding"],
-        engine=options.reader.engine.choose(stored=_stored_engine(stored, manifest["model"])),
-        agent_settings={**manifest["agent"], **_agent_settings(options)},
-        tokenizer=_tokenizer(options) or str(manifest["tokenizer"]),
-        limit_settings={**stored["limits"], **options.reader.limits.given},
-        is_stored=True,
-    )
 
 
 def _stored_engine(stored: Mapping[str, Any], model: str) -> EngineChoice:
@@ -159,20 +150,6 @@ def _stored_engine(stored: Mapping[str, Any], model: str) -> EngineChoice:
     spec = stored["engine"]
     spec = f"{spec}{model}" if spec == ANY_ENDPOINT else spec
     return EngineChoice(spec=spec, settings=stored["engine_settings"])
-
-
-def _questions(options: AskOptions) -> tuple[str, ...]:
-    given = tuple(checked_question(question) for question in options.questions)
-    return (*given, *(read_questions(options.questions_file) if options.questions_file else ()))
-
-
-def _agent_settings(options: AskOptions) -> dict[str, Any]:
-    prompts = options.reader.agent.get("prompts")
-    return {**options.reader.agent, **({"prompts": absolute_path(prompts)} if prompts else {})}
-
-
-def _tokenizer(options: AskOptions) -> str | None:
-    return absolute_path(options.reader.tokenizer) if options.reader.tokenizer else None
 
 
 def _current_folder() -> str:
