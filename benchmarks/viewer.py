@@ -49,7 +49,7 @@ def _of_items(path: Path, num: int) -> str:
         [
             f"{num:,} items, {_megabytes(path):.0f} MB",
             _timed("first view", lambda: (api.runs(), api.run(run), api.cells(run))),
-            _timed("items", lambda: api.items(run, {}, offset=num // 2)),
+            _timed("items", lambda: api.items(run, offset=num // 2)),
             _timed("one trace", lambda: api.trace(run, f"i{num // 2}")),
         ]
     )

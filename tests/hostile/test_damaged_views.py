@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def look_at_everything(folder: Path, *, secret: str = "\0") -> list[str]:
         for ask in (api.version, api.cells, api.metrics):
             tried(ask, name)
         tried(api.compare, name, name)
-        items = tried(api.items, name, {"text": "a"}).get("items", [])
+        items = tried(partial(api.items, text="a"), name).get("items", [])
         keys = ["q0", "v0.0", "v0.1", *(f"i{item['number']}" for item in items[:3])]
         for step in tried(api.run, name).get("samples", []):
             tried(api.rollouts, name, step)

@@ -33,7 +33,7 @@ def item(
         "prompt_tokens": 1000,
         "completion_tokens": 50,
         "seconds": 2.0,
-        "trace": {"steps": []},
+        "trace": {},
     }
     place = {"task": task, "method": method, "target_tokens": tokens, "index": index}
     return ItemRecord(**{**defaults, **place, "score": score, **values})

@@ -121,6 +121,13 @@ class Step:
         """Where its section begins; None for merges and the answer."""
         return None if self.section is None else self.section.start
 
+    @property
+    def answer(self) -> str | None:
+        """The answer, without the line that names its sources; None for other steps."""
+        if self.kind != "answer":
+            return None
+        return self.reply if self.cited is None else without_sources(self.reply)
+
     def flagged(self, **happened: bool) -> Step:
         """With those flags of which it is true."""
         new = cast(tuple[StepFlag, ...], tuple(name for name, is_so in happened.items() if is_so))
@@ -174,10 +181,7 @@ class Trace:
     @property
     def answer(self) -> str | None:
         """The answer, without the line that names its sources; None while the reading is unfinished."""
-        last = self.steps[-1] if self.steps else None
-        if last is None or last.kind != "answer":
-            return None
-        return last.reply if last.cited is None else without_sources(last.reply)
+        return self.steps[-1].answer if self.steps else None
 
     @property
     def final_answer(self) -> str | None:
@@ -330,17 +334,29 @@ def steps_by_question(records: Iterable[dict[str, Any]], path: Path) -> dict[int
     questions: dict[int, list[Step]] = {}
     for number, record in enumerate(records, start=1):
         try:
-            step = Step.from_json(record["step"])
-            steps = questions.setdefault(_number.validate_python(record["question"]), [])
-            if step.index != len(steps) or not _is_sound(step):
+            question, step = journal_entry(record)
+            steps = questions.setdefault(question, [])
+            if step.index != len(steps):
                 raise ValueError
-        except (KeyError, TypeError, ValueError):
+        except ValueError:
             raise RunError(f"{path / JOURNAL}, line {number}, is damaged") from None
         steps.append(step)
     return questions
 
 
-def _is_sound(step: Step) -> bool:
+def journal_entry(record: Mapping[str, Any]) -> tuple[int, Step]:
+    """The question's number and the step that a line of a journal holds. Raises ValueError for what none can hold."""
+    try:
+        step = Step.from_json(record["step"])
+        number = _number.validate_python(record["question"])
+    except (KeyError, TypeError):
+        raise ValueError("no line of a journal") from None
+    if not is_sound(step):
+        raise ValueError("no step of a reading")
+    return number, step
+
+
+def is_sound(step: Step) -> bool:
     """Whether no measure of a step is negative, and its section and inputs can be there."""
     usage, section = step.usage, step.section
     counts = (usage.calls, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)

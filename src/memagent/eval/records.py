@@ -220,6 +220,14 @@ def parse_evaluation(
     return parse_manifest(manifest, EvaluationManifest, path)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaterGrade:
+    """What a grader that graded later said of an item."""
+
+    item: ItemKey
+    score: float
+
+
 class GradedItem(Protocol):
     """What graders said of an item."""
 
@@ -291,13 +299,18 @@ def _later_scores(path: Path) -> dict[ItemKey, dict[str, float]]:
     for file in sorted(check_tree(path / GRADES).glob("*.jsonl")):
         for number, (values, _) in enumerate(read_lines(file), start=1):
             try:
-                key, score = _key.validate_python(values["item"]), float(values["score"])
-            except (KeyError, TypeError, ValueError):
+                grade = _grade.validate_python(values)
+            except ValidationError:
                 raise RunError(
                     f"{file}, line {number}, is damaged; delete the file and grade again"
                 ) from None
-            found.setdefault(key, {})[file.stem] = score
+            found.setdefault(grade.item, {})[file.stem] = grade.score
     return found
+
+
+def grade_of_line(line: bytes) -> LaterGrade:
+    """A line of a grader's file. Raises ValueError where it is damaged."""
+    return _grade.validate_json(line)
 
 
 def _plain(value: Any) -> Any:
@@ -305,7 +318,7 @@ def _plain(value: Any) -> Any:
 
 
 _record = TypeAdapter(ItemRecord)
-_key = TypeAdapter(ItemKey)
+_grade = TypeAdapter(LaterGrade)
 
 
 # --- grading again --------------------------------------------------------------------------------

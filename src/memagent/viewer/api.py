@@ -16,12 +16,14 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field
 
 from memagent.documents.document import Document
 from memagent.errors import RunError, plain
-from memagent.runs import read_manifest
-from memagent.viewer.evaluations import PAGE_ITEMS, Items, comparison
+from memagent.eval.records import read_evaluation
+from memagent.viewer.evaluations import MAX_ITEMS, PAGE_ITEMS, Items, comparison
 from memagent.viewer.library import FileState, Library, ListedRun, Texts, version_of
 from memagent.viewer.readings import AskRun
 from memagent.viewer.step_prompts import step_prompt
@@ -29,6 +31,8 @@ from memagent.viewer.traces import Json, StoredTrace, step_detail, step_section
 from memagent.viewer.trainings import Training
 
 T = TypeVar("T")
+Whole = Annotated[int, Field(ge=0, le=10**9)]
+Limit = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 OPEN_RUNS = 32
 """Runs whose lines are known."""
 
@@ -85,18 +89,24 @@ class ViewerApi:
     def items(
         self,
         run_id: str,
-        wanted: Mapping[str, str],
         *,
-        offset: int = 0,
-        limit: int = PAGE_ITEMS,
-        step: int | None = None,
+        task: str | None = None,
+        method: str | None = None,
+        tokens: str | None = None,
+        status: str | None = None,
+        text: str | None = None,
+        offset: Whole = 0,
+        limit: Limit = PAGE_ITEMS,
+        step: Whole | None = None,
         grader: str | None = None,
     ) -> Json:
         """Items of an evaluation, or of the validation at a step; by another grader than their own."""
+        given = {"task": task, "method": method, "tokens": tokens, "status": status, "text": text}
+        wanted = {name: value for name, value in given.items() if value is not None}
         items = self._items_of(run_id, step)
         return items.page(wanted, offset=offset, limit=limit, grader=grader)
 
-    def cells(self, run_id: str, *, step: int | None = None, grader: str | None = None) -> Json:
+    def cells(self, run_id: str, *, step: Whole | None = None, grader: str | None = None) -> Json:
         """The table of an evaluation, or of the validation at a step, its scores by depth, and other graders."""
         items = self._items_of(run_id, step)
         return {
@@ -105,7 +115,9 @@ class ViewerApi:
             "graders": items.graders(),
         }
 
-    def compare(self, first: str, second: str, *, offset: int = 0, limit: int = PAGE_ITEMS) -> Json:
+    def compare(
+        self, first: str, second: str, *, offset: Whole = 0, limit: Limit = PAGE_ITEMS
+    ) -> Json:
         """Two evaluations side by side."""
         found = comparison(
             self._items_of(first, None), self._items_of(second, None), offset=offset, limit=limit
@@ -113,11 +125,11 @@ class ViewerApi:
         names = [_listed(self._library.find(each)) for each in (first, second)]
         return {**found, "runs": names}
 
-    def metrics(self, run_id: str, *, after: int = 0) -> Json:
+    def metrics(self, run_id: str, *, after: Whole = 0) -> Json:
         """Lines of metrics of a training run."""
         return self._training_of(run_id).metrics(after)
 
-    def rollouts(self, run_id: str, step: int) -> Json:
+    def rollouts(self, run_id: str, step: Whole = 0) -> Json:
         """Saved rollouts of a training step."""
         return self._training_of(run_id).rollouts(step)
 
@@ -128,7 +140,9 @@ class ViewerApi:
         if listed.run.kind == "ask":
             return self._reading(path).overview()
         if listed.run.kind == "eval":
-            return _evaluation(read_manifest(path))
+            found = read_evaluation(path)
+            names = ("model", "suite", "seed", "length_tokenizer", "methods")
+            return found.model_dump(include={*names}) | {"methods": list(found.methods)}
         if listed.run.kind == "train":
             return self._training(path).overview()
         return {}
@@ -156,7 +170,10 @@ class ViewerApi:
         if kind == "q":
             return self._reading(path).trace(number)
         if kind == "i":
-            return self._items(path).trace(number, _settings_of(read_manifest(path)))
+            methods = read_evaluation(path).methods.items()
+            return self._items(path).trace(
+                number, {name: _settings(each) for name, each in methods}
+            )
         training = self._training(path)
         if kind == "s":
             return training.rollout(number, int(match[3]))
@@ -204,25 +221,10 @@ def _listed(listed: ListedRun) -> Json:
     }
 
 
-def _evaluation(manifest: Mapping[str, Any]) -> Json:
-    methods = manifest.get("methods")
-    return {
-        "model": str(manifest.get("model", "")),
-        "suite": manifest.get("suite") and str(manifest["suite"]),
-        "seed": manifest.get("seed"),
-        "length_tokenizer": str(manifest.get("length_tokenizer") or ""),
-        "methods": list(methods) if isinstance(methods, dict) else [],
-    }
-
-
-def _settings_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The settings of each method of an evaluation."""
-    methods = manifest.get("methods")
-    found: dict[str, Mapping[str, Any]] = {}
-    for name, method in methods.items() if isinstance(methods, dict) else ():
-        settings = method.get("settings") if isinstance(method, dict) else None
-        found[str(name)] = settings if isinstance(settings, dict) else {}
-    return found
+def _settings(method: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a method of an evaluation."""
+    found = method.get("settings")
+    return found if isinstance(found, dict) else {}
 
 
 def json_text(values: Json, *, is_ascii: bool = False) -> str:

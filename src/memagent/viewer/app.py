@@ -11,10 +11,11 @@ page, no other host, no frame, no form. Texts are never put into a page as HTML.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -23,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from memagent.errors import MemagentError
 from memagent.serve.listen import ForeignRequest, HostCheck
 from memagent.viewer.api import ViewerApi, json_text
-from memagent.viewer.evaluations import MAX_ITEMS, PAGE_ITEMS
+from memagent.viewer.traces import Json
 
 PAGE = "index.html"
 TYPES = {
@@ -32,7 +33,6 @@ TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-MAX_NUMBER = 10**9
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
@@ -48,16 +48,35 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 
-Whole = Annotated[int, Query(ge=0, le=MAX_NUMBER)]
-Limit = Annotated[int, Query(ge=1, le=MAX_ITEMS)]
+_RUN, _STEP = "runs/{run_id}", "runs/{run_id}/traces/{key}/steps/{number}"
+ROUTES = {
+    "runs": "runs",
+    "compare": "compare",
+    _RUN: "run",
+    **{f"{_RUN}/{name}": name for name in ("version", "items", "cells", "metrics", "rollouts")},
+    f"{_RUN}/traces/{{key}}": "trace",
+    _STEP: "step",
+    f"{_STEP}/section": "section",
+    f"{_STEP}/prompt": "prompt",
+}
+"""Paths below `/api/`, and what of `ViewerApi` answers them."""
 
 
 def make_viewer_app(api: ViewerApi, host: str) -> FastAPI:
     """The ASGI application; `host` is what it listens on."""
     app = FastAPI(title="memagent view", docs_url=None, redoc_url=None, openapi_url=None)
-    routes = _Routes(api)
-    for path, endpoint in routes.all().items():
-        app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+    contents = dict(_assets())
+
+    def asset(name: str = PAGE) -> Response:
+        content = contents.get(name)
+        if content is None:
+            return _error(404, "there is no such page")
+        return Response(content, headers={"Content-Type": TYPES[name.rpartition(".")[2]]})
+
+    app.add_api_route("/", lambda: asset(), response_model=None)
+    app.add_api_route("/assets/{name}", asset, response_model=None)
+    for path, name in ROUTES.items():
+        app.add_api_route(f"/api/{path}", _answered(getattr(api, name)), response_model=None)
     app.add_exception_handler(MemagentError, _not_found)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
@@ -90,89 +109,14 @@ class ViewerGuard:
         await self._app(scope, receive, send_with_headers)
 
 
-class _Routes:
-    """The handlers. They are not async, so that reading a file holds up nobody."""
+def _answered(answer: Callable[..., Json]) -> Callable[..., Response]:
+    """A handler with the parameters of an answer. It is not async, so that reading a file holds up nobody."""
 
-    def __init__(self, api: ViewerApi) -> None:
-        self._api = api
-        self._assets = dict(_assets())
+    @wraps(answer)
+    def handler(**given: Any) -> Response:
+        return as_json(answer(**given))
 
-    def all(self) -> dict[str, Callable[..., Response]]:
-        run, trace = "/api/runs/{run_id}", "/api/runs/{run_id}/traces/{key}"
-        return {
-            "/": self.page,
-            "/assets/{name}": self.asset,
-            "/api/runs": lambda: as_json(self._api.runs()),
-            "/api/compare": self.compare,
-            run: self.run,
-            f"{run}/version": self.version,
-            f"{run}/items": self.items,
-            f"{run}/cells": self.cells,
-            f"{run}/metrics": self.metrics,
-            f"{run}/rollouts": self.rollouts,
-            trace: self.trace,
-            f"{trace}/steps/{{number}}": self.step,
-            f"{trace}/steps/{{number}}/section": self.section,
-            f"{trace}/steps/{{number}}/prompt": self.prompt,
-        }
-
-    def page(self) -> Response:
-        return self.asset(PAGE)
-
-    def asset(self, name: str) -> Response:
-        content = self._assets.get(name)
-        if content is None:
-            return _error(404, "there is no such page")
-        return Response(content, headers={"Content-Type": TYPES[name.rpartition(".")[2]]})
-
-    def run(self, run_id: str) -> Response:
-        return as_json(self._api.run(run_id))
-
-    def version(self, run_id: str) -> Response:
-        return as_json(self._api.version(run_id))
-
-    def items(
-        self,
-        request: Request,
-        run_id: str,
-        offset: Whole = 0,
-        limit: Limit = PAGE_ITEMS,
-        step: Whole | None = None,
-        grader: str | None = None,
-    ) -> Response:
-        names = ("task", "method", "tokens", "status", "text")
-        given = request.query_params
-        wanted = {name: given[name] for name in names if name in given}
-        found = self._api.items(
-            run_id, wanted, offset=offset, limit=limit, step=step, grader=grader
-        )
-        return as_json(found)
-
-    def cells(self, run_id: str, step: Whole | None = None, grader: str | None = None) -> Response:
-        return as_json(self._api.cells(run_id, step=step, grader=grader))
-
-    def compare(
-        self, first: str, second: str, offset: Whole = 0, limit: Limit = PAGE_ITEMS
-    ) -> Response:
-        return as_json(self._api.compare(first, second, offset=offset, limit=limit))
-
-    def metrics(self, run_id: str, after: Whole = 0) -> Response:
-        return as_json(self._api.metrics(run_id, after=after))
-
-    def rollouts(self, run_id: str, step: Whole = 0) -> Response:
-        return as_json(self._api.rollouts(run_id, step))
-
-    def trace(self, run_id: str, key: str) -> Response:
-        return as_json(self._api.trace(run_id, key))
-
-    def step(self, run_id: str, key: str, number: int) -> Response:
-        return as_json(self._api.step(run_id, key, number))
-
-    def section(self, run_id: str, key: str, number: int) -> Response:
-        return as_json(self._api.section(run_id, key, number))
-
-    def prompt(self, run_id: str, key: str, number: int) -> Response:
-        return as_json(self._api.prompt(run_id, key, number))
+    return handler
 
 
 def assets() -> dict[str, str]:

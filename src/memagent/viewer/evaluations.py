@@ -1,26 +1,30 @@
 """An evaluation: a cell for each task, method and length, and the items behind it.
 
-    steps.jsonl ─▶ ItemHead* (without traces) ─▶ cells with intervals, depths
-                                             └─▶ items of a cell, wrong ones first ─▶ one item with its trace
+    steps.jsonl ─▶ ItemRecord* (without traces) ─▶ cells with intervals, depths
+                                                └─▶ items of a cell, wrong ones first ─▶ one item with its trace
 
 The head of a line ends where its trace begins, so a run is shown without parsing its traces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
+from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import TypeAdapter
 
-from memagent.eval.records import GRADES, ItemKey, verdict_of
+from memagent.eval.records import GRADES, ItemKey, ItemRecord, LaterGrade, grade_of_line
 from memagent.eval.stats import Interval, by_depth, compare, mean_interval
 from memagent.runs import JOURNAL
 from memagent.viewer.line_index import LineIndex
 from memagent.viewer.traces import MAX_SHOWN, Json, StoredTrace, embedded_trace
+
+T = TypeVar("T")
 
 NUM_DEPTHS = 10
 PAGE_ITEMS = 100
@@ -30,55 +34,16 @@ KEPT_TRACES = 8
 """Traces that are kept parsed, so that going through the steps of one does not read it each time."""
 MAX_GRADERS = 50
 """Files of later graders that are looked at, at most."""
+SHOWN = (
+    *("id", "task", "method", "num_tokens", "index", "sample", "status", "grader", "score"),
+    *("scores", "num_calls", "seconds", "depth", "is_cut"),
+)
+"""Fields of a record that a list shows as they are."""
 TRACE_KEYS = (b',"trace":{', b', "trace": {')
 """What begins the trace of a line: quotes inside of strings are escaped, so no text can contain it."""
 
 
-class ItemHead(BaseModel):
-    """An item without its trace."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    id: str = ""
-    task: str
-    method: str
-    target_tokens: int | None = None
-    num_tokens: int | None = None
-    index: int
-    sample: int = 0
-    depth: float | None = None
-    depths: tuple[float, ...] = ()
-    status: str
-    error: str | None = None
-    answer: str = ""
-    answers: tuple[str, ...] = ()
-    grader: str = ""
-    score: float = Field(allow_inf_nan=False)
-    extracted: str | None = None
-    scores: dict[str, float] = Field(default_factory=dict)
-    num_calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    seconds: float = Field(default=0.0, allow_inf_nan=False)
-    is_cut: bool = False
-
-    @property
-    def key(self) -> ItemKey:
-        """Which item of the run this is."""
-        return ItemKey(self.task, self.method, self.target_tokens, self.index, self.sample)
-
-    def graded(self, later: Mapping[str, float], grader: str | None) -> ItemHead | None:
-        """The item with scores of later graders, and with that of one grader as its own; None where it has none."""
-        head = self.model_copy(update={"scores": {**self.scores, **later}}) if later else self
-        if grader is None:
-            return head
-        found = verdict_of(head, grader)
-        return found and head.model_copy(update={**found._asdict(), "extracted": None})
-
-    @property
-    def cell(self) -> CellKey:
-        """The cell it counts in."""
-        return CellKey(self.task, self.method, self.target_tokens)
+_records = TypeAdapter(ItemRecord)
 
 
 class CellKey(NamedTuple):
@@ -90,10 +55,15 @@ class CellKey(NamedTuple):
 
 
 class NumberedItem(NamedTuple):
-    """An item and its line."""
+    """An item, without its trace, and its line."""
 
     number: int
-    head: ItemHead
+    head: ItemRecord
+
+    @property
+    def cell(self) -> CellKey:
+        """The cell it counts in."""
+        return CellKey(self.head.task, self.head.method, self.head.target_tokens)
 
 
 class Items:
@@ -109,7 +79,7 @@ class Items:
         self._index.refresh()
         later = self._grades.scores()
         found = (
-            (number, head.graded(later.get(head.key, {}) if later else {}, grader))
+            (number, _graded(head, later, grader))
             for number, head in enumerate(self._index.heads)
             if head is not None
         )
@@ -121,7 +91,8 @@ class Items:
 
     def cells(self, grader: str | None = None) -> list[Json]:
         """A row for each task, method and length."""
-        return [_cell(key, heads) for key, heads in _by_cell(self.all(grader)).items()]
+        cells = _by_cell(self.all(grader), lambda item: item.cell)
+        return [_cell(key, [item.head for item in items]) for key, items in cells.items()]
 
     def depths(self, grader: str | None = None) -> list[Json]:
         """The score by depth of the evidence, for each task and method that has any."""
@@ -146,7 +117,7 @@ class Items:
         """One item with its trace; `settings_of` has the settings of reading of each method."""
         self._index.refresh()
         head = self._index.head(number)
-        head = head.graded(self._grades.scores().get(head.key, {}), None) or head
+        head = _graded(head, self._grades.scores(), None) or head
         title = {"item": {**item_row(NumberedItem(number, head)), "answers": list(head.answers)}}
         return embedded_trace(
             self._parsed(self._index.generation, number),
@@ -159,12 +130,25 @@ class Items:
         return self._index.record(number).get("trace")
 
 
-def head_of(line: bytes) -> ItemHead:
-    """The head of a line. Raises ValueError where it is damaged."""
+def head_of(line: bytes) -> ItemRecord:
+    """The record of a line without its trace. Raises ValueError where it is damaged."""
     for key in TRACE_KEYS:
         if (place := line.find(key)) >= 0:
-            return ItemHead.model_validate_json(line[:place] + b"}")
-    return ItemHead.model_validate_json(line)
+            line = line[:place] + b"}"
+            break
+    head = _records.validate_json(line)
+    if not (isfinite(head.score) and isfinite(head.seconds)):
+        raise ValueError("no number")
+    return head
+
+
+def _graded(
+    head: ItemRecord, later: Mapping[ItemKey, Mapping[str, float]], grader: str | None
+) -> ItemRecord | None:
+    """The item with scores of later graders, and with that of one grader as its own; None where it has none."""
+    if scores := later.get(head.key) if later else None:
+        head = replace(head, scores={**head.scores, **scores})
+    return head if grader is None else head.graded_by(grader)
 
 
 def item_row(item: NumberedItem) -> Json:
@@ -172,25 +156,12 @@ def item_row(item: NumberedItem) -> Json:
     head = item.head
     return {
         "number": item.number,
-        "id": head.id,
-        "task": head.task,
-        "method": head.method,
         "tokens": head.target_tokens,
-        "num_tokens": head.num_tokens,
-        "index": head.index,
-        "sample": head.sample,
-        "status": head.status,
+        **{name: getattr(head, name) for name in SHOWN},
         "error": head.error and head.error[:MAX_SHOWN],
         "answer": head.answer[:MAX_SHOWN],
         "answers": [answer[:MAX_SHOWN] for answer in head.answers[:5]],
-        "grader": head.grader,
-        "score": head.score,
-        "scores": head.scores,
         "extracted": head.extracted and head.extracted[:MAX_SHOWN],
-        "num_calls": head.num_calls,
-        "seconds": head.seconds,
-        "depth": head.depth,
-        "is_cut": head.is_cut,
     }
 
 
@@ -204,14 +175,14 @@ def plain_interval(found: Interval) -> Json:
     return {"value": found.value, "low": found.low, "high": found.high, "num": found.num}
 
 
-def _by_cell(items: Iterable[NumberedItem]) -> dict[CellKey, list[ItemHead]]:
-    cells: dict[CellKey, list[ItemHead]] = {}
-    for _, head in items:
-        cells.setdefault(head.cell, []).append(head)
+def _by_cell(items: Iterable[T], cell_of: Callable[[T], CellKey]) -> dict[CellKey, list[T]]:
+    cells: dict[CellKey, list[T]] = {}
+    for item in items:
+        cells.setdefault(cell_of(item), []).append(item)
     return dict(sorted(cells.items(), key=lambda cell: (cell[0].task, cell[0].tokens or 0)))
 
 
-def _cell(key: CellKey, heads: Sequence[ItemHead]) -> Json:
+def _cell(key: CellKey, heads: Sequence[ItemRecord]) -> Json:
     num = len(heads)
     return {
         "task": key.task,
@@ -227,7 +198,7 @@ def _cell(key: CellKey, heads: Sequence[ItemHead]) -> Json:
     }
 
 
-def by_question(heads: Iterable[ItemHead]) -> list[float]:
+def by_question(heads: Iterable[ItemRecord]) -> list[float]:
     """A score for each question: several answers to one are not independent."""
     scores: dict[int, list[float]] = {}
     for head in heads:
@@ -236,14 +207,12 @@ def by_question(heads: Iterable[ItemHead]) -> list[float]:
 
 
 def _depths(items: Iterable[NumberedItem]) -> Iterable[Json]:
-    series: dict[tuple[str, str], list[ItemHead]] = {}
+    series: dict[tuple[str, str], list[ItemRecord]] = {}
     for _, head in items:
         if head.depths or head.depth is not None:
             series.setdefault((head.task, head.method), []).append(head)
     for (task, method), heads in series.items():
-        places = [
-            [min(max(d, 0.0), 1.0) for d in head.depths or (head.depth or 0.0,)] for head in heads
-        ]
+        places = [head.depths or (head.depth or 0.0,) for head in heads]
         buckets = by_depth(places, [head.score for head in heads], num_buckets=NUM_DEPTHS)
         yield {
             "task": task,
@@ -255,7 +224,7 @@ def _depths(items: Iterable[NumberedItem]) -> Iterable[Json]:
         }
 
 
-def _is_wanted(head: ItemHead, wanted: Mapping[str, str]) -> bool:
+def _is_wanted(head: ItemRecord, wanted: Mapping[str, str]) -> bool:
     values = {
         "task": head.task,
         "method": head.method,
@@ -273,54 +242,25 @@ def _is_wanted(head: ItemHead, wanted: Mapping[str, str]) -> bool:
 # --- graders that graded later -----------------------------------------------------------------------
 
 
-class _GradedKey(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    task: str
-    method: str
-    target_tokens: int | None = None
-    index: int
-    sample: int = 0
-
-
-class _GradeLine(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    item: _GradedKey
-    score: float = Field(allow_inf_nan=False)
-
-
-class _Grade(NamedTuple):
-    key: ItemKey
-    score: float
-
-
 class LaterGrades:
     """Scores of graders that graded later, with `memagent eval regrade`: `RUN/grades/NAME.jsonl`."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._files: dict[str, LineIndex[_Grade]] = {}
+        self._files: dict[str, LineIndex[LaterGrade]] = {}
 
     def scores(self) -> dict[ItemKey, dict[str, float]]:
         """The scores of each item by grader; damaged lines are passed over."""
         found: dict[ItemKey, dict[str, float]] = {}
         for file in sorted(islice((self._run / GRADES).glob("*.jsonl"), MAX_GRADERS)):
             index = self._files.setdefault(
-                file.stem, LineIndex(self._run, f"{GRADES}/{file.name}", _grade_of)
+                file.stem, LineIndex(self._run, f"{GRADES}/{file.name}", grade_of_line)
             )
             index.refresh()
             for grade in index.heads:
-                if grade is not None:
-                    found.setdefault(grade.key, {})[file.stem] = grade.score
+                if grade is not None and isfinite(grade.score):
+                    found.setdefault(grade.item, {})[file.stem] = grade.score
         return found
-
-
-def _grade_of(line: bytes) -> _Grade:
-    found = _GradeLine.model_validate_json(line)
-    item = found.item
-    key = ItemKey(item.task, item.method, item.target_tokens, item.index, item.sample)
-    return _Grade(key, found.score)
 
 
 # --- methods compared -----------------------------------------------------------------------------
@@ -331,7 +271,7 @@ Pair = tuple[NumberedItem, NumberedItem]
 
 def comparison(first: Items, second: Items, *, offset: int, limit: int) -> Json:
     """Cells of both with their difference, and items with different scores, those that got worse first."""
-    ours, theirs = _by_key(first.all()), _by_key(second.all())
+    ours, theirs = ({item.head.key: item for item in each.all()} for each in (first, second))
     pairs = [(ours[key], theirs[key]) for key in ours if key in theirs]
     differing = sorted(
         (pair for pair in pairs if pair[0].head.score != pair[1].head.score),
@@ -341,7 +281,9 @@ def comparison(first: Items, second: Items, *, offset: int, limit: int) -> Json:
         "num_shared": len(pairs),
         "num_first": len(ours),
         "num_second": len(theirs),
-        "cells": [_row(cell, found) for cell, found in _cells(pairs).items()],
+        "cells": [
+            _row(cell, found) for cell, found in _by_cell(pairs, lambda pair: pair[0].cell).items()
+        ],
         "num_differing": len(differing),
         "offset": offset,
         "items": [
@@ -349,17 +291,6 @@ def comparison(first: Items, second: Items, *, offset: int, limit: int) -> Json:
             for one, other in differing[offset : offset + limit]
         ],
     }
-
-
-def _by_key(items: Iterable[NumberedItem]) -> dict[ItemKey, NumberedItem]:
-    return {item.head.key: item for item in items}
-
-
-def _cells(pairs: Iterable[Pair]) -> dict[CellKey, list[Pair]]:
-    cells: dict[CellKey, list[Pair]] = {}
-    for pair in pairs:
-        cells.setdefault(pair[0].head.cell, []).append(pair)
-    return dict(sorted(cells.items(), key=lambda cell: (cell[0].task, cell[0].tokens or 0)))
 
 
 def _row(cell: CellKey, pairs: list[Pair]) -> Json:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memagent.errors import RunError
 from memagent.viewer.api import ViewerApi, json_text
@@ -127,8 +127,8 @@ class _Answers:
         numbers = []
         where = {} if step is None else {"step": step}
         for status in STATUSES:
-            chosen = {**wanted, **({"status": status} if status else {})}
-            page = self._api.items(run, chosen, step=step, grader=grader or None)
+            chosen: dict[str, Any] = {**wanted, **({"status": status} if status else {})}
+            page = self._api.items(run, **chosen, step=step, grader=grader or None)
             self.add(f"/runs/{run}/items", page, **chosen, **where, grader=grader)
             numbers += [item["number"] for item in page["items"]]
         return numbers

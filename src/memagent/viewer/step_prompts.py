@@ -17,10 +17,11 @@ from memagent.agent.evidence.answers import with_ledger
 from memagent.agent.evidence.replies import shielded
 from memagent.agent.parallel import Extents, with_missing
 from memagent.agent.prompts import PromptSet
+from memagent.agent.trace import Step
 from memagent.documents.document import Document
 from memagent.errors import RunError
 from memagent.types import Message
-from memagent.viewer.traces import Json, StoredStep, StoredTrace, memory_before, step_of
+from memagent.viewer.traces import Json, StoredTrace, is_alone, memory_before, step_of
 
 NO_SECTION = "[the text of this section is not stored with the run]"
 NO_TEXT = "the text of the section is not stored with the run"
@@ -49,10 +50,10 @@ def _section_prompt(
     section = _section_text(trace, step, document)
     starts = _section_starts(trace)
     messages = prompts.section_messages(
-        is_parallel=step.is_alone and _asks_notes(trace),
+        is_parallel=is_alone(step) and _asks_notes(trace),
         question=trace.question,
         section=NO_SECTION if section is None else section,
-        memory=_known_before(trace, step) if step.is_alone else memory_before(trace, number) or "",
+        memory=_known_before(trace, step) if is_alone(step) else memory_before(trace, number) or "",
         section_number=_index_at(starts, step.section.start) + 1,
         memory_tokens=_setting(trace, "memory_tokens"),
     )
@@ -81,7 +82,7 @@ def _merge_prompt(trace: StoredTrace, number: int, prompts: PromptSet) -> Json:
     return _shown(messages, None)
 
 
-def _answer_prompt(trace: StoredTrace, step: StoredStep, prompts: PromptSet) -> Json:
+def _answer_prompt(trace: StoredTrace, step: Step, prompts: PromptSet) -> Json:
     messages = prompts.answer_messages(
         question=trace.question,
         memory=with_ledger(step.memory, step.shown),
@@ -131,7 +132,7 @@ def _notes_of(trace: StoredTrace, round_number: int | None) -> set[int]:
     }
 
 
-def _last_merge(trace: StoredTrace, round_number: int) -> StoredStep | None:
+def _last_merge(trace: StoredTrace, round_number: int) -> Step | None:
     """The merge that ended a round."""
     for place in range(len(trace.heads) - 1, -1, -1):
         head = trace.heads[place]
@@ -140,7 +141,7 @@ def _last_merge(trace: StoredTrace, round_number: int) -> StoredStep | None:
     return None
 
 
-def _known_before(trace: StoredTrace, step: StoredStep) -> str:
+def _known_before(trace: StoredTrace, step: Step) -> str:
     """What sections of a round are read with."""
     last = _last_merge(trace, (step.round or 1) - 1)
     return with_missing(last.memory, last.missing) if last else ""
@@ -149,7 +150,7 @@ def _known_before(trace: StoredTrace, step: StoredStep) -> str:
 # --- sections and settings --------------------------------------------------------------------------
 
 
-def _section_text(trace: StoredTrace, step: StoredStep, document: Document | None) -> str | None:
+def _section_text(trace: StoredTrace, step: Step, document: Document | None) -> str | None:
     """The section as the model saw it."""
     if document is None or step.section is None:
         return None

@@ -1,9 +1,7 @@
 """Steps as the page shows them, from readings, items of evaluations and rollouts.
 
-    line ─▶ StoredStep (checked) ─▶ step_head: what the timeline shows of it
-                                └─▶ step_detail: memory, its difference to the one before, quotes, usage
-
-Files of earlier and later versions are shown as far as their fields are known.
+line ─▶ Step ─▶ step_head: what the timeline shows of it
+            └─▶ step_detail: memory, its difference to the one before, quotes, usage
 """
 
 from __future__ import annotations
@@ -16,89 +14,17 @@ from difflib import SequenceMatcher
 from itertools import groupby
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from memagent.agent.evidence.ledger import ledger_of, without_sources
+from memagent.agent.evidence.ledger import ledger_of
 from memagent.agent.evidence.quotes import Quote
 from memagent.agent.prompts import BOX, PROMPT_SETS, PromptSet, parse_prompts
-from memagent.documents.document import Document, Place
+from memagent.agent.trace import Step, Trace, is_sound
+from memagent.documents.document import Document
 from memagent.errors import ConfigError, RunError
 from memagent.rewards.text import unboxed
 
 Json = dict[str, Any]
 MAX_SHOWN = 2000
 """Characters of a question or an answer in a list."""
-
-
-class _Shape(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class _Section(_Shape):
-    start: int = Field(ge=0)
-    end: int = Field(ge=0)
-    num_tokens: int = 0
-    places: tuple[Place, ...] = ()
-
-
-class _Usage(_Shape):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    is_estimated: bool = False
-
-
-class StoredStep(_Shape):
-    """One step of a file, with what later versions add to it."""
-
-    kind: str
-    index: int = Field(ge=0)
-    reply: str = ""
-    memory: str = ""
-    section: _Section | None = None
-    reasoning: str | None = None
-    flags: tuple[str, ...] = ()
-    usage: _Usage = _Usage()
-    num_attempts: int = 1
-    started: float = Field(default=0.0, allow_inf_nan=False)
-    seconds: float = Field(default=0.0, allow_inf_nan=False)
-    round: int | None = None
-    inputs: tuple[int, ...] = ()
-    missing: str | None = None
-    quotes: tuple[Quote, ...] = ()
-    cited: tuple[int, ...] | None = None
-    shown: str = ""
-    unread: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def answer(self) -> str | None:
-        """The answer, without the line that names its sources; None for other steps."""
-        if self.kind != "answer":
-            return None
-        return self.reply if self.cited is None else without_sources(self.reply)
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether it continues no memory: a section of a parallel reading, or a merge."""
-        return bool(self.inputs) or self.round is not None
-
-
-class QuestionLine(_Shape):
-    """A line of a reading."""
-
-    question: int = Field(ge=0)
-    step: StoredStep
-
-
-class StoredTraceShape(_Shape):
-    """A trace inside a line of another file."""
-
-    question: str = ""
-    steps: tuple[StoredStep, ...] = ()
-    model: str = ""
-    prompts: str = ""
-    source: str = ""
-    document_sha256: str = ""
 
 
 # --- the timeline -----------------------------------------------------------------------------------
@@ -110,17 +36,22 @@ class HeadMaker:
     def __init__(self) -> None:
         self._memory = Counter[str]()
 
-    def head(self, step: StoredStep) -> Json:
+    def head(self, step: Step) -> Json:
         """What the timeline shows of a step."""
         after = words(step.memory)
-        is_first = step.is_alone or step.index == 0
+        is_first = is_alone(step) or step.index == 0
         before = Counter[str]() if is_first else self._memory
         added, removed = (0, 0) if step.kind == "answer" else num_changed(before, after)
         self._memory = after
         return step_head(step, added, removed)
 
 
-def step_head(step: StoredStep, added: int, removed: int) -> Json:
+def is_alone(step: Step) -> bool:
+    """Whether a step continues no memory: a section of a parallel reading, or a merge."""
+    return bool(step.inputs) or step.round is not None
+
+
+def step_head(step: Step, added: int, removed: int) -> Json:
     """What the timeline shows of a step. Fields that hold nothing are left out."""
     section = step.section
     head: Json = {
@@ -154,7 +85,7 @@ class StoredTrace:
 
     question: str
     heads: Sequence[Json]
-    step_at: Callable[[int], StoredStep]
+    step_at: Callable[[int], Step]
     """The whole step at a position of `heads`."""
     model: str = ""
     source: str = ""
@@ -255,7 +186,7 @@ def step_section(trace: StoredTrace, number: int, document: Document | None) -> 
     return {"start": start, "end": end, "text": document.text[start:end], "marks": marks}
 
 
-def step_of(trace: StoredTrace, number: int) -> StoredStep:
+def step_of(trace: StoredTrace, number: int) -> Step:
     """A step of a trace. Raises RunError where there is none."""
     if not 0 <= number < len(trace.heads):
         raise RunError(f"there is no step {number}")
@@ -267,7 +198,7 @@ def memory_before(trace: StoredTrace, number: int) -> str | None:
     step = step_of(trace, number)
     if step.kind == "answer":
         return step.memory
-    if step.is_alone:
+    if is_alone(step):
         return None
     return trace.step_at(number - 1).memory if number else ""
 
@@ -276,32 +207,38 @@ def memory_before(trace: StoredTrace, number: int) -> str | None:
 
 
 def embedded_trace(
-    values: object, settings: Mapping[str, Any], title: Json, *, question: str = ""
+    values: Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
+    title: Json,
+    *,
+    question: str = "",
 ) -> StoredTrace:
     """The trace inside a line of another file. Raises RunError where it is damaged."""
+    if not values:
+        values = dict.fromkeys(("model", "prompts", "source", "document_sha256"), "")
+        values |= {"question": question, "steps": ()}
     try:
-        shape = StoredTraceShape.model_validate(values or {})
-    except ValidationError:
+        trace = Trace.from_dict(values)
+    except (AttributeError, ValueError):
         raise RunError("the trace is damaged") from None
+    if not all(map(is_sound, trace.steps)):
+        raise RunError("the trace is damaged")
     maker = HeadMaker()
-    heads = [maker.head(step) for step in shape.steps]
     return StoredTrace(
-        question=shape.question or question,
-        heads=heads,
-        step_at=shape.steps.__getitem__,
-        model=shape.model,
-        source=shape.source,
-        document_sha256=shape.document_sha256,
-        prompts=PROMPT_SETS.get(shape.prompts),
+        question=trace.question or question,
+        heads=[maker.head(step) for step in trace.steps],
+        step_at=trace.steps.__getitem__,
+        model=trace.model,
+        source=trace.source,
+        document_sha256=trace.document_sha256,
+        prompts=PROMPT_SETS.get(trace.prompts),
         settings=settings,
         title=title,
     )
 
 
-def stored_prompts(values: object) -> PromptSet | None:
+def stored_prompts(values: Mapping[str, Any]) -> PromptSet | None:
     """The wording that a manifest stores; None where it is not whole."""
-    if not isinstance(values, dict):
-        return None
     known = {
         name: values[name]
         for name in PromptSet.__dataclass_fields__

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memagent.agent.evidence.quotes import Quote
 from memagent.agent.prompts import open_prompts
-from memagent.agent.trace import journal_line
-from memagent.documents.document import Document
+from memagent.agent.trace import Section, Step, journal_line
+from memagent.documents.document import Document, Place
 from memagent.errors import RunError
 from memagent.eval.records import regrade
 from memagent.eval.report.report import load_report
@@ -160,7 +162,8 @@ def test_a_file_that_a_manifest_names_is_not_opened(tmp_path: Path) -> None:
     text.write_text(story(4))
     path = make_reading(tmp_path / "reading", num_sections=4)
     manifest = json.loads((path / "run.json").read_text())
-    manifest["command"] = {"paths": [str(text)], "folder": str(tmp_path)}
+    manifest["command"] = {"paths": [str(text)], "folder": str(tmp_path), "encoding": None}
+    manifest["command"] |= {"engine": "scripted", "engine_settings": {}, "limits": {}}
     (path / "run.json").write_text(json.dumps(manifest))
     api = api_of(path)
     assert api.step(only(api), "q0", 0)["has_text"] is False
@@ -181,21 +184,23 @@ def test_steps_appear_while_a_reading_goes_on(tmp_path: Path) -> None:
 
 def test_fields_of_quotes_and_rounds_are_shown_where_a_step_has_them(tmp_path: Path) -> None:
     path = make_reading(tmp_path / "reading", num_sections=2, is_complete=False)
-    place = {"source": "valley.txt", "start": 3, "end": 9}
-    notes = [
-        {"kind": "read", "index": 2, "memory": "a note", "round": 1, "quotes": [
-            {"text": "a quote", "start": 3, "end": 9, "places": [place]}, {"text": "made up"},
-        ]},
-        {"kind": "merge", "index": 3, "memory": "merged", "round": 1, "inputs": [0, 2], "missing": "who"},
-    ]  # fmt: skip
-    append(path, *(json.dumps({"question": 0, "step": step}).encode() for step in notes))
+    place = Place(source="valley.txt", start=3, end=9)
+    quotes = (Quote(text="a quote", start=3, end=9, places=(place,)), Quote(text="made up"))
+    section = Section(start=0, end=9, num_tokens=9, places=(place,))
+    note = Step(kind="read", index=2, reply="", memory="a note", section=section, round=1)
+    merge = Step(kind="merge", index=3, reply="", memory="merged", round=1, inputs=(0, 2))
+    append(
+        path,
+        journal_line(0, replace(note, quotes=quotes)),
+        journal_line(0, replace(merge, missing="who")),
+    )
     api = api_of(path)
     run = only(api)
-    note, merge = api.step(run, "q0", 2), api.step(run, "q0", 3)
-    assert [quote["start"] for quote in note["quotes"]] == [3, None]
-    assert note["quotes"][0]["where"] == "valley.txt [3:9]"
-    assert (note["diff"], note["num_quotes"]) == (None, 2)
-    assert (merge["inputs"], merge["missing"], merge["diff"]) == ([0, 2], "who", None)
+    first, second = api.step(run, "q0", 2), api.step(run, "q0", 3)
+    assert [quote["start"] for quote in first["quotes"]] == [3, None]
+    assert first["quotes"][0]["where"] == "valley.txt [3:9]"
+    assert (first["diff"], first["num_quotes"]) == (None, 2)
+    assert (second["inputs"], second["missing"], second["diff"]) == ([0, 2], "who", None)
 
 
 @pytest.mark.parametrize("key", ["q9", "i0", "q", "x1", "s1", "q1.2", "../q0", "v1.1"])
@@ -223,20 +228,20 @@ def test_cells_are_those_of_the_report(tmp_path: Path) -> None:
 def test_items_of_a_cell_come_wrong_ones_first(tmp_path: Path) -> None:
     api = api_of(make_evaluation(tmp_path / "evaluation"))
     wanted = {"task": "hotpotqa", "method": "reader", "tokens": "8192"}
-    found = api.items(only(api), wanted)
+    found = api.items(only(api), **wanted)
     scores = [each["score"] for each in found["items"]]
     assert scores == sorted(scores)
     assert (found["num_items"], scores[0], scores[-1]) == (12, 0.0, 1.0)
-    wrong = api.items(only(api), {**wanted, "status": "wrong"})["items"]
+    wrong = api.items(only(api), **wanted, status="wrong")["items"]
     assert {(each["score"], each["status"]) for each in wrong} == {(0.0, "ok")}
-    assert api.items(only(api), {"text": "no such text"})["num_items"] == 0
-    assert len(api.items(only(api), {}, offset=140, limit=3)["items"]) == 3
+    assert api.items(only(api), text="no such text")["num_items"] == 0
+    assert len(api.items(only(api), offset=140, limit=3)["items"]) == 3
 
 
 def test_an_item_has_its_trace(tmp_path: Path) -> None:
     api = api_of(make_evaluation(tmp_path / "evaluation"))
     run = only(api)
-    [item] = api.items(run, {"method": "reader", "status": "right"}, limit=1)["items"]
+    [item] = api.items(run, method="reader", status="right", limit=1)["items"]
     key = f"i{item['number']}"
     trace = api.trace(run, key)
     assert (trace["answer"], trace["item"]["score"]) == (ANSWER, 1.0)
@@ -265,7 +270,7 @@ def test_a_text_that_looks_like_a_trace_does_not_end_a_head(tmp_path: Path) -> N
     answer = 'x","trace":{"steps":[]},"y":"'
     made = item("t", "reader", 8192, 0, answer=answer, trace=trace_of(2))
     api = api_of(make_run(tmp_path / "run", [made]))
-    [shown] = api.items(only(api), {})["items"]
+    [shown] = api.items(only(api))["items"]
     assert shown["answer"] == answer
 
 
@@ -296,8 +301,8 @@ def test_a_run_of_ten_thousand_items_is_shown_in_the_time_of_parsing_its_file(
     api.run(run)
     parsing = cpu_seconds(parse)
     assert cpu_seconds(first_view) < 2 * parsing  # `benchmarks.viewer` measures it in seconds
-    assert cpu_seconds(lambda: api.items(run, {}, offset=9000)) < parsing
-    assert api.items(run, {}, offset=9000)["num_items"] == 10_000
+    assert cpu_seconds(lambda: api.items(run, offset=9000)) < parsing
+    assert api.items(run, offset=9000)["num_items"] == 10_000
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -334,10 +339,10 @@ def test_a_validation_has_cells_and_items(tmp_path: Path) -> None:
     run = only(api)
     assert api.run(run)["validations"] == [0]
     assert {cell["method"] for cell in api.cells(run, step=0)["cells"]} == {"agent"}
-    [first] = api.items(run, {}, limit=1, step=0)["items"]
+    [first] = api.items(run, limit=1, step=0)["items"]
     assert api.trace(run, f"v0.{first['number']}")["item"]["number"] == first["number"]
     with pytest.raises(RunError, match="of step 3"):
-        api.items(run, {}, step=3)
+        api.items(run, step=3)
 
 
 # --- every way to read ----------------------------------------------------------------------------
@@ -384,18 +389,25 @@ def test_readings_of_several_rounds_have_merges_of_merges(tmp_path: Path) -> Non
     assert any(steps[place].kind == "merge" for step in steps for place in step.inputs)
 
 
-@pytest.mark.parametrize("inputs", [[9], [7, 7], [-1, 0], [8], [10**6]])
-def test_a_merge_of_what_is_not_there_is_reported(tmp_path: Path, inputs: list[int]) -> None:
-    read = read_story(tmp_path, mode="parallel")
-    lines = [json.loads(line) for line in (read.run / "steps.jsonl").read_bytes().splitlines()]
-    (number,) = [n for n, line in enumerate(lines) if line["step"]["kind"] == "merge"]
-    lines[number]["step"]["inputs"] = inputs
-    for line in lines:
-        line.pop("sum", None)
-    (read.run / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    api = api_of(read.run)
-    with pytest.raises(RunError):
-        api.prompt(only(api), "q0", number)
+@pytest.mark.parametrize(
+    ("inputs", "problem"),
+    [
+        ((7, 7), "does not store what this step merged"),
+        ((9,), "there is no step 1"),
+        ((-1, 0), "there is no step 1"),
+        ((10**6,), "there is no step 1"),
+    ],
+    ids=str,
+)
+def test_a_merge_of_what_is_not_there_is_reported(
+    tmp_path: Path, inputs: tuple[int, ...], problem: str
+) -> None:
+    path = make_reading(tmp_path / "reading", num_sections=1, is_complete=False)
+    merge = Step(kind="merge", index=8, reply="", memory="merged", round=1, inputs=inputs)
+    append(path, journal_line(0, merge))
+    api = api_of(path)
+    with pytest.raises(RunError, match=problem):
+        api.prompt(only(api), "q0", 1)
 
 
 # --- later grades ---------------------------------------------------------------------------------
@@ -427,9 +439,9 @@ def test_scores_of_later_graders_are_shown(tmp_path: Path) -> None:
     assert found["cells"][0]["score"]["value"] == 0.5
     [cell] = api.cells(run, grader="exact")["cells"]
     assert (cell["num_items"], cell["score"]["value"]) == (4, 0.25)
-    rows = api.items(run, {}, grader="exact")["items"]
+    rows = api.items(run, grader="exact")["items"]
     assert [(row["answer"], row["score"]) for row in rows[-1:]] == [("Anna", 1.0)]
-    right = api.items(run, {"status": "right"}, grader="exact")
+    right = api.items(run, status="right", grader="exact")
     assert right["num_items"] == 1
     assert api.trace(run, "i1")["item"]["scores"]["f1"] == pytest.approx(2 / 3)
     (path / "grades" / "f1.jsonl").write_text("damaged\n")

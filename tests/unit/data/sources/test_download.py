@@ -62,9 +62,10 @@ def test_a_later_call_resumes_from_the_part_that_is_there(server: FileServer, ta
     assert server.asked == ["bytes=250000-"]
 
 
-def test_a_complete_part_is_only_renamed(server: FileServer, target: Path) -> None:
+@pytest.mark.parametrize("there", [DATA, DATA + b"more"], ids=["complete", "of a longer file"])
+def test_a_part_is_renamed_or_dropped(server: FileServer, target: Path, there: bytes) -> None:
     target.parent.mkdir()
-    target.with_name("file.json.part").write_bytes(DATA)
+    target.with_name("file.json.part").write_bytes(there)
     fetch(server, target)
     assert target.read_bytes() == DATA
 
@@ -72,13 +73,6 @@ def test_a_complete_part_is_only_renamed(server: FileServer, target: Path) -> No
 def test_a_server_without_ranges_sends_all_again(server: FileServer, target: Path) -> None:
     server.knows_ranges = False
     server.cut_after = [1000]
-    fetch(server, target)
-    assert target.read_bytes() == DATA
-
-
-def test_a_part_of_an_older_longer_file_is_dropped(server: FileServer, target: Path) -> None:
-    target.parent.mkdir()
-    target.with_name("file.json.part").write_bytes(DATA + b"more")
     fetch(server, target)
     assert target.read_bytes() == DATA
 
