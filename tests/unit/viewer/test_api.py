@@ -415,17 +415,9 @@ def test_a_merge_of_what_is_not_there_is_reported(
 
 def test_scores_of_later_graders_are_shown(tmp_path: Path) -> None:
     answers = {"Anna": 1.0, "Anna Bergstrom": 1.0, "Bert": 0.0}
+    graded: Any = {"answers": ("Anna",), "match": "any"}
     items = [
-        item(
-            "hotpotqa",
-            "reader",
-            8192,
-            n,
-            answer=answer,
-            answers=("Anna",),
-            score=score,
-            match="any",
-        )
+        item("hotpotqa", "reader", 8192, n, answer=answer, score=score, **graded)
         for n, (answer, score) in enumerate(answers.items())
     ]
     failed = item("hotpotqa", "reader", 8192, 3, status="failed", error="no reply", score=0.0)

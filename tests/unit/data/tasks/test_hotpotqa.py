@@ -304,11 +304,6 @@ def test_a_question_of_both_splits_is_refused(tmp_path: Path, double: dict[str, 
     assert task.about["left_out"] == {"questions that are development questions too": 1}
 
 
-def test_development_questions_as_training_questions_are_refused(files: HotpotFiles) -> None:
-    with pytest.raises(DataError, match="development question too"):
-        opened(files, train=str(files.dev), split="train", docs=10)
-
-
 def test_questions_that_cannot_be_used_are_counted(tmp_path: Path) -> None:
     no_gold = item("a")
     no_gold["supporting_facts"] = [["Gone", 0], ["Person a", 0]]
