@@ -121,13 +121,6 @@ class Step:
         """Where its section begins; None for merges and the answer."""
         return None if self.section is None else self.section.start
 
-    @property
-    def answer(self) -> str | None:
-        """The answer, without the line that names its sources; None for other steps."""
-        if self.kind != "answer":
-            return None
-        return self.reply if self.cited is None else without_sources(self.reply)
-
     def flagged(self, **happened: bool) -> Step:
         """With those flags of which it is true."""
         new = cast(tuple[StepFlag, ...], tuple(name for name, is_so in happened.items() if is_so))
@@ -181,7 +174,10 @@ class Trace:
     @property
     def answer(self) -> str | None:
         """The answer, without the line that names its sources; None while the reading is unfinished."""
-        return self.steps[-1].answer if self.steps else None
+        last = self.steps[-1] if self.steps else None
+        if last is None or last.kind != "answer":
+            return None
+        return last.reply if last.cited is None else without_sources(last.reply)
 
     @property
     def final_answer(self) -> str | None:

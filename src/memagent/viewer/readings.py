@@ -15,6 +15,7 @@ from memagent.viewer.traces import (
     HeadMaker,
     Json,
     StoredTrace,
+    answer_of,
     shown_answer,
     stored_prompts,
     totals,
@@ -70,7 +71,7 @@ class AskRun:
         lines = self._lines(number)
         heads = [head for _, head in lines]
         is_answered = bool(heads) and heads[-1]["kind"] == "answer"
-        answer = self._step(lines[-1][0]).answer if is_answered else None
+        answer = answer_of(self._step(lines[-1][0])) if is_answered else None
         if answer is not None:
             answer = shown_answer(answer, self._prompts)
         return {"question": self._questions[number], "answer": answer, "totals": totals(heads)}

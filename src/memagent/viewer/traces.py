@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from itertools import groupby
 from typing import Any, Literal
 
-from memagent.agent.evidence.ledger import ledger_of
+from memagent.agent.evidence.ledger import ledger_of, without_sources
 from memagent.agent.evidence.quotes import Quote
 from memagent.agent.prompts import BOX, PROMPT_SETS, PromptSet, parse_prompts
 from memagent.agent.trace import Step, Trace, is_sound
@@ -49,6 +49,13 @@ class HeadMaker:
 def is_alone(step: Step) -> bool:
     """Whether a step continues no memory: a section of a parallel reading, or a merge."""
     return bool(step.inputs) or step.round is not None
+
+
+def answer_of(step: Step) -> str | None:
+    """The answer, without the line that names its sources; None for other steps."""
+    if step.kind != "answer":
+        return None
+    return step.reply if step.cited is None else without_sources(step.reply)
 
 
 def step_head(step: Step, added: int, removed: int) -> Json:
@@ -100,7 +107,7 @@ class StoredTrace:
     def overview(self) -> Json:
         """The trace without the texts of its steps."""
         last = self.step_at(len(self.heads) - 1) if self.heads else None
-        answer = last.answer if last is not None else None
+        answer = answer_of(last) if last is not None else None
         return {
             "question": self.question,
             "answer": None if answer is None else shown_answer(answer, self.prompts),

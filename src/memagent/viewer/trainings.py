@@ -23,7 +23,7 @@ from memagent.stored_runs import METRICS
 from memagent.tracking import NOT_FINITE
 from memagent.viewer.evaluations import Items
 from memagent.viewer.line_index import LineIndex
-from memagent.viewer.traces import MAX_SHOWN, Json, StoredTrace, embedded_trace, totals
+from memagent.viewer.traces import MAX_SHOWN, Json, StoredTrace, answer_of, embedded_trace, totals
 
 SAMPLES = "samples"
 VALIDATION = "validation"
@@ -196,7 +196,7 @@ def _outcome(rollout: SavedRollout) -> Json:
     except (RunError, ValidationError):
         return {"answer": None, "memories": [], "totals": {}}
     steps = [trace.step_at(number) for number in range(len(trace.heads))]
-    answer = steps[-1].answer if steps else None
+    answer = answer_of(steps[-1]) if steps else None
     memories = [
         {"index": step.index, "memory": step.memory[:MAX_SHOWN], "flags": step.flags}
         for step in steps
