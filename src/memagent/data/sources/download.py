@@ -14,12 +14,13 @@ import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from memagent._version import __version__
-from memagent.errors import DataError
+from memagent.errors import DataError, one_line
 
 BLOCK_BYTES = 1 << 16
 TIMEOUT_SECONDS = 30.0
@@ -90,21 +91,17 @@ class _Retry(Exception):
 def _fetch_all(
     url: str, part: Path, num_bytes: int | None, on_progress: OnFetched | None, first_delay: float
 ) -> None:
-    fruitless, delay = 0, first_delay
+    fruitless = 0
     while True:
         before = _size(part)
         try:
-            _fetch_rest(url, part, num_bytes, on_progress)
-            return
+            return _fetch_rest(url, part, num_bytes, on_progress)
         except _Retry as error:
             fruitless = fruitless + 1 if _size(part) <= before else 0
             if fruitless >= MAX_FRUITLESS:
                 raise _unreachable(url, str(error)) from None
         if fruitless:
-            time.sleep(delay)
-            delay *= 2
-        else:
-            delay = first_delay
+            time.sleep(first_delay * 2 ** (fruitless - 1))
 
 
 def _fetch_rest(url: str, part: Path, num_bytes: int | None, on_progress: OnFetched | None) -> None:
@@ -113,10 +110,10 @@ def _fetch_rest(url: str, part: Path, num_bytes: int | None, on_progress: OnFetc
     headers = {"User-Agent": f"memagent/{__version__}"}
     if have:
         headers["Range"] = f"bytes={have}-"
+    request = urllib.request.Request(url, headers=headers)
     try:
-        reply = urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=TIMEOUT_SECONDS
-        )
+        with _connection():
+            reply = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and have:
@@ -127,10 +124,6 @@ def _fetch_rest(url: str, part: Path, num_bytes: int | None, on_progress: OnFetc
         if error.code in RETRIED_STATUSES:
             raise _Retry(f"HTTP {error.code}") from None
         raise _unreachable(url, f"HTTP {error.code} {error.reason}") from None
-    except urllib.error.URLError as error:
-        raise _Retry(_reason(error.reason)) from None
-    except (OSError, http.client.HTTPException) as error:
-        raise _Retry(_reason(error)) from None
     with reply:
         is_rest = reply.status == http.client.PARTIAL_CONTENT
         ranges = reply.headers.get("Content-Range") if is_rest else None
@@ -139,30 +132,29 @@ def _fetch_rest(url: str, part: Path, num_bytes: int | None, on_progress: OnFetc
         length = reply.headers.get("Content-Length")
         total = _total(ranges, int(length) if length and not is_rest else None) or num_bytes
         with part.open("ab" if is_rest else "wb") as file:  # "wb": the server ignored the range
-            arrived = _copy(reply, file.write, have if is_rest else 0, total, on_progress)
+            while data := _next_block(reply):
+                file.write(data)
+                if on_progress:
+                    on_progress(Fetched(num_bytes=file.tell(), total_bytes=total))
+            arrived = file.tell()
     if total is not None and arrived < total:
         raise _Retry(f"the connection was cut at {arrived:,} of {total:,} bytes")
 
 
-def _copy(
-    reply: http.client.HTTPResponse,
-    write: Callable[[bytes], int],
-    arrived: int,
-    total: int | None,
-    on_progress: OnFetched | None,
-) -> int:
-    """Write all that arrives; the size of the file then."""
-    while True:
-        try:
-            data = reply.read(BLOCK_BYTES)
-        except (OSError, http.client.HTTPException) as error:
-            raise _Retry(_reason(error)) from None
-        if not data:
-            return arrived
-        write(data)
-        arrived += len(data)
-        if on_progress:
-            on_progress(Fetched(num_bytes=arrived, total_bytes=total))
+def _next_block(reply: http.client.HTTPResponse) -> bytes:
+    with _connection():
+        return reply.read(BLOCK_BYTES)
+
+
+@contextmanager
+def _connection() -> Iterator[None]:
+    """Errors of the connection, which are told from those of the disk."""
+    try:
+        yield
+    except urllib.error.HTTPError:
+        raise
+    except (OSError, http.client.HTTPException) as error:
+        raise _Retry(one_line(getattr(error, "reason", error))) from None
 
 
 def _check(url: str, part: Path, num_bytes: int | None, sha256: str | None) -> None:
@@ -203,11 +195,3 @@ def _sha256(path: Path) -> str:
 def _check_space(folder: Path, num_bytes: int) -> None:
     if num_bytes > 0 and num_bytes + SPARE_BYTES > shutil.disk_usage(folder).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _reason(error: object) -> str:
-    if isinstance(error, TimeoutError):
-        return "timed out"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return " ".join(str(error).split())[:120] or type(error).__name__
