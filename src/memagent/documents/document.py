@@ -215,35 +215,29 @@ class Document:
 
     def places(self, start: int, end: int) -> tuple[Place, ...]:
         """The sources that a span of the text covers."""
-        first = max(bisect_right(self._part_starts, start) - 1, 0)
+        first = max(bisect_right(self.parts, start, key=lambda part: part.start) - 1, 0)
         found: list[Place] = []
         for part in self.parts[first:]:
+            low, last = max(start, part.start), min(end, part.end) - 1
             if part.start >= end:
                 break
-            low, high = max(start, part.start), min(end, part.end)
-            if low < high:
-                found.append(self._place(part, low, high))
+            if low > last:
+                continue
+            text = self.text[low : last + 1] if part.headings else ""
+            begin = min(last + 1 - len(text.lstrip()), last)  # a heading may stand after blanks
+            place = Place(
+                source=part.source,
+                start=low - part.start,
+                end=last + 1 - part.start,
+                first_page=_page(part, low),
+                last_page=_page(part, last),
+                first_heading=_title(part, begin),
+                last_heading=_title(part, last),
+                first_line=self._line(part, low),
+                last_line=self._line(part, last),
+            )
+            found.append(place)
         return tuple(found)
-
-    def _place(self, part: Part, start: int, end: int) -> Place:
-        return Place(
-            source=part.source,
-            start=start - part.start,
-            end=end - part.start,
-            first_page=_page(part, start),
-            last_page=_page(part, end - 1),
-            first_heading=self._first_heading(part, start, end),
-            last_heading=_title(part, end - 1),
-            first_line=self._line(part, start),
-            last_line=self._line(part, end - 1),
-        )
-
-    def _first_heading(self, part: Part, start: int, end: int) -> str | None:
-        """The heading that a span begins under, blanks aside."""
-        if not part.headings:
-            return None
-        text = self.text[start:end]
-        return _title(part, min(end - len(text.lstrip()), end - 1))
 
     def _line(self, part: Part, position: int) -> int | None:
         if not part.has_lines:
@@ -265,10 +259,6 @@ class Document:
         """The text in pieces, with their offsets: encoding all of it at once would double its size."""
         for start in range(0, len(self.text), BLOCK_CHARS):
             yield start, self.text[start : start + BLOCK_CHARS]
-
-    @cached_property
-    def _part_starts(self) -> list[int]:
-        return [part.start for part in self.parts]
 
 
 def _page(part: Part, position: int) -> int | None:
