@@ -27,14 +27,14 @@ MAX_OTHER_OPTIONS = 22
 MAX_FUNCTION_LINES = 90
 MAX_P90_LINES = 35
 WALKS = {
-    "ask": (323, 44),
+    "ask": (320, 44),
     "ask-evidence": (362, 44),
     "ask-parallel": (349, 45),
     "reader": (106, 22),
     "item": (413, 66),
-    "gateway": (294, 43),
+    "gateway": (291, 43),
     "gateway-short": (112, 23),
-    "train": (460, 71),
+    "train": (457, 71),
 }
 """Functions of the package that are entered, and files they are in."""
 PUBLIC_NAMES = {
