@@ -14,22 +14,17 @@ of it is reported: whoever made the folder must not choose which other files are
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from memagent.documents.formats.raw import missing_library
 from memagent.errors import DocumentError
 from memagent.run_files import LOCK
 from memagent.runs import JOURNAL, MANIFEST
-
-if TYPE_CHECKING:
-    from pathspec import Pattern
-import asyncio
-from collections.abc import Sequence
 
 MAX_IGNORE_BYTES = 1024 * 1024
 MAX_DOUBLE_STARS = 4
@@ -87,8 +82,7 @@ def find_files(folder: Path) -> FoundFiles:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
+class _Rule(NamedTuple):
     """One line of a `.gitignore`.
 
     pathspec reads the wildcards. It also matches whatever lies below a match, which git does not:
@@ -96,36 +90,13 @@ class _Rule:
     """
 
     regex: re.Pattern[str]
+    """Matches this very path, where folders end in a slash."""
     ignores: bool
     """False: the line begins with `!`."""
-    text: str
-    """The line without `!`, blanks, and the slashes at its ends."""
-    num_segments: int | None
-    """How many names a matching path has, or ends in if the rule floats; None: any number (`**`)."""
-    floats: bool
-    """Holds at any depth: a rule without a slash inside, or one that begins with `**/`."""
     is_for_folders: bool
 
-    def applies(self, path: str) -> bool:
-        """Whether the rule is about this very path. Folders end in a slash."""
-        bare, slash = path.rstrip("/"), "/" if path.endswith("/") else ""
-        if self.is_for_folders and not slash:
-            return False
-        names = bare.split("/")
-        if self.num_segments is not None:
-            tail = "/".join(names[-self.num_segments :]) + slash
-            return (self.floats or tail == path) and self._matches(tail)
-        if self.text.endswith("/**"):  # what is in the folder, not the folder
-            return bare != self.text[:-3] and self._matches(bare)
-        sibling = "/".join([*names[:-1], "\1"])
-        return self._matches(path) and not self._matches(sibling)
 
-    def _matches(self, path: str) -> bool:
-        return self.regex.search(path) is not None
-
-
-@dataclass(frozen=True, slots=True)
-class _Rules:
+class _Rules(NamedTuple):
     """One `.gitignore` file."""
 
     folder: str
@@ -135,8 +106,9 @@ class _Rules:
     def verdict(self, path: str) -> bool | None:
         """True: ignored; False: taken back by `!`; None: no rule for this path."""
         relative = path[len(self.folder) :]
-        last = next((rule for rule in reversed(self.rules) if rule.applies(relative)), None)
-        return None if last is None else last.ignores
+        about = (rule for rule in reversed(self.rules) if rule.regex.search(relative))
+        is_folder = path.endswith("/")
+        return next((rule.ignores for rule in about if is_folder or not rule.is_for_folders), None)
 
 
 def _is_left_out(entry: os.DirEntry[str], rules: tuple[_Rules, ...]) -> bool:
@@ -223,25 +195,20 @@ def _rule(line: str, path: Path) -> _Rule | None:
         from pathspec import GitIgnoreSpec
     except ImportError as error:
         raise missing_library("pathspec", str(path)) from error
+    is_for_folders = line.rstrip().endswith("/")
+    bare = line.rstrip().rstrip("/") if is_for_folders else line
     try:
-        pattern: Pattern | None = next(iter(GitIgnoreSpec.from_lines([line]).patterns), None)
+        pattern = next(iter(GitIgnoreSpec.from_lines([bare]).patterns), None)
     except ValueError:
         return None
-    regex = getattr(pattern, "regex", None)
-    if pattern is None or pattern.include is None or regex is None:
+    if pattern is None or pattern.regex is None:
         return None
     if line.count("**") > MAX_DOUBLE_STARS:
         raise DocumentError(f"{path} has a line with more than {MAX_DOUBLE_STARS} `**`; shorten it")
-    text = line.strip().removeprefix("!").rstrip("/")
-    fixed = text.removeprefix("**/").removeprefix("/")
-    return _Rule(
-        re.compile(_quick(regex.pattern)),
-        pattern.include,
-        text.removeprefix("/"),
-        num_segments=None if "**" in fixed and "/" in fixed else fixed.count("/") + 1,
-        floats="/" not in text or text.startswith("**/"),
-        is_for_folders=line.strip().endswith("/"),
-    )
+    regex = pattern.regex.pattern.replace("(?P<ps_d>/)", "/$")
+    if regex.endswith("/"):
+        regex += "."  # what is in the folder, not the folder
+    return _Rule(re.compile(_quick(regex)), bool(pattern.include), is_for_folders)
 
 
 _STAR = r"\[\^/\]\*"
