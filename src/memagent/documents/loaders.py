@@ -19,6 +19,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -27,7 +28,7 @@ from memagent.documents.document import Document
 from memagent.documents.encoding import HEAD_BYTES, check_encoding
 from memagent.documents.formats import check_head, read
 from memagent.documents.formats.raw import EmptyText, RawFile
-from memagent.documents.tree import FoundFiles, Skipped, find_files
+from memagent.documents.tree import Skipped, find_files
 from memagent.errors import DocumentError
 from memagent.names import hint
 
@@ -98,9 +99,7 @@ def load_with_report(
         if str(path) == STDIN:
             documents.append(load_stdin(stdin or _stdin(), encoding=encoding))
         elif _is_folder(path):
-            tree = _load_folder(path, encoding)
-            documents += tree.documents
-            skipped += tree.skipped
+            documents += _load_folder(Path(path), encoding, skipped)
         else:
             documents.append(_load_file(path, _shown(path), encoding))
     skipped += [report for document in documents for report in _blank_pages(document)]
@@ -145,42 +144,41 @@ def load_bytes(
     `max_bytes` is what a file of a stranger may unpack to.
     """
     raw = RawFile(source=source, name=source, data=data, encoding=encoding, max_bytes=max_bytes)
-    return _read(raw)
-
-
-class _Tree(NamedTuple):
-    documents: list[Document]
-    skipped: list[Skipped]
-
-
-def _load_folder(folder: str | Path, encoding: str | None) -> _Tree:
-    name = _shown(folder)
     try:
-        found = find_files(Path(folder))
+        return read(raw)
+    except MemoryError as error:
+        raise _too_large(source) from error
+
+
+def _load_folder(folder: Path, encoding: str | None, skipped: list[Skipped]) -> list[Document]:
+    """The documents of a folder; files that cannot be read are added to `skipped`."""
+    try:
+        found = find_files(folder)
     except OSError as error:
-        raise _unreadable(name, error) from error
-    tree = _Tree([], list(_not_read(Path(folder), found)))
+        raise _unreadable(_shown(folder), error) from error
+    documents, num_before = list[Document](), len(skipped)
+    for paths, reason in (
+        (found.unreadable, "cannot be listed; make the folder readable"),
+        (found.outside, "is a link that leads out of the folder; name the file itself"),
+    ):
+        skipped += [Skipped(_shown(folder / relative), reason) for relative in paths]
     for relative in found.files:
-        path = Path(folder) / relative
+        path = folder / relative
         source = _shown(path)
         try:
-            tree.documents.append(_load_file(path, source, encoding))
+            documents.append(_load_file(path, source, encoding))
         except EmptyText:
             continue
         except DocumentError as error:
-            tree.skipped.append(Skipped(source, str(error).removeprefix(f"{source} ")))
-    if not tree.documents:
-        raise _without_text(name, tree.skipped)
-    return tree
-
-
-def _not_read(folder: Path, found: FoundFiles) -> Iterator[Skipped]:
-    for relative in found.unreadable:
-        source = _shown(folder / relative)
-        yield Skipped(source, "cannot be listed; make the folder readable")
-    for relative in found.outside:
-        source = _shown(folder / relative)
-        yield Skipped(source, "is a link that leads out of the folder; name the file itself")
+            skipped.append(Skipped(source, str(error).removeprefix(f"{source} ")))
+    if not documents:
+        met = "none"
+        if own := skipped[num_before:]:
+            met = f"{len(own)} skipped, the first: {own[0].source} {own[0].reason}"
+        raise DocumentError(
+            f"{_shown(folder)} has no readable text files ({met}); name another folder"
+        )
+    return documents
 
 
 def _load_file(path: str | Path, source: str, encoding: str | None) -> Document:
@@ -223,13 +221,6 @@ def read_pipe(stream: BinaryIO | FileIO, source: str) -> bytes:
     return b"".join(pieces)
 
 
-def _read(raw: RawFile) -> Document:
-    try:
-        return read(raw)
-    except MemoryError as error:
-        raise _too_large(raw.source) from error
-
-
 def _stdin() -> BinaryIO:
     stream: BinaryIO | None = getattr(sys.stdin, "buffer", None)
     if stream is None:
@@ -262,24 +253,11 @@ def _not_found(path: str | Path, source: str) -> DocumentError:
     folder = Path(path).parent
     if not os.path.isdir(folder):
         return DocumentError(f"{source} does not exist: there is no folder {_shown(folder)}")
-    names = [_shown(name) for name in _names_in(folder)]
+    names: list[str] = []
+    with suppress(OSError):  # the folder may be one that may be entered but not listed
+        names = [_shown(name) for name in sorted(os.listdir(folder))]
     remedy = hint(Path(path).name, names, max_num=3, otherwise="check the name")
     return DocumentError(f"{source} does not exist in {_shown(folder.resolve())}; {remedy}")
-
-
-def _names_in(folder: Path) -> list[str]:
-    """Names to suggest; none where the folder may be entered but not listed."""
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _without_text(folder: str, skipped: Sequence[Skipped]) -> DocumentError:
-    found = "none"
-    if skipped:
-        found = f"{len(skipped)} skipped, the first: {skipped[0].source} {skipped[0].reason}"
-    return DocumentError(f"{folder} has no readable text files ({found}); name another folder")
 
 
 def _unreadable(source: str, error: OSError | ValueError) -> DocumentError:
