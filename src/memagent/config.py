@@ -175,10 +175,7 @@ class AgentConfig(Settings):
     def sampling(self, max_tokens: int) -> Sampling:
         """How replies of so many tokens are sampled."""
         return Sampling(
-            max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
+            max_tokens=max_tokens, temperature=self.temperature, top_p=self.top_p, seed=self.seed
         )
 
     @property
@@ -330,14 +327,14 @@ class LocalConfig(Settings):
     device: str | None = None
     """Where a local model runs, such as cpu or cuda:0; the first GPU, else the CPU, when not given."""
     cache_gb: float | None = Field(default=None, gt=0)
-    """Memory for the keys and values of a local model, in gigabytes; when not given, 2 on a CPU and
-    half of what is free on a GPU."""
+    """Memory for the keys and values of a local model, in gigabytes; when not given, 0.5 in llama.cpp, 2 in torch on
+    a CPU, and half of what is free on a GPU."""
     max_batch_tokens: int | None = Field(default=None, ge=16)
-    """Tokens of prompts that a local model computes in one step, at most; when not given, 512 on a CPU
-    and 32,768 on a GPU."""
+    """Tokens of prompts that a local model computes in one step, at most; when not given, 256 in llama.cpp, 512 in
+    torch on a CPU, and 32,768 on a GPU."""
     max_running: int | None = Field(default=None, ge=1)
-    """Requests that a local model works on at once, at most; when not given, 64 on a CPU and 1,024 on a
-    GPU."""
+    """Requests that a local model works on at once, at most; when not given, 2 in llama.cpp, 64 in torch on a CPU,
+    and 1,024 on a GPU."""
     runtime: LocalRuntime | None = None
     """What computes a local model; when not given, llama.cpp for a GGUF file where there is no NVIDIA GPU, else
     torch."""

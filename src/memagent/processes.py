@@ -161,9 +161,7 @@ def _end(workers: dict[int, _Worker]) -> None:
 
 
 def _serve(
-    pipe: connection.Connection,
-    initializer: Callable[..., None] | None,
-    initargs: tuple[Any, ...],
+    pipe: connection.Connection, initializer: Callable[..., None] | None, initargs: tuple[Any, ...]
 ) -> None:
     """The life of a worker: what fails is an answer too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -92,6 +92,30 @@ class Completion:
     """The weights that sampled each token, where they changed during the reply; else None."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedToken:
+    """One token of a reply, as soon as it was sampled."""
+
+    token_id: int | None
+    """None, as its log-probability, where llama.cpp does not report it."""
+    logprob: float | None
+    text: str
+    """Text that is certain now; empty while a character or a stop text may still be completed.
+    The texts of all tokens make up the text of the completion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """How busy an engine is."""
+
+    num_running: int
+    num_waiting: int
+    num_slots: int
+    """Tokens whose keys and values the cache can hold."""
+    num_used_slots: int
+    """Slots in use: of running requests, or cached for prompts with the same prefix."""
+
+
 class Engine(Protocol):
     """Anything that turns messages into a Completion."""
 

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,9 @@ from memagent.serve.app import make_app
 from memagent.serve.run import serving
 from memagent.types import Sampling
 from tests.support.broken_gpu import break_gpu
+from tests.support.processes import children, is_running
 from tests.support.timing import wait_until
+from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import WINDOW, make_tiny_model
 from tests.support.tiny_server import TinyServer, num_lost_slots, serving_tiny, wait_until_idle
 
@@ -239,6 +241,60 @@ def test_the_model_is_listed_with_its_window(server: TinyServer, client: openai.
     assert card.max_model_len == WINDOW  # type: ignore[attr-defined]
     assert card.root == server.engine.tokenizer  # type: ignore[attr-defined]
     assert client.models.retrieve(card.id).id == card.id
+
+
+# --- llama.cpp ------------------------------------------------------------------------------------
+
+SERVE = """
+import sys
+sys.modules.update(dict.fromkeys(("torch", "transformers", "numpy", "gguf", "safetensors")))
+from memagent.cli.main import run
+sys.exit(run(["serve", "--port", "0", "--engine", sys.argv[1]]))
+"""
+
+
+def test_a_gguf_file_is_served_by_llama_cpp_without_torch(folder: Path) -> None:
+    path = write_gguf(folder, folder / "m.gguf", pre="gpt-2")
+    command = [sys.executable, "-c", SERVE, f"local:{path}"]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+        ExitStack() as ended,
+    ):
+        assert process.stdout is not None
+        ended.callback(process.kill)
+        url = process.stdout.readline().decode().strip()
+        started = children(process.pid)
+        options: Any = {"model": "m.gguf", "messages": MESSAGES, "max_tokens": 30, "logprobs": True}
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            (card,) = client.models.list().data
+            assert (card.id, card.max_model_len) == ("m.gguf", WINDOW)  # type: ignore[attr-defined]
+            whole = client.chat.completions.create(**options).choices[0]
+            chunks = [*client.chat.completions.create(**options, stream=True)]
+            said = whole.message.content or ""
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == said
+            assert whole.finish_reason == chunks[-1].choices[0].finish_reason == "length"
+            entries = [
+                one for c in chunks if (p := c.choices[0].logprobs) for one in p.content or ()
+            ]
+            assert len(entries) > 20
+            cut = client.chat.completions.create(**options, stop=[said[6:9]]).choices[0]
+            assert cut.message.content == said[: said.index(said[6:9])]
+            hot = client.chat.completions.create(**options, temperature=2.0, seed=5).choices[0]
+            assert hot.logprobs is None
+            with pytest.raises(openai.BadRequestError, match=r"m\.gguf has"):
+                client.chat.completions.create(**{**options, "max_tokens": 600})
+            long = client.chat.completions.create(**{**options, "max_tokens": 400}, stream=True)
+            next(iter(long))
+            long.close()
+            wait_until(
+                lambda: (
+                    b"requests_running 0.0" in urllib.request.urlopen(f"{url[:-3]}/metrics").read()
+                )
+            )
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert b"Traceback" not in errors, errors
+    wait_until(lambda: not any(map(is_running, started)))
 
 
 # --- the reader -----------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from fastapi import FastAPI
 
 from memagent.agent.reader import Reader
 from memagent.config import GatewayConfig, ServeConfig
-from memagent.engines.local.engine import StreamedToken
 from memagent.engines.scripted import ScriptedEngine, keyword_reply
 from memagent.errors import EngineError
 from memagent.serve.agents import AgentCall, AgentReplies, AgentServer
@@ -30,7 +29,7 @@ from memagent.serve.guard import AdmissionGate
 from memagent.serve.keys import KeyStore
 from memagent.serve.reading.app import gateway_app
 from memagent.serve.reading.state import GatewayState
-from memagent.types import Completion, Message, Sampling, Usage
+from memagent.types import Completion, Message, Sampling, StreamedToken, Usage
 from tests.support.gateways import QUESTION, SMALL, asking, novel
 
 FOLDER = Path(__file__).with_name("transcripts")

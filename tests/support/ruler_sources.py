@@ -31,7 +31,6 @@ MADE_UP = tuple(
 ASKED = ("ruler/qa_1", "ruler/qa_2")
 ALL = MADE_UP + ASKED
 
-NUM_ARTICLES = 6
 NUM_PARAGRAPHS = 5
 TOWNS = ("Arlen", "Bergby", "Corvo", "Dunmore", "Elster", "Fjord")
 

@@ -103,10 +103,7 @@ def measure_budget(
         question=question, notes=(), memory="", memory_tokens=config.memory_tokens
     )
     answer = prompts.answer_messages(
-        question=question,
-        memory="",
-        num_sections=LARGE_NUMBER,
-        answer_tokens=config.answer_tokens,
+        question=question, memory="", num_sections=LARGE_NUMBER, answer_tokens=config.answer_tokens
     )
     quotes = config.quote_tokens if config.asks_quotes else 0
     marks = MARK_TOKENS if config.stop_early else 0

@@ -19,14 +19,7 @@ from memagent.config import AgentConfig
 from memagent.documents.document import Document
 from memagent.errors import RunError
 from memagent.replies import REPLIES, Replies
-from memagent.runs import (
-    MANIFEST,
-    LimitsShape,
-    ManifestShape,
-    Run,
-    check_manifest,
-    read_manifest,
-)
+from memagent.runs import MANIFEST, LimitsShape, ManifestShape, Run, check_manifest, read_manifest
 
 KIND = "ask"
 FREE_SETTINGS = ("prompts", "answer_tokens", "ledger_tokens")

@@ -98,11 +98,7 @@ class Inspection:
 
 
 def inspect_dataset(
-    file: str | Path,
-    *,
-    indices: Collection[int] = (),
-    samples: int = 3,
-    with_text: bool = False,
+    file: str | Path, *, indices: Collection[int] = (), samples: int = 3, with_text: bool = False
 ) -> Inspection:
     """The numbers of a dataset, and the examples of `indices`, or else the first `samples`.
 

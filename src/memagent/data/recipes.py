@@ -31,13 +31,7 @@ from typing import Any, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from memagent.config import LONGEST, Settings, with_override
-from memagent.data.build import (
-    BuildJob,
-    BuildProgress,
-    Storing,
-    build,
-    is_built,
-)
+from memagent.data.build import BuildJob, BuildProgress, Storing, build, is_built
 from memagent.data.choices import TaskSelection, named_sources, source_settings
 from memagent.data.formats.files import FORMATS
 from memagent.data.manifest import Manifest

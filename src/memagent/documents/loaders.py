@@ -74,10 +74,7 @@ def lines_of_skipped(skipped: Sequence[Skipped]) -> list[str]:
 
 
 def load_with_report(
-    paths: Sequence[str | Path],
-    *,
-    encoding: str | None = None,
-    stdin: BinaryIO | None = None,
+    paths: Sequence[str | Path], *, encoding: str | None = None, stdin: BinaryIO | None = None
 ) -> Loaded:
     """As `load`, with a report of the files of folders and pages of files that were skipped.
 

@@ -245,10 +245,7 @@ class EngineChoice:
 
 
 def choose_engine(
-    spec: str | None,
-    settings: Mapping[str, Any],
-    *,
-    stored: EngineChoice | None = None,
+    spec: str | None, settings: Mapping[str, Any], *, stored: EngineChoice | None = None
 ) -> EngineChoice:
     """The engine that is meant, with all its settings. Settings that are None count as not given.
 
@@ -270,9 +267,7 @@ def choose_engine(
         check_settings(spec, own)
         check_stored(own, given)
     return EngineChoice(
-        spec=spec,
-        settings={**own, **given},
-        is_embedded=is_default and spec == EMBEDDED,
+        spec=spec, settings={**own, **given}, is_embedded=is_default and spec == EMBEDDED
     )
 
 

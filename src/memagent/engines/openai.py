@@ -42,13 +42,7 @@ from memagent.engines.addresses import (
 )
 from memagent.engines.base import BaseEngine, Serving
 from memagent.engines.limit import Slots
-from memagent.engines.retry import (
-    Failure,
-    FailureKind,
-    Patience,
-    RetryListener,
-    retry_after,
-)
+from memagent.engines.retry import Failure, FailureKind, Patience, RetryListener, retry_after
 from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError, PromptTooLong
 from memagent.tokens.shielding import Shield, ShieldedMessages, cached_tokenizer
 from memagent.types import Completion, Message, Sampling, Usage
@@ -344,13 +338,20 @@ class EndpointEngine(BaseEngine):
         return self._shield[1].shielded(messages)
 
     async def _post(
-        self, path: str, body: dict[str, Any], parse: Callable[[Any], T]
+        self,
+        path: str,
+        body: dict[str, Any],
+        parse: Callable[[Any], T],
+        on_part: Callable[[bytes], None] | None = None,
     ) -> T | Failure:
-        """One request: its parsed reply, or a failure that can be retried. Raises EngineRefused."""
+        """One request: its parsed reply, or a failure that can be retried. Raises EngineRefused.
+
+        `on_part` is called with the parts of a reply that is streamed, as they arrive.
+        """
         client = self._client()
         try:
             async with client.slots.slot():
-                reply = await client.request("POST", path, self.config.timeout, body)
+                reply = await client.request("POST", path, self.config.timeout, body, on_part)
             data = self._read(reply)
             if isinstance(data, dict) and data.get("error") and not data.get("choices"):
                 raise _BadStatus(200, {}, data)  # as routers in front of several providers do
@@ -469,7 +470,12 @@ class _Client:
         self._urls: dict[str, Any] = {}
 
     async def request(
-        self, method: str, path: str, seconds: float, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        seconds: float,
+        body: Mapping[str, Any] | None = None,
+        on_part: Callable[[bytes], None] | None = None,
     ) -> bytes:
         """The body of a reply, headers included within so many seconds.
 
@@ -480,7 +486,7 @@ class _Client:
             self._url(path),
             headers=self.headers,
             content=None if body is None else _encoded(body),
-            extensions={"timeout": _timeouts(seconds)},
+            extensions={"timeout": _timeouts(seconds), "on_part": on_part},
         )
         response = await _within(seconds, self._connections.send(sent))
         if not response.is_success:
@@ -552,8 +558,9 @@ class _BadReply(ValueError):
 class _LimitedStream(httpx.AsyncByteStream):
     """The body of a reply, cut off when it is too long."""
 
-    def __init__(self, body: Any) -> None:
+    def __init__(self, body: Any, on_part: Callable[[bytes], None] | None) -> None:
         self._body = body
+        self._on_part = on_part
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         num_bytes = 0
@@ -561,6 +568,8 @@ class _LimitedStream(httpx.AsyncByteStream):
             num_bytes += len(part)
             if num_bytes > MAX_REPLY_BYTES:
                 raise _BadReply(f"a reply longer than {MAX_REPLY_BYTES:,} bytes")
+            if self._on_part is not None:
+                self._on_part(part)
             yield part
 
     async def aclose(self) -> None:
@@ -694,7 +703,9 @@ def _hooks(hosts: frozenset[str]) -> dict[str, list[Callable[..., Any]]]:
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             raise _BadReply("a compressed reply, which was not asked for")
         if not _is_short(response.headers) and isinstance(response.stream, httpx.AsyncByteStream):
-            response.stream = _LimitedStream(response.stream)
+            response.stream = _LimitedStream(
+                response.stream, response.request.extensions.get("on_part")
+            )
 
     return {"request": [on_request], "response": [on_response]}
 

@@ -60,11 +60,7 @@ class ScriptedEngine(BaseEngine):
     runs_here = True
 
     def __init__(
-        self,
-        script: Script | Sequence[str],
-        *,
-        model: str = "scripted",
-        keeps_prompts: bool = True,
+        self, script: Script | Sequence[str], *, model: str = "scripted", keeps_prompts: bool = True
     ) -> None:
         self.model = model
         self.tokenizer = "estimate"

@@ -293,6 +293,12 @@ def find(name: str) -> Path | None:
     return _model_in(models_folder() / _entry(name)) if _is_storable(name) else None
 
 
+def public_name(model: str) -> str:
+    """A model's name without the folder that it is in, for clients."""
+    path = Path(model).expanduser()
+    return path.resolve().name if model not in KNOWN and path.exists() else model
+
+
 def locate(name: str) -> Path:
     """As `find`. Raises ConfigError where the model is not on this machine."""
     path = find(name)

@@ -53,10 +53,7 @@ class YarnSettings:
     @property
     def overrides(self) -> dict[str, Any]:
         """The fields of config.json that change."""
-        return {
-            "max_position_embeddings": self.window,
-            "rope_parameters": self.rope_parameters,
-        }
+        return {"max_position_embeddings": self.window, "rope_parameters": self.rope_parameters}
 
 
 def yarn_settings(

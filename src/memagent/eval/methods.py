@@ -174,10 +174,7 @@ Method = Callable[[Example, Context], Awaitable[Trace]]
 async def reader(example: Example, context: Context) -> Trace:
     """The memagent reader: one section after the other, with an overwritten memory."""
     reader = Reader(
-        context.engine,
-        tokenizer=context.tokenizer,
-        config=context.settings,
-        limits=context.limits,
+        context.engine, tokenizer=context.tokenizer, config=context.settings, limits=context.limits
     )
     context.keeps_memory = True
     async with aclosing(reader.steps(example.question, context.document)) as steps:
@@ -260,11 +257,7 @@ async def map_reduce(example: Example, context: Context) -> Trace:
             prompts.MAP, text=chunk.text, question=question, number=number, words=words
         )
         step = await context.call(
-            asked,
-            kind="read",
-            max_tokens=settings.memory_tokens,
-            chunk=chunk,
-            index=chunk.index,
+            asked, kind="read", max_tokens=settings.memory_tokens, chunk=chunk, index=chunk.index
         )
         return step.reply
 

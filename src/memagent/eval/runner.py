@@ -243,9 +243,7 @@ class Evaluation:
         return [attempt for attempt in attempts if _key(item, attempt) not in self.records]
 
     async def _start_all(
-        self,
-        pending: Iterable[tuple[Item, list[_Attempt]]],
-        in_flight: set[asyncio.Task[None]],
+        self, pending: Iterable[tuple[Item, list[_Attempt]]], in_flight: set[asyncio.Task[None]]
     ) -> None:
         """Start the items one after the other, whenever there is a free slot."""
         ahead: deque[tuple[Item, list[_Attempt], asyncio.Future[Example]]] = deque()
@@ -550,13 +548,7 @@ def _name(key: ItemKey) -> str:
 
 
 def _order(record: ItemRecord) -> tuple[str, int, str, int, int]:
-    return (
-        record.task,
-        record.target_tokens or 0,
-        record.method,
-        record.index,
-        record.sample,
-    )
+    return (record.task, record.target_tokens or 0, record.method, record.index, record.sample)
 
 
 def _collect(in_flight: set[asyncio.Task[None]]) -> None:

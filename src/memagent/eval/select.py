@@ -152,10 +152,7 @@ def check_paths(file: Path, out: Path, *, force: bool = False) -> None:
 
 
 def closed_book_suite(
-    file: Path,
-    *,
-    samples: int = SAMPLES,
-    graders: Sequence[str] = KNOWN_BY,
+    file: Path, *, samples: int = SAMPLES, graders: Sequence[str] = KNOWN_BY
 ) -> Suite:
     """The suite that asks the questions of a file without their texts."""
     grader, *more = graders

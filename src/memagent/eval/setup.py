@@ -471,11 +471,7 @@ class _Gates:
     """The engines of an evaluation, each behind its gate; methods with the same settings share one."""
 
     def __init__(
-        self,
-        request: EvalRequest,
-        open_engine: OpenEngine | None = None,
-        *,
-        is_dry: bool = False,
+        self, request: EvalRequest, open_engine: OpenEngine | None = None, *, is_dry: bool = False
     ) -> None:
         """With `is_dry` nothing is downloaded and no server is started."""
         self._request = request

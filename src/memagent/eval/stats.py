@@ -84,11 +84,7 @@ def wilson(num_right: int, num: int, *, confidence: float = CONFIDENCE) -> Inter
 
 
 def bounded(
-    values: Sequence[float],
-    *,
-    low: float = 0.0,
-    high: float = 1.0,
-    confidence: float = CONFIDENCE,
+    values: Sequence[float], *, low: float = 0.0, high: float = 1.0, confidence: float = CONFIDENCE
 ) -> Interval:
     """The interval of a mean of scores between two bounds.
 

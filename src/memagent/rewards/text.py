@@ -306,11 +306,7 @@ class _Separators(dict[int, str]):
 
 
 _separators = _Separators(
-    {
-        ord("&"): " and ",
-        ord("%"): " percent ",
-        **{ord(kept): sign for sign, kept in _KEPT.items()},
-    }
+    {ord("&"): " and ", ord("%"): " percent ", **{ord(kept): sign for sign, kept in _KEPT.items()}}
 )
 _plain_signs = str.maketrans(
     {

@@ -10,12 +10,12 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from memagent.config import ServeConfig
-from memagent.engines.local.engine import LocalEngine
 from memagent.serve.chat import LocalAnswer, total
 from memagent.serve.errors import ApiError
 from memagent.serve.generate import ReplyJob, jobs_of, parts, replies, streams
@@ -36,11 +36,14 @@ from memagent.serve.metrics import Metrics, OnRequest, load_gauges
 from memagent.serve.wire import ChatRequest, CompletionRequest, LocalRequest
 from memagent.types import Completion
 
+if TYPE_CHECKING:
+    from memagent.serve.generate import ServedEngine
+
 MODELS = "/v1/models"
 
 
 def make_app(
-    engine: LocalEngine,
+    engine: ServedEngine,
     config: ServeConfig | None = None,
     *,
     gate: AdmissionGate | None = None,
@@ -72,7 +75,7 @@ def make_app(
 class Service:
     """The handlers of the routes."""
 
-    def __init__(self, engine: LocalEngine, metrics: Metrics, *, shows_root: bool) -> None:
+    def __init__(self, engine: ServedEngine, metrics: Metrics, *, shows_root: bool) -> None:
         """`shows_root`: whether responses name the folder of the tokenizer, which clients can open."""
         self._engine = engine
         self._metrics = metrics

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING
 
 from memagent.serve.http import END_OF_EVENTS, Json, event
@@ -27,24 +27,19 @@ from memagent.serve.reading.events import (
 from memagent.serve.wire import ChatRequest, LocalRequest
 from memagent.types import Completion, Usage
 
-if TYPE_CHECKING:  # torch is not needed to write answers
-    from memagent.engines.local.engine import LocalEngine
-    from memagent.serve.generate import ReplyJob, StreamPart
+if TYPE_CHECKING:
+    from memagent.serve.generate import ReplyJob, ServedEngine, StreamPart
 
 WHOLE, CHUNK, PLAIN = "chat.completion", "chat.completion.chunk", "text_completion"
 REASONS = ("stop", "length", "content_filter")
 """Reasons of OpenAI's that an answer can end with."""
-Sampled = tuple[int, float]
+Sampled = tuple[int | None, float | None]
 """A token and its log-probability."""
 
 
 def new_head(prefix: str, model: str) -> Json:
     """What the response to a request and each chunk of it begin with."""
-    return {
-        "id": f"{prefix}-{secrets.token_hex(12)}",
-        "created": int(time.time()),
-        "model": model,
-    }
+    return {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
 
 
 def choice(
@@ -86,7 +81,7 @@ def total(completions: Sequence[Completion]) -> Usage:
 class LocalAnswer:
     """Writes the replies to a chat or a plain completion."""
 
-    def __init__(self, request: LocalRequest, engine: LocalEngine) -> None:
+    def __init__(self, request: LocalRequest, engine: ServedEngine) -> None:
         self._request = request
         self._engine = engine
         self._is_chat = isinstance(request, ChatRequest)
@@ -135,7 +130,7 @@ class LocalAnswer:
 
     def _choice(self, number: int, completion: Completion) -> Json:
         ids, logprobs = completion.completion_ids or (), completion.logprobs or ()
-        sampled = list(zip(ids, logprobs, strict=True))
+        sampled: list[Sampled] = list(zip_longest(ids, logprobs))
         written = choice if self._is_chat else _plain
         values = written(
             number, completion.text, completion.finish_reason, self._logprobs(sampled, 0)
@@ -166,13 +161,14 @@ class LocalAnswer:
     def _token_ids(self, sampled: Sequence[Sampled]) -> Json:
         if not self._request.return_token_ids:
             return {}
-        return {"token_ids": [token_id for token_id, _ in sampled]}
+        return {"token_ids": [token_id for token_id, _ in sampled if token_id is not None]}
 
     def _logprobs(self, sampled: Sequence[Sampled], text_start: int) -> Json | None:
-        if not self._request.wants_logprobs:
+        known = [(one, p) for one, p in sampled if one is not None and p is not None]
+        if not self._request.wants_logprobs or not known or len(known) < len(sampled):
             return None
-        texts = [self._engine.vocabulary.token_text(token_id) for token_id, _ in sampled]
-        logprobs = [logprob for _, logprob in sampled]
+        texts = [self._engine.vocabulary.token_text(token_id) for token_id, _ in known]
+        logprobs = [logprob for _, logprob in known]
         if self._is_chat:
             entries = map(_logprob_entry, texts, logprobs)
             return {"content": list(entries), "refusal": None}

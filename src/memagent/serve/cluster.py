@@ -19,19 +19,20 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import FastAPI
 
 from memagent.cluster import Bundle, Cluster
 from memagent.config import ServeConfig
 from memagent.engines.base import EngineChoice
-from memagent.engines.local.engine import LocalEngine
 from memagent.engines.replicas import replica_resources
 from memagent.errors import ClusterError, ConfigError, MachineError
 from memagent.serve.app import make_app
+
+if TYPE_CHECKING:
+    from memagent.serve.generate import ServedEngine
 
 APPLICATION = "memagent"
 """Name of the application in Ray Serve."""
@@ -184,9 +185,8 @@ class _ServedModel:
 
 def replica_app(choice: EngineChoice, config: ServeConfig) -> FastAPI:
     """The application of one replica, over an engine that ends with its process."""
-    engine = replace(choice, settings={**choice.settings, "runtime": "torch"}).open()
-    assert isinstance(engine, LocalEngine)
-    app = make_app(engine, config)
+    engine = choice.open()
+    app = make_app(cast("ServedEngine", engine), config)
     app.state.engine = engine
     return app
 

@@ -6,11 +6,17 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from memagent.engines.local.engine import LocalEngine, StreamedToken
 from memagent.serve.errors import ApiError
 from memagent.serve.wire import ChatRequest, CompletionRequest, LocalRequest
-from memagent.types import Completion, Sampling
+from memagent.types import Completion, Sampling, StreamedToken
+
+if TYPE_CHECKING:  # each needs libraries of its own
+    from memagent.engines.llamacpp.engine import LlamaEngine
+    from memagent.engines.local.engine import LocalEngine
+
+    ServedEngine = LocalEngine | LlamaEngine
 
 PROBED_CHARS_PER_TOKEN = 16
 """Of a text with more characters for each token of the window, the start is tokenised first."""
@@ -28,13 +34,13 @@ class ReplyJob:
     sampling: Sampling
 
 
-async def jobs_of(request: LocalRequest, engine: LocalEngine) -> list[ReplyJob]:
+async def jobs_of(request: LocalRequest, engine: ServedEngine) -> list[ReplyJob]:
     """The jobs of a request: the choices of its first prompt, then of the next."""
     prompts = await asyncio.to_thread(_prompts, request, engine)  # tokenising long texts takes time
     return [job for prompt in prompts for job in _choices(request, prompt, engine)]
 
 
-def _prompts(request: LocalRequest, engine: LocalEngine) -> list[tuple[int, ...]]:
+def _prompts(request: LocalRequest, engine: ServedEngine) -> list[tuple[int, ...]]:
     if isinstance(request, ChatRequest):
         _check_length([message["content"] for message in request.conversation], engine, "messages")
         return [tuple(engine.prompt_ids(request.conversation))]
@@ -47,7 +53,7 @@ def _prompts(request: LocalRequest, engine: LocalEngine) -> list[tuple[int, ...]
     ]
 
 
-def _check_length(texts: Sequence[str], engine: LocalEngine, param: str) -> None:
+def _check_length(texts: Sequence[str], engine: ServedEngine, param: str) -> None:
     """Refuse a text far above the window without tokenising all of it."""
     num_chars = sum(map(len, texts))
     probed = PROBED_CHARS_PER_TOKEN * engine.served_window
@@ -68,7 +74,7 @@ def _check_length(texts: Sequence[str], engine: LocalEngine, param: str) -> None
 
 
 def _choices(
-    request: LocalRequest, prompt_ids: tuple[int, ...], engine: LocalEngine
+    request: LocalRequest, prompt_ids: tuple[int, ...], engine: ServedEngine
 ) -> list[ReplyJob]:
     room = engine.served_window - len(prompt_ids)
     max_tokens = room if request.token_limit is None else request.token_limit
@@ -89,7 +95,7 @@ def _choices(
     ]
 
 
-async def replies(engine: LocalEngine, jobs: Sequence[ReplyJob]) -> list[Completion]:
+async def replies(engine: ServedEngine, jobs: Sequence[ReplyJob]) -> list[Completion]:
     """All replies, whole. If one fails or the caller is cancelled, the others are cancelled."""
     tasks = [asyncio.ensure_future(engine.generate(job.prompt_ids, job.sampling)) for job in jobs]
     try:
@@ -99,7 +105,7 @@ async def replies(engine: LocalEngine, jobs: Sequence[ReplyJob]) -> list[Complet
 
 
 def streams(
-    engine: LocalEngine, jobs: Sequence[ReplyJob]
+    engine: ServedEngine, jobs: Sequence[ReplyJob]
 ) -> AsyncGenerator[tuple[int, StreamItem], None]:
     """Tokens of all replies as they are sampled, with the index of their job; each completion last.
 

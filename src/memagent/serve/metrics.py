@@ -21,7 +21,7 @@ from starlette.types import Scope
 from memagent.types import Usage
 
 if TYPE_CHECKING:  # torch is not needed to count
-    from memagent.engines.local.engine import EngineLoad
+    from memagent.types import EngineLoad
 
 Measure = tuple[str, str, float]
 """Name, meaning and value of a metric."""

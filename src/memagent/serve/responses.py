@@ -168,9 +168,4 @@ def _place(answer: AnswerSoFar) -> int:
 def _output_text(answer: AnswerSoFar) -> Json:
     cited = answer.end.citations if answer.end else ()
     annotations = [{"type": "file_citation", **citation_fields(one)} for one in cited]
-    return {
-        "type": "output_text",
-        "text": answer.text,
-        "annotations": annotations,
-        "logprobs": [],
-    }
+    return {"type": "output_text", "text": answer.text, "annotations": annotations, "logprobs": []}

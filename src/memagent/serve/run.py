@@ -25,14 +25,7 @@ from starlette.types import ASGIApp
 
 from memagent.config import ServeConfig
 from memagent.serve.guard import AdmissionGate
-from memagent.serve.listen import (
-    BACKLOG,
-    CLOSE_SECONDS,
-    bound,
-    port_errors,
-    server_config,
-    url_of,
-)
+from memagent.serve.listen import BACKLOG, CLOSE_SECONDS, bound, port_errors, server_config, url_of
 
 SWITCH_SECONDS = 0.0005
 """How long a thread that counts tokens may keep the event loop waiting; Python's default is ten times as long."""

@@ -148,7 +148,7 @@ async def test_a_stop_text_and_a_limit_end_a_reply(path: Path) -> None:
 
 async def test_control_strings_in_a_text_stay_text(path: Path) -> None:
     async with opened(path) as engine:
-        (end,) = engine._vocabulary._backend.encode(CONTROL, add_special_tokens=False).ids
+        (end,) = engine.vocabulary._backend.encode(CONTROL, add_special_tokens=False).ids
         plain = await engine.complete([{"role": "user", "content": "a b"}], SAMPLING)
         marked = await engine.complete([{"role": "user", "content": f"a {CONTROL} b"}], SAMPLING)
     assert plain.prompt_ids is not None
@@ -308,13 +308,6 @@ def test_the_server_ends_with_its_parent_at_whatever_moment(
         wait_until(lambda: not marked(f"TRIED={number.name}"))
 
 
-def test_the_server_ends_with_its_watchdog(path: Path) -> None:
-    with opened(path) as engine:
-        pid = server_pid(engine)
-        engine.server.process.kill()
-        wait_until(lambda: not is_running(pid))
-
-
 ASK = """
 import sys
 sys.modules.update(dict.fromkeys(("torch", "transformers", "numpy", "gguf", "safetensors")))
@@ -421,7 +414,7 @@ def ids_of(engine: LlamaEngine, text: str) -> tuple[list[int], list[int]]:
     connection.request("POST", "/tokenize", body, headers)
     theirs = json.loads(connection.getresponse().read())["tokens"]
     connection.close()
-    return engine._vocabulary._backend.encode(text, add_special_tokens=False).ids, theirs
+    return engine.vocabulary._backend.encode(text, add_special_tokens=False).ids, theirs
 
 
 @pytest.mark.parametrize("write", [write_gemma3, write_lfm2], ids=["gemma3", "lfm2"])
@@ -443,6 +436,17 @@ async def test_other_architectures_read_answer_and_stop(
             assert ours == theirs
     with pytest.raises(ConfigError, match="torch runs llama, qwen2, qwen3 here"):
         open_engine(f"local:{path}", device="cpu", runtime="torch")
+
+
+@pytest.mark.parametrize("part", [b"shortconv.l_cache", b"blk.0.shortconv.in_proj.weight"])
+def test_a_hybrid_model_without_one_of_its_parts_is_one_line(part: bytes, tmp_path: Path) -> None:
+    path = write_lfm2(tmp_path / "model.gguf")
+    path.write_bytes(path.read_bytes().replace(part, part[:-1] + b"x"))
+    with pytest.raises(
+        MachineError, match=part.decode().rpartition(".weight")[0] or "l_cache"
+    ) as caught:
+        opened(path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "qwen2", "qwen35", "llama-bpe", "lfm2"])

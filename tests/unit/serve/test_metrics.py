@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from memagent.engines.local.engine import EngineLoad
 from memagent.serve.metrics import Metrics, load_gauges
-from memagent.types import Usage
+from memagent.types import EngineLoad, Usage
 
 LOAD = EngineLoad(num_running=2, num_waiting=3, num_slots=100, num_used_slots=40)
 

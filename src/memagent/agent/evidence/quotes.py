@@ -137,11 +137,7 @@ def _placed(said: Quote, span: Span | None, document: Document, start: int) -> Q
         return said
     low, high = start + span[0], start + span[1]
     return replace(
-        said,
-        text=document.text[low:high],
-        start=low,
-        end=high,
-        places=document.places(low, high),
+        said, text=document.text[low:high], start=low, end=high, places=document.places(low, high)
     )
 
 

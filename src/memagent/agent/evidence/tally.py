@@ -62,11 +62,7 @@ class Tally:
     smallest: tuple[Decimal, int] | None
 
     def text(
-        self,
-        question: str = "",
-        *,
-        asked: Sequence[AskedEntry] = (),
-        max_names: int = MAX_NAMES,
+        self, question: str = "", *, asked: Sequence[AskedEntry] = (), max_names: int = MAX_NAMES
     ) -> str:
         """As the answer's prompt shows it; `asked` are entries that the question asks for by their position."""
         lines = [

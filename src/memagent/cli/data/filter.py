@@ -11,12 +11,7 @@ from pathlib import Path
 import click
 
 from memagent.cli.eval.output import EvalProgress
-from memagent.cli.shared.cluster import (
-    ClusterOptions,
-    check_replicas,
-    engine_opener,
-    joined,
-)
+from memagent.cli.shared.cluster import ClusterOptions, check_replicas, engine_opener, joined
 from memagent.cli.shared.engine import ENGINES, EngineOptions, engine_options
 from memagent.cli.shared.options import PanelCommand, panel_option, set_option, taking
 from memagent.cli.shared.run_command import CommandConsole, print_json, resumable

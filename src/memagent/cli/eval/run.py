@@ -12,12 +12,7 @@ import click
 from memagent.agent import work
 from memagent.cli.eval.options import EvalOptions, request_of
 from memagent.cli.eval.output import EvalProgress, print_forecast, print_results
-from memagent.cli.shared.cluster import (
-    check_replicas,
-    cluster_option,
-    engine_opener,
-    joined,
-)
+from memagent.cli.shared.cluster import check_replicas, cluster_option, engine_opener, joined
 from memagent.cli.shared.engine import ENGINES, engine_options, pull_known
 from memagent.cli.shared.messages import TABLE_METAVAR
 from memagent.cli.shared.options import (
@@ -63,10 +58,7 @@ from memagent.runs import default_path
     "--docs", panel="Items", help="Lengths of the texts in documents, such as 50,100,200."
 )
 @panel_option(
-    "--num",
-    type=click.IntRange(min=1),
-    panel="Items",
-    help="Examples of each task and length.",
+    "--num", type=click.IntRange(min=1), panel="Items", help="Examples of each task and length."
 )
 @panel_option(
     "--samples",
@@ -104,11 +96,7 @@ from memagent.runs import default_path
     panel="Methods",
     passes_on=True,
     help="Any value of the suite, such as tasks.0.num=16 or memory_tokens=512, or a setting of the engine; repeatable.",
-    further={
-        "length_tokenizer": str,
-        "replicas": click.IntRange(min=1),
-        **PRICES,
-    },
+    further={"length_tokenizer": str, "replicas": click.IntRange(min=1), **PRICES},
 )
 @run_options("the records")
 @limit_options

@@ -11,18 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import click
 from pydantic import SecretStr
 
 from memagent.agent.reader import Reader
-from memagent.cli.shared.cluster import (
-    ClusterOptions,
-    check_replicas,
-    cluster_options,
-    joined,
-)
+from memagent.cli.shared.cluster import ClusterOptions, check_replicas, cluster_options, joined
 from memagent.cli.shared.engine import ENGINES, open_chosen, pull_known
 from memagent.cli.shared.options import (
     PanelCommand,
@@ -50,12 +45,12 @@ from memagent.engines.base import (
     opener_of,
     split_spec,
 )
-from memagent.engines.local.runtimes import check_runtime
 from memagent.errors import ConfigError
 from memagent.extras import require
 from memagent.profiles import load_profile, with_profile
 
 if TYPE_CHECKING:
+    from memagent.serve.generate import ServedEngine
     from memagent.serve.metrics import RequestRecord
 
 API_KEY_VARIABLE = "MEMAGENT_API_KEY"
@@ -234,10 +229,8 @@ def command(**options: Any) -> None:
 def _serve_local(chosen: ServeOptions) -> None:
     model = chosen.model
     for library in LIBRARIES:
-        require(library, f'memagent serve needs {library}; pip install "memagent[gpu,serve]"')
-    check_runtime("torch")
-    # imported here: both import torch
-    from memagent.engines.local.engine import LocalEngine
+        require(library, f'memagent serve needs {library}; pip install "memagent[local,serve]"')
+    opener_of("local")
     from memagent.serve.app import make_app
     from memagent.serve.listen import bound
     from memagent.serve.run import serve
@@ -246,10 +239,8 @@ def _serve_local(chosen: ServeOptions) -> None:
         chosen.server.host, chosen.server.port
     ) as listener:  # before a model is fetched and loaded in vain
         pull_known(model, CommandConsole())
-        spec = f"local:{model}"
-        settings = {**chosen.local.model_dump(exclude_unset=True), "runtime": "torch"}
-        with open_engine(spec, **settings) as engine:
-            assert isinstance(engine, LocalEngine)
+        with open_engine(f"local:{model}", **chosen.local.model_dump(exclude_unset=True)) as opened:
+            engine = cast("ServedEngine", opened)
             serve(
                 partial(make_app, engine, chosen.server, on_request=_on_request(chosen)),
                 chosen.server,
@@ -261,12 +252,10 @@ def _serve_local(chosen: ServeOptions) -> None:
 
 def _serve_on_cluster(chosen: ServeOptions) -> None:
     for library in LIBRARIES:
-        require(library, f'memagent serve needs {library}; pip install "memagent[gpu,serve]"')
+        require(library, f'memagent serve needs {library}; pip install "memagent[local,serve]"')
     if chosen.engine is None:
         raise ConfigError("no model is named; use --engine vllm:MODEL or --engine local:MODEL")
     choice = chosen.choose()
-    if choice.kind == "local":
-        check_runtime("torch")
     from memagent.serve.cluster import check_choice, serving_on
 
     check_choice(choice, chosen.server)

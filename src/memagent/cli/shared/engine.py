@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from memagent.cli.shared.options import (
-    all_options,
-    panel_option,
-    profile_option,
-    settings_options,
-)
+from memagent.cli.shared.options import all_options, panel_option, profile_option, settings_options
 from memagent.cli.shared.progress import PullProgress
 from memagent.cli.shared.run_command import CommandConsole
 from memagent.config import EngineConfig, LocalConfig, VllmConfig

@@ -96,12 +96,7 @@ class ProgressFrame:
         return time.monotonic() - self._started
 
     def show(
-        self,
-        headline: str,
-        *,
-        completed: float,
-        total: float | None,
-        detail: str = "",
+        self, headline: str, *, completed: float, total: float | None, detail: str = ""
     ) -> None:
         """Update the bar; elsewhere print a line if the last one is ten seconds old."""
         self._bar.update(

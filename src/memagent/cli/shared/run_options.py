@@ -144,11 +144,7 @@ def reader_options(shown: Sequence[str] = SHOWN, **further: Any) -> Callable[[F]
         engine_options,
         reading_options(only=shown),
         set_option(
-            AgentConfig,
-            *ENGINES,
-            panel="Reading",
-            help=SETTING,
-            further={**PRICES, **further},
+            AgentConfig, *ENGINES, panel="Reading", help=SETTING, further={**PRICES, **further}
         ),
     )
 

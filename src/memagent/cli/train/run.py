@@ -47,11 +47,7 @@ class RunTrainOptions(TrainOptions):
     @property
     def named(self) -> Mapping[str, str | None]:
         """Settings that have an option of their own, and their values."""
-        return {
-            "model.source": self.model,
-            "agent.name": self.agent,
-            "agent.reward": self.reward,
-        }
+        return {"model.source": self.model, "agent.name": self.agent, "agent.reward": self.reward}
 
 
 @click.command("run", cls=PanelCommand)

@@ -23,12 +23,7 @@ from platformdirs import user_cache_path
 
 from memagent.data.sources.catalogue import Source, find_source, source_setting
 from memagent.data.sources.download import Fetched, OnFetched, download
-from memagent.data.sources.readers import (
-    distinct,
-    hotpot_paragraphs,
-    paragraph_line,
-    text_files,
-)
+from memagent.data.sources.readers import distinct, hotpot_paragraphs, paragraph_line, text_files
 from memagent.errors import ConfigError, DataError
 from memagent.files import replacing, write_atomically
 

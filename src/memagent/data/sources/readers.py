@@ -254,11 +254,7 @@ def _hotpot_item(record: _HotpotRecord) -> HotpotItem:
 
 
 def _squad_item(
-    title: str,
-    paragraph: _SquadParagraph,
-    question: _SquadQuestion,
-    path: Path,
-    number: int,
+    title: str, paragraph: _SquadParagraph, question: _SquadQuestion, path: Path, number: int
 ) -> SquadItem:
     starts: dict[str, int] = {}
     for answer in question.answers:

@@ -45,5 +45,6 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     status = main(sys.argv[1:])
-    sys.stderr.flush()
-    os._exit(status)  # without waiting for what is computed
+    if status == 0:
+        os._exit(0)  # without waiting for what is computed
+    sys.exit(status)  # with all that llama.cpp has told, which a thread of it writes

@@ -16,7 +16,7 @@ import secrets
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,8 +33,8 @@ from memagent.engines.retry import Failure
 from memagent.engines.yarn import yarn_settings
 from memagent.errors import ConfigError, EngineError, MachineError, PromptTooLong
 from memagent.launcher import Launch, Server, end_servers, start_servers
-from memagent.tokens.tokenizers import HuggingFaceTokenizer
-from memagent.types import Completion, Message, Sampling, Usage
+from memagent.tokens.tokenizers import ModelTokenizer
+from memagent.types import Completion, EngineLoad, Message, Sampling, StreamedToken, Usage
 
 CACHE_GB = 0.5
 """Memory for keys and values where the settings name none."""
@@ -127,6 +127,7 @@ class LlamaEngine(EndpointEngine):
 
     runs_here = True
     runtime = "llama.cpp"
+    policy_version = 0
 
     def __init__(self, model: str, header: GgufHeader, parameters: Mapping[str, Any]) -> None:
         self._parameters = parameters
@@ -152,7 +153,10 @@ class LlamaEngine(EndpointEngine):
         self.served_window: int = int(parameters["n_ctx"]) // num_slots
         self.reading_defaults = store.reading_defaults(model)
         self.calls_at_once = num_slots
-        self._vocabulary = HuggingFaceTokenizer.from_path(header.folder, model)
+        self.public_name = store.public_name(model)
+        self.vocabulary = ModelTokenizer(header.folder, self.public_name)
+        self._num_tokens: dict[object, int] = {}
+        """Of the calls in flight, prompt and reply."""
         self._balancer = Balancer(num_slots, slack=SLACK)
         self._salts: set[str | None] = set()
         """Whose prompts the server has: what it has computed is used while they are of one owner."""
@@ -172,13 +176,24 @@ class LlamaEngine(EndpointEngine):
         """True: a server that has died is started again."""
         return True
 
+    @property
+    def load(self) -> EngineLoad:
+        """How busy the engine is."""
+        num_calls, num_slots = len(self._num_tokens), int(self._parameters["n_parallel"])
+        return EngineLoad(
+            num_running=min(num_calls, num_slots),
+            num_waiting=max(num_calls - num_slots, 0),
+            num_slots=int(self._parameters["n_ctx"]),
+            num_used_slots=sum([*self._num_tokens.values()][:num_slots]),
+        )
+
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation in the model's own chat template, ready for the reply."""
-        return self._vocabulary.prompt_ids(messages)
+        return self.vocabulary.prompt_ids(messages)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Tokens as text, without special tokens."""
-        return self._vocabulary.decode(ids)
+        return self.vocabulary.decode(ids)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """One reply to a conversation."""
@@ -186,22 +201,54 @@ class LlamaEngine(EndpointEngine):
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         """One reply to a prompt of tokens. A call that is cancelled is not computed further."""
+        self._check(prompt_ids, sampling)
+        return await self._generate(prompt_ids, sampling, None)
+
+    def stream(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[StreamedToken | Completion, None]:
+        """The tokens of one reply as they are sampled, and last the completion.
+
+        An invalid request raises here, before the first token.
+        """
+        self._check(prompt_ids, sampling)
+        return self._stream(prompt_ids, sampling)
+
+    async def _stream(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[StreamedToken | Completion, None]:
+        heard = _Heard()
+        call = asyncio.ensure_future(self._generate(prompt_ids, sampling, heard))
+        call.add_done_callback(lambda _: heard.tokens.put_nowait(None))
+        try:
+            while (token := await heard.tokens.get()) is not None:
+                yield token
+            yield call.result()
+        finally:
+            call.cancel()
+            await asyncio.wait([call])
+
+    def _check(self, prompt_ids: Sequence[int], sampling: Sampling) -> None:
         needed = len(prompt_ids) + sampling.max_tokens
         if needed > self.served_window:
             raise PromptTooLong(
                 f"the prompt has {len(prompt_ids)} tokens and the reply up to {sampling.max_tokens}, more "
                 f"than the {self.served_window} tokens of {self.model}'s window; lower `window`, or raise `cache_gb`"
             )
+
+    async def _generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, heard: _Heard | None
+    ) -> Completion:
         was_restarted = False
         failure: Failure | None = None
         for _ in range(MAX_ATTEMPTS):
             server = self.server
-            result = await self._in_slot(prompt_ids, sampling)
+            result = await self._in_slot(prompt_ids, sampling, heard)
             if isinstance(result, Completion):
                 return result
             failure = result
-            if failure.kind != "unreachable":
-                break
+            if failure.kind != "unreachable" or (heard and heard.num_events):
+                break  # what was streamed cannot be taken back
             if not await asyncio.to_thread(server.ends_within, DEATH_SECONDS):
                 continue  # the connection broke
             if was_restarted:
@@ -220,13 +267,17 @@ class LlamaEngine(EndpointEngine):
         await super().aclose()
         await asyncio.to_thread(end_servers, [self.server])
 
-    async def _in_slot(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion | Failure:
+    async def _in_slot(
+        self, prompt_ids: Sequence[int], sampling: Sampling, heard: _Heard | None
+    ) -> Completion | Failure:
         salt = sampling.cache_salt
         text = "".join(f"{token:{PREFIX_WIDTH}}" for token in prompt_ids)
         prefixes = prefix_keys([{"role": salt or "", "content": text}])
         number = self._balancer.choose(prefixes)
         assert number is not None, "no slot is ever set aside"
         self._balancer.begin(number, prefixes)
+        call = object()
+        self._num_tokens[call] = len(prompt_ids) + sampling.max_tokens
         try:
             async with self._turns_of_loop()[number].slot():
                 body = {
@@ -237,9 +288,13 @@ class LlamaEngine(EndpointEngine):
                 }
                 self._salts.add(salt)
                 return await self._post(
-                    "/completion", body, lambda parts: _completion(parts, prompt_ids, sampling)
+                    "/completion",
+                    body,
+                    lambda parts: _completion(parts, prompt_ids, sampling),
+                    heard,
                 )
         finally:
+            del self._num_tokens[call]
             self._balancer.end(number)
 
     def _client(self) -> Any:
@@ -272,6 +327,32 @@ class LlamaEngine(EndpointEngine):
                 end_servers([dead])
                 self._salts.clear()
                 self.server = self._start(port=dead.port)
+
+
+class _Heard:
+    """What has arrived of a streamed reply."""
+
+    def __init__(self) -> None:
+        self.tokens: asyncio.Queue[StreamedToken | None] = asyncio.Queue()
+        self.num_events = 0
+        self._line = b""
+
+    def __call__(self, part: bytes) -> None:
+        *lines, self._line = (self._line + part).split(b"\n")
+        for line in lines:
+            event = json.loads(line[6:]) if line.startswith(b"data: ") else {}
+            if "content" in event and "prompt_progress" not in event:
+                self._take(event)
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        self.num_events += 1
+        logprobs = [one["logprob"] for one in event.get("completion_probabilities", ())]
+        sampled = [*zip(event.get("tokens", ()), logprobs, strict=False)]
+        *others, (token, logprob) = sampled or [(None, None)]
+        for one in others:
+            self.tokens.put_nowait(StreamedToken(token_id=one[0], logprob=one[1], text=""))
+        text = event["content"]
+        self.tokens.put_nowait(StreamedToken(token_id=token, logprob=logprob, text=text))
 
 
 def _events(reply: bytes) -> Any:

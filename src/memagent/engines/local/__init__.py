@@ -4,7 +4,7 @@ engine.py      the Engine: threads, requests, weights      generator.py   one st
 loading.py     models, tokenizers, adapters from files     gguf_files.py, gguf_weights.py  GGUF files
 scheduler.py   which tokens are computed next              cache.py       slots and the prefix tree
 model.py       a step in plain torch                       cuda/          faster steps
-sampling.py    logits to tokens                            streaming.py   tokens to text
+sampling.py    logits to tokens
 
 runtimes.py chooses between torch and llama.cpp, which is in `engines/llamacpp`. HTTP is in `memagent.serve`; where model files come from is `engines/store.py`.
 """

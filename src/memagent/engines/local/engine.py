@@ -32,7 +32,6 @@ import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -52,7 +51,7 @@ from memagent.errors import (
     PromptTooLong,
 )
 from memagent.names import nearest
-from memagent.types import Completion, Message, Sampling, Usage
+from memagent.types import Completion, EngineLoad, Message, Sampling, StreamedToken, Usage
 
 SEED_BITS = 63
 SWITCH_SECONDS = 0.0001
@@ -60,29 +59,6 @@ SWITCH_SECONDS = 0.0001
 it up, and Python's default is fifty times as long."""
 STOP_MARGIN_TOKENS = 8
 """Stop texts are searched in the last tokens: at most one per byte, plus this margin."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamedToken:
-    """One token of a reply, as soon as it was sampled."""
-
-    token_id: int
-    logprob: float
-    text: str
-    """Text that is certain now; empty while a character or a stop text may still be completed.
-    The texts of all tokens make up the text of the completion."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLoad:
-    """How busy an engine is."""
-
-    num_running: int
-    num_waiting: int
-    num_slots: int
-    """Tokens whose keys and values the cache can hold."""
-    num_used_slots: int
-    """Slots in use: of running requests, or cached for prompts with the same prefix."""
 
 
 def open_torch(model: str, config: LocalConfig) -> LocalEngine:
@@ -111,6 +87,7 @@ class LocalEngine(BaseEngine):
         self.model = loaded.name
         self.tokenizer = str(loaded.tokenizer_folder)
         self.vocabulary = loaded.vocabulary
+        self.public_name = store.public_name(loaded.name)
         self.served_window: int = loaded.window
         self.reading_defaults = store.reading_defaults(loaded.name)
         self._loaded = loaded
@@ -150,11 +127,6 @@ class LocalEngine(BaseEngine):
     def is_alive(self) -> bool:
         """False after an error of the GPU, which this process cannot use any more."""
         return not self._is_broken
-
-    @property
-    def public_name(self) -> str:
-        """The model's name without the folder it is in, for error messages and clients."""
-        return self._loaded.public_name
 
     @property
     def policy_version(self) -> int:

@@ -23,27 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from platformdirs import user_cache_path
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from memagent.engines.yarn import ARCHITECTURES
 from memagent.errors import ConfigError, plain
 from memagent.files import evict_oldest, mark_used, reason_of, replacing_folder
 from memagent.foreign import foreign_file
-from memagent.gguf_format import (
-    HEADER_BYTES,
-    GgufContents,
-    GgufDamage,
-    GgufTensor,
-    read_contents,
-)
+from memagent.gguf_format import HEADER_BYTES, GgufContents, GgufDamage, GgufTensor, read_contents
 
 FORMAT = 3
 """Version of the cached header; incremented when its contents change."""

@@ -66,16 +66,10 @@ class LoadedModel:
     tokenizer_folder: Path
     """Where `tokens.tokenizers.open_tokenizer` finds the tokenizer and the chat template."""
 
-    @property
-    def public_name(self) -> str:
-        """The name without the folder that the model is in."""
-        path = Path(self.name).expanduser()
-        return path.resolve().name if self.name not in store.KNOWN and path.exists() else self.name
-
     @cached_property
     def vocabulary(self) -> ModelTokenizer:
         """The tokenizer without transformers, as reading uses it."""
-        return ModelTokenizer(self.tokenizer_folder, self.public_name)
+        return ModelTokenizer(self.tokenizer_folder, store.public_name(self.name))
 
 
 def load(

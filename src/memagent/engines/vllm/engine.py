@@ -85,10 +85,7 @@ class VllmEngine(BalancedEngine):
     """vLLM servers that this process started."""
 
     def __init__(
-        self,
-        servers: Sequence[Server],
-        config: EngineConfig,
-        on_retry: RetryListener | None = None,
+        self, servers: Sequence[Server], config: EngineConfig, on_retry: RetryListener | None = None
     ) -> None:
         super().__init__(config, on_retry)
         self._may_call = asyncio.Event()

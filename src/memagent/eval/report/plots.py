@@ -24,13 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from memagent.errors import ConfigError
 from memagent.eval.report.anchors import Anchor
-from memagent.eval.report.rows import (
-    AverageRow,
-    LengthUnit,
-    ResultRow,
-    TextLength,
-    format_tokens,
-)
+from memagent.eval.report.rows import AverageRow, LengthUnit, ResultRow, TextLength, format_tokens
 from memagent.eval.report.tables import percent
 from memagent.eval.stats import Interval
 
@@ -390,9 +384,7 @@ def lines_of(
             found.setdefault(name, []).append((x, score))
     return [
         PlotLine(
-            label=name,
-            number=number,
-            points=tuple(sorted(found[name], key=lambda point: point[0])),
+            label=name, number=number, points=tuple(sorted(found[name], key=lambda point: point[0]))
         )
         for number, name in enumerate(series)
         if name in found

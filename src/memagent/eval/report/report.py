@@ -376,10 +376,7 @@ def runs_table(runs: Sequence[LoadedRun]) -> Table:
         Column("state", "state", is_number=False),
         Column("memagent", "memagent", "manifest.memagent"),
         Column(
-            "started",
-            "created",
-            "manifest.created",
-            show=lambda time: time[:16].replace("T", " "),
+            "started", "created", "manifest.created", show=lambda time: time[:16].replace("T", " ")
         ),
     )
     return Table(name="runs", caption="Runs and their progress.", columns=columns, rows=tuple(runs))

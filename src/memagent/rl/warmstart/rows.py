@@ -53,13 +53,7 @@ def sft_rows(examples: Sequence[Sequence[Sample]]) -> tuple[TrainingRow, ...]:
     """The rows of one optimizer step, from the samples of each example; all tokens have the same weight, together 1."""
     total = sum(sample.num_sampled for samples in examples for sample in samples)
     return tuple(
-        TrainingRow(
-            sample=sample,
-            group=number,
-            rollout=number,
-            advantage=1.0,
-            weight=1 / total,
-        )
+        TrainingRow(sample=sample, group=number, rollout=number, advantage=1.0, weight=1 / total)
         for number, samples in enumerate(examples)
         for sample in samples
     )
@@ -90,10 +84,7 @@ def end_id(loaded: LoadedModel) -> int:
         raise ConfigError(
             f"{loaded.name} has no end token; set eos_token_id in its generation_config.json"
         )
-    probe: list[Message] = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-    ]
+    probe: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     written = loaded.vocabulary.encode(loaded.vocabulary.rendered(probe, is_open=False))
     return next(
         (token for token in reversed(written) if token in loaded.eos_ids), loaded.eos_ids[0]

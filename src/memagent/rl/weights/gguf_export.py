@@ -98,9 +98,7 @@ def _weights(
     is_tied = bool(loaded.model.config.tie_word_embeddings)
     return [
         _Weight(
-            tensor.name,
-            values[name],
-            stored if len(tensor.shape) > 1 else GGMLQuantizationType.F32,
+            tensor.name, values[name], stored if len(tensor.shape) > 1 else GGMLQuantizationType.F32
         )
         for tensor in header.tensors
         if not ((name := gguf_files.known_name(tensor)) == HEAD and is_tied)

@@ -31,10 +31,7 @@ def like(pattern: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     if not isinstance(pattern, DTensor) or isinstance(stored, DTensor):
         return stored
     return distribute_tensor(
-        stored.to(pattern.device),
-        pattern.device_mesh,
-        list(pattern.placements),
-        src_data_rank=None,
+        stored.to(pattern.device), pattern.device_mesh, list(pattern.placements), src_data_rank=None
     )
 
 

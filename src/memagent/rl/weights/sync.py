@@ -107,11 +107,7 @@ class Colocated:
     """An engine in this process, on the parameters in training or on a merged copy of them."""
 
     def __init__(
-        self,
-        engine: LocalEngine,
-        merged: MergedCopy | None = None,
-        *,
-        while_running: bool = False,
+        self, engine: LocalEngine, merged: MergedCopy | None = None, *, while_running: bool = False
     ) -> None:
         """`while_running` changes the merged copy while calls are in progress, which then go on."""
         self._engine = engine

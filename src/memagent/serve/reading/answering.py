@@ -25,12 +25,7 @@ from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError, EngineError, EngineRefused, PromptTooLong
 from memagent.serve.keys import KeyHolder
 from memagent.serve.metrics import Measure
-from memagent.serve.reading.conversation import (
-    LongText,
-    Utterance,
-    as_messages,
-    split_long,
-)
+from memagent.serve.reading.conversation import LongText, Utterance, as_messages, split_long
 from memagent.serve.reading.events import (
     BEGUN,
     AnswerEvents,
@@ -121,12 +116,7 @@ class Answering:
             self.num_short += 1
             return short
         return await in_thread(
-            self._state.preparing,
-            self._long,
-            request,
-            conversation,
-            config,
-            account,
+            self._state.preparing, self._long, request, conversation, config, account
         )
 
     async def _short(
@@ -357,11 +347,7 @@ class LongAnswer:
         done: list[ReadStep] = []
         text = self._text
         steps = self._readings.read(
-            self._reader,
-            self._account,
-            text.question,
-            text.document,
-            file_ids=text.all_file_ids,
+            self._reader, self._account, text.question, text.document, file_ids=text.all_file_ids
         )
         async with aclosing(steps):
             async for read in steps:
@@ -405,9 +391,7 @@ def _cited(citation: Citation, file_ids: Mapping[str, str]) -> SourceQuote:
     )
 
 
-async def _with_own_faults(
-    events: AnswerEvents,
-) -> AnswerEvents:
+async def _with_own_faults(events: AnswerEvents) -> AnswerEvents:
     """What an engine refuses is the fault of the server's settings, not of the request."""
     async with aclosing(events):
         try:

@@ -289,11 +289,7 @@ class GatewayState:
         )
         return [
             StoredReading(
-                id=row[0],
-                source=row[1],
-                num_chars=row[2],
-                is_finished=bool(row[3]),
-                updated=row[4],
+                id=row[0], source=row[1], num_chars=row[2], is_finished=bool(row[3]), updated=row[4]
             )
             for row in rows
         ]

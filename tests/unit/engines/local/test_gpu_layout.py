@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from memagent.engines.local.cuda.layout import prompt_layout, reply_inputs, reply_layout
-from memagent.engines.local.cuda.model import GpuModel, supports
+from memagent.engines.local.cuda.model import GpuModel
 from memagent.engines.local.generator import Generator
 from memagent.engines.local.sampling import SampledTokens, uniform, uniforms
 from memagent.engines.local.scheduler import GenerationRequest, Piece, Scheduler
@@ -37,10 +37,6 @@ def generator_of(model: Any, *, num_slots: int = 2048, max_running: int = 8) -> 
     )
     generator._model = GpuModel(model, num_slots, max_running=max_running)
     return generator
-
-
-def test_the_kernels_support_the_tiny_models(model: Any) -> None:
-    assert supports(model)
 
 
 @pytest.mark.parametrize("num_slots", [2048, 300])

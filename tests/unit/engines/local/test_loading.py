@@ -87,11 +87,6 @@ def test_the_tokenizer_is_the_files_own_and_ours_counts_the_same(
     assert counter.count_messages(MESSAGES) == len(prompt["input_ids"])
 
 
-def test_a_dtype_can_be_chosen(tiny: dict[Kind, Path]) -> None:
-    assert load(str(tiny["llama"])).model.dtype == torch.float32
-    assert load(str(tiny["llama"]), dtype=torch.bfloat16).model.dtype == torch.bfloat16
-
-
 def test_loading_prints_nothing(tiny: dict[Kind, Path], capfd: pytest.CaptureFixture[str]) -> None:
     load(str(tiny["llama"]))
     assert capfd.readouterr() == ("", "")
@@ -154,12 +149,6 @@ def test_the_tokenizer_of_a_gguf_file_is_the_models_own(
     assert counter.count_messages(MESSAGES) == open_tokenizer(str(tiny["llama"])).count_messages(
         MESSAGES
     )
-
-
-def test_smollm_splits_digits_one_by_one(tiny: dict[Kind, Path], tmp_path: Path) -> None:
-    loaded = load(str(write_gguf(tiny["llama"], tmp_path / "model.gguf", pre="smollm")))
-    ids = loaded.tokenizer.encode("1873", add_special_tokens=False)
-    assert loaded.tokenizer.convert_ids_to_tokens(ids) == ["1", "8", "7", "3"]
 
 
 def test_the_header_is_cached_and_a_damaged_copy_is_rebuilt(

@@ -43,10 +43,7 @@ EVENTS = (
     "book sale",
     "torchlight walk",
 )
-SET = (
-    "The {event} of {town} is set for {day}.",
-    "The {event} of {town} will be on {day}.",
-)
+SET = ("The {event} of {town} is set for {day}.", "The {event} of {town} will be on {day}.")
 MOVED = (
     "The {event} of {town} has been moved from {old} to {day}.",
     "Correction: the {event} of {town} is not on {old} but on {day}.",

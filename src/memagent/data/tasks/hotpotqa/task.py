@@ -162,10 +162,7 @@ class HotpotTask:
             documents=mixed.passages,
             evidence=_evidence(item.gold, mixed.places, mixed.passages),
             origin=Origin(
-                task=self.name,
-                settings=settings.stored(),
-                index=index,
-                sources=self._sources,
+                task=self.name, settings=settings.stored(), index=index, sources=self._sources
             ),
             target_tokens=settings.tokens,
             num_tokens=mixed.num_tokens,
