@@ -26,9 +26,8 @@ from memagent.data.example import Example, Passage
 from memagent.engines.base import BaseEngine
 from memagent.engines.replicas import ReplicaFacts, ReplicaReply
 from memagent.rl.agents.api import open_agent
-from memagent.rl.agents.offload import offload
+from memagent.rl.agents.offload import WorkerPool, offload
 from memagent.rl.distributed.buckets import Filled
-from memagent.rl.distributed.pool import ClusterPool
 from memagent.rl.distributed.replica import Replica
 from memagent.rl.distributed.replicas import ReplicaEngine, open_replicas
 from memagent.rl.rollouts.collect import Collection, RolloutSpec
@@ -179,7 +178,7 @@ async def measure(num_rollouts: int, *, with_actors: bool) -> None:
             ) as engine:
                 await cost(engine, GROUP_SIZE)
                 print(line(f"{num} Ray actors", await cost(engine, num_rollouts)))
-        with ClusterPool() as pool:
+        with WorkerPool.on_cluster(cluster) as pool:
             pool.use()
             await offload(len, "warm")
             started = time.process_time()

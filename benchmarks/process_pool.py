@@ -104,10 +104,9 @@ def open_pool(stack: ExitStack, *, on_cluster: bool) -> WorkerPool:
     if not on_cluster:
         return stack.enter_context(WorkerPool())
     from memagent.cluster import open_cluster
-    from memagent.rl.distributed.pool import ClusterPool
 
-    stack.enter_context(open_cluster(object_store_gb=0.2))
-    return stack.enter_context(ClusterPool())
+    cluster = stack.enter_context(open_cluster(object_store_gb=0.2))
+    return stack.enter_context(WorkerPool.on_cluster(cluster))
 
 
 async def compare(num: int, cpu_seconds: float, *, on_cluster: bool) -> None:

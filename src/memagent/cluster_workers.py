@@ -8,9 +8,9 @@
     submit ──▶ waiting ──▶ a thread of the driver ──▶ workers that are ready      died: a new one, and its jobs again
                                                       those without room get nothing to do until they have it
 
-It stands where `memagent.processes.ProcessPool` stands on one machine: each worker calls the initializer first. When
-no worker is ready for `wait_seconds` of the cluster, everything that waits fails with ClusterError. Files that the
-functions read must be at the same place on all nodes.
+It stands where `memagent.processes.ProcessPool` stands on one machine: each worker calls the initializer first, and
+starts when there is work for it. When no worker is ready for `wait_seconds` of the cluster, everything that waits fails
+with ClusterError. Files that the functions read must be at the same place on all nodes.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
 
-from memagent.cluster import Cluster, full_store_errors
+from memagent.cluster import Cluster, OnClusterNote, full_store_errors, node_ids, on_node
 from memagent.errors import ClusterError, MemagentError, one_line
 
 T = TypeVar("T")
 
 MAX_ATTEMPTS = 4
-"""How often a function is tried whose worker dies, and a worker is started."""
-MAX_JOBS = 2
-"""Functions that a worker has at once: one that it computes, and the next one."""
+"""Attempts per function when workers die, and starts per worker without a finished function between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +84,7 @@ class _Worker:
 
 
 class ClusterExecutor(Executor):
-    """Workers of one CPU each, spread over the nodes."""
+    """Workers spread over the nodes."""
 
     def __init__(
         self,
@@ -95,17 +93,27 @@ class ClusterExecutor(Executor):
         *,
         initializer: Callable[..., None] | None = None,
         initargs: tuple[Any, ...] = (),
+        num_cpus: float = 1,
+        max_jobs: int = 2,
+        on_note: OnClusterNote = lambda text: None,
     ) -> None:
-        """By default there are as many workers as the cluster has CPUs."""
+        """By default there are as many workers as the cluster has CPUs.
+
+        Each reserves `num_cpus`, and has `max_jobs` functions at once: one that it computes, and the next one.
+        `on_note` gets a line for each worker that dies, in a thread of the pool.
+        """
         self.num_workers = num_workers or max(1, int(cluster.total("CPU")))
         self._cluster = cluster
         self._begin = (initializer, initargs)
+        self._num_cpus = num_cpus
+        self._max_jobs = max_jobs
+        self._on_note = on_note
         self._workers = [_Worker() for _ in range(self.num_workers)]
         self._waiting: deque[_Job] = deque()
         self._failure: Exception | None = None
         """Why nothing is computed any more."""
         self._ready_at = monotonic()
-        """When a worker was ready last."""
+        """When a worker was ready last, or the first one began to start."""
         self._events: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # one thread has all of the state; callbacks of Ray must not call it
         self._thread = threading.Thread(target=self._serve, name="memagent-cluster", daemon=True)
@@ -132,8 +140,6 @@ class ClusterExecutor(Executor):
     # --- in the thread ---------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        for worker in self._workers:
-            self._start(worker)
         while True:
             try:
                 event = self._events.get(timeout=self._seconds_left())
@@ -146,29 +152,48 @@ class ClusterExecutor(Executor):
             self._dispatch()
 
     def _seconds_left(self) -> float | None:
-        """Until it has been too long that no worker was ready; None while one is."""
-        if self._failure is not None or any(worker.is_ready for worker in self._workers):
+        """Until it has been too long that no worker was ready; None while one is, or none is needed."""
+        is_waiting = any(one.actor for one in self._workers)
+        if self._failure or not is_waiting or any(one.is_ready for one in self._workers):
             return None
         return max(0.0, self._ready_at + self._cluster.wait_seconds - monotonic())
 
     def _give_up(self) -> None:
         missing = self._cluster.missing(
-            [{"CPU": 1.0}] * self.num_workers, f"{self.num_workers} workers", "`processes`"
+            [{"CPU": self._num_cpus}] * self.num_workers,
+            f"{self.num_workers} workers",
+            "`processes`",
         )
         self._failure = ClusterError(f"{missing}; waited {self._cluster.wait_seconds:.0f} s")
         self._dispatch()
 
     def _dispatch(self) -> None:
         """Give what waits to workers that are ready, the least busy one first."""
+        self._start_needed()
         while self._waiting:
             if self._failure is not None:
                 self._waiting.popleft().result.set_exception(self._failure)
                 continue
-            free = [one for one in self._workers if one.is_ready and len(one.jobs) < MAX_JOBS]
+            free = [one for one in self._workers if one.is_ready and len(one.jobs) < self._max_jobs]
             if not free:
                 return
             worker = min(free, key=lambda one: (len(one.jobs), one.num_jobs))
             self._send(worker, self._waiting.popleft())
+
+    def _start_needed(self) -> None:
+        """Start workers for what waits, unless others are idle or starting."""
+        num_idle = sum(one.actor is not None and not one.jobs for one in self._workers)
+        num_missing = len(self._waiting) - num_idle
+        if num_missing <= 0 or self._failure is not None:
+            return
+        new = [one for one in self._workers if one.actor is None and one.num_starts < MAX_ATTEMPTS]
+        if all(one.actor is None for one in self._workers):
+            self._ready_at = monotonic()
+            if not new:
+                message = f"all workers of the cluster died {MAX_ATTEMPTS} times"
+                self._failure = ClusterError(message)
+        for worker in new[:num_missing]:
+            self._start(worker)
 
     def _send(self, worker: _Worker, job: _Job) -> None:
         if not job.result.running() and not job.result.set_running_or_notify_cancel():
@@ -199,18 +224,20 @@ class ClusterExecutor(Executor):
         from ray.exceptions import RayActorError
 
         try:
-            with full_store_errors("what a worker computed"):
+            with full_store_errors("what a function gets or returns"):
                 value = done.result()
         except RayActorError:
             self._lost(worker, actor)
             if job.num_deaths < MAX_ATTEMPTS:
                 self._waiting.appendleft(job)
                 return
+            worker.num_starts = 0  # the function is the cause
             value = _Failed(error=ClusterError(f"{MAX_ATTEMPTS} workers died at one function"))
         except Exception as error:
             value = _Failed(error=_told(error))
         if worker.actor is actor:
             worker.jobs.remove(job)
+            worker.num_starts = 1
         if isinstance(value, _Failed):
             job.result.set_exception(value.error)
         else:
@@ -222,17 +249,20 @@ class ClusterExecutor(Executor):
         import ray
 
         worker.num_starts += 1
-        options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "max_restarts": 0}
+        options: dict[str, Any] = {"num_cpus": self._num_cpus, "scheduling_strategy": "SPREAD"}
+        if not self._num_cpus:  # Ray does not spread what reserves nothing
+            nodes = node_ids()
+            options = on_node(nodes[self._workers.index(worker) % len(nodes)])
         kind: Any = ray.remote(_ClusterWorker)
-        worker.actor = kind.options(**options).remote()
+        worker.actor = kind.options(**options, max_restarts=0).remote()
         self._call(worker, "start", self._begin, self._started)
 
     def _started(self, worker: _Worker, actor: Any, done: Future[Any]) -> None:
-        from ray.exceptions import RayActorError
+        from ray.exceptions import ActorUnschedulableError, RayActorError
 
         try:
             failed = done.result()
-        except RayActorError:
+        except (RayActorError, ActorUnschedulableError):  # its node may have left
             self._lost(worker, actor)
         except Exception as error:
             self._failure = _told(error)
@@ -250,10 +280,9 @@ class ClusterExecutor(Executor):
         if worker.is_ready:
             self._ready_at = monotonic()
         worker.is_ready, worker.jobs, worker.actor = False, [], None
-        if worker.num_starts < MAX_ATTEMPTS:
-            self._start(worker)
-        elif all(one.actor is None for one in self._workers):
-            self._failure = ClusterError(f"all workers of the cluster died {MAX_ATTEMPTS} times")
+        self._on_note(
+            "a worker process of the cluster died; it is replaced, and what it computed is computed again"
+        )
 
     def _end(self, worker: _Worker) -> None:
         import ray

@@ -18,7 +18,7 @@ from memagent.cluster import Cluster, open_cluster, versions
 from memagent.engines.base import choose_engine
 from memagent.engines.replicas import open_replicas
 from memagent.errors import ClusterError, ConfigError
-from memagent.rl.distributed.pool import ClusterPool
+from memagent.rl.agents.offload import WorkerPool
 from tests.support.cluster_runs import train
 from tests.support.ray_nodes import add_node, running_nodes
 from tests.support.tiny_training import tiny_run
@@ -117,14 +117,11 @@ def length(text: bytes) -> int:
 async def test_what_a_function_gets_and_a_full_object_store_does_not_hold_is_one_line(
     full_store: Any,
 ) -> None:
-    pool = ClusterPool(1)
     message = r"the disk behind it are full: no room for what a function gets or returns"
-    try:
+    with open_cluster() as cluster, WorkerPool.on_cluster(cluster, 1) as pool:
         assert await pool.run(length, b"short") == 5
         with within(120), pytest.raises(ClusterError, match=message):
             await pool.run(length, bytes(20_000_000))
-    finally:
-        pool.close()
 
 
 async def test_an_evaluation_replica_that_never_gets_ready_is_reported_in_time(

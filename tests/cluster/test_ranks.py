@@ -128,11 +128,14 @@ def test_a_rank_whose_gpu_fails_restarts_all_of_them_from_the_newest_checkpoint(
 
 
 @pytest.mark.cluster
-def test_ranks_that_keep_ending_stop_the_run(nodes: Any, files: Path, tmp_path: Path) -> None:
+def test_ranks_that_keep_ending_stop_the_run(
+    nodes: Any, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def kill(trainer: Trainer, step: int) -> None:
         ray.kill(ranks_of(trainer).actors[0])
 
-    config = on_cluster(files, nodes, max_restarts=1)
+    monkeypatch.setattr("memagent.rl.trainer.MAX_RESTARTS", 1)
+    config = on_cluster(files, nodes)
     with pytest.raises(ClusterError, match="2 times, without a finished step between"):
         train({**config, "steps": 2}, tmp_path / "run", kill)
 

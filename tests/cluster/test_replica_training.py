@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import ray
 
-from memagent.rl.distributed.pool import ClusterPool
+from memagent.cluster_workers import ClusterExecutor
 from memagent.rl.distributed.replicas import ReplicaEngine
 from memagent.rl.trainer import Trainer
 from memagent.tracking import read_metrics
@@ -52,16 +52,17 @@ def test_a_replica_and_workers_that_are_killed_change_nothing_but_the_notes(
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
         if step == 2:
-            pool = trainer._pool
-            assert isinstance(pool, ClusterPool)
-            for actor in pool.actors:
-                ray.kill(actor)
+            pool = trainer._pool._executor
+            assert isinstance(pool, ClusterExecutor)
+            for worker in pool._workers:
+                if worker.actor is not None:
+                    ray.kill(worker.actor)
 
     watch = train(config, tmp_path / "run", kill)
     assert_same_training(tmp_path / "run", alone)
     deaths = [re.sub(r" [0-9a-f]+$", "", note.partition(" died")[0]) for note in watch.notes]
     assert deaths[0] == "engine replica"
-    assert "worker processes of node" in deaths
+    assert "a worker process of the cluster" in deaths
 
 
 def test_colocated_replicas_sleep_while_the_ranks_train(

@@ -25,12 +25,24 @@ from memagent.rl.weights.checkpoint import (
     latest_checkpoint,
     list_checkpoints,
     load_weights,
+    new_checkpoint,
     read_optimizer,
     read_state,
-    save_checkpoint,
+    write_optimizer,
+    write_weights,
 )
 
 KEEP = 2
+
+
+def save_checkpoint(
+    run: Path, name: str, *, model: Any, tokenizer: Any, optimizer: Any, **settings: Any
+) -> Path:
+    """Write a checkpoint as a run of one process does."""
+    with new_checkpoint(run, name, **settings) as part:
+        write_weights(model, tokenizer, part)
+        write_optimizer(optimizer, part)
+    return run / "checkpoints" / name
 
 
 def write(run: Path, loaded: Any, step: int) -> None:

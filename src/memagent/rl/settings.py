@@ -92,10 +92,8 @@ class ModelSettings(Settings):
     lora_alpha: float | None = Field(default=None, gt=0)
     """The adapter's output is scaled by lora_alpha / lora_rank; twice the rank when not given."""
     device: str | None = None
-    """Device to train on, such as cpu or cuda:0; the first GPU, else the CPU, when not given."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Precision of the weights; float32 on a CPU and bfloat16 on a GPU when not given. Gradients are
-    accumulated, and AdamW steps, in float32 either way."""
+    """Device to train on, such as cpu or cuda:0; the first GPU, else the CPU, when not given. Weights are in float32 on
+    a CPU and in bfloat16 on a GPU; gradients are accumulated, and AdamW steps, in float32 either way."""
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
@@ -289,8 +287,6 @@ class OptimSettings(Settings):
     """Final learning rate of a decay, as a fraction of lr."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of AdamW's first and second moment."""
-    eps: float = Field(default=1e-8, gt=0)
-    """AdamW's epsilon."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -338,8 +334,6 @@ class ValidationSettings(Settings):
 
     every: int = Field(default=10, ge=1)
     """Steps between validations; there is also one before the first step and one after the last."""
-    first: bool = True
-    """Validate before the first step; a run that continues from a validated adapter can do without."""
     num: int = Field(default=64, ge=1)
     """Examples of each task and length."""
     tasks: list[TaskSource] = Field(min_length=1)
@@ -421,9 +415,6 @@ class ClusterSettings(Settings):
     wait_seconds: float = Field(default=300.0, gt=0)
     """How long missing GPUs, CPUs and nodes are waited for, at the start and after a node has left. Then
     the run stops, and can be resumed."""
-    max_restarts: int = Field(default=3, ge=0)
-    """How often the ranks are restarted from the newest checkpoint, without a finished step between two
-    restarts, before the run stops."""
 
     @model_validator(mode="after")
     def _is_placeable(self) -> Self:

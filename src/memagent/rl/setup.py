@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memagent.data.example import Example
 from memagent.data.tasks.lengths import length_tokenizer
 from memagent.engines.base import BaseEngine
 from memagent.files import replacing_folder
@@ -91,7 +90,13 @@ async def open_setup(
         async with processes.open_engine() as (engine, sync):
             await check_engine(engine)
             if (is_file_spec(config.agent.name) or is_command(config.agent.name)) and firsts:
-                await _check_agent(config, agent, firsts[0], engine)
+                rollout = config.rollout
+                sampling = RunSampling(
+                    temperature=rollout.temperature, max_tokens=rollout.max_tokens
+                )
+                await check_agent(
+                    agent, firsts[0], engine, sampling=sampling, seconds=rollout.seconds
+                )
             yield Setup(
                 config=config,
                 agent=agent,
@@ -165,14 +170,6 @@ async def _open_engine(
             num_versions=config.num_versions,
         )
         yield engine, through(sync)
-
-
-async def _check_agent(
-    config: TrainConfig, agent: Agent, example: Example, engine: BaseEngine
-) -> None:
-    rollout = config.rollout
-    sampling = RunSampling(temperature=rollout.temperature, max_tokens=rollout.max_tokens)
-    await check_agent(agent, example, engine, sampling=sampling, seconds=rollout.seconds)
 
 
 def _source(config: TrainConfig, run_dir: Path, sources: Sequence[OpenSource]) -> str:

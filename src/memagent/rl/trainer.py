@@ -30,6 +30,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
+from memagent.cluster import open_cluster
 from memagent.errors import ClusterError, EngineError, RunError
 from memagent.foreign import foreign_file
 from memagent.rl.agents.offload import WorkerPool
@@ -75,6 +76,8 @@ VALIDATION = "validation"
 FINAL = "final"
 OWN = (METRICS, ROLLOUTS, SAMPLES, VALIDATION, REFERENCE, SCRATCH, SYNC, TENSORBOARD, FINAL)
 """What a training run has beside its checkpoints."""
+MAX_RESTARTS = 3
+"""Of the ranks, without a finished step between two of them."""
 NOTED_WITHOUT_SIGNAL = (1, 10, 100)
 """Consecutive steps without signal after which a note is due."""
 
@@ -206,20 +209,22 @@ async def _open_trainer(
                 num_lines=0 if checkpoint is None else _num_lines(checkpoint),
             )
         )
-        pool = _open_pool(config, callbacks)
-        stack.callback(pool.close)
+        pool = stack.enter_context(_open_pool(config, callbacks, stack))
         trainer = Trainer(setup, run_dir, tracker, pool, callbacks, limit)
         stack.push_async_callback(trainer.aclose)
         await trainer.load()
         yield trainer
 
 
-def _open_pool(config: TrainConfig, callbacks: TrainingCallbacks) -> WorkerPool:
-    if config.cluster is None:
+def _open_pool(
+    config: TrainConfig, callbacks: TrainingCallbacks, stack: AsyncExitStack
+) -> WorkerPool:
+    settings = config.cluster
+    if settings is None:
         return WorkerPool()
-    from memagent.rl.distributed.pool import ClusterPool
-
-    return ClusterPool(on_note=callbacks.on_note)
+    # the setup has joined it
+    joined = open_cluster(settings.address, wait_seconds=settings.wait_seconds)
+    return WorkerPool.on_cluster(stack.enter_context(joined), on_note=callbacks.on_note)
 
 
 class Trainer:
@@ -316,11 +321,10 @@ class Trainer:
 
     async def _recover(self, error: RanksLost) -> None:
         """Go back to the newest checkpoint with new ranks. Rollouts since then are reused."""
-        settings, total = self.config.cluster, self.progress.total
-        assert settings is not None
+        total = self.progress.total
         self._num_restarts = 1 if total > self._lost_at else self._num_restarts + 1
         self._lost_at = total
-        if self._num_restarts > settings.max_restarts:
+        if self._num_restarts > MAX_RESTARTS:
             raise ClusterError(
                 f"{error} {self._num_restarts} times, without a finished step between two of them; see the "
                 "logs of Ray for the reason"
@@ -496,8 +500,7 @@ class Trainer:
         )
         if validation is None or settings is None or self.progress.validated == step:
             return False
-        is_due = step % settings.every == 0 and (step > 0 or settings.first)
-        if not (is_due or is_last or step == self.config.steps):
+        if not (step % settings.every == 0 or is_last or step == self.config.steps):
             return False
         started = perf_counter()
         result = await validation.run(self.setup.engine)

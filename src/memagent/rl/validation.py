@@ -182,23 +182,21 @@ class Validation:
         for record in records:  # attempts at one example have consecutive numbers
             number = record.index // self._settings.samples
             by_example[record.task, record.target_tokens, number].append(record.score)
-        interval = score_interval([fmean(scores) for scores in by_example.values()])
+        scores_EG = list(by_example.values())
+        best = {}
+        if self._settings.samples > 1:
+            best = {"best_reward": fmean(map(max, scores_EG)), **passes(scores_EG)}
+        interval = score_interval([fmean(scores) for scores in scores_EG])
         return {
             "reward": interval.value,
             "reward_low": interval.low,
             "reward_high": interval.high,
-            **(_of_several(list(by_example.values())) if self._settings.samples > 1 else {}),
+            **best,
             **{
                 name: fmean(_notes(record, "rewards").get(name, 0.0) for record in records)
                 for name in self._graders
             },
         }
-
-
-def _of_several(scores_EG: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Metrics of several attempts at each example."""
-    best = fmean(max(scores) for scores in scores_EG)
-    return {"best_reward": best, **passes(scores_EG)}
 
 
 def _by_kind(records: Sequence[ItemRecord]) -> dict[str, list[ItemRecord]]:

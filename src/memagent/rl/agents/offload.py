@@ -3,8 +3,9 @@
     result = await offload(slow_check, answer, tests)       # in an agent, a tool or a reward
 
 All rollouts share one thread: while one of them computes for a second, no other can make or finish a call.
-`offload` runs a function in a pool of processes and awaits its result. The function and its arguments are
-pickled, so it must be a function of a module or of a file of the user, not a lambda.
+`offload` runs a function in a pool of processes and awaits its result; in a run on a cluster they are on all nodes. The
+function and its arguments are pickled, so it must be a function of a module or of a file of the user, which is at the same
+place on all nodes, not a lambda.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import asyncio
 import os
 import pickle
 from collections.abc import Callable
+from concurrent.futures import Executor
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Self, TypeVar
 
+from memagent.cluster import Cluster, OnClusterNote
+from memagent.cluster_workers import ClusterExecutor
 from memagent.errors import ConfigError
 from memagent.plugins import portable
 from memagent.processes import ProcessPool
@@ -26,17 +31,42 @@ T = TypeVar("T")
 class WorkerPool:
     """Processes that run functions. They start with the first function, and end with the pool."""
 
-    def __init__(self, num_workers: int | None = None) -> None:
-        """By default one worker per core but one, which generation may need."""
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        open_pool: Callable[[int], Executor] | None = None,
+    ) -> None:
+        """By default one worker per core but one, which generation may need, on this machine."""
         self.num_workers = num_workers or max(1, (os.cpu_count() or 2) - 1)
-        self._executor: ProcessPool | None = None
+        # a function that kills its worker would kill the next one too
+        self._open_pool = open_pool or partial(ProcessPool, max_attempts=1)
+        self._executor: Executor | None = None
+
+    @classmethod
+    def on_cluster(
+        cls,
+        cluster: Cluster,
+        num_workers: int | None = None,
+        *,
+        on_note: OnClusterNote = lambda text: None,
+    ) -> Self:
+        """Processes on all nodes; by default one per core but one of each node. They reserve nothing.
+
+        `on_note` gets a line for each process that dies and is replaced.
+        """
+        loop = asyncio.get_running_loop()
+
+        def note(text: str) -> None:
+            loop.call_soon_threadsafe(on_note, text)
+
+        workers = partial(ClusterExecutor, cluster, num_cpus=0, max_jobs=1, on_note=note)
+        return cls(num_workers or int(cluster.total("CPU")) - cluster.num_nodes or 1, workers)
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """The function's result; what it raises is raised here."""
         work = checked_work(function, arguments)
         if self._executor is None:
-            # a function that kills its worker would kill the next one too
-            self._executor = ProcessPool(self.num_workers, max_attempts=1)
+            self._executor = self._open_pool(self.num_workers)
         result: T = await asyncio.wrap_future(self._executor.submit(work, *arguments))
         return result
 

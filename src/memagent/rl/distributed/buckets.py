@@ -91,7 +91,7 @@ def fill(
             name, value = next(coming)
             assert name == spec.name, f"{name} comes where {spec.name} was announced"
             end = start + spec.num_bytes
-            buffer[start:end].copy_(_bytes(value))
+            buffer[start:end].copy_(value.detach().contiguous().reshape(-1).view(torch.uint8))
             start = end
         yield Filled(bucket, buffer[:start])
 
@@ -105,10 +105,6 @@ def tensors(filled: Iterable[Filled]) -> Iterator[tuple[str, torch.Tensor]]:
             dtype: torch.dtype = getattr(torch, spec.dtype)
             yield spec.name, flat[start:end].view(dtype).reshape(spec.shape)
             start = end
-
-
-def _bytes(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 # --- buffers that two processes see ---------------------------------------------------------------

@@ -159,8 +159,7 @@ def _is_offloaded(config: TrainConfig) -> bool:
 
 def _opened(config: TrainConfig, spec: RankSpec, *, on_cpu: bool) -> Trained:
     """The model; what is sharded is loaded into CPU memory, and layer by layer moved to the GPU."""
-    settings = config.model
-    dtype = settings.dtype or ("bfloat16" if spec.on_gpu else "float32")
     device = "cuda" if spec.on_gpu and not on_cpu else "cpu"
-    settings = settings.model_copy(update={"device": device, "dtype": dtype})
-    return open_model(settings, spec.source, seed=config.seed)
+    settings = config.model.model_copy(update={"device": device})
+    dtype = torch.bfloat16 if spec.on_gpu else torch.float32
+    return open_model(settings, spec.source, seed=config.seed, dtype=dtype)

@@ -19,15 +19,15 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from memagent.cluster import full_store_errors
 from memagent.engines.replicas import first_line
 from memagent.rl.distributed.buckets import (
+    BUCKET_BYTES,
     Bucket,
     BufferHandle,
     Filled,
@@ -35,6 +35,9 @@ from memagent.rl.distributed.buckets import (
     buffer_bytes,
     fill,
     opened,
+    specs_of,
+    split,
+    tensors,
 )
 from memagent.rl.distributed.weight_group import GroupSpec, WeightGroup, open_store
 
@@ -298,33 +301,21 @@ def _settle(copied: Future[None], error: Exception | None = None) -> None:
 # a model larger than half of the object store still passes.
 
 
-BUCKET_BYTES = 256 * 2**20
-
-
-class _Packed(NamedTuple):
-    """A tensor as plain bytes: numpy has no bfloat16."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: np.ndarray[Any, Any]
-
-
 def ship(
     parameters: Iterable[tuple[str, torch.Tensor]], *, bucket_bytes: int = BUCKET_BYTES
 ) -> list[Any]:
     """Put tensors into the object store; references to their buckets."""
-    references: list[Any] = []
-    bucket: list[_Packed] = []
-    size = 0
-    for name, parameter in parameters:
-        packed = _packed(name, parameter)
-        if bucket and size + packed.data.nbytes > bucket_bytes:
-            references.append(_put(bucket))
-            bucket, size = [], 0
-        bucket.append(packed)
-        size += packed.data.nbytes
-    return [*references, _put(bucket)]
+    import ray
+
+    weights = list(parameters)
+    buckets = split(specs_of(weights), bucket_bytes=bucket_bytes)
+    references = []
+    for bucket, flat in fill(
+        weights, buckets, torch.empty(buffer_bytes(buckets), dtype=torch.uint8)
+    ):
+        with full_store_errors(f"{bucket.num_bytes / 1e9:.2g} GB of weights"):
+            references.append(ray.put((bucket, flat.numpy())))
+    return references
 
 
 def shipped(buckets: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -332,26 +323,6 @@ def shipped(buckets: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
     import ray
 
     for reference in buckets:
-        for packed in ray.get(reference):
-            yield packed.name, _unpacked(packed)
-
-
-def _put(bucket: list[_Packed]) -> Any:
-    import ray
-
-    size = sum(packed.data.nbytes for packed in bucket)
-    with full_store_errors(f"{size / 1e9:.2g} GB of weights"):
-        return ray.put(bucket)
-
-
-def _packed(name: str, parameter: torch.Tensor) -> _Packed:
-    value = parameter.detach().contiguous().cpu()
-    data = value.reshape(-1).view(torch.uint8).numpy()
-    return _Packed(name, str(value.dtype).removeprefix("torch."), tuple(value.shape), data)
-
-
-def _unpacked(packed: _Packed) -> torch.Tensor:
-    dtype = getattr(torch, packed.dtype)
-    if not packed.data.nbytes:
-        return torch.empty(packed.shape, dtype=dtype)
-    return torch.frombuffer(packed.data, dtype=dtype).reshape(packed.shape)
+        bucket, data = ray.get(reference)
+        flat = torch.frombuffer(data, dtype=torch.uint8) if data.nbytes else torch.empty(0)
+        yield from tensors([Filled(bucket, flat)])

@@ -114,7 +114,7 @@ class WeightGroup:
             store = TCPStore(host, int(port), is_master=False, timeout=self._limit)
         use_loopback(host)
         named = PrefixStore(self.spec.name, store)
-        join = _nccl if self.spec.on_gpu else _gloo
+        join = _nccl if self.spec.on_gpu else dist.ProcessGroupGloo
         return join(named, self._rank, self.spec.size, self._limit)
 
 
@@ -122,10 +122,6 @@ def _abort(group: Any) -> None:
     """End a group. gloo waits for an operation in progress."""
     with suppress(RuntimeError):
         group.abort()
-
-
-def _gloo(store: PrefixStore, rank: int, size: int, limit: timedelta) -> Any:
-    return dist.ProcessGroupGloo(store, rank, size, limit)
 
 
 def _nccl(store: PrefixStore, rank: int, size: int, limit: timedelta) -> Any:

@@ -406,7 +406,7 @@ class _Attempts:
                 status="failed",
                 failed_by=failed_by,
                 is_penalised=value is not None,
-                error=_reason(error),
+                error=str(error) if isinstance(error, MemagentError) else error_line(error),
                 trace=session.trace(task, None),
                 record={"traceback": "".join(traceback.format_exception(error))},
             )
@@ -503,7 +503,3 @@ def _is_outage(error: BaseException | None) -> bool:
     """Whether an engine, a tool or a worker process cannot be reached or has ended."""
     library = type(error).__module__.partition(".")[0]
     return isinstance(error, EngineError | OSError) or library in NETWORK_LIBRARIES
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, MemagentError) else error_line(error)

@@ -187,15 +187,15 @@ def _for_people(rollout: Rollout) -> dict[str, Any]:
         "reward": rollout.reward,
         "status": rollout.status,
         "error": rollout.error,
-        **({} if rollout.is_ok else _failure(rollout)),
+        **(
+            {}
+            if rollout.is_ok
+            else {"failed_by": rollout.failed_by, "is_penalised": rollout.is_penalised}
+        ),
         "metrics": dict(rollout.metrics),
         "trace": None if rollout.trace is None else rollout.trace.to_dict(),
         "record": dict(rollout.record),
     }
-
-
-def _failure(rollout: Rollout) -> dict[str, Any]:
-    return {"failed_by": rollout.failed_by, "is_penalised": rollout.is_penalised}
 
 
 def _sample_to_dict(sample: Sample) -> dict[str, Any]:

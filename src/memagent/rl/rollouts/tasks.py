@@ -150,14 +150,10 @@ def _equal_ids(
     if isinstance(other, _File):
         one, first, other, other_first = other, other_first, one, first
     if isinstance(one, _File):
-        start = _id_start(other_first)
+        start = other_first.id[: other_first.id.rindex("/") + 1]
         found = next((name for name in one.ids if name.startswith(start)), None)
         return f"ids in common, such as {found}" if found is not None else None
     return f"the same ids, {first.id} and so on" if first.id == other_first.id else None
-
-
-def _id_start(generated: Example) -> str:
-    return generated.id[: generated.id.rindex("/") + 1]
 
 
 class TaskStream:

@@ -31,6 +31,7 @@ from memagent.errors import ConfigError, RunError
 from memagent.rl.settings import OptimSettings
 from memagent.rl.weights.shards import like, whole
 
+EPSILON = 1e-8
 MAX_SKIPPED = 3
 """Consecutive steps without a finite gradient that end a run."""
 EXACT = (torch.float32, torch.float64)
@@ -68,7 +69,7 @@ class Optimizer:
             list(self._stepped.values()),
             lr=settings.lr,
             betas=settings.betas,
-            eps=settings.eps,
+            eps=EPSILON,
             weight_decay=settings.weight_decay,
             fused=is_fused,
             foreach=not is_fused,

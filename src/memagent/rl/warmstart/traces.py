@@ -158,14 +158,18 @@ class RightReplies:
     def check_fit(self, sections: Chunks) -> None:
         """Raise TraceRefused where a memory, an answer or the quotes of a section exceed the settings."""
         memories = [self._nothing, *(moment.memory for moment in self._moments)]
-        _check_fit(self._example, memories, self._answer, self._config, self._tokenizer)
+        self._check_length("its memory has", memories, "memory_tokens")
+        self._check_length("its answer has", [self._answer], "answer_tokens")
         if self._config.asks_quotes:
-            longest = max(self._tokenizer.count(self._marks.quotes(each)) for each in sections)
-            if longest > self._config.quote_tokens:
-                raise TraceRefused(
-                    f"{self._example.id}: the quotes of a section have {longest} tokens, more than "
-                    f"`quote_tokens={self._config.quote_tokens}`; raise `quote_tokens`"
-                )
+            quotes = [self._marks.quotes(each) for each in sections]
+            self._check_length("the quotes of a section have", quotes, "quote_tokens")
+
+    def _check_length(self, what: str, texts: list[str], setting: str) -> None:
+        longest, limit = max(map(self._tokenizer.count, texts)), getattr(self._config, setting)
+        if longest > limit:
+            raise TraceRefused(
+                f"{self._example.id}: {what} {longest} tokens, more than `{setting}={limit}`; raise `{setting}`"
+            )
 
     def script(self, sections: Chunks) -> Script:
         """The replies as a script of an engine that reads these sections."""
@@ -235,7 +239,8 @@ class RightReplies:
         """The memory before and after a section; where sections are not read in order, that in the prompt."""
         if self._is_in_order:
             old = self.memories[-1] if self.memories else ""
-            return old, _memory_at(section.end, self._moments, self._nothing)
+            num_due = bisect_right(self._moments, section.end, key=lambda moment: moment.end)
+            return old, self._moments[num_due - 1].memory if num_due else self._nothing
         known = self._shown_memory(section, prompt).strip()
         old = "" if known in (self._prompts.empty_memory, self._nothing) else known
         lines = dict.fromkeys([*old.splitlines(), *self._lines_in(section)])
@@ -273,9 +278,8 @@ class RightReplies:
         return [line for line in lines if is_linked or line == self._link]
 
     def _answered(self, prompt: str) -> str:
-        if not self._config.asks_quotes:
-            return self._answer
-        return f"{self._answer}\n{sources_of(self._quoted, prompt)}"
+        sources = sources_of(self._quoted, prompt) if self._config.asks_quotes else ""
+        return _joined(self._answer, sources)
 
 
 def _joined(*parts: str) -> str:
@@ -315,38 +319,11 @@ async def _steps(reader: Reader, question: str, sections: Chunks) -> list[Step]:
     return [step async for step in reader.steps(question, sections)]
 
 
-def _memory_at(place: int, moments: Sequence[Moment], nothing: str) -> str:
-    """The memory when the text up to a place has been read; `nothing` before the first moment."""
-    num_due = bisect_right(moments, place, key=lambda moment: moment.end)
-    return moments[num_due - 1].memory if num_due else nothing
-
-
 def _moments(example: Example, special: Mapping[str, Rule]) -> list[Moment]:
     rules = {**RULES, **special}
     moments = rules.get(example.task, collect)(example)
     # the reader strips replies
     return [Moment(moment.end, moment.memory.strip()) for moment in moments]
-
-
-def _check_fit(
-    example: Example,
-    memories: list[str],
-    answer: str,
-    config: AgentConfig,
-    tokenizer: Tokenizer,
-) -> None:
-    longest = max(map(tokenizer.count, memories))
-    if longest > config.memory_tokens:
-        raise TraceRefused(
-            f"{example.id}: its memory has {longest} tokens, more than "
-            f"`memory_tokens={config.memory_tokens}`; raise `memory_tokens`"
-        )
-    num_tokens = tokenizer.count(answer)
-    if num_tokens > config.answer_tokens:
-        raise TraceRefused(
-            f"{example.id}: its answer has {num_tokens} tokens, more than "
-            f"`answer_tokens={config.answer_tokens}`; raise `answer_tokens`"
-        )
 
 
 # --- rules ----------------------------------------------------------------------------------------

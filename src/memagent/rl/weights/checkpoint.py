@@ -10,8 +10,9 @@
         adapter/                 a LoRA folder of peft, where an adapter is trained
       .step-000020/              incomplete, left by a crash; removed at the next write
 
-    save_checkpoint(run, "step-000010", model=model, tokenizer=tokenizer, optimizer=optimizer.state_dict(),
-                    state={"position": 160}, keep=2, kept="step-000005")
+    with new_checkpoint(run, "step-000010", state={"position": 160}, keep=2, kept="step-000005") as part:
+        write_weights(model, tokenizer, part)
+        write_optimizer(optimizer.state_dict(), part)
     checkpoint = latest_checkpoint(run)
     load_weights(model, checkpoint)
     optimizer.load_state_dict(read_optimizer(checkpoint, optimizer.state_like))
@@ -68,28 +69,6 @@ LOADING_KEYS = ("backend", "is_local", "local_files_only")
 NAME = re.compile(r"(warm|step)-(\d{6,})")
 
 
-def save_checkpoint(
-    run: Path,
-    name: str,
-    *,
-    model: Any,
-    tokenizer: Any,
-    optimizer: Mapping[str, torch.Tensor],
-    state: Mapping[str, Any],
-    keep: int,
-    kept: str | None = None,
-) -> Path:
-    """Write a checkpoint, then remove all but the newest `keep`, and `kept`.
-
-    `model` is a transformers model; if it has an adapter, only that is written. `state` must be
-    serializable as JSON.
-    """
-    with new_checkpoint(run, name, state=state, keep=keep, kept=kept) as part:
-        write_weights(model, tokenizer, part)
-        write_optimizer(optimizer, part)
-    return run / CHECKPOINTS / name
-
-
 @contextmanager
 def new_checkpoint(
     run: Path,
@@ -99,7 +78,10 @@ def new_checkpoint(
     keep: int,
     kept: str | None = None,
 ) -> Iterator[Path]:
-    """A folder for weights and optimizer, which is the checkpoint when the block ends; see `save_checkpoint`."""
+    """A folder for weights and optimizer, which is the checkpoint when the block ends.
+
+    Then all but the newest `keep`, and `kept`, are removed. `state` must be serializable as JSON.
+    """
     folder = run / CHECKPOINTS
     path = folder / name
     with disk_errors(path):

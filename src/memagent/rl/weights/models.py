@@ -68,11 +68,16 @@ class Trained:
         return sum(parameter.numel() for parameter in self.loaded.model.parameters())
 
 
-def open_model(settings: ModelSettings, source: str, *, seed: int) -> Trained:
-    """Load the model of a run from `source` and select the trainable parameters."""
+def open_model(
+    settings: ModelSettings, source: str, *, seed: int, dtype: torch.dtype | None = None
+) -> Trained:
+    """Load the model of a run from `source` and select the trainable parameters.
+
+    By default weights are in float32 on a CPU and in bfloat16 elsewhere.
+    """
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     is_cpu = torch.device(device).type == "cpu"
-    dtype = getattr(torch, settings.dtype or ("float32" if is_cpu else "bfloat16"))
+    dtype = dtype or (torch.float32 if is_cpu else torch.bfloat16)
     loaded = load(source, adapter=settings.adapter, device=device, dtype=dtype)
     if settings.adapter is None and settings.lora_rank is not None:
         _add_adapter(loaded.model, settings, seed=seed)
@@ -247,7 +252,8 @@ class MergedCopy:
 
     def __init__(self, loaded: LoadedModel) -> None:
         model: Any = loaded.model
-        twin = _twin(model)
+        shared = {id(parameter): parameter for parameter in model.parameters()}
+        twin = copy.deepcopy(model, memo=shared)  # the modules, on the same parameters
         layers = adapted_layers(model, setting="rollout.merged")
         self._pairs = [_merged_pair(twin, name, layer) for name, layer in layers]
         # the file has the weights without the adapter
@@ -259,12 +265,6 @@ class MergedCopy:
         """Merge the current adapter. Nothing may be generated meanwhile."""
         for layer, merged in self._pairs:
             merged.copy_(merged_weight(layer))
-
-
-def _twin(model: Any) -> Any:
-    """A copy of the modules on the same parameters."""
-    shared = {id(parameter): parameter for parameter in model.parameters()}
-    return copy.deepcopy(model, memo=shared)
 
 
 def _merged_pair(twin: Any, name: str, layer: Any) -> _Pair:

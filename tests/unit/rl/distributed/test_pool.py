@@ -1,28 +1,27 @@
-"""Functions in processes of all nodes of a cluster; processes and actors that die are replaced."""
+"""Functions in processes of all nodes of a cluster; processes that die are replaced."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
 
-from memagent.errors import ConfigError, DataError
-from memagent.processes import WorkerDied
-from memagent.rl.agents.offload import offload
-from memagent.rl.distributed.pool import ClusterPool
+from memagent.cluster import Cluster, open_cluster
+from memagent.errors import ClusterError, ConfigError, DataError
+from memagent.rl.agents.offload import WorkerPool, offload
 from tests.support.ray_nodes import ray_nodes
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    with ray_nodes(2) as cluster:
-        yield cluster
+def cluster() -> Iterator[Cluster]:
+    with ray_nodes(2), open_cluster("auto") as joined:
+        yield joined
 
 
 def double(number: int) -> int:
@@ -33,8 +32,12 @@ def refuse(text: str) -> None:
     raise DataError(text)
 
 
-def parent_of(number: int) -> int:
-    return os.getppid()
+def meet(folder: str, number: int) -> str:
+    """Waits for another process; the node of this one."""
+    Path(folder, str(number)).touch()
+    while len(list(Path(folder).iterdir())) < 2:
+        time.sleep(0.05)
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def die_once(marker: str) -> str:
@@ -50,45 +53,24 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def linger(marker: str) -> str:
-    """Waits for long the first time."""
-    import time
-
-    path = Path(marker)
-    if not path.exists():
-        path.write_text("")
-        time.sleep(60)
-    return "done"
-
-
 async def test_functions_run_on_all_nodes_and_faults_cost_no_result(
-    cluster: Any, tmp_path: Path
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     notes: list[str] = []
-    pool = ClusterPool(1, on_note=notes.append)
-    try:
+    with WorkerPool.on_cluster(cluster, 4, on_note=notes.append) as pool:
         pool.use()
         assert await offload(double, 21) == 42
         with pytest.raises(DataError, match=r"^no such thing$"):
             await offload(refuse, "no such thing")
         with pytest.raises(ConfigError, match="cannot be sent to another process"):
             await offload(lambda: 1)
-        actors = await asyncio.gather(*(offload(parent_of, number) for number in range(8)))
-        assert len(set(actors)) == 2, "one actor on each node"
+        (tmp_path / "met").mkdir()
+        met = [offload(meet, str(tmp_path / "met"), number) for number in range(2)]
+        assert len(set(await asyncio.gather(*met))) == 2, "processes of both nodes"
 
         assert await offload(die_once, str(tmp_path / "worker")) == "done"
-        assert [note.split(";")[0].split()[:2] for note in notes] == [["worker", "processes"]]
-        with pytest.raises(WorkerDied, match="died in 3 attempts"):
+        await asyncio.sleep(0)
+        assert [note.split(";")[0] for note in notes] == ["a worker process of the cluster died"]
+        with pytest.raises(ClusterError, match="4 workers died at one function"):
             await offload(die)
-
-        notes.clear()
-        marker = tmp_path / "actor"
-        running = asyncio.ensure_future(offload(linger, str(marker)))
-        while not marker.exists():
-            await asyncio.sleep(0.05)
-        for actor in pool.actors:
-            ray.kill(actor)
-        assert await asyncio.wait_for(running, 60) == "done"
-        assert any("are replaced" in note for note in notes)
-    finally:
-        pool.close()
+        assert await offload(double, 21) == 42, "the others go on"

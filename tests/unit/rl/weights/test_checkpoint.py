@@ -39,9 +39,9 @@ from memagent.rl.weights.checkpoint import (
     read_optimizer,
     read_state,
     restore_random_state,
-    save_checkpoint,
 )
 from memagent.tracking import Tracker
+from tests.support.checkpoint_kills import save_checkpoint
 from tests.support.sizes import sized
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import KINDS, make_tiny_adapter, make_tiny_model
