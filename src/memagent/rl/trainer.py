@@ -302,22 +302,19 @@ class Trainer:
         self._pool.use()
         while True:
             try:
-                await self._run_phases()
+                await self.setup.sync.push(self.progress.step)
+                await self._warm_up()
+                if self.is_warm:
+                    await self._check_engine()
+                    await self._learn()
+                else:
+                    await self._validate(is_last=True)
                 return self._export()
             except RanksLost as error:
                 await self._recover(error)
             except (asyncio.CancelledError, EngineError):
                 await self._save()
                 raise
-
-    async def _run_phases(self) -> None:
-        await self.setup.sync.push(self.progress.step)
-        await self._warm_up()
-        if self.is_warm:
-            await self._check_engine()
-            await self._learn()
-        else:
-            await self._validate(is_last=True)
 
     async def _recover(self, error: RanksLost) -> None:
         """Go back to the newest checkpoint with new ranks. Rollouts since then are reused."""
@@ -549,6 +546,9 @@ class Trainer:
         progress, settings = self.progress, self.config.checkpoint
         if self._saved == progress.total or progress.total == 0:
             return
+        best = None
+        if self._best is not None:  # the checkpoint with the best validation
+            best = replace(progress, step=self._best.step).checkpoint
         with new_checkpoint(
             self.run_dir,
             progress.checkpoint,
@@ -558,17 +558,11 @@ class Trainer:
                 "random": random_state(),
             },
             keep=settings.keep,
-            kept=self._best_checkpoint(),
+            kept=best,
         ) as folder:
             await self.setup.backend.save(folder)
         self._saved = progress.total
         forget_rollouts(self.run_dir, until=progress.step)
-
-    def _best_checkpoint(self) -> str | None:
-        """Name of the checkpoint with the best validation; None before the first."""
-        if self._best is None:
-            return None
-        return TrainProgress(step=self._best.step, warm_step=self.progress.warm_step).checkpoint
 
     def _restore(self) -> None:
         _rename_checkpoints(self.run_dir)

@@ -262,15 +262,6 @@ def test_when_the_time_is_over_a_run_validates_saves_and_can_be_resumed(
     assert steps == [one for one in metrics_of(whole) if one["kind"] != "validation"]
 
 
-def test_the_first_validation_can_be_left_out(files: Path, tmp_path: Path) -> None:
-    config = tiny_run(files, steps=1)
-    config["validation"] |= {"first": False}
-    del config["warm_start"]
-    assert run(config, tmp_path / "run")
-    kinds = [(record["kind"], record["step"]) for record in read_metrics(tmp_path / "run")]
-    assert kinds == [("train", 1), ("validation", 1)]
-
-
 def test_a_time_limit_without_a_finished_step_is_an_error(files: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="raise `max_minutes=1e-09`"):
         run(tiny_run(files), tmp_path / "run", max_minutes=1e-9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memagent.rl.update.logprobs import chosen_logprobs, entropies
+from memagent.rl.update.policy import chosen_logprobs, entropies
 
 WHICH = torch.tensor([0, 0, 1, 3, 3, 3])
 IDS = torch.tensor([4, 2, 2, 0, 6, 6])  # one token twice, as two equal rows have it
