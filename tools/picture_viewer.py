@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from memagent.viewer.api import ViewerApi  # noqa: E402
+from memagent.viewer.app import viewing  # noqa: E402
 from memagent.viewer.library import Library  # noqa: E402
-from memagent.viewer.serving import viewing  # noqa: E402
 from tests.support.browser import Browser  # noqa: E402
 from tests.support.viewer_runs import (  # noqa: E402
     make_evaluation,

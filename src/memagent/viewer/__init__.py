@@ -1,12 +1,10 @@
 """`memagent view`: a read-only page over run directories.
 
-app.py         the routes                       serving.py    the process: listen, shut down
-library.py     the runs that are shown          line_index.py lines of files that grow, by number
+app.py         the routes and the process       api.py        the answers, as plain values
+library.py     runs and texts that are shown    line_index.py lines of files that grow, by number
 traces.py      steps, from any kind of run      step_prompts.py  the messages of a step, worded again
-diffs.py       what changed between two memories
-readings.py    the questions of a reading       evaluations.py  cells and items of an evaluation
-trainings.py   curves, rollouts, validations    comparison.py two evaluations side by side
-texts.py       texts that were given to show    export.py     one page that holds a run
+readings.py    the questions of a reading       evaluations.py  cells and items, two evaluations side by side
+trainings.py   curves, rollouts, validations    export.py     one page that holds a run
 pages/         what the browser gets: a page, a stylesheet and modules, without a build step
 
 Only the folders that were given are read, and nothing is written to them. Run directories may come from

@@ -1,4 +1,7 @@
-"""The routes of the viewer. All of them only read.
+"""The routes of the viewer, all of which only read, and its process: on this machine only, until Ctrl-C.
+
+    with viewing(ViewerApi(open_library(["runs"]))) as url:
+        print(url)
 
 GET /                                   the page; its parts are under /assets/
 GET /api/runs                           GET /api/runs/ID, /version, /items, /cells, /metrics, /rollouts
@@ -10,11 +13,15 @@ page, no other host, no frame, no form. Texts are never put into a page as HTML.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from importlib.resources import files
+from types import FrameType
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,10 +29,19 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memagent.errors import MemagentError
-from memagent.serve.listen import ForeignRequest, HostCheck
+from memagent.serve.listen import (
+    BACKLOG,
+    ForeignRequest,
+    HostCheck,
+    bound,
+    port_errors,
+    server_config,
+    url_of,
+)
 from memagent.viewer.api import ViewerApi, json_text
 from memagent.viewer.traces import Json
 
+HOST = "127.0.0.1"
 PAGE = "index.html"
 TYPES = {
     "css": "text/css; charset=utf-8",
@@ -137,6 +153,45 @@ def as_json(values: dict[str, Any]) -> Response:
     """Values as JSON. Half of a surrogate pair, which a file may hold, is escaped."""
     text = json_text(values)
     return Response(text.encode("utf-8", "backslashreplace"), media_type="application/json")
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+class ViewerServer(uvicorn.Server):
+    """uvicorn that ends quietly: Ctrl-C is how a viewer is closed."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.should_exit = True
+
+
+def view(
+    api: ViewerApi, *, port: int = 0, on_ready: Callable[[str], None] = lambda url: None
+) -> None:
+    """Serve until a signal shuts the process down. `on_ready` gets the address."""
+    with bound(HOST, port) as listener:
+        with port_errors(HOST, port):
+            listener.listen(BACKLOG)
+        on_ready(url_of(HOST, listener))
+        ViewerServer(server_config(make_viewer_app(api, HOST))).run(sockets=[listener])
+
+
+@contextmanager
+def viewing(api: ViewerApi, *, port: int = 0) -> Iterator[str]:
+    """Serve in a thread while the block runs; yields the address."""
+    with bound(HOST, port) as listener:
+        listener.listen(BACKLOG)
+        server = ViewerServer(server_config(make_viewer_app(api, HOST)))
+        thread = threading.Thread(target=server.run, args=([listener],), name="memagent-view")
+        thread.start()
+        try:
+            yield url_of(HOST, listener)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+# --- answers that are no pages --------------------------------------------------------------------
 
 
 def _error(status: int, message: str) -> Response:

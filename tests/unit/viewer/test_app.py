@@ -10,9 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from memagent.viewer.api import ViewerApi
-from memagent.viewer.app import POLICY
+from memagent.viewer.app import POLICY, viewing
 from memagent.viewer.library import Library
-from memagent.viewer.serving import viewing
 from tests.support.viewer_runs import make_reading
 
 

@@ -60,8 +60,8 @@ def command(
         require(library, f'memagent view needs {library}; pip install "memagent[viewer]"')
     # imported here: they import FastAPI
     from memagent.viewer.api import ViewerApi
+    from memagent.viewer.app import view
     from memagent.viewer.library import Texts, open_library
-    from memagent.viewer.serving import view
 
     api = ViewerApi(open_library(runs), Texts(texts))
     if export is not None:

@@ -8,6 +8,6 @@
     unanswerable   the text has no answer, only near misses
     injection      the text gives orders to its reader
 
-Each file holds one task: its settings and a `plan`, which says what is asked and which sentences
-matter. `weave.py` puts them into prose of the grammar in `filler.py`, at the requested length.
+A file holds a task, `near_misses.py` the last two: its settings and a `plan`, which says what is asked and which
+sentences matter. `weave.py` puts them into prose of the grammar in `filler.py`, at the requested length.
 """

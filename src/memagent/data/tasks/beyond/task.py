@@ -19,9 +19,8 @@ from memagent.data.tasks.beyond import (
     coreference,
     corrections,
     counting,
-    injection,
+    near_misses,
     two_hop,
-    unanswerable,
 )
 from memagent.data.tasks.beyond.weave import BeyondSettings, TextPlan, weave
 from memagent.data.tasks.generated import Draft, GeneratedTask
@@ -38,8 +37,8 @@ KINDS: dict[str, _Kind] = {
     "beyond/aggregation": _Kind(aggregation.AggregationSettings, aggregation.plan),
     "beyond/two_hop": _Kind(two_hop.TwoHopSettings, two_hop.plan),
     "beyond/corrections": _Kind(corrections.CorrectionsSettings, corrections.plan),
-    "beyond/unanswerable": _Kind(unanswerable.UnanswerableSettings, unanswerable.plan),
-    "beyond/injection": _Kind(injection.InjectionSettings, injection.plan),
+    "beyond/unanswerable": _Kind(near_misses.UnanswerableSettings, near_misses.plan_unanswerable),
+    "beyond/injection": _Kind(near_misses.InjectionSettings, near_misses.plan_injection),
 }
 """The settings of each task, and the function that plans an example of it."""
 
