@@ -11,7 +11,8 @@ import pytest
 
 from memagent.cli.main import run
 from memagent.config import with_override
-from memagent.rl.settings import parse_config, remember_named, resumed_config, stored_values
+from memagent.rl.resume import remember_named, resumed_config, stored_values
+from memagent.rl.settings import parse_config
 from memagent.runs import Run
 from tests.support.loopback import Endpoint, running
 from tests.support.tiny_training import tiny_run

@@ -20,7 +20,8 @@ from memagent.agent.reader import Reader
 from memagent.cli.main import run
 from memagent.engines.base import open_engine
 from memagent.errors import RunError
-from memagent.rl.settings import parse_config, remember_named, stored_values
+from memagent.rl.resume import remember_named, stored_values
+from memagent.rl.settings import parse_config
 from memagent.runs import Run
 from memagent.serve.mcp.desk import DocumentDesk
 from memagent.stored_runs import remove_run, stored_runs

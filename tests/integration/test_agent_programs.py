@@ -19,8 +19,9 @@ from memagent.rl.agents.api import open_agent
 from memagent.rl.agents.client import Client
 from memagent.rl.agents.endpoint import endpoint_of
 from memagent.rl.agents.session import Session
+from memagent.rl.resume import remember_named, resumed_config, stored_values
 from memagent.rl.rollouts.collect import Collection, RolloutSpec
-from memagent.rl.settings import parse_config, remember_named, resumed_config, stored_values
+from memagent.rl.settings import parse_config
 from memagent.rl.trainer import open_training
 from memagent.rl.types import Group, Outcome
 from memagent.tracking import comparable, read_metrics

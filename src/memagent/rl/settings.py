@@ -21,26 +21,26 @@ Everything that can be known to be wrong is refused here, before a model is load
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from memagent import trust
+from memagent.agent.prompts import PROMPT_SETS
 from memagent.cluster import LOCAL_CLUSTER
 from memagent.config import Settings, read_toml, with_override
-from memagent.engines.addresses import origins
-from memagent.engines.base import CODE_SETTINGS, check_stored
+from memagent.data.choices import SOURCE_SETTINGS
+from memagent.engines import store
 from memagent.errors import ConfigError
 from memagent.names import hint
-from memagent.plugins import code_file, is_file_spec
+from memagent.plugins import is_file_spec
 from memagent.rl.agents.command import is_command
-from memagent.rl.config_paths import is_path, located
 from memagent.rl.rollouts.tasks import TaskSource
 from memagent.rl.update.advantages import check_group_size
 from memagent.shipped import find_config
-from memagent.trust import paths_in
 
 NO_CLUSTER = "none"
 """Address of a cluster that leaves the rest of [cluster] out: the run is in this process."""
@@ -493,7 +493,9 @@ class TrainConfig(Settings):
             values = {**values, "cluster": None}
         preset = values.get("preset")
         if preset is not None:
-            values = _filled(values, _fitting(_preset(preset), values))
+            if not isinstance(preset, str) or preset not in PRESETS:
+                raise ConfigError(f"there is no preset {preset!r}; {hint(str(preset), PRESETS)}")
+            values = _filled(values, _fitting(PRESETS[preset], values))
         return super().parse(values)
 
     @model_validator(mode="after")
@@ -655,14 +657,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """The recipe of the MemAgent paper, and that of DAPO."""
 
-MAY_CHANGE = ("steps", "sources", "checkpoint", "logging", "validation", "update.max_tokens",
-              "update.checkpointing", "update.compiled", "rollout.concurrency", "rollout.seconds",
-              "rollout.engine_settings", "cluster")  # fmt: skip
-"""Settings that may change when a run is resumed."""
-CODE_NAMES = ("agent.name", "agent.reward", "warm_start.replies")
-"""Settings that may be given again, unchanged, as those of files may: they may name code."""
-GRADERS = "validation.graders"
-
 
 def read_config(path: Path | str, *, changes: Sequence[str] = ()) -> TrainConfig:
     """The config in a TOML file, or a shipped one by its name, such as `tiny_cpu`.
@@ -699,108 +693,6 @@ def parse_config(values: Mapping[str, Any], *, changes: Sequence[str] = ()) -> T
     return TrainConfig.parse(dict(values), changes=changes)
 
 
-def resumed_config(values: Mapping[str, Any], *, changes: Sequence[str] = ()) -> TrainConfig:
-    """The config of a run that is resumed. Only settings in `MAY_CHANGE` can be changed.
-
-    The stored config is data: code and endpoints that it names are used only if the user named them
-    before on this machine, or names them again in `changes`.
-    """
-    made, named = [], []
-    for change in changes:
-        name, _, value = (part.strip() for part in change.partition("="))
-        named.append(name)
-        if name in CODE_NAMES and _is_same_code(value, values, name):
-            continue
-        if is_path(name) and with_override(dict(values), change) == values:
-            continue
-        if not any(name == one or name.startswith(f"{one}.") for one in MAY_CHANGE):
-            raise ConfigError(
-                f"`{name}` cannot change when a run is resumed; start a new run with it (may change: "
-                f"{', '.join(MAY_CHANGE)})"
-            )
-        made.append(change)
-    preset = values.get(
-        "preset"
-    )  # applied when the run was started; its values may be others today
-    config = parse_config({**values, "preset": None}, changes=made)
-    config = config.model_copy(update={"preset": preset})
-    _check_trust(config, named)
-    return config
-
-
-def remember_named(config: TrainConfig) -> None:
-    """Record the code and the endpoints of a config as named by the user, see `memagent.trust`."""
-    settings = config.rollout.engine_settings
-    engine_code = [str(settings[name]) for name in CODE_SETTINGS if settings.get(name) is not None]
-    trust.remember("code", *(_trusted_name(spec) for _, spec in _code(config)), *engine_code)
-    files = paths_in(config.model_dump(mode="json"), is_path)
-    trust.remember("file", *(path for _, path in files))
-    if settings.get("base_url") is not None:
-        trust.remember("address", *origins(str(settings["base_url"])))
-    if config.cluster is not None and config.cluster.address != LOCAL_CLUSTER:
-        trust.remember("address", config.cluster.address)
-
-
-def stored_values(config: TrainConfig) -> dict[str, Any]:
-    """The config as a run keeps it: without the key of an endpoint."""
-    values = config.model_dump(mode="json")
-    values["rollout"]["engine_settings"].pop("api_key", None)
-    return values
-
-
-def _check_trust(config: TrainConfig, named: Sequence[str]) -> None:
-    """Raise ConfigError for code or an endpoint of a stored config that the user has not named."""
-
-    def is_named(setting: str) -> bool:
-        return any(setting == one or setting.startswith(f"{one}.") for one in named)
-
-    for setting, spec in _code(config):
-        if not is_named(setting):
-            again = f"{setting}={[spec] if setting == GRADERS else spec}"
-            name, what = _trusted_name(spec), f"the code {spec}"
-            trust.require("code", name, what=what, may="it may run", again=again)
-    cluster = config.cluster.address if config.cluster is not None else LOCAL_CLUSTER
-    if cluster != LOCAL_CLUSTER and not is_named("cluster.address"):
-        what, again = f"the cluster {cluster}", f"cluster.address={cluster}"
-        trust.require("address", cluster, what=what, may="it may be used", again=again)
-    stored, prefix = config.rollout.engine_settings, "rollout.engine_settings."
-    given = {name: value for name, value in stored.items() if is_named(f"{prefix}{name}")}
-    check_stored(stored, given, prefix=prefix)
-    files = paths_in(config.model_dump(mode="json"), is_path)
-    trust.require_files((setting, path) for setting, path in files if not is_named(setting))
-
-
-def _code(config: TrainConfig) -> list[tuple[str, str]]:
-    """Settings that name functions in files or programs, each with such a name."""
-    graders = config.validation.graders if config.validation else ()
-    found = [("agent.name", config.agent.name), ("agent.reward", config.agent.reward)]
-    found += [(GRADERS, grader) for grader in graders]
-    if config.warm_start is not None and config.warm_start.replies is not None:
-        found.append(("warm_start.replies", config.warm_start.replies))
-    return [(setting, spec) for setting, spec in found if is_file_spec(spec) or is_command(spec)]
-
-
-def _trusted_name(spec: str) -> str:
-    """What is remembered of code that the user named: the file, or the whole command."""
-    return spec if is_command(spec) else code_file(spec)
-
-
-def _is_same_code(given: str, values: Mapping[str, Any], name: str) -> bool:
-    """Whether a change names the function that the stored config has already."""
-    table, _, key = name.partition(".")
-    given, stored = given.strip("\"'"), str((values.get(table) or {}).get(key))
-    if not (is_file_spec(given) and is_file_spec(stored)):
-        return given == stored
-    is_same = given.partition(":")[2] == stored.partition(":")[2]
-    return is_same and code_file(given) == code_file(stored)
-
-
-def _preset(name: object) -> dict[str, Any]:
-    if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(f"there is no preset {name!r}; {hint(str(name), PRESETS)}")
-    return PRESETS[name]
-
-
 def _fitting(preset: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a preset that fits a config: no settings of another agent, validation only if there is one."""
     fitting = {name: value for name, value in preset.items() if name != "validation"}
@@ -822,3 +714,48 @@ def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, 
         if isinstance(value, Mapping) and isinstance(theirs, Mapping):
             result[name] = _filled(theirs, value)
     return result
+
+
+# --- paths: relative ones are looked up in the config's own folder first, then in the working folder ---
+
+# Found files get their absolute path, so that the stored config of a run means the same everywhere.
+
+_source_settings = "|".join(sorted(SOURCE_SETTINGS))
+_PATHS = re.compile(
+    rf"""model\.(source|adapter)
+    | agent\.settings\.prompts
+    | sources\..+
+    | warm_start\.files\.\*
+    | (warm_start\.|validation\.)?tasks\.\*\.(files\.\*|settings\.({_source_settings}))""",
+    re.VERBOSE,
+)
+_CODE = re.compile(r"agent\.(name|reward)|warm_start\.replies|validation\.graders\.\*")
+
+
+def located(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The values of a config with absolute paths where files lie in its folder."""
+    return {name: _located(value, folder, name) for name, value in values.items()}
+
+
+def is_path(setting: str) -> bool:
+    """Whether a setting such as `tasks.0.files.1` may name a file or a folder."""
+    return _PATHS.fullmatch(re.sub(r"\.\d+(?=\.|$)", ".*", setting)) is not None
+
+
+def _located(value: Any, folder: Path, setting: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _located(one, folder, f"{setting}.{key}") for key, one in value.items()}
+    if isinstance(value, list):
+        return [_located(one, folder, f"{setting}.*") for one in value]
+    if not isinstance(value, str) or value in store.KNOWN or value in PROMPT_SETS:
+        return value
+    if _CODE.fullmatch(setting) and is_file_spec(value):
+        path, colon, function = value.partition(":")
+        return f"{_beside(path, folder)}{colon}{function}"
+    return _beside(value, folder) if _PATHS.fullmatch(setting) else value
+
+
+def _beside(path: str, folder: Path) -> str:
+    """The absolute path of a file in the folder; another path as it is."""
+    found = folder / Path(path).expanduser()
+    return os.path.abspath(found) if found.exists() else path

@@ -36,17 +36,13 @@ from memagent.foreign import foreign_file
 from memagent.rl.agents.offload import WorkerPool
 from memagent.rl.backend import RanksLost
 from memagent.rl.progress import Pace, TimeLimit, TrainProgress
+from memagent.rl.resume import remember_named, resumed_config, stored_values
 from memagent.rl.rollouts.collect import RolloutStats
 from memagent.rl.rollouts.rollout_log import FOLDER as ROLLOUTS
 from memagent.rl.rollouts.rollout_log import forget_rollouts, readable_group
 from memagent.rl.rollouts.step import StepRollouts, open_gatherer
 from memagent.rl.rollouts.tasks import TasksAhead
-from memagent.rl.settings import (
-    TrainConfig,
-    remember_named,
-    resumed_config,
-    stored_values,
-)
+from memagent.rl.settings import TrainConfig
 from memagent.rl.setup import SCRATCH, Setup, open_setup
 from memagent.rl.update.advantages import group_advantages, has_signal
 from memagent.rl.update.agreement import check_agreement, check_longer

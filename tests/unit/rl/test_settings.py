@@ -11,6 +11,7 @@ from memagent.agent.prompts import open_prompts
 from memagent.config import Settings
 from memagent.errors import ConfigError
 from memagent.rl.agents.api import open_agent
+from memagent.rl.resume import remember_named, resumed_config
 from memagent.rl.settings import (
     PRESETS,
     ClusterSettings,
@@ -18,8 +19,6 @@ from memagent.rl.settings import (
     parse_config,
     read_config,
     read_warm_start,
-    remember_named,
-    resumed_config,
 )
 
 LEAST: dict[str, Any] = {

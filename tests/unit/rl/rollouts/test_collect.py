@@ -307,21 +307,6 @@ async def test_an_agent_that_awaits_what_it_has_cancelled_is_a_failed_rollout() 
     assert second.rollouts[0].is_ok
 
 
-async def test_a_collection_that_is_cancelled_ends() -> None:
-    held = asyncio.Event()
-
-    async def agent(task: Job, client: Client) -> Outcome:
-        held.set()
-        await asyncio.sleep(60)
-        return await ask(task, client)
-
-    running = asyncio.ensure_future(collecting(jobs(2), agent, engine(), group_size=1).all())
-    await held.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-
-
 async def test_an_agent_that_takes_too_long_is_a_failed_rollout() -> None:
     async def slow(task: Job, client: Client) -> Outcome:
         if task.id == "job0":
