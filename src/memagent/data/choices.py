@@ -106,7 +106,9 @@ def named_sources(given: Sequence[str]) -> dict[str, str]:
             find_source(name)
             paths[name] = path
         elif Path(one).expanduser().is_dir():
-            paths.update(_held_by(one))
+            found = held_by(Path(one).expanduser())  # one without any source is a folder of essays
+            held = {name: str(Path(one) / file.name) for name, file in found.items()}
+            paths.update(held or {"essays": one})
         else:
             raise ConfigError(
                 f"`source={one}`: name a folder, or a file as name=path with one of "
@@ -119,12 +121,4 @@ def source_settings(task: str, paths: dict[str, str]) -> dict[str, str]:
     """The settings that name the files of a task's sources."""
     return {
         setting: paths[name] for name, setting in SOURCES_OF.get(task, {}).items() if name in paths
-    }
-
-
-def _held_by(folder: str) -> dict[str, str]:
-    """The sources that a folder holds; a folder without any is one of essays."""
-    found = held_by(Path(folder).expanduser())
-    return {name: str(Path(folder) / path.name) for name, path in found.items()} or {
-        "essays": folder
     }

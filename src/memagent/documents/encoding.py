@@ -101,21 +101,19 @@ def bom_encoding(data: bytes) -> str | None:
 
 def _decode_as_named(data: bytes, source: str, encoding: str) -> str:
     check_encoding(encoding)
+    advice = "name another encoding, or none to have it detected"
     try:
         text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise DocumentError(
-            f"{source} is not {encoding}: byte {error.start} (0x{data[error.start : error.start + 1].hex()}) does not "
-            "decode; name another encoding, or none to have it detected"
-        ) from error
-    except UnicodeError as error:  # some codecs say no more than this
-        raise DocumentError(
-            f"{source} is not {encoding}; name another encoding, or none to have it detected"
-        ) from error
+    except UnicodeError as error:
+        where = ""
+        if isinstance(error, UnicodeDecodeError):  # some codecs say no more than that it failed
+            byte = data[error.start : error.start + 1].hex()
+            where = f": byte {error.start} (0x{byte}) does not decode"
+        raise DocumentError(f"{source} is not {encoding}{where}; {advice}") from error
     if looks_binary(text[:HEAD_BYTES]):
         raise DocumentError(
             f"{source} read as {encoding} is full of control characters, so it is not text in that "
-            "encoding; name another encoding, or none to have it detected"
+            f"encoding; {advice}"
         )
     return text.removeprefix("\ufeff")
 
@@ -191,13 +189,8 @@ def _is_mostly_utf8(sample: bytes) -> bool:
 def _candidates(sample: bytes, declared: str | None) -> Iterator[str]:
     if declared is not None:
         # Pages that say latin-1 mean cp1252, browsers found long ago.
-        is_latin_1 = declared.lower().replace("_", "-") in (
-            "iso-8859-1",
-            "latin-1",
-            "latin1",
-            "ascii",
-        )
-        yield "cp1252" if is_latin_1 else declared
+        name = declared.lower().replace("_", "-")
+        yield "cp1252" if name in ("iso-8859-1", "latin-1", "latin1", "ascii") else declared
     yield from _guesses(sample)
 
 

@@ -59,8 +59,12 @@ class Training:
         self.path = path
         self._manifest = read_manifest(path)
         self._metrics = LineIndex(path, METRICS, _metrics_of)
-        self._opened = lru_cache(OPEN_FILES)(self._open)
-        self._validated = lru_cache(OPEN_FILES)(self._open_validation)
+        self._opened = lru_cache(OPEN_FILES)(
+            lambda step: LineIndex(path, _file_of(SAMPLES, step), SavedRollout.model_validate_json)
+        )
+        self._validated = lru_cache(OPEN_FILES)(
+            lambda step: Items(path, _file_of(VALIDATION, step))
+        )
 
     def overview(self) -> Json:
         """What is trained, and which steps have rollouts or a validation to look at."""
@@ -90,7 +94,14 @@ class Training:
         for number, rollout in enumerate(self._rollouts(step)):
             if rollout is not None:
                 groups.setdefault(rollout.task_id, []).append(_row(number, rollout))
-        return {"step": step, "groups": list(map(_group, groups.items()))}
+        shared = ("task_id", "question", "answers", "group_rewards")
+        return {
+            "step": step,
+            "groups": [
+                {**{name: rollouts[0][name] for name in shared}, "rollouts": rollouts}
+                for rollouts in groups.values()
+            ],
+        }
 
     def rollout(self, step: int, number: int) -> StoredTrace:
         """The trace of a saved rollout."""
@@ -136,12 +147,6 @@ class Training:
         index.refresh()
         return index.heads
 
-    def _open(self, step: int) -> LineIndex[SavedRollout]:
-        return LineIndex(self.path, _file_of(SAMPLES, step), SavedRollout.model_validate_json)
-
-    def _open_validation(self, step: int) -> Items:
-        return Items(self.path, _file_of(VALIDATION, step))
-
 
 def _file_of(folder: str, step: int) -> str:
     return f"{folder}/step-{step:06}.jsonl"
@@ -160,31 +165,13 @@ def _metrics_of(line: bytes) -> Json:
     return {**numbers, "kind": str(values.get("kind", ""))}
 
 
-def _group(group: tuple[str, list[Json]]) -> Json:
-    task_id, rollouts = group
-    first = rollouts[0]
-    return {
-        "task_id": task_id,
-        "question": first["question"],
-        "answers": first["answers"],
-        "group_rewards": first["group_rewards"],
-        "rollouts": rollouts,
-    }
-
-
 def _row(number: int, rollout: SavedRollout) -> Json:
     """What is shown of a rollout beside the others of its group."""
     return {
         "number": number,
-        "task_id": rollout.task_id,
-        "index": rollout.index,
+        **rollout.model_dump(exclude={"trace", "record"}),
         "question": rollout.question and rollout.question[:MAX_SHOWN],
         "answers": [answer[:MAX_SHOWN] for answer in rollout.answers[:5]],
-        "reward": rollout.reward,
-        "advantage": rollout.advantage,
-        "group_rewards": list(rollout.group_rewards),
-        "status": rollout.status,
-        "error": rollout.error,
         "metrics": {name: value for name, value in rollout.metrics.items() if math.isfinite(value)},
         **_outcome(rollout),
     }

@@ -65,7 +65,16 @@ def open_source(
         elif source.url is None:
             _derive_paragraphs(target, on_progress)
         else:
-            _fetch(name, source, source.url, target, on_progress)
+            with _reported(name, source, on_progress) as report:
+                download(
+                    source.url,
+                    target,
+                    num_bytes=source.num_bytes,
+                    sha256=source.sha256,
+                    on_progress=report,
+                    elsewhere=f"fetch it elsewhere and give its path: {source_setting(name)}",
+                )
+            _record(target)
     return target
 
 
@@ -136,21 +145,6 @@ def _lock(target: Path) -> FileLock:
         ) from None
 
 
-def _fetch(
-    name: str, source: Source, url: str, target: Path, on_progress: OnFetched | None
-) -> None:
-    with _reported(name, source, on_progress) as report:
-        download(
-            url,
-            target,
-            num_bytes=source.num_bytes,
-            sha256=source.sha256,
-            on_progress=report,
-            elsewhere=f"fetch it elsewhere and give its path: {source_setting(name)}",
-        )
-    _record(target)
-
-
 def _derive_paragraphs(target: Path, on_progress: OnFetched | None) -> None:
     """Write the distinct paragraphs of the official files."""
     files = [
@@ -170,11 +164,11 @@ def _derive_paragraphs(target: Path, on_progress: OnFetched | None) -> None:
 def _record(target: Path) -> None:
     """Keep the checksum beside the file, in the form that `sha256sum -c` takes."""
     line = f"{sha256_of(target)}  {target.name}\n"
-    write_atomically(_checksum_file(target), line.encode())
+    write_atomically(target.with_name(f"{target.name}.sha256"), line.encode())
 
 
 def _verify(target: Path) -> None:
-    recorded = _checksum_file(target)
+    recorded = target.with_name(f"{target.name}.sha256")
     if not recorded.exists():
         _record(target)
     elif recorded.read_text().split()[:1] != [sha256_of(target)]:
@@ -182,10 +176,6 @@ def _verify(target: Path) -> None:
             f"{target} is not what was fetched (its checksum in {recorded.name} differs); delete "
             "it, and it is fetched again"
         )
-
-
-def _checksum_file(target: Path) -> Path:
-    return target.with_name(f"{target.name}.sha256")
 
 
 @contextmanager
