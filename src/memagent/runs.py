@@ -82,7 +82,11 @@ class Run:
             raise RunError(
                 f"{path} holds steps of a run whose {MANIFEST} is gone; name another folder"
             )
-        header = {"format": FORMAT, "memagent": __version__, "created": _now()}
+        header = {
+            "format": FORMAT,
+            "memagent": __version__,
+            "created": datetime.now().astimezone().isoformat(timespec="seconds"),
+        }
         contents = {**header, **manifest}
         text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
         if len(data := text.encode("utf-8", "backslashreplace")) > MAX_BYTES:
@@ -286,7 +290,3 @@ def _locked(path: Path) -> FolderLock:
         raise RunNotWritable(f"{path} is in use by another memagent process") from None
     except OSError as error:
         raise RunNotWritable(f"cannot lock {path}: {reason_of(error)}") from None
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")

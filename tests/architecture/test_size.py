@@ -17,23 +17,23 @@ import memagent
 
 ROOT = Path(__file__).resolve().parents[2]
 
-MAX_LINES = 65_011
+MAX_LINES = 65_018
 MAX_FILES = 340
-MAX_TEST_LINES = 61_757
-MAX_SETTINGS = 286
+MAX_TEST_LINES = 61_770
+MAX_SETTINGS = 282
 MAX_OPTIONS = {"ask": 25, "eval run": 25, "serve run": 18, "mcp": 15, "data filter": 16}
 MAX_OTHER_OPTIONS = 22
 """Of every command that is not named above."""
 MAX_FUNCTION_LINES = 90
 MAX_P90_LINES = 35
 WALKS = {
-    "ask": (320, 44),
-    "ask-evidence": (362, 44),
-    "ask-parallel": (349, 45),
-    "reader": (106, 22),
-    "item": (413, 66),
-    "gateway": (291, 43),
-    "gateway-short": (112, 23),
+    "ask": (308, 44),
+    "ask-evidence": (347, 44),
+    "ask-parallel": (334, 45),
+    "reader": (102, 22),
+    "item": (404, 66),
+    "gateway": (289, 43),
+    "gateway-short": (111, 23),
     "train": (456, 70),
 }
 """Functions of the package that are entered, and files they are in."""

@@ -375,7 +375,7 @@ class Evaluation:
         if context.keeps_memory:
             values |= evidence_scores(example, trace).known()
         usage = trace.usage
-        places = _depths(example)
+        places = tuple(min(1.0, depth) for depth in depths(example))
         record = ItemRecord(
             id=example.id,
             task=item.task,
@@ -397,7 +397,7 @@ class Evaluation:
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
             seconds=round(seconds, 6),
-            cost=self._cost(usage),
+            cost=self._prices.cost_of(usage) if self._prices else None,
             num_sections=sum(step.section is not None for step in trace.steps),
             is_cut=context.is_cut,
             num_withheld=trace.num_withheld,
@@ -433,9 +433,6 @@ class Evaluation:
     def _append(self, record: ItemRecord) -> None:
         assert self.run is not None
         self.run.append(record.to_json())
-
-    def _cost(self, usage: Usage) -> float | None:
-        return self._prices.cost_of(usage) if self._prices else None
 
     def _is_outage(self) -> bool:
         """Whether items failed because the engine did, and not through their own fault."""
@@ -645,10 +642,6 @@ def _one_line(error: BaseException) -> str:
 def _frames(error: BaseException) -> list[str]:
     lines = "".join(traceback.format_exception(error)).splitlines()
     return lines[-TRACEBACK_LINES:]
-
-
-def _depths(example: Example) -> tuple[float, ...]:
-    return tuple(min(1.0, depth) for depth in depths(example))
 
 
 def _usage(record: ItemRecord) -> Usage:

@@ -352,7 +352,7 @@ class _CostsMeasured:
     def __init__(self, ends: Sequence[int], costs: Sequence[float]) -> None:
         self._ends = ends
         self._totals = list(accumulate(costs))
-        self.num_tokens = _ceil(self._totals[-1]) if costs else 0
+        self.num_tokens = math.ceil(self._totals[-1]) if costs else 0
 
     def end_of(self, num_tokens: int) -> int:
         count = bisect_right(self._totals, num_tokens)
@@ -360,7 +360,7 @@ class _CostsMeasured:
 
     def tokens_before(self, position: int) -> int:
         count = bisect_right(self._ends, position)
-        return _ceil(self._totals[count - 1]) if count else 0
+        return math.ceil(self._totals[count - 1]) if count else 0
 
 
 def _template_of(folder: Path, name: str) -> ChatTemplate | None:
@@ -473,7 +473,3 @@ def _allowance(messages: Sequence[Message], count: Callable[[str], int]) -> int:
 
 def _utf8(text: str) -> bytes:
     return text.encode("utf-8")
-
-
-def _ceil(value: float) -> int:
-    return math.ceil(value)

@@ -64,7 +64,7 @@ def _merge_prompt(trace: StoredTrace, number: int, prompts: PromptSet) -> Json:
     step = trace.step_at(number)
     if not _asks_notes(trace):
         raise RunError("lines of memories were put together without a call")
-    heads = [_head(head) for head in trace.heads]
+    heads = [_PlacedHead(head["start"], tuple(head.get("inputs", ()))) for head in trace.heads]
     merged = _reads_under(number, heads)
     number_at = partial(_index_at, _section_starts(trace))
     extents = Extents(heads)
@@ -100,10 +100,6 @@ class _PlacedHead(NamedTuple):
 
     start: int | None
     inputs: tuple[int, ...]
-
-
-def _head(head: Json) -> _PlacedHead:
-    return _PlacedHead(head["start"], tuple(head.get("inputs", ())))
 
 
 def _reads_under(number: int, heads: Sequence[_PlacedHead]) -> set[int]:

@@ -35,12 +35,10 @@ def _options(command: click.Command) -> dict[str, click.Option]:
     options = [param for param in command.params if isinstance(param, click.Option)]
     by_set = {name: one for one in options for name in getattr(one, "kinds", ())}
     by_name = {option.name: option for option in options if option.name}
-    by_flag = {_setting_of(flag): option for option in options for flag in option.opts}
+    by_flag = {
+        flag.lstrip("-").replace("-", "_"): option for option in options for flag in option.opts
+    }
     return {**by_set, **by_name, **by_flag}
-
-
-def _setting_of(flag: str) -> str:
-    return flag.lstrip("-").replace("-", "_")
 
 
 def _spelled(name: str, value: str | None, options: dict[str, click.Option]) -> str:

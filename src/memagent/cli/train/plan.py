@@ -18,7 +18,6 @@ from memagent.rl.plan import (
     Layout,
     PlanAssumptions,
     Problem,
-    StepPlan,
     TrainingPlan,
     make_plan,
 )
@@ -191,14 +190,11 @@ def _step(plan: TrainingPlan) -> list[str]:
         ("new weights to the engines", "-", f"{chosen.publish_seconds:,.1f}"),
         ("together", "", f"{chosen.step_seconds:,.1f}"),
     ]
-    return [*_table(rows), _busy(chosen)]
-
-
-def _busy(one: StepPlan) -> str:
-    return (
-        f"trainer busy {one.trainer_busy:.0%}, engines {one.engines_busy:.0%}; each engine has room for "
-        f"{one.max_rows:,} rollouts at once"
-    )
+    return [
+        *_table(rows),
+        f"trainer busy {chosen.trainer_busy:.0%}, engines {chosen.engines_busy:.0%}; each engine has room for "
+        f"{chosen.max_rows:,} rollouts at once",
+    ]
 
 
 def _run(plan: TrainingPlan) -> Iterator[str]:

@@ -25,7 +25,7 @@ from memagent.cli.train.options import (
 )
 from memagent.errors import ConfigError
 from memagent.extras import require
-from memagent.rl.settings import ClusterSettings, TrainConfig, read_config
+from memagent.rl.settings import TrainConfig, read_config
 from memagent.shipped import find_config
 
 if TYPE_CHECKING:
@@ -174,16 +174,12 @@ async def _dry_run(
         if run_dir is not None:
             console.report(_resumed(config, progress))
     if config.cluster is not None:
-        console.report(_places(config.cluster))
+        console.report(
+            f"cluster: there is room for {config.cluster.trainer_ranks} trainer ranks and {config.cluster.engine_replicas} "
+            "engine replicas; one of each was started"
+        )
     console.report("dry run: everything can be opened; nothing was trained")
     return 0
-
-
-def _places(cluster: ClusterSettings) -> str:
-    return (
-        f"cluster: there is room for {cluster.trainer_ranks} trainer ranks and {cluster.engine_replicas} "
-        "engine replicas; one of each was started"
-    )
 
 
 def _resumed(config: TrainConfig, progress: TrainProgress) -> str:

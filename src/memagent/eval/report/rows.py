@@ -267,12 +267,8 @@ def _by_item(records: Iterable[ItemRecord]) -> dict[str, float]:
     """The score of each item: samples of one item are not independent, so they are averaged."""
     scores: dict[str, list[float]] = defaultdict(list)
     for record in records:
-        scores[item_of(record)].append(_score(record))
+        scores[item_of(record)].append(record.score if record.status == "ok" else 0.0)
     return {item: fmean(values) for item, values in sorted(scores.items())}
-
-
-def _score(record: ItemRecord) -> float:
-    return record.score if record.status == "ok" else 0.0
 
 
 # --- averages over tasks --------------------------------------------------------------------------
