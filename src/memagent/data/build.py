@@ -159,15 +159,11 @@ def refuse_to_overwrite(out: Path) -> None:
 
 def stored_example(example: Example, store: Storing) -> StoredExample:
     """An example as it is written: with its documents, or with its origin only."""
-    kept = example if _is_text_stored(example, store) else replace(example, documents=None)
+    is_short = (example.num_tokens or 0) <= MAX_STORED_TOKENS
+    has_text = store == "text" or (store == "auto" and is_short)
+    kept = example if has_text else replace(example, documents=None)
     line = to_json(kept).encode()
     return StoredExample(line, row_of(example, has_text=kept.documents is not None))
-
-
-def _is_text_stored(example: Example, store: Storing) -> bool:
-    if store == "auto":
-        return (example.num_tokens or 0) <= MAX_STORED_TOKENS
-    return store == "text"
 
 
 def _check(job: BuildJob, processes: int) -> None:

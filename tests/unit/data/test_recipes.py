@@ -98,15 +98,11 @@ def test_the_series_is_the_papers() -> None:
     assert (train.num, train.settings["docs"], train.settings["split"]) == (32768, 200, "train")
 
 
-def test_the_recipe_of_ruler_has_all_its_tasks() -> None:
-    jobs = read_recipe(ROOT / "configs/data/ruler.toml").jobs(Path())
-    assert {job.task for job in jobs} == {task for task in TASKS if task.startswith("ruler/")}
-    assert len(jobs) == 13 * 7
-
-
-def test_the_recipe_beyond_ruler_has_all_its_tasks() -> None:
-    jobs = read_recipe(ROOT / "configs/data/beyond.toml").jobs(Path())
-    assert {job.task for job in jobs} == {task for task in TASKS if task.startswith("beyond/")}
+@pytest.mark.parametrize("family", ["ruler", "beyond"])
+def test_the_recipe_of_a_family_has_all_its_tasks(family: str) -> None:
+    jobs = read_recipe(ROOT / f"configs/data/{family}.toml").jobs(Path())
+    assert {job.task for job in jobs} == {task for task in TASKS if task.startswith(f"{family}/")}
+    assert len(jobs) % len({job.task for job in jobs}) == 0
 
 
 # --- expanding ------------------------------------------------------------------------------------

@@ -89,14 +89,13 @@ def test_a_mark_that_does_not_keep_its_promise_is_refused() -> None:
         decode(codecs.BOM_UTF8 + b"a\xff", "a.txt")
 
 
-def test_accents_late_in_a_file_are_found_out() -> None:
-    text = "plain english\n" * 50_000 + FRENCH
-    assert decode(text.encode("cp1252"), "a.txt") == text
-
-
-def test_accents_in_one_endless_line_are_found_out() -> None:
-    text = (RUSSIAN.strip() + " ") * 20_000
-    assert decode(text.encode("koi8-r"), "a.txt") == text
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [("plain english\n" * 50_000 + FRENCH, "cp1252"), ((RUSSIAN.strip() + " ") * 20_000, "koi8-r")],
+    ids=["late", "in an endless line"],
+)
+def test_accents_late_or_in_one_line_are_found_out(text: str, encoding: str) -> None:
+    assert decode(text.encode(encoding), "a.txt") == text
 
 
 def test_a_byte_that_breaks_utf8_is_named_rather_than_guessed_around() -> None:

@@ -165,7 +165,17 @@ def text_file(path: Path, *, is_packed: bool) -> Iterator[Callable[[str], None]]
         if is_packed:
             packed = gzip.GzipFile("", "wb", 6, file, mtime=0)  # no name, no time in its head
             file = cast(IO[bytes], stack.enter_context(packed))
-        yield lambda text: _write_utf8(file, text)
+
+        def write(text: str) -> None:
+            try:
+                file.write(text.encode("utf-8"))
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"an example has a lone surrogate ({text[error.start]!r}), which UTF-8 cannot "
+                    "hold; repair its source"
+                ) from None
+
+        yield write
 
 
 # --- formats --------------------------------------------------------------------------------------
@@ -281,17 +291,6 @@ def _sorted(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_sorted(item) for item in value]
     return value
-
-
-def _write_utf8(file: IO[bytes], text: str) -> None:
-    try:
-        data = text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"an example has a lone surrogate ({text[error.start]!r}), which UTF-8 cannot hold; "
-            "repair its source"
-        ) from None
-    file.write(data)
 
 
 def _explain(error: ValidationError) -> str:

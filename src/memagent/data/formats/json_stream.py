@@ -16,6 +16,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ BLOCK_BYTES = 1 << 18
 """How much of an array is read at once."""
 NEAR_END = 16
 """An error this close to the end of what was read may be a truncated literal."""
-SPACE = " \t\n\r"
+_space = re.compile(r"[ \t\n\r]*")
 
 
 @contextmanager
@@ -72,7 +73,9 @@ def read_records(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[tupl
         if head == b"[":
             yield from _array(_Window(stream, path, block_bytes))
         else:
-            yield from _lines(stream, path)
+            for number, line in numbered_lines(stream, path):
+                if line.strip():
+                    yield number, parse_json(line, place(path, number))
 
 
 def numbered_lines(stream: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
@@ -90,7 +93,8 @@ def numbered_lines(stream: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]
 
 def place(path: Path, number: int) -> str:
     """Where a record is, for errors: by line in a JSONL file, by row or record elsewhere."""
-    unit = "line" if _has_lines(path) else "row" if path.suffix == ".parquet" else "record"
+    has_lines = path.name.endswith((".jsonl", ".jsonl.gz"))
+    unit = "line" if has_lines else "row" if path.suffix == ".parquet" else "record"
     return f"{path}, {unit} {number}"
 
 
@@ -119,10 +123,6 @@ def checked_record(schema: type[M], record: Any, path: Path, number: int) -> M:
         raise DataError(f"{place(path, number)}: {name}: {problem['msg'].lower()}") from None
 
 
-def _has_lines(path: Path) -> bool:
-    return path.name.endswith((".jsonl", ".jsonl.gz"))
-
-
 def _first_char(stream: IO[bytes]) -> bytes:
     """The first byte that is not space, without consuming it; empty at the end."""
     while char := stream.read(1):
@@ -130,12 +130,6 @@ def _first_char(stream: IO[bytes]) -> bytes:
             stream.seek(-1, 1)
             return char
     return b""
-
-
-def _lines(stream: IO[bytes], path: Path) -> Iterator[tuple[int, Any]]:
-    for number, line in numbered_lines(stream, path):
-        if line.strip():
-            yield number, parse_json(line, place(path, number))
 
 
 def _array(window: _Window) -> Iterator[tuple[int, Any]]:
@@ -169,12 +163,9 @@ class _Window:
     def next_char(self) -> str:
         """The next character that is not space; empty at the end."""
         while True:
-            while self._at < len(self._text):
-                if self._text[self._at] not in SPACE:
-                    return self._text[self._at]
-                self._at += 1
-            if self._is_at_end:
-                return ""
+            self._at = _space.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text) or self._is_at_end:
+                return self._text[self._at : self._at + 1]
             self._fill()
 
     def expect(self, char: str) -> None:
