@@ -283,6 +283,11 @@ class ClusterExecutor(Executor):
         self._on_note(
             "a worker process of the cluster died; it is replaced, and what it computed is computed again"
         )
+        # idle ones may have died with it, which is no fault of a function
+        for one in self._workers:
+            if one.is_ready and not one.jobs:
+                one.is_ready = False
+                self._call(one, "start", (None, ()), self._started)
 
     def _end(self, worker: _Worker) -> None:
         import ray
