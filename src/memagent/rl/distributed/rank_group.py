@@ -81,8 +81,11 @@ class RankGroup(TrainerBackend):
     async def reserve(self) -> PlacementGroup:
         """Reserve a place for each rank."""
         num = self._settings.trainer_ranks
+        bundle: Bundle = {"CPU": 2 if self._settings.placement == "colocated" else 1}
+        if self.on_gpu:
+            bundle["GPU"] = 1
         self.placement = await self._cluster.place(
-            [self._bundle()] * num, what=f"{num} trainer ranks", set_by="`cluster.trainer_ranks`"
+            [bundle] * num, what=f"{num} trainer ranks", set_by="`cluster.trainer_ranks`"
         )
         return self.placement
 
@@ -177,12 +180,6 @@ class RankGroup(TrainerBackend):
             resources["GPU"] = COLOCATED_SHARE if is_colocated else 1
         return resources
 
-    def _bundle(self) -> Bundle:
-        bundle: Bundle = {"CPU": 2 if self._settings.placement == "colocated" else 1}
-        if self.on_gpu:
-            bundle["GPU"] = 1
-        return bundle
-
 
 def _sent(value: Any) -> Any:
     """An argument as all ranks get it: whole paths, and a reference to the samples of a step."""
@@ -207,12 +204,8 @@ def worst_of(errors: Sequence[BaseException | None], *, num_ranks: int) -> BaseE
         return ClusterError(full_store("what a rank returns"))
     if broken := next((one for one in causes if one is not None and is_gpu_failure(one)), None):
         return RanksLost(f"a GPU of {num_ranks} trainer ranks has failed ({first_line(broken)})")
-    if isinstance(cause, RayError) or _is_network(cause):
+    is_network = any(word in str(cause).lower() for word in NETWORK)
+    if isinstance(cause, RayError) or (isinstance(cause, RuntimeError) and is_network):
         return RanksLost(f"the {num_ranks} trainer ranks have lost each other")
     assert cause is not None
     return cause
-
-
-def _is_network(error: BaseException | None) -> bool:
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(word in text for word in NETWORK)
