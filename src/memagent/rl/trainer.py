@@ -51,6 +51,7 @@ from memagent.rl.warmstart.lessons import ahead
 from memagent.rl.warmstart.rows import sft_rows
 from memagent.rl.weights.checkpoint import (
     best_of_run,
+    disk_errors,
     export,
     latest_checkpoint,
     list_checkpoints,
@@ -390,7 +391,8 @@ class Trainer:
         backend = self.setup.backend
         await backend.begin(config.optim, num_steps=config.steps, num_done=progress.step)
         if config.objective.kl_coef:
-            await backend.keep_reference(self.run_dir / REFERENCE)
+            with disk_errors(self.run_dir / REFERENCE):
+                await backend.keep_reference(self.run_dir / REFERENCE)
         await self._validate()
         if progress.step >= config.steps:
             return
