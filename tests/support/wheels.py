@@ -43,7 +43,7 @@ def make_wheel(
     folder: Path,
     contents: bytes = GGUF,
     member: str = TINY_WHEEL.member,
-    package: str = TINY_WHEEL.package,
+    package: str = "tiny-wheel",
 ) -> Path:
     """A wheel as small as pip takes one. Its data is not compressed."""
     stem = f"{package.replace('-', '_')}-1.0"
@@ -64,7 +64,10 @@ def make_wheel(
 def make_parts(folder: Path) -> list[Path]:
     """The wheels of PARTED."""
     pairs = zip(PARTED_FILE.parts, PARTS, strict=True)
-    return [make_wheel(folder, data, wheel.member, wheel.package) for wheel, data in pairs]
+    return [
+        make_wheel(folder, data, wheel.member, wheel.requirement.removesuffix("==1.0"))
+        for wheel, data in pairs
+    ]
 
 
 def use_folder_as_pypi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,11 +40,6 @@ class Wheel(NamedTuple):
     member: str
     """The data file inside the wheel."""
 
-    @property
-    def package(self) -> str:
-        """The name of the wheel without its version."""
-        return self.requirement.partition("==")[0]
-
 
 class CarriedFile(NamedTuple):
     """A file of a model."""
