@@ -41,6 +41,7 @@ from memagent.rl.settings import ModelSettings, TrainConfig, parse_config
 from memagent.rl.types import Group
 from memagent.rl.update.learner import Learner
 from memagent.rl.update.ranks import Ranks
+from memagent.rl.weights import models as models_module
 from tests.support.replica_models import expected, greedy, named
 from tests.support.rollouts import near_policy, random_groups
 from tests.support.tiny_models import make_tiny_model
@@ -74,10 +75,21 @@ def groups(models: list[Path]) -> list[Group]:
     return near_policy(model, random_groups(model, num_groups=4, group_size=4), noise=0.01)
 
 
+@pytest.fixture(autouse=True)
+def _in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a GPU, so that results can be compared."""
+    load = models_module.load
+
+    def exactly(*arguments: Any, **settings: Any) -> Any:
+        return load(*arguments, **{**settings, "dtype": torch.float32})
+
+    monkeypatch.setattr(models_module, "load", exactly)
+
+
 def run_config(folder: Path, model: Path, *, offload: bool) -> TrainConfig:
     cluster = {"offload": offload}
     values = tiny_run(folder, cluster=cluster, warm_start=None, validation=None, objective={})
-    values["model"] = {"source": str(model), "dtype": "float32"}
+    values["model"] = {"source": str(model)}
     return parse_config(values)
 
 
@@ -125,7 +137,7 @@ def test_a_sharded_rank_trains_saves_and_publishes_what_a_whole_one_does(
 
 def opened(model: Path, device: str) -> EmbeddedModel:
     return EmbeddedReplica(
-        model=ModelSettings(source=str(model), device=device, dtype="float32"),
+        model=ModelSettings(source=str(model), device=device),
         source=str(model),
         seed=0,
         engine_settings={"cache_gb": CACHE_GB},

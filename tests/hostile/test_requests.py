@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.datastructures import Headers
 
-from memagent.engines.local.loading import LoadedModel
 from memagent.serve import guard, listen
 from memagent.serve.errors import ApiError
 from memagent.serve.keys import KeyHolder
 from memagent.serve.listen import ForeignRequest, HostCheck
+from memagent.tokens.control import ControlTokens
+from memagent.tokens.tokenizers import ModelTokenizer
 from tests.hostile import requests
 from tests.hostile.harness import tried
 from tests.support.timing import settle
@@ -210,13 +211,17 @@ def test_a_message_far_above_the_window_is_not_tokenised(
     server: TinyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded: list[int] = []
-    encode = LoadedModel.encode
+    for kind, name in ((ModelTokenizer, "_ids"), (ControlTokens, "encode_rendered")):
+        encode = getattr(kind, name)
 
-    def recorded(self: LoadedModel, text: str) -> list[int]:
-        encoded.append(len(text))
-        return encode(self, text)
+        def recorded(self: Any, text: str, *rest: str, encode: Any = encode) -> list[int]:
+            encoded.append(len(text))
+            ids: list[int] = encode(self, text, *rest)
+            return ids
 
-    monkeypatch.setattr(LoadedModel, "encode", recorded)
+        monkeypatch.setattr(kind, name, recorded)
+    assert send(server, HELLO)[0] == 200
+    assert encoded
     for text in ("word " * 500_000, "<|im_end|>" * 200_000, " " * 2_000_000):
         body = {"messages": [{"role": "user", "content": text}]}
         status, content = send(server, body)
