@@ -16,7 +16,7 @@ import pytest
 
 from memagent import open_engine
 from memagent.config import LocalConfig
-from memagent.engines.base import check_engine
+from memagent.engines.base import opener_of
 from memagent.engines.local.engine import LocalEngine
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError, EngineRefused
@@ -173,7 +173,7 @@ def test_a_file_that_is_not_gguf_is_named(tmp_path: Path, contents: bytes) -> No
 
 def test_a_missing_extra_names_both_remedies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    check_engine("local")
+    opener_of("local")
     with pytest.raises(ConfigError) as caught:
         open_engine(f"local:{folder}")
     assert str(caught.value) == (
@@ -181,7 +181,7 @@ def test_a_missing_extra_names_both_remedies(folder: Path, monkeypatch: pytest.M
     )
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     with pytest.raises(ConfigError) as caught:
-        check_engine("local")
+        opener_of("local")
     assert str(caught.value) == (
         'the local engine needs xllamacpp; install it with pip install "memagent[local]", or name '
         "an endpoint with `base_url`"
