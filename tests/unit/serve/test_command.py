@@ -36,9 +36,7 @@ def test_a_missing_library_is_named_with_its_extra(
     library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(
-        ConfigError, match=rf'needs {library}; pip install "memagent\[local,serve\]"'
-    ):
+    with pytest.raises(ConfigError, match=rf'needs {library}; .*"memagent\[local,serve\]"'):
         CliRunner().invoke(
             serve.command, ["--engine", "local:tiny"], catch_exceptions=False, standalone_mode=False
         )
