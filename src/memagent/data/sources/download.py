@@ -148,7 +148,7 @@ def _next_block(reply: http.client.HTTPResponse) -> bytes:
 
 @contextmanager
 def _connection() -> Iterator[None]:
-    """Errors of the connection, which are told from those of the disk."""
+    """Raise _Retry for errors of the connection; the disk is not used inside."""
     try:
         yield
     except urllib.error.HTTPError:
