@@ -1,7 +1,5 @@
 """What all tests share: isolated home folders, and tokenizers small enough to train in a second."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

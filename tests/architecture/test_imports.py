@@ -13,8 +13,6 @@ A module may import its own room and rooms of lower rows; row 0 is one room. `me
 is the front door and may name anything, but nothing inside comes in through it.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import resource

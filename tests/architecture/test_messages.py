@@ -1,7 +1,5 @@
 """Below the command line nobody knows options: messages name settings, in backticks."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Names that tell: no two public classes share one, and every folder says what is in it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ is taken must be finite and inside limits that its declaration names; those with
 the reason.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator

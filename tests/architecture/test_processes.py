@@ -1,7 +1,5 @@
 """Processes that the package starts: modules that start any are listed with the tests that kill those at random moments."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

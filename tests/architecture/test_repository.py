@@ -1,7 +1,5 @@
 """The repository itself: nothing of any one machine in it, one licence, one place for the version."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Files of runs have one door. Modules that open files are listed here with what they open, and no run is in the list."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

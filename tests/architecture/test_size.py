@@ -3,8 +3,6 @@
 Whoever makes something smaller lowers the bound. `python tools/count.py` and `python tools/walk.py` print the figures.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location

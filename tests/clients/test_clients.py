@@ -6,8 +6,6 @@ Skipped unless MEMAGENT_TEST_CLIENTS names a Python that has them, and CLIENTS_N
 openai. They have a venv of their own, because they need certain versions of many libraries.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

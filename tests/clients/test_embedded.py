@@ -6,8 +6,6 @@ Skipped unless MEMAGENT_TEST_CLIENTS is set: it takes a quarter of an hour on tw
 another length.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Tests on a Ray cluster of several nodes on this machine; most of them only with `make test-cluster`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights that go straight from ranks to replicas, while replicas are killed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """`memagent train --cluster auto`: a cluster that is started for the run, and a driver that is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

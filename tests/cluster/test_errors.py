@@ -1,7 +1,5 @@
 """What is wrong with a cluster: one line within the stated time, and nothing left running."""
 
-from __future__ import annotations
-
 import re
 import socket
 import time

@@ -3,8 +3,6 @@
 After each: the right number of steps, no rollout trained on twice, none lost without being counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Trainer ranks on two nodes train as one process does, whatever happens to them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Engine replicas that sleep, whose GPU fails, that never get ready, and that cannot be replaced."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

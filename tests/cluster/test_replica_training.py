@@ -1,7 +1,5 @@
 """Training with engine replicas and worker processes on two nodes, which are killed, sleep, and run ahead."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

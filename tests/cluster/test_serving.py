@@ -1,7 +1,5 @@
 """`memagent serve --cluster`: replicas on two nodes behind one address."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

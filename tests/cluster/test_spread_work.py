@@ -1,7 +1,5 @@
 """Evaluation, `data build` and `data filter` on a cluster of two nodes: records and bytes of one machine."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

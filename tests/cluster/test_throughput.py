@@ -3,8 +3,6 @@
 Bounds are wider than what is measured on an idle machine, 2.2 times and 13 ms: other programs may run beside the tests.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import pytest

@@ -1,7 +1,5 @@
 """Benchmarks of training run, tiny and on a CPU, and what they compare is the same."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

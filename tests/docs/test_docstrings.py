@@ -1,7 +1,5 @@
 """Examples in docstrings: those with `>>>` run, the others compile and call what exists."""
 
-from __future__ import annotations
-
 import doctest
 import sys
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The examples run as their pages say, against an endpoint and without one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

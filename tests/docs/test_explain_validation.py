@@ -1,7 +1,5 @@
 """tools/explain_validation.py: losses from the memory, and where wrong answers got lost."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

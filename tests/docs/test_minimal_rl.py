@@ -1,7 +1,5 @@
 """The example of reinforcement learning in one file learns what it says it learns."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files, modules and functions that the pages name exist where the pages say."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

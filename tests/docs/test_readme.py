@@ -15,8 +15,6 @@ A loopback endpoint replaces `http://localhost:8000/v1` and its model. A random 
 parameters replaces the embedded one; nothing can be downloaded.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The recording in the README is what its commands print."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """tools/keep_results.py and tools/make_results.py: small records of evaluations, and the page made from them."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

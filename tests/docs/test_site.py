@@ -1,7 +1,5 @@
 """The documentation site builds without a warning, needs nothing from elsewhere, and holds every page."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

@@ -4,8 +4,6 @@ Skipped without a GPU. What parts compute on a CPU is held against masks in
 tests/unit/rl/update/test_part_attention.py.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -6,8 +6,6 @@ replica that sleeps, weights that another process on the same GPU copies.
 On a CPU, with gloo, the same laws hold.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import gc

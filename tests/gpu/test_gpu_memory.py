@@ -5,8 +5,6 @@
 The garbage collector is off, so that nothing is freed by chance.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import subprocess

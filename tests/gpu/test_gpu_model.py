@@ -4,8 +4,6 @@ Skipped without a GPU. The same laws hold on the CPU for the plain-torch version
 tests/unit/engines/local/test_gpu_layout.py.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

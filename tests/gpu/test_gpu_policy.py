@@ -3,8 +3,6 @@
 Skipped without a GPU. On the CPU the same laws hold in tests/unit/rl/update/test_policy.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -6,8 +6,6 @@ exits with 1 if one of them gives a traceback, takes more than 10 seconds, or en
 answer although a line of its journal, which has checksums, was changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -5,8 +5,6 @@
 Each is read within the limits of `harness`, and becomes a document or an error of one line with its name.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -7,8 +7,6 @@ A behaviour gets the request and yields the bytes of the reply; between two piec
 `pause` seconds. Nothing here needs a process of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable

@@ -6,8 +6,6 @@ anything is wrong: a traceback, a crash, more than 10 seconds, more than 1 GB, a
 was not named. It also prints how long the slowest took, and how much memory a process needed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Damage to JSON: one value replaced, removed or doubled, or bytes of the text changed."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -5,8 +5,6 @@
 opens each of them and generates two tokens where that works; see `harness.py` for what is wrong.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

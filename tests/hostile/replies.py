@@ -6,8 +6,6 @@ Each is the answer to a completion and to a list of models. The engine returns a
 that can be, or raises one line; it connects to no address but the one it was given.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -6,8 +6,6 @@ Each is sent to a server with a tiny model. The answer is a completion, an error
 connection, never an error of the server; nothing is logged with a traceback, and the server stays healthy.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

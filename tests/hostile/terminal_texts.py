@@ -1,7 +1,5 @@
 """Texts that a terminal, a spreadsheet or a page of Markdown would obey. Each is a function of a seed."""
 
-from __future__ import annotations
-
 import random
 
 SEQUENCES = (

@@ -1,7 +1,5 @@
 """Control strings in texts are text, for every kind of tokenizer, in reading, serving and training."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run directories that somebody changed: refused in a line, or resumed with the same answer."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

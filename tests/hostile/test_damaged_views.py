@@ -1,7 +1,5 @@
 """The viewer over run directories that somebody has damaged: every answer is JSON or an error of one line."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

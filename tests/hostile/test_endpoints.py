@@ -1,7 +1,5 @@
 """Endpoints are not trusted: whatever they answer is bounded, retried or refused, and never a traceback."""
 
-from __future__ import annotations
-
 import itertools
 import resource
 import time

@@ -1,7 +1,5 @@
 """Model files of strangers: whatever they hold, an answer or one line with the file's name."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

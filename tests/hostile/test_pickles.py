@@ -1,7 +1,5 @@
 """No pickle is ever read: files of others run no code."""
 
-from __future__ import annotations
-
 import ast
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Documents that hold the marks of replies: a model that copies them word for word is not steered by them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

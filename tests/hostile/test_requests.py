@@ -1,7 +1,5 @@
 """Requests to the server from web pages, from clients that never finish, and of absurd size."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

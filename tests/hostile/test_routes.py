@@ -2,8 +2,6 @@
 a body without end, from another site. A route that is added is tested here, or fails for want of an entry.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Run directories of strangers: what they name is used only when the user names it too."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

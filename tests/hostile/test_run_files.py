@@ -4,8 +4,6 @@ Each command that opens runs meets each kind of file in each place. It ends with
 not there, and never waits; a list of runs still shows the others.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

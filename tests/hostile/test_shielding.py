@@ -1,7 +1,5 @@
 """Control strings in texts that are sent to endpoints: broken on the way, restored in replies."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Texts of strangers on terminals and in reports: shown, not obeyed; other outputs keep every byte."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

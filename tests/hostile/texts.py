@@ -1,7 +1,5 @@
 """Texts that tokenizers and the cutting of sections find hard. Each is a function of length and seed."""
 
-from __future__ import annotations
-
 import base64
 import random
 from collections.abc import Callable

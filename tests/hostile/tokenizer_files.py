@@ -5,8 +5,6 @@
 opens each of them as `tokenizer` does, counts, cuts and renders; see `harness.py` for what is wrong.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

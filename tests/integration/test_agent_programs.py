@@ -1,7 +1,5 @@
 """Agents in their own processes: an unmodified OpenAI client, recorded and trained as an agent function."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """The suites in configs/eval/as_published: what they ask, and small runs of them by the original's rules."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

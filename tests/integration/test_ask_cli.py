@@ -1,7 +1,5 @@
 """`memagent ask` from outside: what it prints, what it calls, what it keeps to itself."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Bad input ends with code 2 and one line that tells what to change."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`memagent data build` as a process: recipes, killing and resuming, full disks, refusals."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

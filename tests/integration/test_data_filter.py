@@ -4,8 +4,6 @@ The loopback endpoint answers every bare question with `\\boxed{unknown}`, so th
 answer is "unknown" are the ones it knows.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 from collections import Counter

@@ -5,8 +5,6 @@ follow: the command says so in one line or is not harmed, and resumed on a healt
 had happened. Then the disk is put into every state in which the power may leave it.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`memagent ask` without an endpoint: a model in this process, with settings of its own."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

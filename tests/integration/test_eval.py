@@ -4,8 +4,6 @@ The loopback endpoint reads by rule: it keeps the sentences that have the key wh
 and answers with what they say, so a perfect endpoint scores 100.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import signal

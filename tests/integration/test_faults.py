@@ -1,7 +1,5 @@
 """Hundreds of readings through an endpoint that fails in every way it can: nothing lost, nothing twice."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import resource

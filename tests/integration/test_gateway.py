@@ -1,7 +1,5 @@
 """The reading gateway with OpenAI's own client: short and long requests, files, keys, interruptions."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

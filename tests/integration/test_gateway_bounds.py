@@ -1,7 +1,5 @@
 """What a request to the gateway may become: memory, parts, files; whatever a key sends, others are answered."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import select

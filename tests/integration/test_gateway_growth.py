@@ -1,7 +1,5 @@
 """Texts that grow or change between two requests for the same answer: the gateway reads only what is new."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Callable, Iterator

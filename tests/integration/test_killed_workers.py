@@ -3,8 +3,6 @@
 What travels between a command and its workers is megabytes here, so that many kills arrive while it does.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

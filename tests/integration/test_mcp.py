@@ -1,7 +1,5 @@
 """`memagent mcp` as its own process, driven by the official client over standard input and output."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every request that leaves is a call: limited, counted and shown, whatever comes back."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An endpoint that goes away and comes back costs the time it was away, and no answered call."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shlex

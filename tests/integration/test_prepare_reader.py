@@ -1,7 +1,5 @@
 """The script that builds the reader's data: what its files contain, and what they must not."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

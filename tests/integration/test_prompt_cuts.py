@@ -1,7 +1,5 @@
 """Servers that cut prompts and say nothing are found before the next call; others are never taken for one."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Modes of reading on the command line: killed and resumed, planned, and asked from files of questions."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Lockstep rollouts of the embedded engine repeat bit for bit, whatever takes how long."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence

@@ -3,8 +3,6 @@
 The browser is Chromium without a window. It gets the page from disk, with no network to ask.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

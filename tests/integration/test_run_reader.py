@@ -1,7 +1,5 @@
 """The script that trains the reader: which runs it starts, with which time and data."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

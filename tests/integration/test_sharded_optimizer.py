@@ -1,7 +1,5 @@
 """Two processes that share a model make the optimizer steps of one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

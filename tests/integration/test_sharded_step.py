@@ -1,7 +1,5 @@
 """Two processes that share a model: together they have the gradient of one."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

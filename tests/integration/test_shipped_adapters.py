@@ -1,7 +1,5 @@
 """The adapters in the repository: complete, small files, and a config that names no machine."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

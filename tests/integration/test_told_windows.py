@@ -1,7 +1,5 @@
 """Windows that servers tell beside OpenAI's API, by stand-ins that behave as these do and by llama.cpp itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Commands around the reader: doctor, profiles, completion."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable

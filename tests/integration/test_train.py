@@ -4,8 +4,6 @@ The run that the others are compared with, bit for bit, starts with all its impo
 process that has them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """The shipped training configs: all can be parsed, the small ones run, and their rewards rise."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

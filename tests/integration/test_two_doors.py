@@ -1,7 +1,5 @@
 """The same reading from the command line and from Python: same trace, same manifest, same refusals."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

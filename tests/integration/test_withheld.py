@@ -1,7 +1,5 @@
 """What servers withhold, refuse or change is said in the summary, the JSON, the trace and in records."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

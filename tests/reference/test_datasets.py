@@ -1,7 +1,5 @@
 """Examples of every task, byte for byte: a changed text would make results of other days incomparable."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import asdict

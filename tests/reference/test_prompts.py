@@ -5,8 +5,6 @@ Each file of `prompts/` is one conversation with fixed values in its slots. To c
     python -m tests.reference.test_prompts        # writes the files again; review the diff
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Kept readings of each mode by a model whose every reply is different: the same steps come out again."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import suppress
 from pathlib import Path

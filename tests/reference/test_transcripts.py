@@ -3,8 +3,6 @@
 `python -m tests.reference.test_transcripts` writes the files anew. Ids and times are replaced by what stays the same.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

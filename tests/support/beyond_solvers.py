@@ -6,8 +6,6 @@
 They know how facts are worded, from reading, and share no code with what makes them.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable

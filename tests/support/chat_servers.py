@@ -8,8 +8,6 @@
 themselves beside OpenAI's API.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ checkpoints must be of the same step, and no step may be lost. Prints the last s
 came while a folder was being written or removed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Training runs on a cluster, and how close their metrics are to those of one process."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """collecting(tasks, agent, engine, group_size=2, seed=3, num_groups=6): a collection in one call."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any

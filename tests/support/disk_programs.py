@@ -7,8 +7,6 @@ What is printed is acknowledged: `step N` is a checkpoint, `call` a call that le
 line of JSON an answer of the gateway.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

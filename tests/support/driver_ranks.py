@@ -1,7 +1,5 @@
 """Trainer ranks in this process, to send weights to engine replicas on a cluster; in place of a `RankGroup`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 make_run(folder, [item("hotpotqa", "reader", 7000, index, score=1.0) for index in range(8)])
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ calls. Names come from the module, from memagent and from the example itself; ty
 as far as they are known. An unknown name that is only used is a placeholder; one that is called is wrong.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import builtins

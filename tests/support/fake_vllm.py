@@ -11,8 +11,6 @@ the version of the weights plus its position, and the weights in a folder are a 
 transferred have as handle of a GPU their version; the order of requests and their fields are checked as vLLM 0.32 does.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import json

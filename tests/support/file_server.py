@@ -6,8 +6,6 @@ with serving(b"...") as server:
 server.asked                          # the Range header of each request
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ with serving_gateway(tmp_path) as gateway:
     gateway.client().chat.completions.create(model="memagent", messages=...)
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -6,8 +6,6 @@ Takes the model and the rows in FOLDER, runs its share of the packs under FSDP2,
 gradient to FOLDER/gradient-RANK.pt.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys

@@ -6,8 +6,6 @@ distractors   "Near i a", "Near i b"
 paragraphs    "Filler 0", "Filler 1", ...
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

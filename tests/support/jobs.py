@@ -1,7 +1,5 @@
 """Tasks for agents in tests."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

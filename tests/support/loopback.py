@@ -19,8 +19,6 @@ From a test:
         answered = [call for call in endpoint.calls() if call["outcome"] == "ok"]
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import hashlib

@@ -3,8 +3,6 @@
 `tests/reference/readings/MODE` holds a run of each; `python -m tests.support.noisy_readings` makes those that are missing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -6,8 +6,6 @@ Takes `NUM_STEPS` steps under FSDP2, the second half with a new optimizer that c
 the first, and writes all weights, the state and the metrics to FOLDER/stepped-RANK.pt.
 """
 
-from __future__ import annotations
-
 import sys
 from datetime import timedelta
 from pathlib import Path

@@ -13,8 +13,6 @@ The fixture `programs` starts the server once for all tests of a process. A file
 least one command as users do, with all its imports.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib

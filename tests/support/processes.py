@@ -4,8 +4,6 @@ kill(pid, after=rng.uniform(0, 0.5))         # at a random moment; one that has 
 wait_until(lambda: not any(map(is_running, pids)))
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -7,8 +7,6 @@ Stand-ins have the format, the names and the variety of the real files: yes-or-n
 punctuation and accents, supporting facts that point nowhere, questions without an answer.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 Ray takes 127.0.0.1 for the address of the machine, which a sandbox may not route; 127.0.0.2 stays as it is.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ prints a fingerprint of all rollouts: their tokens, and their log-probabilities 
 depend on `jitter` alone; sampled tokens must not depend on them.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import hashlib

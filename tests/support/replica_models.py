@@ -1,7 +1,5 @@
 """Replicas of tiny models, and what they are expected to reply, for tests."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ random_until(seed, vocabulary=3)    `until` of a pack of random rows
 dense_mask(until)                   who sees whom in a pack, pair by pair
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 solve("ruler/vt", text, question) == {"QWXZA", "LMNOP", ...}
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

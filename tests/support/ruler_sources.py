@@ -3,8 +3,6 @@
 settings = ruler_settings(folder, "ruler/qa_1", tokens=2048, tokenizer="bytes")
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

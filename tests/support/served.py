@@ -5,8 +5,6 @@ python tests/support/served.py memagent view runs/
 The exit code is the command's. It gets any free port.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -9,8 +9,6 @@ Costs are CPU time of this process, the best of several runs: other processes ha
 relative, because machines differ.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

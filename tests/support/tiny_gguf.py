@@ -3,8 +3,6 @@
 write_gguf(folder, tmp_path / "model.gguf", kind=GGMLQuantizationType.Q4_1)
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

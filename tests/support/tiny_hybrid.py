@@ -4,8 +4,6 @@ write_gemma3(path)     sentence pieces with scores
 write_lfm2(path)       keys and values in every second layer only
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ make_tiny_model(folder, "llama")       a Hugging Face folder, with tokenizer and
 make_tiny_adapter(model, folder)       a LoRA adapter for that model, as peft saves one
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

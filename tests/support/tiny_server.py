@@ -4,8 +4,6 @@ with serving_tiny(folder) as server:
     openai.OpenAI(base_url=server.base_url, api_key="none")
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

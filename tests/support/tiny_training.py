@@ -1,7 +1,5 @@
 """A training run so small that a test can afford several."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ A reply's tokens are its bytes, each with the log-probability that `logprob_of` 
 script sample other tokens than its text encodes to: a pair of letters as one token.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ make_evaluation(folder / "evaluation", num=20)
 make_training(folder / "training", num_steps=30)
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

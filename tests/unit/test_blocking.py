@@ -1,7 +1,5 @@
 """Async code from ordinary code: what is left open does not hold up the end of the process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Reaching a cluster: one line within the stated time, whatever is at the address."""
 
-from __future__ import annotations
-
 import socket
 from time import monotonic
 

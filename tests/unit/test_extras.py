@@ -1,7 +1,5 @@
 """Libraries that load jax or TensorFlow where they are installed do not load them for us."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Files and folders that are complete or not there."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of strangers: a time limit ends what it should, and only that."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

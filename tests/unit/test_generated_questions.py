@@ -1,7 +1,5 @@
 """Questions that a model makes up, and readings that a reader wrote itself: what becomes a lesson."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

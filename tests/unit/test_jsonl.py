@@ -1,7 +1,5 @@
 """Files of JSON lines: what is written is there, a torn end is cut, other damage is named."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names that are nearly right."""
 
-from __future__ import annotations
-
 import pytest
 
 from memagent.data.tasks.registry import TASKS

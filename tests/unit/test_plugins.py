@@ -1,7 +1,5 @@
 """Functions in files of the user: found, checked, sent to other processes, blamed by line."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Worker processes: prepared once, deaf to Ctrl-C, and never left behind."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Settings under a name, in the user's config file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The lessons of the 135M reader: questions written by rule, and the texts around them."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

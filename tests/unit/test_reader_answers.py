@@ -1,7 +1,5 @@
 """Training the 1.5B reader's answers: tasks made of memories, and the agent that answers from them."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

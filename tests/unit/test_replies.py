@@ -1,7 +1,5 @@
 """Replies that are kept: by scope, prompt and number, on disk before they are used."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Configs that come with the package are found by name, from any folder."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs on this machine: listed, shown, deleted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

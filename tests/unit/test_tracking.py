@@ -1,7 +1,5 @@
 """Numbers on disk, bit for bit; on boards, as their libraries want them."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -6,8 +6,6 @@ Skipped unless MEMAGENT_TEST_VLLM names a Python that has vLLM. A start takes ab
 slow cores, so there are two: the model as it is, and with its window stretched by YaRN.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

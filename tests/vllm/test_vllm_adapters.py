@@ -5,8 +5,6 @@
 Skipped unless MEMAGENT_TEST_VLLM names a Python that has vLLM.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

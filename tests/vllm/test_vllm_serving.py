@@ -5,8 +5,6 @@
 Skipped unless MEMAGENT_TEST_VLLM names a Python that has vLLM, Ray and memagent: vLLM runs in processes of Ray.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -6,8 +6,6 @@ what comes before that is checked, and that a server which cannot take a bucket 
 Skipped unless MEMAGENT_TEST_VLLM names a Python that has vLLM.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

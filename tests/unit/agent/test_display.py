@@ -1,7 +1,5 @@
 """Traces in notebooks: everything of interest, and nothing of the text alive."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 

@@ -1,7 +1,5 @@
 """Calls within limits, and calls of which all succeed or none counts."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Planned work: its cost, and its time at the speed of the last run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`memagent demo` needs no file, no model and no folder of the repository."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A command without arguments prints its help, line by line."""
 
-from __future__ import annotations
-
 import pytest
 
 from memagent.cli.main import run

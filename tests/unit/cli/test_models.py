@@ -1,7 +1,5 @@
 """`memagent models`: paths on standard output, the rest on standard error, one line per mistake."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Building: the same bytes however it is done, stopping and going on, and what the manifest says."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Recipes: every one we ship can be read, and what they expand to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What works on this machine, and the command that adds what is missing."""
 
-from __future__ import annotations
-
 import re
 from importlib import metadata
 from pathlib import Path

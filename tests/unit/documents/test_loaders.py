@@ -1,7 +1,5 @@
 """Files, standard input and gzip into one document, and what is said when that cannot be."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

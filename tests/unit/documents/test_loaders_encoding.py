@@ -1,7 +1,5 @@
 """Encodings: found out, asked for, refused; and how fast."""
 
-from __future__ import annotations
-
 import codecs
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Formats, one by one: the exact text they give, what they refuse, and how they bear damage."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

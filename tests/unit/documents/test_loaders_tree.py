@@ -1,7 +1,5 @@
 """Folders: which files are read, in which order, under which names, and what is left out."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Where a section lies: pages, chapters, headings, lines, or else offsets."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

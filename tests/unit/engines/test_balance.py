@@ -1,7 +1,5 @@
 """Several endpoints as one engine: who is asked, who is set aside, and that nothing is lost."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterator

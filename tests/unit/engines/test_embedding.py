@@ -1,7 +1,5 @@
 """Embeddings: a folder of sentence-transformers in this process, and an endpoint."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterable

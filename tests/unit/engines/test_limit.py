@@ -1,7 +1,5 @@
 """Time in a queue is measured apart from time of work."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

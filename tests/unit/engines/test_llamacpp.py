@@ -1,7 +1,5 @@
 """llama.cpp in its own process: what it replies, whom it answers, and how it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

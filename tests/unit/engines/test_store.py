@@ -1,7 +1,5 @@
 """The store: a model is there whole or not at all, and every failure says what to do."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

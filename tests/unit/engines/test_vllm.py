@@ -1,7 +1,5 @@
 """The vLLM engine: real processes are started and ended; a small program stands in for vLLM."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

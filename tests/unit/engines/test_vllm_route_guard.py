@@ -1,7 +1,5 @@
 """The key on all routes of a vLLM server whose weights change."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Replies of vLLM that go on over new weights: every token has the version that sampled it."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator

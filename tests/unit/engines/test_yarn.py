@@ -1,7 +1,5 @@
 """YaRN: the settings by hand, and a local model's positions against the formula worked out here."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Time left of an evaluation: from calls as they are answered, not from whole items."""
 
-from __future__ import annotations
-
 import pytest
 
 from memagent.agent.work import Work

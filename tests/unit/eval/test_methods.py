@@ -1,7 +1,5 @@
 """Methods on scripted engines: what each shows the model, and what its trace and record say."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

@@ -1,7 +1,5 @@
 """The suites of reading modes in a small form, with an oracle: what modes cost, capture, keep and cite."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Records of items: the same after a trip through the journal, and strict about what they hold."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

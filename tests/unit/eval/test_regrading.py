@@ -1,7 +1,5 @@
 """Grading again: other graders' scores beside a run's own, without a call."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

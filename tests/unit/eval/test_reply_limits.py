@@ -1,7 +1,5 @@
 """Limits on the length of answers: what is graded, what is generated, what is recorded."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The runner in this process: concurrency, failures of the engine and of items, logged calls."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

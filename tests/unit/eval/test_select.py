@@ -1,7 +1,5 @@
 """Closed-book filtering against a model whose knowledge is known."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Opening evaluations: from Python and from the command line, which give the same records."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Intervals in cases worked by hand, and their coverage in simulations."""
 
-from __future__ import annotations
-
 import math
 import random
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Suites: what their files mean, which items they have, and that all shipped ones load."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The part of a reply that a task with a limit grades."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The tables of docs/grading.md, row by row."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The graders on the answers of HotpotQA: each equals itself and nothing else."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from itertools import pairwise

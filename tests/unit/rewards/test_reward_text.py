@@ -1,7 +1,5 @@
 """Extraction of answers, and the three ways to write one down for comparison."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Laws that hold for the graders, and the measures under them."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Asynchronous training: the steps of the synchronous one where nothing may be stale, and bounds elsewhere."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

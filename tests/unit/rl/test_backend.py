@@ -1,7 +1,5 @@
 """Training in this process behind the interface of the loop, and work that a cancellation waits for."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Plans reproduce runs that were measured, and what they propose fits."""
 
-from __future__ import annotations
-
 import pytest
 
 from memagent.errors import ConfigError

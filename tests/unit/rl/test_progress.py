@@ -1,7 +1,5 @@
 """Names of checkpoints, and the time that is left."""
 
-from __future__ import annotations
-
 import pytest
 
 from memagent.errors import ConfigError

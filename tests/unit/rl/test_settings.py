@@ -1,7 +1,5 @@
 """Settings of a run: errors name the remedy, presets fill what is not set, changes take precedence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

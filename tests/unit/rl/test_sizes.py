@@ -1,7 +1,5 @@
 """Sizes of models: by name, from a config.json, of random weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The training loop in this process: the files of a run, and resuming bit for bit."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Validation: any agent, by the evaluation's runner, with the reward of training and intervals."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

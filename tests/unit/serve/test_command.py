@@ -1,7 +1,5 @@
 """`memagent serve` before it serves: options, key, missing libraries, what is reported."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

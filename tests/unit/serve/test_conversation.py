@@ -1,7 +1,5 @@
 """Which part of a conversation is read, and which is the question."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

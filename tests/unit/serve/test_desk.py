@@ -1,7 +1,5 @@
 """Which documents an assistant may ask, and readings that continue."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Admission of requests."""
 
-from __future__ import annotations
-
 import pytest
 
 from memagent.serve.errors import ApiError

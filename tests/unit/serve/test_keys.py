@@ -1,7 +1,5 @@
 """Keys of the gateway: hashed, limited, removed at once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The metrics page for Prometheus."""
 
-from __future__ import annotations
-
 from memagent.serve.metrics import Metrics, load_gauges
 from memagent.types import EngineLoad, Usage
 

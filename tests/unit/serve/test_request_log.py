@@ -1,7 +1,5 @@
 """What the server reports of a request."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from memagent.serve.metrics import MAX_PATH, RequestRecord, client_of, path_of

@@ -1,7 +1,5 @@
 """Requests over the wire: what is accepted, what is refused, and the errors."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """The tests do not depend on how they are started: as a background job, SIGINT arrives ignored."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The loopback endpoint does what its flags say, seen by the standard library's HTTP client."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """Which warnings make a test fail: ours, and not those of torch about its own code."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

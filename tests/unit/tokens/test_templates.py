@@ -1,7 +1,5 @@
 """The process that renders chat templates is killed at random moments: no prompt is lost, and no process stays."""
 
-from __future__ import annotations
-
 import random
 
 from memagent.tokens import templates

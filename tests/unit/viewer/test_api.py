@@ -1,7 +1,5 @@
 """What the viewer tells of readings, evaluations and training runs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The viewer over HTTP: its headers, and what it refuses."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What changed between two memories."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

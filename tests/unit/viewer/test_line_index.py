@@ -1,7 +1,5 @@
 """Lines of a file that grows."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

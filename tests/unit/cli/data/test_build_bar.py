@@ -1,7 +1,5 @@
 """How far a dataset that is being built has come."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """`memagent data convert`: between our formats, and to and from those of the original project."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`memagent data inspect`: numbers, examples with marked evidence, JSON, and one line per mistake."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`memagent data sources`: listed with licences, fetched, found, compared with what is published."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

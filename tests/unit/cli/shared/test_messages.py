@@ -1,7 +1,5 @@
 """Messages name settings; each command shows them as its own options."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

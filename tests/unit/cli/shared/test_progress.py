@@ -1,7 +1,5 @@
 """Progress where there is no terminal: a line now and then, notes about repeated calls."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """How commands with a run stop: why, what was kept, how to resume, which exit code."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

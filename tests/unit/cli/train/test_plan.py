@@ -1,7 +1,5 @@
 """`memagent plan`: what it prints and returns."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Commands of training name the extra that is missing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Lines of a training run on the console."""
 
-from __future__ import annotations
-
 import pytest
 
 from memagent.cli.shared import progress

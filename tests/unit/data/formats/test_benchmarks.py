@@ -1,7 +1,5 @@
 """Files of LongBench, HELMET and LOFT, in the shape of the published ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Examples in files: what is written is read back, byte for byte the same, and mistakes are named."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Records of JSON files, one at a time."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

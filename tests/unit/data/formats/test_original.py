@@ -1,7 +1,5 @@
 """Files of the original project: imported, exported, and the same afterwards."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Sources: found, fetched once, checked ever after, and read as they are published."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Downloads over a loopback server that cuts connections, forgets ranges and fails."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import socket

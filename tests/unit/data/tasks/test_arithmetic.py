@@ -1,7 +1,5 @@
 """Word problems."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from memagent.data.tasks.arithmetic import problem

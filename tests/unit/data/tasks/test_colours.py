@@ -1,7 +1,5 @@
 """The task for small models: its answer can be read, its evidence is in place, its settings are checked."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Depths, buckets and the test for an even spread."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """HotpotQA-long: lengths, places, what may fill a text, and that train and dev never mix."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

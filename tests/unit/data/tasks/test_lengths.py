@@ -1,7 +1,5 @@
 """Texts of a requested length: at most the target, at least 98 % of it, with few counts."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

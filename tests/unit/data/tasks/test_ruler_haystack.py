@@ -1,7 +1,5 @@
 """Hiding sentences in a text without breaking it."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

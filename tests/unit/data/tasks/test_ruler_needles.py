@@ -1,7 +1,5 @@
 """Needles: how many there are, what they look like, where they stand."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Questions among paragraphs: gold once, neighbours first, evidence in the gold paragraphs."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Variable tracking: chains in order, names and values that differ, a worked example on request."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Common and frequent words: every count exactly as it should be."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

@@ -3,8 +3,6 @@
 That texts are the same in other processes, tests/reference/test_datasets.py says.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

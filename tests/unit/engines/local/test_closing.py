@@ -1,7 +1,5 @@
 """What a closed engine frees, at once: the garbage collector is off in these tests."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

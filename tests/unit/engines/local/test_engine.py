@@ -1,7 +1,5 @@
 """The embedded engine from outside: conversations in, completions with tokens and logprobs out."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing

@@ -3,8 +3,6 @@
 A failure is a one-line error for the caller, and the engine keeps running.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Our generation against transformers': the same tokens, alone, together, shared and preempted."""
 
-from __future__ import annotations
-
 import random
 from itertools import product
 from typing import Any

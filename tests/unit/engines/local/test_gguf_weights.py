@@ -1,7 +1,5 @@
 """Weights of GGUF files: those of their blocks, and errors of one line."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

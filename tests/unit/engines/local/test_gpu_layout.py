@@ -3,8 +3,6 @@
 The kernels themselves are compared in tests/gpu, where there is a GPU.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

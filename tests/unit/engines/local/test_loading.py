@@ -1,7 +1,5 @@
 """Loading models: each architecture, GGUF, adapters, and every way it can fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

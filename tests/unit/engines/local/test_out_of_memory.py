@@ -1,7 +1,5 @@
 """Batches that do not fit the memory: smaller ones are computed, and only what never fits is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

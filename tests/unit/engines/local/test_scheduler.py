@@ -1,7 +1,5 @@
 """The scheduler without a model: every token computed once, no slot shared by mistake, none lost."""
 
-from __future__ import annotations
-
 import random
 
 from hypothesis import given, settings

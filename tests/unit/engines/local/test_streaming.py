@@ -1,7 +1,5 @@
 """Text while it grows: no half characters, no beginnings of stop texts, nothing lost."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """New weights for a running engine: copied in place, or refused before anything changes."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator

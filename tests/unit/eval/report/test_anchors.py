@@ -1,7 +1,5 @@
 """Published figures: as published, and a user's own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Plots and the page: what is drawn, by the texts and shapes of the SVG."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 

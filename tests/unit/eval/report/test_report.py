@@ -1,7 +1,5 @@
 """Reports: what runs show together, what does not compare, and what is written."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

@@ -1,7 +1,5 @@
 """Rows of tables from records: values one can work out by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from memagent.eval.records import ItemRecord

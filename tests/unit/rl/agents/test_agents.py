@@ -1,7 +1,5 @@
 """Agents and rewards: those that ship, those from files, and errors about both."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncIterator, Sequence
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The calculator of agents."""
 
-from __future__ import annotations
-
 import random
 from fractions import Fraction
 

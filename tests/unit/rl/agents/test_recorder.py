@@ -1,7 +1,5 @@
 """Calls become rows: an extended prompt continues a row, another one starts a row, each sampled token counts once."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

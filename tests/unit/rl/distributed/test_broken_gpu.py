@@ -1,7 +1,5 @@
 """A replica whose GPU has failed says so, so that it is replaced; without Ray."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

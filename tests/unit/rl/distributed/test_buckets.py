@@ -1,7 +1,5 @@
 """Weights in flat buckets of a limited size."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Functions in processes of all nodes of a cluster; processes that die are replaced."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """What the errors of several ranks say together."""
 
-from __future__ import annotations
-
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from memagent.errors import ConfigError

@@ -1,7 +1,5 @@
 """Engine replicas on a cluster of two nodes: their weights, their versions, their deaths."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Weights from a rank to replicas without Ray: members of a group in threads, with gloo."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

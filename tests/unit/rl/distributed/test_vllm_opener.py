@@ -1,7 +1,5 @@
 """vLLM replicas: what is known before their server starts, and what ends it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Which groups start and which are taken: no group is older than allowed, none waits forever."""
 
-from __future__ import annotations
-
 import random
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Collections: groups as they finish, replacements, failures as data, counts, and resuming."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Drivers and the pool: when calls are sent, and that slow work delays no other rollout."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

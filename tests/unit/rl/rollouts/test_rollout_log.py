@@ -1,7 +1,5 @@
 """Finished rollouts on disk: each alone, or in waves; a torn line or wave is discarded."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

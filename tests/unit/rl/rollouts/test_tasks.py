@@ -1,7 +1,5 @@
 """The mixture of tasks: the same for a seed and a position, in proportion to weights, unbounded."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Advantages, worked by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Log-probabilities of chosen tokens, and their gradient, are those of log_softmax."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Metrics of a step, worked by hand."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import pytest

@@ -1,7 +1,5 @@
 """Optimizer steps: worked by hand, resumed bit for bit, and exact for low precision."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

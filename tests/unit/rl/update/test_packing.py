@@ -1,7 +1,5 @@
 """Packing: the layout of trees, what each token sees, and which place predicts what."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

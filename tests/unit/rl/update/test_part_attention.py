@@ -1,7 +1,5 @@
 """Parts without a mask add up to attention with one, whatever the tree."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The gradient of a step: independent of packing, and equal to a textbook computation on plain rows."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """All updates of a step together, and what is checked before the first."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Demonstrations: the agents' own prompts, replies that earn the reward, and files of conversations."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Lessons of a warm start: reproducible steps, and each pass over a file is complete."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Warm-start demonstrations of the reading modes: quotes, items, early stops, notes and merges."""
 
-from __future__ import annotations
-
 import pytest
 
 from memagent.config import AgentConfig

@@ -1,7 +1,5 @@
 """The warm start: tokens of a rollout, the gradient of a plain mean over replies, lengths that fit."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

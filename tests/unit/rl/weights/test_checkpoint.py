@@ -1,7 +1,5 @@
 """Checkpoints: restored bit for bit, complete or absent, and exported for other programs."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

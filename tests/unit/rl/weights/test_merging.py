@@ -1,7 +1,5 @@
 """Replies from merged weights are those of the adapter, before and after updates."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

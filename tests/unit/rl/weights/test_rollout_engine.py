@@ -1,7 +1,5 @@
 """The engine that samples replies: outside this process it gets neutral sampling values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

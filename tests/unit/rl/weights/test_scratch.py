@@ -1,7 +1,5 @@
 """A model with random weights: reproducible, encodes any text, loads like any other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

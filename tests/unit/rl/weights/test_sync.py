@@ -1,7 +1,5 @@
 """New weights for the engine that samples replies: in this process, at endpoints, or never."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys
