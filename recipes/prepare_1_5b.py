@@ -59,7 +59,6 @@ from recipes.questions import (
 
 RL_SHARE = 0.5
 MAX_PLAIN = 1500
-"""Questions without titles for reinforcement learning; the others are for the warm start."""
 NUM_LONG_PLAIN = 900
 NUM_NATURAL, NUM_LINKED = 1200, 400
 """Questions of Natural Questions in the warm start (the others are for reinforcement learning), and of IIRC."""
@@ -186,6 +185,12 @@ def main() -> None:
         default=RL_SHARE,
         help="share of the HotpotQA questions for reinforcement learning alone",
     )
+    parser.add_argument(
+        "--max-plain",
+        type=int,
+        default=MAX_PLAIN,
+        help="questions without titles for reinforcement learning; the others are for the warm start",
+    )
     arguments = parser.parse_args()
     tokenizer = length_tokenizer(arguments.tokenizer)
     agent = AgentConfig(
@@ -212,7 +217,7 @@ def main() -> None:
     parts = {"seed": arguments.seed, "share": arguments.rl_share}
     titled, warm_titled = split([*official, *(one for one in cut if one.is_titled)], **parts)
     plain, warm_plain = split((one for one in cut if not one.is_titled), **parts)
-    plain, unused = plain[:MAX_PLAIN], plain[MAX_PLAIN:]
+    plain, unused = plain[: arguments.max_plain], plain[arguments.max_plain :]
     warm_plain += unused
     long_ones = [*warm_titled, *warm_plain[:NUM_LONG_PLAIN]]
     short_ones = [*warm_plain[NUM_LONG_PLAIN:], *wiki, *natural, *linked]
