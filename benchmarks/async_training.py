@@ -34,9 +34,9 @@ from memagent.rl.rollouts.tasks import TasksAhead
 from memagent.rl.settings import TrainConfig, parse_config
 from memagent.rl.setup import Setup
 from memagent.rl.types import AgentTask, Outcome
+from memagent.rl.update.learner import packed
 from memagent.rl.update.metrics import staleness_metrics
 from memagent.rl.update.rows import rows_of
-from memagent.rl.update.step import packed
 from memagent.types import Completion, Message, Sampling, Usage
 
 PROMPTS, GROUP_SIZE = 8, 8

@@ -33,9 +33,9 @@ from memagent.rl.settings import (
     UpdateSettings,
 )
 from memagent.rl.types import Group, Rollout, Sample
+from memagent.rl.update.learner import update
 from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.policy import Policy
-from memagent.rl.update.step import update
 from memagent.rl.weights.models import MergedCopy, open_model
 from memagent.types import Sampling
 

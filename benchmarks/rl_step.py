@@ -43,7 +43,7 @@ from benchmarks.train_step import (
 from memagent.engines.local.generator import Generator
 from memagent.rl.settings import ModelSettings, OptimSettings
 from memagent.rl.types import Group, Rollout, Sample
-from memagent.rl.update.attention.tree import Attention
+from memagent.rl.update.attention import Attention
 from memagent.rl.update.loss import summary
 from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.packing import pack

@@ -34,7 +34,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.types import Group, Rollout, Sample
-from memagent.rl.update.attention.tree import Attention
+from memagent.rl.update.attention import Attention
 from memagent.rl.update.packing import pack
 from memagent.rl.update.policy import Policy, accumulate
 from memagent.rl.update.rows import TrainingRow, rows_of

@@ -29,8 +29,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.train_step import FULL, OBJECTIVE, SMOKE, SMOLLM2, TINY, Load, build, make_rows
-from memagent.rl.update.attention.parts import attend_in_parts, plan_parts
-from memagent.rl.update.attention.tree import Attention, block_mask
+from memagent.rl.update.attention import Attention, attend_in_parts, block_mask, plan_parts
 from memagent.rl.update.packing import Pack, pack
 from memagent.rl.update.policy import Policy, accumulate
 

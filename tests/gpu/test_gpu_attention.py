@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from memagent.rl.update.attention.parts import attend_in_parts, plan_parts
-from memagent.rl.update.attention.tree import BLOCK, block_mask
+from memagent.rl.update.attention import BLOCK, attend_in_parts, block_mask, plan_parts
 from tests.support.rollouts import random_until
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -37,8 +37,7 @@ from memagent.rl.distributed.vllm_replica import gpu_id, updates_of
 from memagent.rl.distributed.weight_group import GroupSpec, WeightGroup
 from memagent.rl.settings import ModelSettings, TrainConfig, parse_config
 from memagent.rl.types import Group
-from memagent.rl.update.learner import Learner
-from memagent.rl.update.ranks import Ranks
+from memagent.rl.update.learner import Learner, Ranks
 from memagent.rl.weights import models as models_module
 from tests.support.replica_models import expected, greedy, named
 from tests.support.rollouts import near_policy, random_groups

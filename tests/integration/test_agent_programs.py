@@ -15,7 +15,7 @@ from memagent.data.tasks.arithmetic import problem
 from memagent.errors import ConfigError
 from memagent.rl.agents.api import open_agent
 from memagent.rl.agents.client import Client
-from memagent.rl.agents.endpoint import endpoint_of
+from memagent.rl.agents.command import endpoint_of
 from memagent.rl.agents.session import Session
 from memagent.rl.resume import remember_named, resumed_config, stored_values
 from memagent.rl.rollouts.collect import Collection, RolloutSpec

@@ -38,11 +38,22 @@ from memagent.rl.rollouts.tasks import (
 from memagent.rl.settings import TrainConfig
 from memagent.rl.update.learner import Learner
 from memagent.rl.validation import Validation
-from memagent.rl.warmstart.demonstrations import demonstrations_for, texts_for
-from memagent.rl.warmstart.lessons import LESSON_SEED, FileLessons, Lessons, TaskLessons
+from memagent.rl.warmstart.lessons import (
+    LESSON_SEED,
+    FileLessons,
+    Lessons,
+    TaskLessons,
+    demonstrations_for,
+    texts_for,
+)
 from memagent.rl.weights.checkpoint import disk_errors, latest_checkpoint
-from memagent.rl.weights.models import Trained, open_merged, open_model, open_rollout_engine
-from memagent.rl.weights.scratch import build_scratch
+from memagent.rl.weights.models import (
+    Trained,
+    build_scratch,
+    open_merged,
+    open_model,
+    open_rollout_engine,
+)
 from memagent.rl.weights.sync import WeightSync, open_sync
 
 SCRATCH = "scratch_model"

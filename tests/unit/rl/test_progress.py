@@ -3,8 +3,8 @@
 import pytest
 
 from memagent.errors import ConfigError
-from memagent.rl import progress
-from memagent.rl.progress import Pace, TimeLimit, TrainProgress
+from memagent.rl import trainer as progress
+from memagent.rl.trainer import Pace, TimeLimit, TrainProgress
 
 
 @pytest.fixture

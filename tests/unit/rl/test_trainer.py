@@ -13,10 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from memagent.engines.local.loading import load
 from memagent.errors import ConfigError, RunError
-from memagent.rl.progress import TimeLimit
 from memagent.rl.settings import parse_config
-from memagent.rl.trainer import TrainingCallbacks, open_training, resume_training
-from memagent.rl.update import step as update
+from memagent.rl.trainer import TimeLimit, TrainingCallbacks, open_training, resume_training
+from memagent.rl.update import learner as update
 from memagent.rl.weights.checkpoint import find_checkpoint, latest_checkpoint
 from memagent.runs import MANIFEST, Run
 from memagent.tracking import comparable, read_metrics

@@ -29,9 +29,8 @@ from memagent.rl.settings import TrainConfig, read_config
 from memagent.shipped import find_config
 
 if TYPE_CHECKING:
-    from memagent.rl.progress import TrainProgress
     from memagent.rl.setup import Setup
-    from memagent.rl.trainer import Trainer
+    from memagent.rl.trainer import Trainer, TrainProgress
 
 LIBRARIES = ("numpy", "torch", "transformers", "peft", "safetensors")
 """What training needs of the extra `train`."""

@@ -37,7 +37,7 @@ from memagent.rl.distributed.buckets import Bucket, TensorSpec
 from memagent.rl.distributed.ranks import RankSpec, TrainerRank
 from memagent.rl.distributed.transfer import Route
 from memagent.rl.settings import TrainConfig
-from memagent.rl.update.ranks import Ranks
+from memagent.rl.update.learner import Ranks
 
 GRACE_SECONDS = 10.0
 """After one rank has failed, how long the others may take to tell why."""

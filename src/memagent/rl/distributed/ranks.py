@@ -29,9 +29,8 @@ from memagent.rl.distributed.buckets import Bucket, TensorSpec, specs_of
 from memagent.rl.distributed.transfer import Route, WeightSender, ship
 from memagent.rl.distributed.weight_group import use_loopback
 from memagent.rl.settings import TrainConfig
-from memagent.rl.update.learner import Learner, open_policy
+from memagent.rl.update.learner import Learner, Ranks, open_policy
 from memagent.rl.update.policy import Policy, decoder_of
-from memagent.rl.update.ranks import Ranks
 from memagent.rl.weights.models import Trained, open_model
 
 COLLECTIVE_SECONDS = 1800.0

@@ -29,7 +29,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from memagent.errors import ConfigError, RunError
 from memagent.rl.settings import OptimSettings
-from memagent.rl.weights.shards import like, whole
+from memagent.rl.weights.models import like, whole
 
 EPSILON = 1e-8
 MAX_SKIPPED = 3

@@ -5,7 +5,7 @@
     stats = accumulate(policy, packs, objective)              forward, loss and backward, pack by pack
 
 The model's own modules and parameters are used as they are, so full fine-tuning, adapters and sharded
-parameters need nothing special. Attention is that of `attention/tree.py`. The language-model head runs only
+parameters need nothing special. Attention is that of `attention.py`. The language-model head runs only
 at places that predict a target, a block of places at a time, and is recomputed in the backward pass: the
 logits of a whole pack never exist.
 
@@ -27,11 +27,11 @@ from memagent.engines.local.loading import check_full_attention
 from memagent.engines.yarn import ARCHITECTURES
 from memagent.errors import ConfigError
 from memagent.rl.settings import ObjectiveSettings
-from memagent.rl.update.attention.parts import fits_parts
-from memagent.rl.update.attention.tree import (
+from memagent.rl.update.attention import (
     BLOCK,
     Attention,
     attention_arguments,
+    fits_parts,
     use_tree_attention,
 )
 from memagent.rl.update.loss import LossInputs, LossStats, merged, policy_loss
@@ -151,7 +151,7 @@ class Policy(nn.Module):
     `temperature` is that of the rollouts: log-probabilities are those of the distribution that tokens
     were sampled from. `checkpointing` recomputes the activations of each layer in the backward pass, for
     less memory and about a third more time. `attention` defaults to "blocks" on a GPU without `compiled`,
-    else to "parts", see `attention/tree.py`. `compiled` compiles the layers, which takes about a minute and
+    else to "parts", see `attention.py`. `compiled` compiles the layers, which takes about a minute and
     pays off in long runs on a GPU. `device` is where the model computes, if that is not where its parameters
     are now: shards may be kept in CPU memory. Raises ConfigError for models that packs do not fit.
     """

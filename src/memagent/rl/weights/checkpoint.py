@@ -50,7 +50,7 @@ from memagent.engines.local.loading import LoadedModel, load, quietly
 from memagent.errors import ConfigError, RunError, one_line
 from memagent.files import make_folders, reason_of, replacing_folder
 from memagent.foreign import foreign_file
-from memagent.rl.weights.shards import gathered, like
+from memagent.rl.weights.models import gathered, like
 from memagent.run_files import check_tree, make_folder, read_file
 from memagent.tracking import METRICS, read_metrics
 

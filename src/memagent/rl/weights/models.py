@@ -5,31 +5,75 @@
 
 Without an adapter weights exist once: the engine in this process generates with the parameters that the
 optimizer updates in place, so new weights reach it without a copy. With an adapter it may have a merged copy.
+
+Tensors may be sharded over ranks (FSDP2). One of a process that trains alone is its own whole and its own part:
+
+    parameter   DTensor on 4 ranks ── whole ──▶ the same tensor on every rank    (all ranks must call it)
+                                   ── local ──▶ this rank's quarter, in place
+    stored      a whole tensor     ── like ───▶ sharded as a parameter is, without communication
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from memagent.config import LocalConfig
 from memagent.engines.addresses import key_of_named
 from memagent.engines.base import BaseEngine, open_engine, split_spec
 from memagent.engines.local.adapters import adapted_layers, merged_weight, replace_layer
 from memagent.engines.local.engine import LocalEngine
-from memagent.engines.local.loading import LoadedModel, load
+from memagent.engines.local.loading import LoadedModel, load, quietly
 from memagent.errors import ConfigError
 from memagent.files import replacing
-from memagent.rl.settings import ModelSettings, RolloutSettings
+from memagent.rl.settings import ModelSettings, RolloutSettings, ScratchSettings
 from memagent.rl.sizes import GIB, cache_bytes
-from memagent.rl.weights.shards import gathered, like, local
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor. Shards are gathered, so all ranks must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, on the same memory, without gradient."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def like(pattern: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """A whole tensor that every rank has, sharded as the pattern is; a sharded one stays as it is."""
+    if not isinstance(pattern, DTensor) or isinstance(stored, DTensor):
+        return stored
+    return distribute_tensor(
+        stored.to(pattern.device), pattern.device_mesh, list(pattern.placements), src_data_rank=None
+    )
+
+
+def gathered(
+    tensors: Iterable[tuple[str, torch.Tensor]], *, is_kept: bool = True
+) -> dict[str, torch.Tensor]:
+    """Whole tensors by name; those that were sharded come to the CPU, one at a time.
+
+    All processes that share them must call it; where they are not kept the result is empty.
+    """
+    found = {}
+    for name, tensor in tensors:
+        one = whole(tensor.detach())
+        if is_kept:
+            found[name] = one.cpu() if isinstance(tensor, DTensor) else one
+    return found
+
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers, which get an adapter."""
@@ -273,3 +317,102 @@ def _merged_pair(twin: Any, name: str, layer: Any) -> _Pair:
     plain.weight = torch.nn.Parameter(plain.weight.detach().clone(), requires_grad=False)
     replace_layer(twin, name, plain)
     return _Pair(layer, plain.weight)
+
+
+# --- a model with random weights ------------------------------------------------------------------
+
+#     texts ──▶ byte pairs ──▶ tokenizer.json  ┐
+#     settings, seed ──▶ random Llama          ├──▶ a Hugging Face folder like any other
+#     roles ──▶ chat template, end of a turn   ┘
+# Any text can be encoded: what no byte pair covers is encoded as bytes. Each digit is a token, so that all
+# numbers use the same ten tokens. Texts cannot contain a role mark: the chat template splits what looks like
+# one. The same arguments give the same bytes.
+
+ROLES = ("system", "user", "assistant")
+END = "<|end|>"
+MARKS = (*(f"<|{role}|>" for role in ROLES), END)
+MIN_FREQUENCY = 2
+"""Byte pairs must occur this often to become a token."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "<|{{ message.role }}|>{{ message.content | replace('<|', '< |') }}<|end|>"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+# A word with the space before it, one digit, punctuation, or white space.
+_PIECES = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def build_scratch(
+    settings: ScratchSettings, texts: Iterable[str], folder: Path, *, seed: int
+) -> Path:
+    """Write the model and its tokenizer to a folder, and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with quietly():
+        _save_tokenizer(_trained(texts, settings.vocab_size), folder, window=settings.window)
+        _save_model(settings, folder, seed=seed)
+    return folder
+
+
+def _trained(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A tokenizer trained on texts."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=MIN_FREQUENCY,
+        special_tokens=list(MARKS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _save_tokenizer(tokenizer: Tokenizer, folder: Path, *, window: int) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=window,
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)
+
+
+def _save_model(settings: ScratchSettings, folder: Path, *, seed: int) -> None:
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = tokenizer.token_to_id(END)
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=settings.hidden_size,
+        intermediate_size=2 * settings.hidden_size,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=settings.num_heads,
+        num_key_value_heads=settings.num_heads,
+        max_position_embeddings=settings.window,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=end,
+        pad_token_id=None,  # the embedding of a pad token is never trained
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=end)
+    model.save_pretrained(folder)

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memagent.rl.update.attention.parts import (
+from memagent.rl.update.attention import (
     MAX_LEVELS,
     TreeNode,
     attend_in_parts,

@@ -12,7 +12,7 @@ from memagent.engines.local.generator import Generator
 from memagent.errors import ConfigError
 from memagent.rl.settings import ObjectiveSettings
 from memagent.rl.types import Group, Rollout, Sample
-from memagent.rl.update.attention.tree import BLOCK, block_mask, use_tree_attention
+from memagent.rl.update.attention import BLOCK, block_mask, use_tree_attention
 from memagent.rl.update.loss import summary
 from memagent.rl.update.packing import Pack, pack, share_out
 from memagent.rl.update.policy import Policy, accumulate, score

@@ -16,11 +16,11 @@ from memagent.errors import ConfigError
 from memagent.rl.settings import ObjectiveSettings, OptimSettings, UpdateSettings
 from memagent.rl.types import Group, Sample
 from memagent.rl.update.agreement import check_agreement, check_longer
+from memagent.rl.update.learner import sample_turns, update
 from memagent.rl.update.optim import Optimizer
 from memagent.rl.update.packing import Pack
 from memagent.rl.update.policy import Policy, score
 from memagent.rl.update.rows import TrainingRow
-from memagent.rl.update.step import sample_turns, update
 from memagent.types import Completion, Message, Sampling
 from tests.support.rollouts import near_policy, random_groups
 from tests.support.tiny_models import make_tiny_model

@@ -20,7 +20,7 @@ from memagent.rl.agents.rewards import open_reward
 from memagent.rl.agents.session import Session
 from memagent.rl.types import Outcome
 from memagent.rl.warmstart.conversations import Conversation, read_conversations
-from memagent.rl.warmstart.demonstrations import demonstrations_for, texts_for
+from memagent.rl.warmstart.lessons import demonstrations_for, texts_for
 from memagent.rl.warmstart.traces import TraceRefused
 from memagent.tokens.tokenizers import ByteTokenizer
 from memagent.types import Message

@@ -16,7 +16,7 @@ from memagent.rl.warmstart import lessons
 from memagent.rl.warmstart.conversations import Conversation
 from memagent.rl.warmstart.lessons import FileLessons, LessonBatch, TaskLessons, ahead
 from memagent.rl.warmstart.traces import TraceRefused
-from memagent.rl.weights.scratch import build_scratch
+from memagent.rl.weights.models import build_scratch
 
 ANSWERS = ("red", "green", "blue", "white")
 

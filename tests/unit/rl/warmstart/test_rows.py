@@ -24,9 +24,9 @@ from memagent.rl.update.loss import summary
 from memagent.rl.update.packing import pack, share_out
 from memagent.rl.update.policy import Policy
 from memagent.rl.warmstart.conversations import Conversation
-from memagent.rl.warmstart.demonstrations import demonstrations_for
+from memagent.rl.warmstart.lessons import demonstrations_for
 from memagent.rl.warmstart.rows import accumulate_sft, end_id, sft_rows, tokenized
-from memagent.rl.weights.scratch import build_scratch
+from memagent.rl.weights.models import build_scratch
 from memagent.tokens.tokenizers import open_tokenizer
 from memagent.types import Completion, Message, Sampling
 from tests.conftest import prose

@@ -7,7 +7,7 @@ import pytest
 from memagent.engines.local.loading import LoadedModel, load
 from memagent.errors import ConfigError
 from memagent.rl.settings import ScratchSettings
-from memagent.rl.weights.scratch import END, MARKS, build_scratch
+from memagent.rl.weights.models import END, MARKS, build_scratch
 from tests.conftest import prose
 
 SMALL = ScratchSettings(vocab_size=320, hidden_size=32, num_layers=1, num_heads=2, window=128)
