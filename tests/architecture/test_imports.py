@@ -1,7 +1,7 @@
 """Who may import whom. Rooms stand in rows, and imports point down.
 
     row 6   cli
-    row 5   rl  viewer  doctor
+    row 5   rl  viewer
     row 4   eval  serve
     row 3   agent  data
     row 2   documents  engines  rewards
@@ -63,7 +63,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("documents", "engines", "rewards"),
     ("agent", "data"),
     ("eval", "serve"),
-    ("rl", "viewer", "doctor"),
+    ("rl", "viewer"),
     ("cli",),
 )
 """From the bottom up. A new room is added here, and in ARCHITECTURE.md."""

@@ -15,8 +15,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from memagent.cli.shared.run_command import TerminalConsole
-from memagent.cli.shared.terminal import EscapingStream, escaped
+from memagent.cli.shared.console import EscapingStream, TerminalConsole, escaped
 from memagent.data.example import Example, Passage
 from memagent.data.formats.files import write_examples
 from memagent.eval.report.anchors import read_anchors

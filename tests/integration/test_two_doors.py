@@ -9,7 +9,7 @@ import pytest
 
 from memagent import Document, Reader, Trace, open_engine
 from memagent.agent.limits import Limits
-from memagent.cli.shared.messages import with_options
+from memagent.cli.shared.console import with_options
 from memagent.engines import store
 from memagent.errors import ConfigError, MemagentError
 from tests.integration.conftest import FACT, QUESTION, Outcome, story

@@ -21,11 +21,10 @@ from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace, call_seconds, model_changes
 from memagent.cli.ask_output import ReadingProgress, print_answers, print_plan
 from memagent.cli.ask_request import AskOptions, make_request
-from memagent.cli.shared.engine import open_chosen
+from memagent.cli.shared.console import INTERRUPTED, CommandConsole, resumable
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
 from memagent.cli.shared.progress import duration
-from memagent.cli.shared.run_command import INTERRUPTED, CommandConsole, resumable
-from memagent.cli.shared.run_options import reader_options, run_options
+from memagent.cli.shared.run_options import open_chosen, reader_options, run_options
 from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document

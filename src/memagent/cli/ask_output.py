@@ -11,8 +11,8 @@ from memagent.agent.evidence.ledger import Citation
 from memagent.agent.plan import ReadingPlan
 from memagent.agent.trace import Step, Trace
 from memagent.agent.work import Speed
+from memagent.cli.shared.console import CommandConsole, print_json
 from memagent.cli.shared.progress import ProgressFrame, cost_and_time, duration, time_text
-from memagent.cli.shared.run_command import CommandConsole, print_json
 from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
 from memagent.engines.base import BaseEngine

@@ -11,10 +11,8 @@ import click
 from platformdirs import user_data_path
 
 from memagent.cli.ask import command as ask
-from memagent.cli.shared.engine import pull_known
-from memagent.cli.shared.messages import with_options
-from memagent.cli.shared.run_command import CommandConsole
-from memagent.cli.shared.run_options import named_path
+from memagent.cli.shared.console import CommandConsole, with_options
+from memagent.cli.shared.run_options import named_path, pull_known
 from memagent.documents.sample import FACTS, QUESTIONS, town_archive
 from memagent.engines import store
 from memagent.engines.base import EMBEDDED, opener_of

@@ -10,10 +10,14 @@ import sys
 import click
 
 from memagent._version import __version__
+from memagent.cli.shared.console import (
+    INTERRUPTED,
+    OutputLost,
+    escaped_for,
+    protect_output,
+    with_options,
+)
 from memagent.cli.shared.lazy import LazyGroup
-from memagent.cli.shared.messages import with_options
-from memagent.cli.shared.run_command import INTERRUPTED
-from memagent.cli.shared.terminal import OutputLost, escaped_for, protect_output
 from memagent.errors import MemagentError
 
 COMMANDS: dict[str, str] = {
@@ -31,10 +35,7 @@ COMMANDS: dict[str, str] = {
     "train": "Train a model for an agent with reinforcement learning.",
     "view": "Show runs in a browser: readings, evaluations, training.",
 }
-"""Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`, or where MODULES says."""
-TOOLS = ("doctor", "mcp", "view")
-MODULES = {"plan": "train.plan", **{name: f"tools.{name}" for name in TOOLS}}
-"""Commands that live elsewhere below `memagent.cli`."""
+"""Name to one-line help; `NAME` lives in `memagent.cli.NAME` as `command`."""
 _suggestion = re.compile(r"\. \(?Did you mean(?: one of:)? (.*)\?\)?$")
 """How click words what may have been meant."""
 
@@ -43,7 +44,7 @@ _suggestion = re.compile(r"\. \(?Did you mean(?: one of:)? (.*)\?\)?$")
     cls=LazyGroup,
     lazy=COMMANDS,
     prefix="memagent.cli.",
-    modules=MODULES,
+    places={"plan": "train.plan"},
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="memagent")

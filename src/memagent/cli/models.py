@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import click
 
+from memagent.cli.shared.console import CommandConsole, with_options
 from memagent.cli.shared.lazy import HintingGroup
-from memagent.cli.shared.messages import with_options
 from memagent.cli.shared.progress import PullProgress, size_text
-from memagent.cli.shared.run_command import CommandConsole
 from memagent.engines import store
 from memagent.errors import ConfigError
 

@@ -9,8 +9,7 @@ import click
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
-from memagent.cli.shared.run_command import TerminalConsole, print_json
-from memagent.cli.shared.terminal import escaped_for, print_rendered
+from memagent.cli.shared.console import TerminalConsole, escaped_for, print_json, print_rendered
 from memagent.eval.report.anchors import read_anchors
 from memagent.eval.report.report import (
     Report,

@@ -12,9 +12,9 @@ import click
 
 from memagent.agent.trace import Trace
 from memagent.cli.ask_output import answer_text
+from memagent.cli.shared.console import print_json
 from memagent.cli.shared.lazy import HintingGroup
 from memagent.cli.shared.progress import size_text
-from memagent.cli.shared.run_command import print_json
 from memagent.errors import plain
 from memagent.stored_runs import (
     StoredRun,

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from memagent.cli.main import COMMANDS, run
-from memagent.cli.shared.run_command import INTERRUPTED
+from memagent.cli.shared.console import INTERRUPTED
 
 
 @click.command("stopped")

@@ -1,4 +1,4 @@
-"""`memagent data`: build, inspect, filter and convert datasets. Each command is in `memagent.cli.data.NAME`.
+"""`memagent data`: build, inspect, filter and convert datasets.
 
 Not here: the functions behind the commands (`data`, and `rl/warmstart/trace_files.py` for traces).
 """
@@ -17,13 +17,14 @@ COMMANDS: dict[str, str] = {
     "convert": "Convert datasets to other formats.",
     "sources": "List, fetch and check the files that datasets are built from.",
 }
-"""Name to one-line help; `NAME` lives in `memagent.cli.data.NAME` as `command`."""
+"""Name to one-line help; `NAME` lives in `memagent.cli.data.NAME` as `command`, or where `places` says."""
 
 
 @click.group(
     cls=LazyGroup,
     lazy=COMMANDS,
     prefix="memagent.cli.data.",
+    places={"convert": "inspect:convert"},
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def command() -> None:

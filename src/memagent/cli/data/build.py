@@ -9,11 +9,10 @@ from typing import get_args
 
 import click
 
-from memagent.cli.shared.cluster import cluster_option, joined
-from memagent.cli.shared.messages import TABLE_METAVAR
+from memagent.cli.shared.console import TABLE_METAVAR, CommandConsole
 from memagent.cli.shared.options import taking
 from memagent.cli.shared.progress import ProgressFrame, duration, size_text
-from memagent.cli.shared.run_command import CommandConsole
+from memagent.cli.shared.run_options import cluster_option, joined
 from memagent.cluster import Cluster
 from memagent.cluster_workers import ClusterExecutor
 from memagent.data.build import BuildJob, BuildProgress, Storing

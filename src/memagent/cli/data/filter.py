@@ -11,14 +11,19 @@ from pathlib import Path
 import click
 
 from memagent.cli.eval.output import EvalProgress
-from memagent.cli.shared.cluster import ClusterOptions, check_replicas, engine_opener, joined
-from memagent.cli.shared.engine import ENGINES, EngineOptions, engine_options
+from memagent.cli.shared.console import CommandConsole, print_json, resumable
 from memagent.cli.shared.options import PanelCommand, panel_option, set_option, taking
-from memagent.cli.shared.run_command import CommandConsole, print_json, resumable
 from memagent.cli.shared.run_options import (
+    ENGINES,
     PRICES,
+    ClusterOptions,
+    EngineOptions,
     LimitOptions,
     RunOptions,
+    check_replicas,
+    engine_opener,
+    engine_options,
+    joined,
     limit_options,
     run_options,
 )

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import click
 
+from memagent.cli.shared.console import CommandConsole
 from memagent.cli.shared.options import PanelCommand, settings_options, taking
 from memagent.cli.shared.progress import ProgressFrame
-from memagent.cli.shared.run_command import CommandConsole
 from memagent.config import AgentConfig
 from memagent.data.example import Example
 from memagent.data.tasks.lengths import length_tokenizer

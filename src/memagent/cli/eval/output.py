@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from memagent.agent.trace import model_changes
 from memagent.agent.work import Work
+from memagent.cli.shared.console import CommandConsole, print_json
 from memagent.cli.shared.progress import ProgressFrame, cost_and_time, duration, time_text
-from memagent.cli.shared.run_command import CommandConsole, print_json
 from memagent.eval.calls import CallDone
 from memagent.eval.forecast import Remaining
 from memagent.eval.records import ItemRecord

@@ -17,8 +17,7 @@ import click
 from pydantic import SecretStr
 
 from memagent.agent.reader import Reader
-from memagent.cli.shared.cluster import ClusterOptions, check_replicas, cluster_options, joined
-from memagent.cli.shared.engine import ENGINES, open_chosen, pull_known
+from memagent.cli.shared.console import CommandConsole
 from memagent.cli.shared.options import (
     PanelCommand,
     given,
@@ -28,7 +27,15 @@ from memagent.cli.shared.options import (
     set_option,
     settings_options,
 )
-from memagent.cli.shared.run_command import CommandConsole
+from memagent.cli.shared.run_options import (
+    ENGINES,
+    ClusterOptions,
+    check_replicas,
+    cluster_options,
+    joined,
+    open_chosen,
+    pull_known,
+)
 from memagent.config import (
     AgentConfig,
     EngineConfig,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -55,7 +56,7 @@ class LazyGroup(HintingGroup):
         lazy: Mapping[str, str],
         prefix: str,
         default: str | None = None,
-        modules: Mapping[str, str] | None = None,
+        places: Mapping[str, str] = MappingProxyType({}),
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -64,8 +65,8 @@ class LazyGroup(HintingGroup):
         """Name to one-line help."""
         self._prefix = prefix
         """What stands before a name to make its module, which has the command as `command`."""
-        self._modules = modules or {}
-        """What stands in the place of a name there, for commands that live with others."""
+        self._places = places
+        """MODULE:NAME in place of that, for commands that live with others."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if self.default and args and args[0] not in (*self._lazy, *ctx.help_option_names):
@@ -78,9 +79,8 @@ class LazyGroup(HintingGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._lazy:
             return None
-        command: click.Command = import_module(
-            self._prefix + self._modules.get(cmd_name, cmd_name)
-        ).command
+        module, _, name = self._places.get(cmd_name, cmd_name).partition(":")
+        command: click.Command = getattr(import_module(self._prefix + module), name or "command")
         return command
 
     def resolve_command(

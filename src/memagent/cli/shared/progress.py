@@ -26,7 +26,7 @@ from rich.progress import (
 )
 
 from memagent.agent.work import Work
-from memagent.cli.shared.run_command import CommandConsole
+from memagent.cli.shared.console import CommandConsole
 from memagent.engines.retry import Failure
 from memagent.engines.store import PullState
 from memagent.types import Prices

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -10,17 +11,149 @@ from typing import Annotated, Any, TypeVar
 import click
 
 from memagent.agent.limits import Limits
-from memagent.cli.shared.engine import ENGINES, EngineOptions, engine_options
+from memagent.cli.shared.console import CommandConsole
 from memagent.cli.shared.options import (
     SHOWN,
     all_options,
     panel_option,
+    profile_option,
     reading_options,
     set_option,
+    settings_options,
 )
-from memagent.config import AgentConfig
+from memagent.cli.shared.progress import PullProgress
+from memagent.cluster import Cluster, open_cluster
+from memagent.config import AgentConfig, EngineConfig, LocalConfig, VllmConfig
+from memagent.engines import store
+from memagent.engines.base import BaseEngine, EngineChoice, choose_engine
 from memagent.errors import ConfigError
 from memagent.types import Prices
+
+ENGINES = (EngineConfig, LocalConfig, VllmConfig)
+"""Settings of engines of any kind."""
+engine_options = all_options(
+    panel_option(
+        "--engine",
+        panel="Engine",
+        help="Engine as KIND:MODEL: openai:MODEL for an endpoint, local:MODEL for a model in this "
+        "process, vllm:MODEL for vLLM started on the GPUs here, scripted for none at all.",
+    ),
+    profile_option(),
+    settings_options(EngineConfig, panel="Engine", only=("model", "base_url")),
+)
+"""`--engine`, `--profile`, `--model` and `--base-url`; everything else is set with `--set`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Settings of engines that were given as options."""
+
+    endpoint: Annotated[dict[str, Any], EngineConfig]
+    local: Annotated[dict[str, Any], LocalConfig]
+    vllm: Annotated[dict[str, Any], VllmConfig]
+
+    @property
+    def all(self) -> dict[str, Any]:
+        """All of them; `model` among them names an endpoint's model."""
+        return {**self.endpoint, **self.local, **self.vllm}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What `engine_options` were given."""
+
+    engine: str | None
+    settings: EngineSettings
+
+    def choose(self, *, stored: EngineChoice | None = None) -> EngineChoice:
+        """The engine that is meant; see `choose_engine`."""
+        return choose_engine(self.engine, self.settings.all, stored=stored)
+
+
+def open_chosen(choice: EngineChoice, console: CommandConsole) -> BaseEngine:
+    """The engine; the download of a model is shown."""
+    if choice.kind == "vllm":
+        console.report("starting vLLM; it is shut down with this command")
+    if choice.kind == "local":
+        with PullProgress(choice.model, console) as progress:
+            choice.pull(progress)
+    return choice.open()
+
+
+def pull_known(name: str, console: CommandConsole) -> None:
+    """Fetch a model that has a short name, if it is not here yet."""
+    if name in store.KNOWN:
+        with PullProgress(name, console) as progress:
+            store.pull(name, on_progress=progress)
+
+
+# --- work on a Ray cluster ------------------------------------------------------------------------
+
+OpenEngine = Callable[[EngineChoice], Awaitable[BaseEngine]]
+"""Opens an engine, on a cluster as copies."""
+CLUSTER = "Cluster"
+"""Heading of the help."""
+cluster_option = panel_option(
+    "--cluster",
+    panel=CLUSTER,
+    metavar="ADDRESS",
+    help="Spread the work over a Ray cluster: HOST:PORT of its head node, or auto for the one in RAY_ADDRESS, "
+    "else one of this machine alone.",
+)
+cluster_options = all_options(
+    cluster_option,
+    panel_option(
+        "--replicas",
+        type=click.IntRange(min=1),
+        panel=CLUSTER,
+        help="Copies of the engine on the cluster. [default: as many as it has GPUs for, else one on each node]",
+    ),
+)
+"""`--cluster`, and how many copies of the engine run there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """What `cluster_options` were given."""
+
+    cluster: str | None
+    replicas: int | None
+
+
+def check_replicas(options: ClusterOptions) -> None:
+    """Raise ConfigError for replicas without a cluster."""
+    if options.replicas is not None and options.cluster is None:
+        raise ConfigError("`replicas` are copies on a cluster; name it with `cluster=ADDRESS`")
+
+
+@contextmanager
+def joined(address: str | None, console: CommandConsole) -> Iterator[Cluster | None]:
+    """The cluster at an address; None without one."""
+    if address is None:
+        yield None
+        return
+    with open_cluster(address, on_note=console.report) as cluster:
+        yield cluster
+
+
+def engine_opener(
+    cluster: Cluster | None, replicas: int | None, console: CommandConsole
+) -> OpenEngine:
+    """How engines are opened: on the cluster, or in this process."""
+
+    async def opener(choice: EngineChoice) -> BaseEngine:
+        if cluster is None:
+            return open_chosen(choice, console)
+        from memagent.engines.replicas import open_replicas
+
+        engine = await open_replicas(cluster, choice, num=replicas, on_note=console.report)
+        console.report(
+            f"{engine.num_replicas} replicas of {choice.spec} on {cluster.num_nodes} nodes"
+        )
+        return engine
+
+    return opener
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,4 +1,4 @@
-"""`memagent train`: train a model. Each command is in `memagent.cli.train.NAME`; without a name, `run`.
+"""`memagent train`: train a model. Without a name, `run`.
 
 Not here: opening and running a training (`rl/trainer.py`).
 """
@@ -14,7 +14,7 @@ COMMANDS: dict[str, str] = {
     "sft": "Train on given replies only: the warm start of a config.",
     "export": "Write the model or adapter of a run as a folder that other tools load.",
 }
-"""Name to one-line help; `NAME` lives in `memagent.cli.train.NAME` as `command`."""
+"""Name to one-line help; `NAME` lives in `memagent.cli.train.NAME` as `command`, or where `places` says."""
 
 
 @click.group(
@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     lazy=COMMANDS,
     prefix="memagent.cli.train.",
     default="run",
+    places={"sft": "run:sft"},
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def command() -> None:

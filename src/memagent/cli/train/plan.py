@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import click
 
+from memagent.cli.shared.console import print_json
 from memagent.cli.shared.options import PanelCommand, panel_option, settings_options, taking
 from memagent.cli.shared.progress import duration
-from memagent.cli.shared.run_command import print_json
-from memagent.cli.train.options import CONFIG
+from memagent.cli.train.run import CONFIG
 from memagent.rl.plan import (
     ACCELERATORS,
     Layout,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Self
 
+from memagent.cli.shared.console import CommandConsole
 from memagent.cli.shared.progress import ProgressFrame, duration
-from memagent.cli.shared.run_command import CommandConsole
 from memagent.rl.rollouts.collect import RolloutStats
 from memagent.rl.trainer import TrainingCallbacks
 

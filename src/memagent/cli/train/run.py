@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -12,25 +13,98 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memagent.cli.shared.engine import pull_known
-from memagent.cli.shared.options import PanelCommand, panel_option, taking
-from memagent.cli.shared.run_command import CommandConsole, resumable, stop_like_ctrl_c
-from memagent.cli.shared.run_options import run_options
-from memagent.cli.train.options import (
-    CONFIG,
-    TrainOptions,
-    change_options,
-    config_argument,
-    mode_options,
-)
+from memagent.cli.shared.console import TABLE_METAVAR, CommandConsole, resumable, stop_like_ctrl_c
+from memagent.cli.shared.options import PanelCommand, all_options, panel_option, taking
+from memagent.cli.shared.run_options import RunOptions, pull_known, run_options
+from memagent.data.choices import named_sources
 from memagent.errors import ConfigError
 from memagent.extras import require
-from memagent.rl.settings import TrainConfig, read_config
+from memagent.rl.settings import TrainConfig, read_config, read_warm_start
 from memagent.shipped import find_config
 
 if TYPE_CHECKING:
     from memagent.rl.setup import Setup
     from memagent.rl.trainer import Trainer, TrainProgress
+
+
+CONFIG = "Config"
+RUN = "Run"
+"""Headings of the help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """What the shared options were given."""
+
+    config: Path | None
+    run: RunOptions
+    model: str | None
+    sources: tuple[str, ...]
+    changes: tuple[str, ...]
+    cluster: str | None
+    max_minutes: float | None
+    dry_run: bool
+    quiet: bool
+
+    @property
+    def named(self) -> Mapping[str, str | None]:
+        """Settings that have an option of their own, and their values."""
+        return {"model.source": self.model}
+
+    @property
+    def all_changes(self) -> list[str]:
+        """Everything that changes the config; `--set` comes last and takes precedence."""
+        paths = {f"sources.{name}": path for name, path in named_sources(self.sources).items()}
+        values = {**self.named, "cluster.address": self.cluster, **paths}
+        given = [f"{name}={json.dumps(text)}" for name, text in values.items() if text is not None]
+        return [*given, *self.changes]
+
+
+config_argument = click.argument(
+    "config", required=False, type=click.Path(path_type=Path), metavar="[CONFIG]"
+)
+change_options = all_options(
+    panel_option("--model", panel=CONFIG, help="Model in place of the config's."),
+    panel_option(
+        "--source",
+        "sources",
+        multiple=True,
+        metavar=TABLE_METAVAR,
+        panel=CONFIG,
+        help="A file or folder of yours in place of a download; may be given several times.",
+    ),
+    panel_option(
+        "--set",
+        "changes",
+        multiple=True,
+        metavar="NAME=VALUE",
+        panel=CONFIG,
+        help="Any setting of the config, such as optim.lr=2e-6; may be given several times.",
+    ),
+)
+mode_options = all_options(
+    panel_option(
+        "--cluster",
+        metavar="ADDRESS",
+        panel=RUN,
+        help="Train on a Ray cluster: HOST:PORT of its head node; auto: one on this machine that ends with "
+        "the run; none: without the cluster of the config.",
+    ),
+    panel_option(
+        "--max-minutes",
+        type=click.FloatRange(min=0, min_open=True),
+        panel=RUN,
+        help="Start no step after this many minutes; then validate, save and export as after the last one.",
+    ),
+    panel_option(
+        "--dry-run",
+        is_flag=True,
+        panel=RUN,
+        help="Load and check everything, draw a task of every source, print the plan, stop.",
+    ),
+    panel_option("--quiet", is_flag=True, panel=RUN, help="Show no progress."),
+)
+
 
 LIBRARIES = ("numpy", "torch", "transformers", "peft", "safetensors")
 """What training needs of the extra `train`."""
@@ -212,3 +286,45 @@ def _plan(setup: Setup) -> str:
     if setup.validation is not None:
         lines.append(f"validation: {len(setup.validation.examples)} questions")
     return "\n".join(lines)
+
+
+# --- the warm start alone -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftOptions(TrainOptions):
+    """What the options were given."""
+
+    files: tuple[Path, ...]
+
+
+@click.command("sft", cls=PanelCommand)
+@config_argument
+@panel_option(
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    panel=CONFIG,
+    help="Conversations to train on, as `memagent data traces` writes them; in place of the config's.",
+)
+@change_options
+@run_options("checkpoints and metrics")
+@mode_options
+@taking(SftOptions)
+def sft(options: SftOptions) -> int:
+    """Train on given replies: conversations in files, or replies written by rule for tasks.
+
+    \b
+      memagent train sft my_run.toml --run-dir runs/warm
+      memagent train sft my_run.toml --file traces.jsonl --set warm_start.steps=200
+      memagent train --resume runs/warm
+
+    This is the warm start of a training config alone, [warm_start], with the same packing. The result
+    is in the run's folder as `final`; set it as model.adapter in the config that continues from it.
+    """
+
+    def read(path: Path) -> TrainConfig:
+        return read_warm_start(path, changes=options.all_changes, files=options.files)
+
+    return run_training(options, read)

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from memagent.cli.main import run
-from memagent.cli.shared.messages import with_options
+from memagent.cli.shared.console import with_options
 
 
 @click.command()

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
-from memagent.cli.shared import progress, run_command
+from memagent.cli.shared import console as console_module
+from memagent.cli.shared import progress
+from memagent.cli.shared.console import CommandConsole
 from memagent.cli.shared.progress import ProgressFrame, duration, size_text
-from memagent.cli.shared.run_command import CommandConsole
 from memagent.engines.retry import Failure
 from tests.support.timing import wait_until
 
@@ -41,7 +42,7 @@ def test_a_first_line_comes_within_two_seconds_though_nothing_is_finished(capsys
 def test_a_step_that_takes_longer_is_named_and_a_quick_one_is_not(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(run_command, "NOTICE_SECONDS", 0.05)
+    monkeypatch.setattr(console_module, "NOTICE_SECONDS", 0.05)
     console = CommandConsole()
     with console.notice("opening the model"):
         time.sleep(0.2)

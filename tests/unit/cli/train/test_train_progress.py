@@ -3,7 +3,7 @@
 import pytest
 
 from memagent.cli.shared import progress
-from memagent.cli.shared.run_command import CommandConsole
+from memagent.cli.shared.console import CommandConsole
 from memagent.cli.train.progress import TrainConsole
 from memagent.rl.rollouts.collect import RolloutStats
 from memagent.types import Usage

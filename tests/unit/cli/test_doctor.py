@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from memagent.doctor import examination
-from memagent.doctor.examination import Finding, examine
+from memagent.cli import doctor
+from memagent.cli.doctor import Finding, examine
 from memagent.engines.base import ENGINES
 
 
@@ -40,10 +40,8 @@ def test_a_missing_library_is_named_with_the_command_that_adds_it(
 def test_an_engine_whose_library_is_missing_names_the_command_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    is_installed = examination._is_installed
-    monkeypatch.setattr(
-        examination, "_is_installed", lambda name: name != "vllm" and is_installed(name)
-    )
+    is_installed = doctor._is_installed
+    monkeypatch.setattr(doctor, "_is_installed", lambda name: name != "vllm" and is_installed(name))
     engine = found("engines")["vllm"]
     assert engine.state == "missing"
     assert engine.detail == "vLLM is not installed for this Python"

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from memagent.cli.shared import run_command
-from memagent.cli.shared.run_command import CommandConsole, resumable
+from memagent.cli.shared import console as console_module
+from memagent.cli.shared.console import CommandConsole, resumable
 from memagent.errors import ConfigError, EngineError, LimitReached
 from memagent.runs import Run
 
@@ -104,11 +104,11 @@ def test_quiet_leaves_out_reports_but_not_errors(capsys: Capture) -> None:
 def test_what_takes_long_is_named_where_no_terminal_shows_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run_command, "NOTICE_SECONDS", 0.01)
+    monkeypatch.setattr(console_module, "NOTICE_SECONDS", 0.01)
     with CommandConsole().busy("counting"):
         time.sleep(0.2)
     assert capsys.readouterr().err == "counting\n"
-    monkeypatch.setattr(run_command, "NOTICE_SECONDS", 60)
+    monkeypatch.setattr(console_module, "NOTICE_SECONDS", 60)
     with CommandConsole().busy("counting"):
         pass
     assert capsys.readouterr().err == ""

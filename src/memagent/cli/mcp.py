@@ -9,10 +9,9 @@ import click
 from platformdirs import user_state_path
 
 from memagent.agent.reader import Reader
-from memagent.cli.shared.engine import open_chosen
+from memagent.cli.shared.console import CommandConsole
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
-from memagent.cli.shared.run_command import CommandConsole
-from memagent.cli.shared.run_options import ReaderOptions, limits_of, reader_options
+from memagent.cli.shared.run_options import ReaderOptions, limits_of, open_chosen, reader_options
 from memagent.extras import require
 
 

@@ -15,21 +15,25 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
+import click
 from platformdirs import user_cache_path, user_data_path
 
 from memagent._version import __version__
+from memagent.cli.shared.console import print_json
 from memagent.engines import store
 from memagent.engines.addresses import endpoint_from, public_url
 from memagent.engines.base import EMBEDDED, ENGINES, open_engine, opener_of
 from memagent.engines.local.runtimes import local_runtimes
-from memagent.errors import ConfigError, MemagentError, one_line
+from memagent.errors import ConfigError, MemagentError, one_line, plain
 from memagent.files import size_of
 from memagent.profiles import config_file, list_profiles, load_profile
 from memagent.runs import runs_folder
@@ -238,3 +242,53 @@ def _is_installed(name: str) -> bool:
     except metadata.PackageNotFoundError:
         return False
     return True
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+SIGNS = {"ok": "ok", "missing": "--", "broken": "!!", "note": "  "}
+MAX_CHARS = 300
+MIN_WIDTH = 13
+"""Of names, so that most areas are aligned."""
+
+
+@click.command("doctor", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option(
+    "--connect",
+    "connects",
+    is_flag=True,
+    help="Ask the endpoints of the environment and of your profiles which models they serve; sends no text.",
+)
+def command(as_json: bool, connects: bool) -> int:
+    """Look at this machine: what is installed, which engines and devices work, which models and
+    profiles there are, what is missing and the command that adds it.
+
+    Something that is there and does not work gives exit code 1.
+    """
+    if as_json:
+        found = examine(connects=connects)
+        print_json([asdict(finding) for finding in found])
+    else:
+        found = _print(findings(connects=connects))
+    return int(any(finding.state == "broken" for finding in found))
+
+
+def _print(found: Iterable[Finding]) -> list[Finding]:
+    """Each area as soon as it was looked at; all findings."""
+    shown: list[Finding] = []
+    for area, group in groupby(found, key=attrgetter("area")):
+        in_area = list(group)
+        click.echo(f"{chr(10) if shown else ''}{area}")
+        width = max(MIN_WIDTH, *(len(finding.name) for finding in in_area))
+        for finding in in_area:
+            _print_finding(finding, width)
+        shown += in_area
+    return shown
+
+
+def _print_finding(finding: Finding, width: int) -> None:
+    line = f"  {SIGNS[finding.state]}  {plain(finding.name):<{width}}  {plain(finding.detail, MAX_CHARS)}"
+    click.echo(line.rstrip())
+    if finding.remedy:
+        click.echo(f"      {'':<{width}}  add it: {finding.remedy}")
