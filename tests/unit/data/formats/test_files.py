@@ -20,7 +20,6 @@ from memagent.data.formats.files import (
     ExampleWriter,
     from_json,
     read_examples,
-    to_json,
     write_examples,
 )
 from memagent.errors import DataError
@@ -134,11 +133,6 @@ def test_a_line_is_these_bytes(tmp_path: Path) -> None:
     assert gzip.decompress(packed) == f"{FOX_LINE}\n{FOX_LINE}\n".encode()
 
 
-def test_the_order_of_free_keys_does_not_matter() -> None:
-    turned = replace(FOX, metadata={"a": {"x": 0.5, "y": None}, "z": 1})
-    assert to_json(turned) == to_json(FOX) == FOX_LINE
-
-
 def test_gzipped_lines_say_nothing_of_when_and_where(tmp_path: Path) -> None:
     one, two = tmp_path / "one.jsonl.gz", tmp_path / "two.jsonl.gz"
     write_examples(one, [FOX])
@@ -231,11 +225,6 @@ def test_a_bad_line_is_named(line: str, message: str, tmp_path: Path) -> None:
         next(found)
     assert str(caught.value).startswith(f"{path}, {message}")
     assert "\n" not in str(caught.value)
-
-
-def test_evidence_of_texts_that_are_rebuilt_is_not_checked_here() -> None:
-    without = replace(FOX, documents=None)
-    assert from_json(to_json(without), "here") == without
 
 
 def test_a_bad_row_is_named(tmp_path: Path) -> None:

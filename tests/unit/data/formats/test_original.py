@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,12 @@ from hypothesis import strategies as st
 from memagent.data.example import Example, Passage, join
 from memagent.data.formats.files import read_examples, write_examples
 from memagent.data.formats.original import (
-    convert_dataset,
     kind_of,
     read_original,
     split_documents,
     write_original,
 )
 from memagent.errors import DataError
-from memagent.eval.items import plan_items
-from memagent.eval.suites import Suite
 
 CONTEXT = "Document 1:\nOslo\nOslo is in Norway.\n\nDocument 2:\nBern\nBern lies on the Aare. Yes."
 OSLO = Passage(title="Oslo", text="Oslo is in Norway.")
@@ -390,14 +386,3 @@ def test_a_length_that_is_no_number_is_no_length(tmp_path: Path) -> None:
     path.write_text(json.dumps([{**RULER, "length": "8k"}, {**RULER, "length": -1}]))
     found = [(one.target_tokens, one.num_tokens) for one in read_original(path, "original-eval")]
     assert found == [(None, None)] * 2
-
-
-def test_files_of_three_lengths_are_planned_as_three_rows(tmp_path: Path) -> None:
-    files = []
-    for num in (50, 100, 200):
-        source, imported = tmp_path / f"eval_{num}.json", tmp_path / f"eval_{num}.jsonl"
-        source.write_text(json.dumps([{**HOTPOT, "num_docs": num}] * 2))
-        convert_dataset(source, imported)
-        files.append(str(imported))
-    plan = plan_items(Suite.parse({"tasks": [{"files": files}]}))
-    assert Counter(item.target_tokens for item in plan.items) == {7168: 2, 14336: 2, 28672: 2}

@@ -11,7 +11,6 @@ from memagent.data.example import Example
 from memagent.data.tasks.depth import bucket_counts, uniformity_p
 from memagent.data.tasks.registry import open_task
 from memagent.data.tasks.ruler.haystack import NOISE
-from memagent.data.tasks.ruler.needles import NEEDLES
 from memagent.errors import ConfigError
 from tests.support.ruler_solvers import NEEDLE
 from tests.support.ruler_sources import ruler_settings
@@ -107,14 +106,6 @@ def test_a_haystack_of_noise_is_noise_and_the_needle(folder: Path) -> None:
     assert rest == ""
 
 
-def test_essays_are_the_texts_of_the_folder_from_their_start(folder: Path) -> None:
-    (example,) = examples(folder, "niah_single_2", 1)
-    text = example.text().replace(example.evidence[0].text + " ", "", 1)
-    first = (folder / "essays" / "0.txt").read_text()
-    assert first.startswith(text)
-    assert example.metadata["essay_rounds"] == 1
-
-
 def test_essays_that_are_too_short_begin_again_and_it_is_noted(folder: Path) -> None:
     (example,) = examples(folder, "niah_single_2", 1, tokens=60_000)
     texts = [(folder / "essays" / f"{number}.txt").read_text().strip() for number in range(3)]
@@ -142,19 +133,6 @@ def test_settings_of_a_task_can_be_changed(folder: Path) -> None:
 def test_more_queries_than_keys_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="num_queries=2 asks for more than num_keys=1; raise"):
         examples(folder, "niah_single_1", 1, num_queries=2)
-
-
-def test_the_presets_are_rulers() -> None:
-    assert {name.removeprefix("ruler/"): preset for name, preset in NEEDLES.items()} == {
-        "niah_single_1": {"haystack": "repeat"},
-        "niah_single_2": {"haystack": "essay"},
-        "niah_single_3": {"haystack": "essay", "values": "uuids"},
-        "niah_multikey_1": {"haystack": "essay", "num_keys": 4},
-        "niah_multikey_2": {"haystack": "needle"},
-        "niah_multikey_3": {"haystack": "needle", "keys": "uuids", "values": "uuids"},
-        "niah_multivalue": {"haystack": "essay", "num_values": 4},
-        "niah_multiquery": {"haystack": "essay", "num_keys": 4, "num_queries": 4},
-    }
 
 
 # --- where needles stand --------------------------------------------------------------------------

@@ -174,30 +174,6 @@ def test_one_paragraph_is_shortened_to_meet_the_length(folder: Path) -> None:
 # --- the published files --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokens", [4096, 65_536])
-def test_published_questions_meet_length_and_evidence(
-    tokens: int, tokenizer_folder: Path, published: Published
-) -> None:
-    hotpotqa = published.folder / "hotpotqa"
-    settings: dict[str, dict[str, Any]] = {
-        "ruler/qa_1": {"questions": str(published.folder / "squad")},
-        "ruler/qa_2": {
-            "questions": str(hotpotqa / "dev.jsonl.gz"),
-            "paragraphs": str(hotpotqa / "paragraphs.jsonl.gz"),
-        },
-    }
-    for task, sources in settings.items():
-        made = open_task(task, {"tokens": tokens, "tokenizer": str(tokenizer_folder), **sources})
-        for index in range(10):
-            example = made.example(index)
-            text = example.text()
-            assert 0.98 * tokens <= (example.num_tokens or 0) <= tokens
-            places = example.evidence_offsets()
-            assert [text[start:end] for start, end in places] == [e.text for e in example.evidence]
-            if task == "ruler/qa_1":
-                assert example.answers[0] in example.evidence[0].text
-
-
 def test_books_are_essays(tokenizer_folder: Path, published: Published) -> None:
     books = str(published.folder / "books")
     given = {"tokens": 100_000, "tokenizer": str(tokenizer_folder), "essays": books}
