@@ -24,7 +24,7 @@ from memagent.data.formats.json_stream import read_records
 from memagent.documents.encoding import decode
 from memagent.documents.formats.html import html_text
 from memagent.gguf_format import read_contents
-from memagent.jsonl import LineFile
+from memagent.run_files import LineFile
 
 NUM_LINES = 2000
 LINE = json.dumps({"text": "The mill was sold in 1873. " * 40}).encode()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from memagent.jsonl import LineFile
+from memagent.run_files import LineFile
 from memagent.viewer.api import ViewerApi
 from memagent.viewer.library import Library
 from tests.support.eval_runs import item, make_run

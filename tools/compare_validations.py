@@ -18,7 +18,7 @@ from typing import Any
 
 from memagent.eval.records import ItemRecord
 from memagent.eval.stats import compare, mean_interval
-from memagent.jsonl import read_lines
+from memagent.run_files import read_lines
 
 Kind = tuple[str, int]
 

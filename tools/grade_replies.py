@@ -12,8 +12,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from memagent.eval.stats import compare, mean_interval
-from memagent.jsonl import read_lines
 from memagent.rewards.verifiers import grade
+from memagent.run_files import read_lines
 
 GRADERS = ("strict", "original_sub_em_boxed")
 

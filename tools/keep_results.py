@@ -21,8 +21,8 @@ from typing import Any
 
 from memagent.eval.records import ItemRecord, read_evaluation, read_items
 from memagent.files import write_atomically
-from memagent.jsonl import read_lines
 from memagent.rewards.verifiers import grade
+from memagent.run_files import read_lines
 from memagent.runs import read_manifest
 
 FIRST_SECTIONS = 14

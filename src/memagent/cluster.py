@@ -28,7 +28,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from memagent.errors import ClusterError, ConfigError
-from memagent.extras import require
+from memagent.plugins import require
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup

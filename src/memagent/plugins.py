@@ -3,7 +3,11 @@
     score = load_function("my_reward.py:score", what="reward", parameters=("task", "outcome"))
 
 The file is run once per process, and may import what lies beside it. `portable` makes its functions fit
-to be sent to another process, which runs the file itself.
+to be sent to another process, which runs the file itself. Libraries that may be missing are asked for by `require`:
+
+    require("peft", 'adapters need peft; pip install "memagent[gpu]"')
+    with hidden("jax"):      # what is imported here finds no jax
+        import bm25s
 """
 
 from __future__ import annotations
@@ -12,11 +16,13 @@ import asyncio
 import inspect
 import re
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -142,3 +148,41 @@ def _is_foreign(filename: str) -> bool:
     is_ours = filename.startswith(str(Path(__file__).parent))
     is_library = filename.startswith((sys.base_prefix, sys.prefix)) or "site-packages" in filename
     return is_ours or is_library or filename.startswith("<")
+
+
+# --- optional libraries ---------------------------------------------------------------------------
+
+_HIDING = threading.RLock()
+
+
+def require(library: str, message: str) -> None:
+    """Raise a ConfigError with this message if a library is not installed.
+
+    The library is not imported: torch would take seconds before anything else can be checked.
+    """
+    is_there = sys.modules[library] if library in sys.modules else find_spec(library)
+    if is_there is None:
+        raise ConfigError(message)
+
+
+@contextmanager
+def hidden(library: str) -> Iterator[None]:
+    """Inside the block no thread can import a library, as if it were not installed.
+
+    Libraries load jax or TensorFlow if they are there, and these take the memory of a GPU. Modules of the library
+    that were loaded before are there again afterwards.
+    """
+    with _HIDING:
+        loaded = _taken_out(library)
+        sys.modules[library] = None  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            _taken_out(library)
+            sys.modules.update(loaded)
+
+
+def _taken_out(library: str) -> dict[str, ModuleType]:
+    """Remove the modules of a library from those that are loaded."""
+    names = [name for name in list(sys.modules) if name.partition(".")[0] == library]
+    return {name: sys.modules.pop(name) for name in names}

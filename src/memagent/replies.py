@@ -27,7 +27,7 @@ from pydantic import Field, FiniteFloat, PositiveInt, TypeAdapter
 
 from memagent.errors import RunError, RunNotWritable
 from memagent.files import reason_of
-from memagent.jsonl import LineFile, Record, read_lines, recover
+from memagent.run_files import LineFile, Record, read_lines, recover
 from memagent.runs import stored_usage
 from memagent.types import Completion, Message, Sampling, Usage
 

@@ -32,10 +32,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from memagent.errors import ConfigError, RunError, one_line
-from memagent.extras import hidden, require
 from memagent.files import make_folders, reason_of, write_atomically
-from memagent.jsonl import LineFile, read_lines, truncate
-from memagent.run_files import make_folder, read_file
+from memagent.plugins import hidden, require
+from memagent.run_files import LineFile, make_folder, read_file, read_lines, truncate
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"

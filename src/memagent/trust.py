@@ -17,7 +17,7 @@ from platformdirs import user_state_path
 
 from memagent.errors import ConfigError, RunError
 from memagent.files import make_folders
-from memagent.jsonl import LineFile, read_lines, recover
+from memagent.run_files import LineFile, read_lines, recover
 
 NamedKind = Literal["address", "code", "file"]
 

@@ -6,8 +6,8 @@
     row 3   agent  data
     row 2   documents  engines  rewards
     row 1   tokens
-    row 0   types  errors  config  cluster  cluster_workers  runs  run_files  tracking  blocking  jsonl  files  processes  launcher  watchdog  names  plugins
-            extras  shipped  foreign  gguf_format  stored_runs  profiles  trust  _version
+    row 0   types  errors  config  cluster  cluster_workers  runs  run_files  tracking  blocking  files  processes  launcher  watchdog  names  plugins
+            foreign  gguf_format  profiles  trust  _version
 
 A module may import its own room and rooms of lower rows; row 0 is one room. `memagent/__init__.py`
 is the front door and may name anything, but nothing inside comes in through it.
@@ -43,7 +43,6 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "run_files",
         "tracking",
         "blocking",
-        "jsonl",
         "files",
         "processes",
         "launcher",
@@ -52,11 +51,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "plugins",
         "foreign",
         "gguf_format",
-        "stored_runs",
         "profiles",
         "trust",
-        "extras",
-        "shipped",
         "_version",
     ),
     ("tokens",),

@@ -32,11 +32,11 @@ import pytest
 from fpdf import FPDF
 
 from memagent.agent.prompts import parse_prompts
+from memagent.config import find_config
 from memagent.data.formats.files import write_examples
 from memagent.data.tasks.registry import open_task
 from memagent.documents.sample import town_archive
 from memagent.engines import store
-from memagent.shipped import find_config
 from tests.support.hotpot import write_hotpot
 from tests.support.loopback import Endpoint, running
 from tests.support.timing import wait_until

@@ -12,8 +12,8 @@ from memagent.agent.trace import Trace
 from memagent.cli.main import run
 from memagent.engines.base import open_engine
 from memagent.errors import RunError
-from memagent.jsonl import read_lines, sealed
 from memagent.replies import REPLIES
+from memagent.run_files import read_lines, sealed
 from tests.hostile.damaged_runs import RunKind, attack, command, make_runs
 
 COUNT = 40

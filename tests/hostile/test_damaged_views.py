@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memagent.errors import MemagentError
-from memagent.jsonl import sealed
+from memagent.run_files import sealed
 from memagent.viewer.api import ViewerApi
 from memagent.viewer.app import as_json
 from memagent.viewer.export import export_page

@@ -16,8 +16,8 @@ import pytest
 
 from memagent.agent.trace import Trace
 from memagent.data.formats.files import write_examples
-from memagent.jsonl import read_lines
 from memagent.rl.weights.checkpoint import list_checkpoints
+from memagent.run_files import read_lines
 from memagent.tracking import comparable, read_metrics
 from tests.integration.conftest import QUESTION, SMALL_SECTIONS, Cli, Outcome, story
 from tests.integration.test_eval import make_example, records_of
@@ -328,7 +328,7 @@ def harm_later(bench: Bench) -> str | None:
 
 APPENDING = """
 from pathlib import Path
-from memagent.jsonl import LineFile
+from memagent.run_files import LineFile
 with LineFile(Path({path!r})) as lines:
     for number in range(4):
         try:

@@ -27,8 +27,8 @@ from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace
 from memagent.documents.document import Document
 from memagent.engines.openai import open_endpoint
-from memagent.jsonl import read_lines, sealed
 from memagent.replies import REPLIES
+from memagent.run_files import read_lines, sealed
 from memagent.runs import Run
 from tests.integration.conftest import (
     CODE,

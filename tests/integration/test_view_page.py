@@ -17,7 +17,7 @@ import pytest
 from memagent.agent.trace import journal_line
 from memagent.documents.document import Document
 from memagent.eval.records import regrade
-from memagent.jsonl import LineFile
+from memagent.run_files import LineFile
 from memagent.viewer.api import ViewerApi
 from memagent.viewer.app import viewing
 from memagent.viewer.export import export_page

@@ -9,8 +9,8 @@ import pytest
 from memagent.agent.limits import Limits
 from memagent.agent.trace import Trace
 from memagent.errors import LimitReached
-from memagent.jsonl import read_lines
 from memagent.replies import REPLIES
+from memagent.run_files import read_lines
 from tests.support.noisy_readings import (
     FOLDER,
     MODES,

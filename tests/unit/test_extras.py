@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memagent.extras import hidden
+from memagent.plugins import hidden
 
 NAMES = ("jax", "jaxlib", "flax", "tensorflow")
 FAKE = """

@@ -8,7 +8,7 @@ import pytest
 
 from memagent import files
 from memagent.errors import RunError
-from memagent.jsonl import Line, LineFile, read_lines, recover, truncate
+from memagent.run_files import Line, LineFile, read_lines, recover, truncate
 
 TORN = [b'{"n":', b'{"n":1}', b"\x00\x00", b"[1]\n", b"not json\n"]
 """Ends of a file whose writer was killed; the last two are complete lines without a record."""
@@ -82,7 +82,8 @@ def test_a_synced_line_is_on_disk_when_append_returns(
 ) -> None:
     synced: list[int] = []
     monkeypatch.setattr(
-        "memagent.jsonl._sync_data", lambda descriptor: synced.append(os.fstat(descriptor).st_size)
+        "memagent.run_files._sync_data",
+        lambda descriptor: synced.append(os.fstat(descriptor).st_size),
     )
     with LineFile(tmp_path / "a") as safe, LineFile(tmp_path / "b", sync=False) as quick:
         safe.append(b"{}")

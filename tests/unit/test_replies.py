@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from memagent.errors import RunError, RunNotWritable
-from memagent.jsonl import read_lines
 from memagent.replies import KeptReply, Replies, Scope
+from memagent.run_files import read_lines
 from memagent.types import Completion, Message, Sampling, Usage
 
 HELLO: list[Message] = [{"role": "user", "content": "hello"}]

@@ -33,7 +33,8 @@ def test_each_record_is_on_disk_when_append_returns(
 ) -> None:
     synced: list[int] = []
     monkeypatch.setattr(
-        "memagent.jsonl._sync_data", lambda descriptor: synced.append(os.fstat(descriptor).st_size)
+        "memagent.run_files._sync_data",
+        lambda descriptor: synced.append(os.fstat(descriptor).st_size),
     )
     with new_run(tmp_path / "run") as run:
         run.append(b'{"n":0}')
@@ -93,7 +94,7 @@ def test_a_line_that_does_not_fit_the_disk_leaves_no_trace(
     with new_run(tmp_path / "run") as run:
         run.append(b'{"n":0}')
         with monkeypatch.context() as patched:
-            patched.setattr("memagent.jsonl.write_all", full_disk)
+            patched.setattr("memagent.run_files.write_all", full_disk)
             with pytest.raises(RunError, match="No space left on device"):
                 run.append(b'{"n":1}')
         run.append(b'{"n":2}')

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from memagent import shipped
+from memagent import config as shipped
+from memagent.config import config_names, configs_folder, find_config
 from memagent.data.recipes import BuildRequest, read_recipe
 from memagent.data.tasks.registry import TASKS
 from memagent.errors import ConfigError
 from memagent.eval.suites import read_suite
 from memagent.rl.settings import read_config, read_warm_start
-from memagent.shipped import config_names, configs_folder, find_config
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,8 +10,7 @@ from memagent.agent.limits import Limits
 from memagent.cli.main import run
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import LimitReached, RunError
-from memagent.runs import Run, runs_folder
-from memagent.stored_runs import describe_run, find_run, remove_run, stored_runs
+from memagent.runs import Run, describe_run, find_run, remove_run, runs_folder, stored_runs
 
 TEXT = "It rained. Hedda inherits the house.\n" * 20
 QUESTIONS = ["Who inherits the house?", "Did it rain?"]

@@ -12,7 +12,7 @@ from memagent.agent.reader import Reader
 from memagent.cli.shared.console import CommandConsole
 from memagent.cli.shared.options import PanelCommand, panel_option, taking
 from memagent.cli.shared.run_options import ReaderOptions, limits_of, open_chosen, reader_options
-from memagent.extras import require
+from memagent.plugins import require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from memagent.cli.shared.console import print_json
 from memagent.cli.shared.lazy import HintingGroup
 from memagent.cli.shared.progress import size_text
 from memagent.errors import plain
-from memagent.stored_runs import (
+from memagent.runs import (
     StoredRun,
     describe_run,
     find_run,

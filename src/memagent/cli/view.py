@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from memagent.errors import ConfigError
-from memagent.extras import require
 from memagent.files import reason_of, write_atomically
+from memagent.plugins import require
 
 if TYPE_CHECKING:
     from memagent.viewer.api import ViewerApi

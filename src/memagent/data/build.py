@@ -48,8 +48,8 @@ from memagent.data.manifest import (
 from memagent.data.tasks.registry import Task, open_task
 from memagent.errors import ConfigError, DataError, RunError
 from memagent.files import make_folders, sync_file, sync_folder
-from memagent.jsonl import LineFile, read_lines, truncate
 from memagent.processes import OpenPool, ProcessPool, WorkerDied
+from memagent.run_files import LineFile, read_lines, truncate
 
 Storing = Literal["auto", "text", "origin"]
 MAX_STORED_TOKENS = 65_536

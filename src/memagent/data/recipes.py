@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from memagent.config import LONGEST, Settings, with_override
+from memagent.config import LONGEST, Settings, config_names, find_config, with_override
 from memagent.data.build import BuildJob, BuildProgress, Storing, build, is_built
 from memagent.data.choices import TaskSelection, named_sources, source_settings
 from memagent.data.formats.files import FORMATS
@@ -39,7 +39,6 @@ from memagent.data.tasks.registry import TASKS
 from memagent.errors import ConfigError
 from memagent.names import hint_in_folders
 from memagent.processes import OpenPool
-from memagent.shipped import config_names, find_config
 
 
 class DatasetRecipe(TaskSelection):

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from memagent.extras import hidden, require
+from memagent.plugins import hidden, require
 
 
 class Ranked(NamedTuple):

@@ -22,9 +22,8 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from memagent.errors import ConfigError, RunError
-from memagent.jsonl import read_lines
 from memagent.rewards.verifiers import NEEDS_NO_ANSWERS, Match, Score, grade, open_grader
-from memagent.run_files import check_tree, write_file
+from memagent.run_files import check_tree, read_lines, write_file
 from memagent.runs import (
     JOURNAL,
     LimitsShape,

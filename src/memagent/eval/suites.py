@@ -26,13 +26,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from memagent.config import MOST, Settings, read_toml
+from memagent.config import MOST, Settings, find_config, read_toml
 from memagent.data.choices import SOURCE_SETTINGS, ExampleChoice
 from memagent.errors import ConfigError
 from memagent.names import absolute_path
 from memagent.plugins import is_file_spec
 from memagent.rewards.verifiers import open_grader
-from memagent.shipped import find_config
 from memagent.trust import paths_in
 
 DEFAULT_NUM = 100

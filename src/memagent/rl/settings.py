@@ -31,7 +31,7 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from memagent.agent.prompts import PROMPT_SETS
 from memagent.cluster import LOCAL_CLUSTER
-from memagent.config import Settings, read_toml, with_override
+from memagent.config import Settings, find_config, read_toml, with_override
 from memagent.data.choices import SOURCE_SETTINGS
 from memagent.engines import store
 from memagent.errors import ConfigError
@@ -40,7 +40,6 @@ from memagent.plugins import is_file_spec
 from memagent.rl.agents.command import is_command
 from memagent.rl.rollouts.tasks import TaskSource
 from memagent.rl.update.advantages import check_group_size
-from memagent.shipped import find_config
 
 NO_CLUSTER = "none"
 """Address of a cluster that leaves the rest of [cluster] out: the run is in this process."""

@@ -20,8 +20,7 @@ from memagent.documents.document import Document
 from memagent.documents.loaders import MAX_PIPE_BYTES, load, load_bytes
 from memagent.errors import DocumentError, RunError
 from memagent.run_files import read_file
-from memagent.runs import JOURNAL, MANIFEST, runs_folder
-from memagent.stored_runs import METRICS, StoredRun, describe_run, find_run
+from memagent.runs import JOURNAL, MANIFEST, METRICS, StoredRun, describe_run, find_run, runs_folder
 
 FileState = tuple[int, int] | None
 """Time of the last change and size of a file; None where there is none."""

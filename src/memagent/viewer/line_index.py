@@ -18,8 +18,7 @@ from typing import Generic, TypeVar
 
 from memagent.errors import RunError
 from memagent.files import reason_of
-from memagent.jsonl import Record, parse_line
-from memagent.run_files import each_line, open_reader
+from memagent.run_files import Record, each_line, open_reader, parse_line
 
 H = TypeVar("H")
 

@@ -17,9 +17,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from memagent.errors import RunError
-from memagent.jsonl import parse_line
-from memagent.runs import read_manifest
-from memagent.stored_runs import METRICS
+from memagent.run_files import parse_line
+from memagent.runs import METRICS, read_manifest
 from memagent.tracking import NOT_FINITE
 from memagent.viewer.evaluations import Items
 from memagent.viewer.line_index import LineIndex

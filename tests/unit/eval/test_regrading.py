@@ -12,7 +12,7 @@ from memagent.eval.report.report import load_report
 from memagent.eval.setup import evaluate
 from memagent.eval.stats import mean_interval
 from memagent.eval.suites import parse_suite
-from memagent.jsonl import sealed
+from memagent.run_files import sealed
 from tests.support.eval_runs import failed, item, make_run
 
 TASK = "codes"

@@ -15,7 +15,7 @@ from memagent.documents.document import Document, Place
 from memagent.errors import RunError
 from memagent.eval.records import regrade
 from memagent.eval.report.report import load_report
-from memagent.jsonl import LineFile
+from memagent.run_files import LineFile
 from memagent.viewer.api import ViewerApi, json_text
 from memagent.viewer.library import Library, Texts, open_library
 from tests.support.eval_runs import item, make_run

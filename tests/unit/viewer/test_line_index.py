@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memagent.errors import RunError
-from memagent.jsonl import LineFile
+from memagent.run_files import LineFile
 from memagent.viewer.line_index import LineIndex
 
 

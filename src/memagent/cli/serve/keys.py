@@ -11,7 +11,7 @@ import click
 from memagent.cli.shared.lazy import HintingGroup
 from memagent.cli.shared.options import all_options, given, panel_option, settings_options
 from memagent.config import GatewayConfig, KeyLimits
-from memagent.extras import require
+from memagent.plugins import require
 
 if TYPE_CHECKING:
     from memagent.serve.keys import KeyStore

@@ -53,7 +53,7 @@ from memagent.engines.base import (
     split_spec,
 )
 from memagent.errors import ConfigError
-from memagent.extras import require
+from memagent.plugins import require
 from memagent.profiles import load_profile, with_profile
 
 if TYPE_CHECKING:

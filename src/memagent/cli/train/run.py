@@ -16,11 +16,11 @@ import click
 from memagent.cli.shared.console import TABLE_METAVAR, CommandConsole, resumable, stop_like_ctrl_c
 from memagent.cli.shared.options import PanelCommand, all_options, panel_option, taking
 from memagent.cli.shared.run_options import RunOptions, pull_known, run_options
+from memagent.config import find_config
 from memagent.data.choices import named_sources
 from memagent.errors import ConfigError
-from memagent.extras import require
+from memagent.plugins import require
 from memagent.rl.settings import TrainConfig, read_config, read_warm_start
-from memagent.shipped import find_config
 
 if TYPE_CHECKING:
     from memagent.rl.setup import Setup

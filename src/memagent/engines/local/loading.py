@@ -27,8 +27,8 @@ from memagent.engines import store
 from memagent.engines.llamacpp.adapters import indexed_files
 from memagent.engines.yarn import ARCHITECTURES, YarnSettings, yarn_settings
 from memagent.errors import ConfigError, plain
-from memagent.extras import require
 from memagent.foreign import check_tokenizer, foreign_file
+from memagent.plugins import require
 from memagent.tokens.tokenizers import ModelTokenizer
 
 if TYPE_CHECKING:

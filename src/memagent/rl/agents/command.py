@@ -38,8 +38,8 @@ from pydantic import Field
 
 from memagent.config import Settings
 from memagent.errors import ConfigError, MemagentError, plain
-from memagent.extras import require
 from memagent.launcher import end_group, watched
+from memagent.plugins import require
 from memagent.rl.agents.client import Client
 from memagent.rl.types import AgentTask, Outcome
 

@@ -22,9 +22,8 @@ from typing import Any, Self
 
 from memagent.agent.trace import Trace
 from memagent.errors import RunError
-from memagent.jsonl import LineFile, read_lines, truncate
 from memagent.rl.types import Group, Rollout, Sample
-from memagent.run_files import make_folder
+from memagent.run_files import LineFile, make_folder, read_lines, truncate
 
 FOLDER = "rollouts"
 WAVE = "wave"

@@ -23,8 +23,8 @@ from memagent.data.formats.files import dump_json, read_examples
 from memagent.data.sources.cache import sha256_of
 from memagent.errors import DataError, RunError
 from memagent.files import reason_of, replacing, sync_file
-from memagent.jsonl import LineFile, read_lines, truncate
 from memagent.rl.warmstart.traces import TraceRefused, conversations
+from memagent.run_files import LineFile, read_lines, truncate
 from memagent.tokens.tokenizers import Tokenizer
 
 FORMAT = 1
