@@ -20,7 +20,7 @@ OF_OTHER_PROGRAMS: dict[str, tuple[str, ...]] = {
         *("--tensor-parallel-size", "--data-parallel-size", "--enable-prompt-tokens-details"),
         *("--hf-overrides", "--query-gpu", "--format", "--middleware"),
     ),
-    "engines/wheels.py": (
+    "engines/store.py": (
         *("--no-deps", "--no-cache-dir", "--quiet", "--disable-pip-version-check"),
         *("--only-binary", "--dest"),
     ),

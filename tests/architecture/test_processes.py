@@ -18,7 +18,7 @@ KILLED_IN = {
 SHORT = {
     "cluster_workers.py": "names the pool that it stands for",
     "engines/vllm/servers.py": "questions to a Python and to the driver, within a time",
-    "engines/wheels.py": "an installer, whose end is waited for",
+    "engines/store.py": "an installer, whose end is waited for",
 }
 STARTS = re.compile(r"\bPopen\(|create_subprocess|subprocess\.run\(|\bProcessPool\b|\.Process\(")
 KILLS = re.compile(r"kill_after\(|\bkill\(")

@@ -36,7 +36,6 @@ OTHERS = {
     "launcher.py": "logs of servers",
     "engines/vllm/servers.py": "models",
     "watchdog.py": "/proc",
-    "engines/wheels.py": "wheels in the cache",
     "eval/items.py": "datasets",
     "eval/methods.py": "the code of a method",
     "eval/prompts.py": "prompts that are shipped",

@@ -13,8 +13,7 @@ import pytest
 
 from memagent.agent.trace import Trace
 from memagent.engines import store
-from memagent.engines.store import KNOWN, ReadingDefaults
-from memagent.engines.wheels import Carried
+from memagent.engines.store import KNOWN, Carried
 from tests.integration.conftest import CODE, FACT, QUESTION, SMALL_SECTIONS, Cli, Outcome, story
 from tests.support.loopback import Endpoint, running
 from tests.support.tiny_models import make_tiny_adapter, make_tiny_model
@@ -24,7 +23,6 @@ Call = Callable[..., Outcome]
 NAME, BASE = store.EMBEDDED, store.base_of(store.EMBEDDED)
 """The embedded model, and the model whose files it has."""
 DEFAULTS = KNOWN[NAME].reading
-assert DEFAULTS is not None
 SETTINGS = ", ".join(f"{name} {value}" for name, value in store.reading_defaults(NAME).items())
 NOTE_LINE = f"no endpoint given: reading with the embedded model local:{NAME} ({SETTINGS})"
 SHORT = ("--set", "memory_tokens=12", "--set", "answer_tokens=12")
@@ -202,7 +200,7 @@ def test_the_model_is_pulled_on_its_first_use_after_its_size_is_reported(
     file = TINY_FILE._replace(sha256=hashlib.sha256(contents).hexdigest())
     carried = Carried(files=(file,), num_bytes=98_400_000)
     known = replace(
-        KNOWN[NAME], repository="someone/tiny", num_bytes=1, carried=carried, reading=None
+        KNOWN[NAME], repository="someone/tiny", num_bytes=1, carried=carried, reading={}
     )
     monkeypatch.setitem(store.KNOWN, NAME, known)
     outcome = here("ask", note, "-q", QUESTION)
@@ -224,10 +222,10 @@ def test_what_the_user_sets_counts_more_than_the_models_own_settings(
     outcome = here("ask", note, "-q", QUESTION, "--chunk-tokens", "100", *SHORT)
 
     assert outcome.code == 0, outcome.stderr
-    assert f"local:{NAME} (prompts {DEFAULTS.prompts}" in outcome.said[0]
+    assert f"local:{NAME} (prompts {DEFAULTS['prompts']}" in outcome.said[0]
     agent = json.loads((cli.runs[0] / "run.json").read_text())["agent"]
     assert (agent["chunk_tokens"], agent["memory_tokens"], agent["answer_tokens"]) == (100, 12, 12)
-    assert agent["prompts"] == DEFAULTS.prompts
+    assert agent["prompts"] == DEFAULTS["prompts"]
     [trace] = Trace.load(cli.runs[0])
     sizes = [step.section.num_tokens for step in trace.steps if step.section]
     assert len(sizes) > 2
@@ -244,7 +242,7 @@ def test_a_dry_run_counts_with_the_models_own_settings_and_reports_them(
     assert unnamed.said[0] == NOTE_LINE
     plan = json.loads(unnamed.stdout)
     assert plan["max_completion_tokens"] == (
-        plan["num_chunks"] * DEFAULTS.memory_tokens + DEFAULTS.answer_tokens
+        plan["num_chunks"] * DEFAULTS["memory_tokens"] + DEFAULTS["answer_tokens"]
     )
     assert cli.runs == []
 
@@ -255,7 +253,7 @@ def test_a_run_resumes_with_the_settings_it_began_with(
     limits = ("--max-calls", "1", *SHORT)
     assert here("ask", note, "-q", QUESTION, *limits).code == 4
     [run] = cli.runs
-    changed = ReadingDefaults(chunk_tokens=64, memory_tokens=64, answer_tokens=64, prompts="paper")
+    changed = {"chunk_tokens": 64, "memory_tokens": 64, "answer_tokens": 64, "prompts": "paper"}
     monkeypatch.setitem(store.KNOWN, NAME, replace(KNOWN[NAME], reading=changed))
     elsewhere = {"MEMAGENT_BASE_URL": "http://127.0.0.1:9/v1"}
     outcome = here("ask", "--resume", run, "--max-calls", "9", "--set", "device=cpu", env=elsewhere)
@@ -264,7 +262,7 @@ def test_a_run_resumes_with_the_settings_it_began_with(
     assert "embedded" not in outcome.stderr
     assert "reading as suits" not in outcome.stderr
     [trace] = Trace.load(run)
-    assert (trace.prompts, trace.model) == (DEFAULTS.prompts, NAME)
+    assert (trace.prompts, trace.model) == (DEFAULTS["prompts"], NAME)
 
 
 def test_a_model_without_settings_of_its_own_reads_as_any_other(
@@ -283,7 +281,7 @@ def test_an_adapter_that_comes_with_the_package_is_put_on(
     shipped = make_tiny_adapter(model, data / "adapters" / "reader")
     own = make_tiny_adapter(model, data / "own", seed=5)
     mine = data / "memagent" / "adapters" / "reader"
-    known = replace(KNOWN[BASE], adapter="reader", reading=None)
+    known = replace(KNOWN[BASE], adapter="reader", reading={})
     ask = ("ask", note, "-q", QUESTION, *SHORT, "--engine", f"local:{BASE}")
     answers = [here(*ask).stdout]
     monkeypatch.setitem(store.KNOWN, BASE, known)

@@ -151,9 +151,7 @@ def test_a_known_model_brings_its_adapter_and_its_settings_through_both_doors(
         num_bytes=1,
         window=4096,
         licence="none",
-        reading=store.ReadingDefaults(
-            chunk_tokens=900, memory_tokens=8, answer_tokens=8, prompts="small"
-        ),
+        reading={"chunk_tokens": 900, "memory_tokens": 8, "answer_tokens": 8, "prompts": "small"},
         adapter="trained",
     )
     monkeypatch.setitem(store.KNOWN, store.EMBEDDED, known)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from memagent.engines import store
-from memagent.engines.store import KnownModel
-from memagent.engines.wheels import Carried, CarriedFile, Wheel
+from memagent.engines.store import Carried, CarriedFile, KnownModel, Wheel
 
 GGUF = b"GGUF" + bytes(range(256)) * 400
 TINY_WHEEL = Wheel("tiny-wheel==1.0", "tiny_wheel/tiny.gguf")

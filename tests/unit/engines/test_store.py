@@ -22,9 +22,8 @@ from memagent.config import AgentConfig, VllmConfig
 from memagent.engines import store
 from memagent.engines.base import choose_engine
 from memagent.engines.local.loading import load
-from memagent.engines.store import PullState, ReadingDefaults
+from memagent.engines.store import Carried, CarriedFile, PullState, Wheel
 from memagent.engines.vllm.servers import server_arguments
-from memagent.engines.wheels import Carried, CarriedFile, Wheel
 from memagent.errors import ConfigError
 from tests.support.wheels import (
     GGUF,
@@ -485,10 +484,14 @@ def test_qwen_comes_from_22_wheels() -> None:
 def tiny_reader(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`tiny-reader` is `tiny` with an adapter, which is in a clone of the repository."""
     make_wheel(wheels)
-    reading = ReadingDefaults(
-        window=4096, chunk_tokens=2048, memory_tokens=512, answer_tokens=64, prompts="boxed"
-    )
-    known = store.with_adapter("tiny", "tiny-reader", reading)
+    reading = {
+        "window": 4096,
+        "chunk_tokens": 2048,
+        "memory_tokens": 512,
+        "answer_tokens": 64,
+        "prompts": "boxed",
+    }
+    known = replace(TINY, base="tiny", adapter="tiny-reader", reading=reading)
     monkeypatch.setitem(store.KNOWN, "tiny-reader", known)
     monkeypatch.setattr(store, "CHECKOUT_ADAPTERS", tmp_path / "adapters")
     return tmp_path / "adapters" / "tiny-reader"
