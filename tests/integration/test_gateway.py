@@ -25,7 +25,7 @@ from memagent.engines.local.loading import load
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import RunError
 from memagent.serve.keys import KeyHolder, KeyStore
-from memagent.serve.reading.answering import Answering
+from memagent.serve.reading import gateway as gateways
 from memagent.serve.reading.files import FileStore
 from memagent.serve.reading.requests import GatewayChat
 from memagent.serve.reading.state import GatewayState
@@ -708,7 +708,9 @@ async def test_requests_that_arrive_together_share_the_limits_of_their_key(tmp_p
     holder = KeyHolder(id="key-1", limits=KeyLimits(max_cost=1.0))
     with GatewayState(tmp_path) as state:
         engine = PatientEngine()
-        answering = Answering(engine, Reader(engine, **SMALL), state, GatewayConfig.parse(prices))
+        answering = gateways.Gateway(
+            engine, Reader(engine, **SMALL), state, GatewayConfig.parse(prices)
+        )
         found = await asyncio.gather(*(answering._account_of(holder) for _ in range(5)))
     assert len(set(map(id, found))) == 1
 

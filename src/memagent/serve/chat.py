@@ -12,18 +12,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING
 
+from memagent.serve.errors import ApiError
 from memagent.serve.http import END_OF_EVENTS, Json, event
-from memagent.serve.reading.events import (
-    AnswerEvents,
-    AnswerSoFar,
-    AnswerText,
-    Finished,
-    Progress,
-    SourceQuote,
-)
 from memagent.serve.wire import ChatRequest, LocalRequest
 from memagent.types import Completion, Usage
 
@@ -199,6 +193,98 @@ def _logprob_entry(text: str, logprob: float) -> Json:
 # --- the reading gateway --------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A line about the reading, for people who wait."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """A piece of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceQuote:
+    """A quote of the text that an answer rests on."""
+
+    number: int
+    """As the answer may name it, from 1."""
+    quote: str
+    where: str
+    """File, page or line."""
+    source: str
+    """Name of the file, or role of the message."""
+    start: int
+    """Character offsets into the file or message."""
+    end: int
+    file_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The end of an answer: what it took."""
+
+    finish_reason: str
+    usage: Usage
+    """All calls of this request; steps of earlier requests cost nothing."""
+    reasoning_tokens: int = 0
+    """Completion tokens of the memories before the answer."""
+    num_sections: int | None = None
+    """Sections that were read for the answer, earlier requests included; None where nothing was read."""
+    num_stored: int = 0
+    """Steps that earlier requests had finished."""
+    citations: tuple[SourceQuote, ...] = ()
+    """What the answer rests on, where evidence is kept."""
+
+
+AnswerEvent = Progress | Delta | Done
+AnswerEvents = AsyncGenerator[AnswerEvent, None]
+
+BEGUN = Progress(text="")
+"""The first event: there is room for the answer."""
+
+
+@dataclass(slots=True)
+class AnswerSoFar:
+    """An answer as far as it has come."""
+
+    progress: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    end: Done | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the answer."""
+        return "".join(self.texts)
+
+    def add(self, event: AnswerEvent) -> None:
+        """Take the next event."""
+        if isinstance(event, Done):
+            self.end = event
+        else:
+            (self.progress if isinstance(event, Progress) else self.texts).append(event.text)
+
+
+async def whole_answer(events: AnswerEvents) -> tuple[AnswerSoFar, Done]:
+    """All of an answer and its end. Raises ApiError where there is none."""
+    answer = AnswerSoFar()
+    async with aclosing(events):
+        async for event in events:
+            answer.add(event)
+            if answer.end:
+                return answer, answer.end
+    raise no_answer()
+
+
+def no_answer() -> ApiError:
+    """The error of an answer that never came."""
+    return ApiError(503, "the reading ended without an answer", code="engine_error")
+
+
 class ChatAnswer:
     """Writes the answer of the gateway, with progress as `reasoning_content`."""
 
@@ -207,7 +293,7 @@ class ChatAnswer:
         self._has_usage = has_usage
         self._head = new_head("chatcmpl", model)
 
-    def whole(self, answer: AnswerSoFar, end: Finished) -> Json:
+    def whole(self, answer: AnswerSoFar, end: Done) -> Json:
         """The response to a request that does not stream."""
         progress = "".join(answer.progress)
         reasoning: Json = {"reasoning_content": progress} if progress else {}
@@ -228,7 +314,7 @@ class ChatAnswer:
             async for one in events:
                 if isinstance(one, Progress):
                     yield self._chunk({"reasoning_content": one.text})
-                elif isinstance(one, AnswerText):
+                elif isinstance(one, Delta):
                     yield self._chunk({"content": one.text})
                 else:
                     if one.citations:
@@ -247,11 +333,11 @@ class ChatAnswer:
         return {**self._head, "object": CHUNK, "choices": choices, **usage}
 
 
-def _reason_of(end: Finished) -> str:
+def _reason_of(end: Done) -> str:
     return end.finish_reason if end.finish_reason in REASONS else "stop"
 
 
-def _usage(end: Finished) -> Json:
+def _usage(end: Done) -> Json:
     """The memories before the answer count as reasoning."""
     used = end.usage
     return {
@@ -278,7 +364,7 @@ def citation_fields(cited: SourceQuote) -> Json:
     }
 
 
-def reading_fields(end: Finished) -> Json:
+def reading_fields(end: Done) -> Json:
     """What was read for the answer, as a further field of a response."""
     if end.num_sections is None:
         return {}

@@ -7,10 +7,17 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
-from memagent.serve.chat import citation_fields, reading_fields
+from memagent.serve.chat import (
+    AnswerEvent,
+    AnswerEvents,
+    AnswerSoFar,
+    Done,
+    Progress,
+    citation_fields,
+    reading_fields,
+)
 from memagent.serve.errors import ApiError
 from memagent.serve.http import Json, event
-from memagent.serve.reading.events import AnswerEvent, AnswerEvents, AnswerSoFar, Finished, Progress
 from memagent.serve.reading.requests import ResponsesRequest
 
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -45,7 +52,7 @@ class ResponseAnswer:
         self._reasoning_id = f"rs_{secrets.token_hex(12)}"
         self._message_id = f"msg_{secrets.token_hex(12)}"
 
-    def whole(self, answer: AnswerSoFar, end: Finished) -> Json:
+    def whole(self, answer: AnswerSoFar, end: Done) -> Json:
         """The response to a request that does not stream."""
         reason = INCOMPLETE.get(end.finish_reason)
         status = "incomplete" if reason else "completed"
@@ -97,7 +104,7 @@ class ResponseAnswer:
             return
         if is_first:
             yield from self._open_message(answer)
-        if isinstance(one, Finished):
+        if isinstance(one, Done):
             yield from self._close(answer, one)
         else:
             yield self._content("output_text.delta", answer, delta=one.text, logprobs=[])
@@ -112,7 +119,7 @@ class ResponseAnswer:
         yield self._item("added", _place(answer), empty)
         yield self._content("content_part.added", answer, part=_output_text(AnswerSoFar()))
 
-    def _close(self, answer: AnswerSoFar, end: Finished) -> Iterator[str]:
+    def _close(self, answer: AnswerSoFar, end: Done) -> Iterator[str]:
         part = _output_text(answer)
         for number, one in enumerate(part["annotations"]):
             yield self._content(

@@ -7,7 +7,6 @@ GET /health                  GET /metrics          GET /openapi.json
 from __future__ import annotations
 
 import time
-from contextlib import aclosing
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
@@ -17,7 +16,7 @@ from memagent.agent.reader import Reader
 from memagent.config import GatewayConfig, ServeConfig
 from memagent.engines.base import BaseEngine
 from memagent.errors import ConfigError
-from memagent.serve.chat import ChatAnswer
+from memagent.serve.chat import AnswerEvents, ChatAnswer, whole_answer
 from memagent.serve.guard import CLIENT_GONE, AdmissionGate, Route
 from memagent.serve.http import (
     STREAMED,
@@ -30,9 +29,8 @@ from memagent.serve.http import (
 )
 from memagent.serve.keys import KeyCheck, KeyStore, OneKey, checked_holder
 from memagent.serve.metrics import Metrics, OnRequest
-from memagent.serve.reading.answering import Answering
-from memagent.serve.reading.events import AnswerEvents, Finished, whole_answer
 from memagent.serve.reading.files import FileStore
+from memagent.serve.reading.gateway import Gateway
 from memagent.serve.reading.requests import (
     MODEL,
     GatewayChat,
@@ -42,6 +40,7 @@ from memagent.serve.reading.requests import (
 )
 from memagent.serve.reading.state import GatewayState, keys_file
 from memagent.serve.responses import ResponseAnswer
+from memagent.types import Usage
 
 MODELS = "/v1/models"
 MODELS_LISTED = (
@@ -65,15 +64,15 @@ def gateway_app(
 ) -> FastAPI:
     """The ASGI application. `reader` has the server's reading settings; the caller closes engine and state."""
     gate = gate or AdmissionGate(server.max_concurrency)
-    answering = Answering(engine, reader, state, config)
-    metrics = Metrics(answering.gauges, answering.counters)
+    gateway = Gateway(engine, reader, state, config)
+    metrics = Metrics(gateway.gauges, gateway.counters)
     files = FileStore(
         state,
         max_stored_bytes=config.max_stored_bytes,
         max_request_bytes=server.max_request_bytes,
-        on_delete=answering.readings.forget_deleted,
+        on_delete=gateway.forget_deleted,
     )
-    service = GatewayService(answering, files, metrics)
+    service = GatewayService(gateway, files, metrics)
     return web_app(
         [
             Route("POST", "/v1/chat/completions", service.chat, more=STREAMED),
@@ -112,8 +111,8 @@ def keys_of(config: GatewayConfig, server: ServeConfig) -> KeyCheck:
 class GatewayService:
     """The handlers of the routes."""
 
-    def __init__(self, answering: Answering, files: FileStore, metrics: Metrics) -> None:
-        self._answering = answering
+    def __init__(self, gateway: Gateway, files: FileStore, metrics: Metrics) -> None:
+        self._gateway = gateway
         self._files = files
         self._metrics = metrics
         self._created = int(time.time())
@@ -154,8 +153,13 @@ class GatewayService:
     async def _prepared(self, request: Request, asked: GatewayRequest) -> AnswerEvents:
         """The events of the answer, once there is room for it."""
         holder = request.state.holder
-        prepared = await self._answering.prepare(asked, holder, self._files.opener(holder))
-        events = self._counted(request, prepared.events())
+
+        def count(usage: Usage) -> None:
+            self._metrics.count_tokens(usage)
+            request.state.usage += usage
+
+        files = self._files.opener(holder)
+        events = await self._gateway.prepare(asked, holder, files, count)
         await anext(events)  # raises what a stream could say only after its status
         return events
 
@@ -166,11 +170,3 @@ class GatewayService:
         if answered is None:
             return Response(status_code=CLIENT_GONE)
         return JSONResponse(writer.whole(*answered))
-
-    async def _counted(self, request: Request, events: AnswerEvents) -> AnswerEvents:
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, Finished):
-                    self._metrics.count_tokens(event.usage)
-                    request.state.usage += event.usage
-                yield event
