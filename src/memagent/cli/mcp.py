@@ -48,8 +48,7 @@ def command(options: McpOptions) -> int:
     """
     require("mcp", 'memagent mcp needs mcp; pip install "memagent[mcp]"')
     # imported here: it imports the mcp package
-    from memagent.serve.mcp.desk import DocumentDesk
-    from memagent.serve.mcp.server import serve_tools
+    from memagent.serve.mcp import DocumentDesk, serve_tools
 
     runs = options.readings or user_state_path("memagent", appauthor=False) / "mcp"
     with open_chosen(options.reader.engine.choose(), CommandConsole()) as engine:

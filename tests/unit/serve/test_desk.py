@@ -11,7 +11,7 @@ from memagent.config import EngineConfig, ReadingMode
 from memagent.engines.base import open_engine
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import ConfigError, DocumentError, RunError
-from memagent.serve.mcp.desk import DocumentDesk, names_file
+from memagent.serve.mcp import DocumentDesk, names_file
 from tests.support.chat_servers import Json, chat_server, each_second, prompt_of, said
 
 QUESTION = 'What is the code of "amber-17"?'

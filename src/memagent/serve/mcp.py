@@ -1,4 +1,7 @@
-"""Questions about documents in given folders, each a reading on disk that can be continued.
+"""Tools for assistants, with the official `mcp` package: questions about documents in given folders, each a reading on
+disk that can be continued.
+
+    serve_tools(desk)                               # `ask_document` and `continue_reading`, until standard input ends
 
     desk = DocumentDesk(reader, [Path("~/papers")], runs=Path("state/mcp"))
     found = await desk.ask("thesis.pdf", "What was measured?")
@@ -6,7 +9,8 @@
     await desk.continue_reading(found.reading)      # after the file has grown, or a reading was cut off
 
 Only files inside the folders are opened, links out of them are not followed, and only readings that this desk
-began are continued.
+began are continued. A failure that a user can act on is the tool's error, in one line; progress goes to the client
+while it reads.
 """
 
 from __future__ import annotations
@@ -16,17 +20,20 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel
 
+from memagent import blocking
+from memagent._version import __version__
 from memagent.agent.journal import Journal, read_reading
 from memagent.agent.reader import Reader, checked_question
-from memagent.agent.trace import Step, Trace
+from memagent.agent.trace import Step
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.documents.loaders import MAX_PIPE_BYTES, load
-from memagent.errors import ConfigError, DocumentError, RunError
+from memagent.errors import ConfigError, DocumentError, MemagentError, RunError
 from memagent.run_files import read_file
 from memagent.runs import MANIFEST, default_path
 
@@ -35,6 +42,11 @@ KEY = "desk"
 TEXT = "text"
 """File of a run that keeps a text which came with the question."""
 MAX_PATH_CHARS = 1000
+INSTRUCTIONS = (
+    "Answers questions about documents of any length: books, reports, logs, folders of sources. The document is "
+    "read section by section with a small memory, which takes a model call per section; progress is reported. "
+    "Prefer one precise question to several vague ones."
+)
 
 OnProgress = Callable[[int, int, str], Awaitable[None]]
 """Gets the characters that are read, the characters of the text, and a line for people."""
@@ -85,9 +97,9 @@ class DocumentDesk:
         if not names_file(path_or_text):
             document = Document.from_text(path_or_text)
             files = {TEXT: path_or_text.encode("utf-8", "surrogatepass")}
-            return await self._read(document, question, None, on_progress, files=files)
+            return await self._begin(document, question, None, on_progress, files=files)
         document = await self._load(path_or_text)
-        return await self._read(document, question, path_or_text, on_progress)
+        return await self._begin(document, question, path_or_text, on_progress)
 
     async def continue_reading(
         self, reading: str | None = None, on_progress: OnProgress | None = None
@@ -102,11 +114,12 @@ class DocumentDesk:
         kept = manifest.get(KEY)
         name = kept.get("path") if isinstance(kept, dict) else None
         document = await self._load(name) if isinstance(name, str) else _kept_text(path)
-        if document.sha256 == manifest["document"]["sha256"]:
-            return await self._resume(path, document, question, on_progress)
-        return await self._read(document, question, name, on_progress, continues=path)
+        if document.sha256 != manifest["document"]["sha256"]:
+            return await self._begin(document, question, name, on_progress, continues=path)
+        journal = Journal.open(path, self._reader.identity([question], document))
+        return await self._answer(journal, self._reader.chunks(document), question, on_progress)
 
-    async def _read(
+    async def _begin(
         self,
         document: Document,
         question: str,
@@ -123,34 +136,41 @@ class DocumentDesk:
         journal = Journal.create(path, manifest, files=files, also=also)
         return await self._answer(journal, chunks, question, on_progress)
 
-    async def _resume(
-        self, path: Path, document: Document, question: str, on_progress: OnProgress | None
-    ) -> DocumentAnswer:
-        chunks = self._reader.chunks(document)
-        journal = Journal.open(path, self._reader.identity([question], document))
-        return await self._answer(journal, chunks, question, on_progress)
-
     async def _answer(
         self, journal: Journal, chunks: Chunks, question: str, on_progress: OnProgress | None
     ) -> DocumentAnswer:
-        reading = journal.path.name
+        reading, total = journal.path.name, len(chunks.document.text)
         reports: list[asyncio.Future[None]] = []
         num_before = journal.replies.usage.calls
-        progress = _Progress(chunks, reading)
+        lengths: dict[int, int] = {}  # of the sections that were read, by where they begin
 
         def on_step(_: int, step: Step) -> None:
-            told = progress.after(step)
-            if on_progress is not None:
-                reports.append(asyncio.ensure_future(on_progress(*told)))
+            if on_progress is None:
+                return
+            if step.section is not None:
+                lengths[step.section.start] = step.section.end - step.section.start
+                said = f"section {chunks.number_at(step.section.start) + 1} read"
+            else:
+                said = "answered" if step.kind == "answer" else "merged"
+            num_read = total if step.section is None else sum(lengths.values())
+            told = on_progress(num_read, total, f"reading {reading}: {said}")
+            reports.append(asyncio.ensure_future(told))
 
         try:
             if on_progress is not None:
-                await on_progress(0, len(chunks.document.text), f"reading {reading} begins")
+                await on_progress(0, total, f"reading {reading} begins")
             [trace] = await self._reader.read([question], chunks, journal, on_step)
             await asyncio.gather(*reports)
         finally:
             journal.close()
-        return _found(trace, reading, num_calls=journal.replies.usage.calls - num_before)
+        return DocumentAnswer(
+            answer=trace.final_answer or "",
+            reading=reading,
+            source=trace.source,
+            num_sections=trace.num_chunks,
+            num_calls=journal.replies.usage.calls - num_before,
+            citations=[Quotation(text=one.quote.text, where=one.where) for one in trace.citations],
+        )
 
     async def _load(self, name: str) -> Document:
         path = self._allowed(name)
@@ -200,37 +220,42 @@ def _kept_text(path: Path) -> Document:
         raise RunError(f"the text of the reading {path.name} is gone") from None
 
 
-class _Progress:
-    """How much of a text is read, in whatever order its sections are."""
-
-    def __init__(self, chunks: Chunks, reading: str) -> None:
-        self._chunks = chunks
-        self._reading = reading
-        self._lengths: dict[int, int] = {}
-        """Characters of the sections that were read, by where they begin."""
-
-    def after(self, step: Step) -> tuple[int, int, str]:
-        """The characters that are read, those of the text, and a line for people."""
-        if step.section is not None:
-            self._lengths[step.section.start] = step.section.end - step.section.start
-        total = len(self._chunks.document.text)
-        if step.section is None:
-            done = "answered" if step.kind == "answer" else "merged"
-            return total, total, f"reading {self._reading}: {done}"
-        number = self._chunks.number_at(step.section.start) + 1
-        line = f"reading {self._reading}: section {number} read"
-        return sum(self._lengths.values()), total, line
+# --- the server ----------------------------------------------------------------------------------
 
 
-def _found(trace: Trace, reading: str, *, num_calls: int) -> DocumentAnswer:
-    values: dict[str, Any] = {
-        "answer": trace.final_answer or "",
-        "reading": reading,
-        "source": trace.source,
-        "num_sections": trace.num_chunks,
-        "num_calls": num_calls,
-        "citations": [
-            Quotation(text=each.quote.text, where=each.where) for each in trace.citations
-        ],
-    }
-    return DocumentAnswer(**values)
+def make_server(desk: DocumentDesk) -> MCPServer[None]:
+    """The server over a desk."""
+    server: MCPServer[None] = MCPServer(
+        "memagent", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING"
+    )
+
+    @server.tool()
+    async def ask_document(path_or_text: str, question: str, ctx: Context) -> DocumentAnswer:
+        """Read a document of any length and answer a question about it.
+
+        `path_or_text`: a file or folder inside the folders of this server (PDF, DOCX, EPUB, HTML, Markdown,
+        text, code, ...), or the text itself. The answer names a reading that `continue_reading` takes.
+        """
+        try:
+            return await desk.ask(path_or_text, question, ctx.report_progress)
+        except MemagentError as error:
+            raise ToolError(str(error)) from None
+
+    @server.tool()
+    async def continue_reading(ctx: Context, reading: str | None = None) -> DocumentAnswer:
+        """Continue a reading: one that was cut off, or one whose file has grown or changed since.
+
+        `reading`: the name that `ask_document` gave or reported; the newest reading without one. What was read
+        before and has not changed is not read again.
+        """
+        try:
+            return await desk.continue_reading(reading, ctx.report_progress)
+        except MemagentError as error:
+            raise ToolError(str(error)) from None
+
+    return server
+
+
+def serve_tools(desk: DocumentDesk) -> None:
+    """Serve over standard input and output until the client closes them."""
+    blocking.run(make_server(desk).run_stdio_async())
