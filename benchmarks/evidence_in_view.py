@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from memagent.agent.limits import Limits
+from memagent.agent.model_call import Limits
 from memagent.data.choices import named_sources, source_settings
 from memagent.data.example import Example
 from memagent.data.tasks.lengths import parse_length

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from memagent.agent.limits import Limits
-from memagent.agent.model_call import call_model
+from memagent.agent.model_call import Limits, call_model
 from memagent.config import EngineConfig
 from memagent.engines.openai import EndpointEngine
 from memagent.errors import MemagentError

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from memagent.agent.limits import Limits
-from memagent.agent.model_call import call_model
+from memagent.agent.model_call import Limits, call_model
 from memagent.config import EngineConfig
 from memagent.engines import openai as endpoint_module
 from memagent.engines.openai import EndpointEngine

@@ -7,8 +7,7 @@ import openai
 import pytest
 
 from memagent.agent.budget import check_budget
-from memagent.agent.limits import Limits
-from memagent.agent.model_call import call_model
+from memagent.agent.model_call import Limits, call_model
 from memagent.agent.prompts import prompts_for
 from memagent.cli.main import run
 from memagent.config import AgentConfig, EngineConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memagent import Document, Reader, Trace, open_engine
-from memagent.agent.limits import Limits
+from memagent.agent.model_call import Limits
 from memagent.cli.shared.console import with_options
 from memagent.engines import store
 from memagent.errors import ConfigError, MemagentError

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memagent.agent.budget import measure_budget
-from memagent.agent.limits import Limits
+from memagent.agent.model_call import Limits
 from memagent.agent.prompts import PROMPT_SETS, prompts_for
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace

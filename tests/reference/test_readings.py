@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memagent.agent.limits import Limits
+from memagent.agent.model_call import Limits
 from memagent.agent.trace import Trace
 from memagent.errors import LimitReached
 from memagent.replies import REPLIES

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from memagent import Reader
-from memagent.agent.limits import Limits
+from memagent.agent.model_call import Limits
 from memagent.cli.main import run
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import LimitReached, RunError

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from memagent.agent.budget import NOTE_MARK_TOKENS, Budget
 from memagent.agent.journal import check_same, earlier_replies, read_reading
-from memagent.agent.limits import Limits
+from memagent.agent.model_call import Limits
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace
 from memagent.agent.work import Speed, Work

@@ -31,8 +31,7 @@ from memagent import blocking, trust
 from memagent.agent.budget import Budget, check_budget
 from memagent.agent.evidence.replies import ReplyFormat
 from memagent.agent.journal import Journal, check_same, earlier_replies, identity, read_reading
-from memagent.agent.limits import Limits
-from memagent.agent.model_call import call_model
+from memagent.agent.model_call import Limits, call_model
 from memagent.agent.parallel import CALLS_AT_ONCE, read_at_once
 from memagent.agent.prompts import PromptSet, prompts_for
 from memagent.agent.reading import Reading, read_in_order

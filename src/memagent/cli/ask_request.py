@@ -11,7 +11,7 @@ from typing import Any
 
 from memagent import trust
 from memagent.agent.journal import read_reading
-from memagent.agent.limits import Limits
+from memagent.agent.model_call import Limits
 from memagent.agent.reader import checked_question, read_questions
 from memagent.cli.shared.run_options import ReaderOptions, RunOptions, limits_of, prices_of
 from memagent.engines.base import ANY_ENDPOINT, BaseEngine, EngineChoice

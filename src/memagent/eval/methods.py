@@ -35,9 +35,8 @@ from typing import Any
 from pydantic import Field
 
 from memagent.agent.budget import JOINT_TOKENS
-from memagent.agent.limits import Limits
 from memagent.agent.memory import rewrite, shortened
-from memagent.agent.model_call import all_or_none, call_model
+from memagent.agent.model_call import Limits, all_or_none, call_model
 from memagent.agent.prompts import PROMPT_SETS, MemoryChange
 from memagent.agent.reader import Reader
 from memagent.agent.reading import cut_chunk, no_answer

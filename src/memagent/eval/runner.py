@@ -36,7 +36,7 @@ from numbers import Real
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from memagent.agent.limits import Limits
+from memagent.agent.model_call import Limits
 from memagent.agent.trace import Trace
 from memagent.data.example import Example
 from memagent.data.inspection import depths

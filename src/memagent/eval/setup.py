@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from memagent import trust
-from memagent.agent.limits import Limits
+from memagent.agent.model_call import Limits
 from memagent.agent.prompts import PROMPT_SETS, open_prompts
 from memagent.agent.reader import check_section_ends
 from memagent.agent.work import recall

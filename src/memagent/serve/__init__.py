@@ -2,11 +2,11 @@
 
 app.py         the routes of a local model      run.py        the process: start, drain, shut down
 wire.py        requests, validated              errors.py     errors in OpenAI's format
-generate.py    from a request to replies        chat.py       chats in OpenAI's format; responses.py /v1/responses
+chat.py        chats in OpenAI's format         responses.py  /v1/responses
 guard.py       key, body, admission, counting   metrics.py    metrics, lines of requests
 keys.py        API keys and their holders       http.py       applications, streams, clients that leave
 agents.py      calls of agents in training      cluster.py    replicas on a Ray cluster
-listen.py      sockets, deadlines, hosts and origins
+listen.py      sockets, deadlines, hosts        mcp.py        tools for assistants
 
 Generation itself is in `engines/local`; settings are `ServeConfig` and `GatewayConfig` of `memagent.config`.
 `memagent view` listens and checks hosts with the same code.

@@ -22,7 +22,7 @@ from memagent.serve.wire import ChatRequest, LocalRequest
 from memagent.types import Completion, Usage
 
 if TYPE_CHECKING:
-    from memagent.serve.generate import ReplyJob, ServedEngine, StreamPart
+    from memagent.serve.app import ReplyJob, ServedEngine, StreamPart
 
 WHOLE, CHUNK, PLAIN = "chat.completion", "chat.completion.chunk", "text_completion"
 REASONS = ("stop", "length", "content_filter")

@@ -32,7 +32,7 @@ from memagent.errors import ClusterError, ConfigError, MachineError
 from memagent.serve.app import make_app
 
 if TYPE_CHECKING:
-    from memagent.serve.generate import ServedEngine
+    from memagent.serve.app import ServedEngine
 
 APPLICATION = "memagent"
 """Name of the application in Ray Serve."""

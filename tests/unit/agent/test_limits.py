@@ -2,7 +2,7 @@
 
 import pytest
 
-from memagent.agent.limits import Limits
+from memagent.agent.model_call import Limits
 from memagent.errors import ConfigError, LimitReached
 from memagent.types import Prices, Usage
 

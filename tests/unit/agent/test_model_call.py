@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from memagent.agent.limits import Limits
-from memagent.agent.model_call import ModelCall, all_or_none, call_model
+from memagent.agent.model_call import Limits, ModelCall, all_or_none, call_model
 from memagent.config import EngineConfig
 from memagent.engines.openai import EndpointEngine
 from memagent.engines.retry import Failure

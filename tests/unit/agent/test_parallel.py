@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from memagent import Reader, Step, Trace
-from memagent.agent.limits import Limits
 from memagent.agent.memory import fit_lines
+from memagent.agent.model_call import Limits
 from memagent.agent.parallel import split_missing
 from memagent.agent.prompts import note_block, says_nothing
 from memagent.agent.reader import read_questions

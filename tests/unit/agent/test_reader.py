@@ -9,7 +9,7 @@ from typing import Any, Unpack, get_type_hints
 import pytest
 
 from memagent import Document, Reader, Step, Trace, open_engine
-from memagent.agent.limits import Limits
+from memagent.agent.model_call import Limits
 from memagent.agent.plan import plan_reading
 from memagent.agent.trace import call_seconds
 from memagent.config import AgentConfig, ReadingSettings

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memagent.agent.limits import Limits
+from memagent.agent.model_call import Limits
 from memagent.agent.trace import Trace
 from memagent.data.example import Example, Passage
 from memagent.documents.document import Document

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memagent.agent.limits import Limits
+from memagent.agent.model_call import Limits
 from memagent.agent.trace import Step, Trace
 from memagent.data.example import Example
 from memagent.engines.base import BaseEngine

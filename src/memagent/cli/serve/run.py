@@ -57,7 +57,7 @@ from memagent.plugins import require
 from memagent.profiles import load_profile, with_profile
 
 if TYPE_CHECKING:
-    from memagent.serve.generate import ServedEngine
+    from memagent.serve.app import ServedEngine
     from memagent.serve.metrics import RequestRecord
 
 API_KEY_VARIABLE = "MEMAGENT_API_KEY"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import click
 
-from memagent.agent.limits import Limits
+from memagent.agent.model_call import Limits
 from memagent.cli.shared.console import CommandConsole
 from memagent.cli.shared.options import (
     SHOWN,

@@ -109,11 +109,6 @@ def open_header(path: Path) -> GgufHeader:
     return header
 
 
-def shapes(header: GgufHeader) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights, by transformers' names."""
-    return {known_name(tensor): tensor.shape for tensor in header.tensors}
-
-
 def known_name(tensor: GgufTensor) -> str:
     """The name of a weight in transformers."""
     name = _name(tensor.name)

@@ -14,17 +14,23 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from memagent.engines import store
 from memagent.engines.llamacpp.adapters import indexed_files
+from memagent.engines.local.gguf_files import GgufHeader, known_name, open_header, unpermuted
 from memagent.engines.yarn import ARCHITECTURES, YarnSettings, yarn_settings
 from memagent.errors import ConfigError, plain
 from memagent.foreign import check_tokenizer, foreign_file
@@ -32,7 +38,6 @@ from memagent.plugins import require
 from memagent.tokens.tokenizers import ModelTokenizer
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -43,6 +48,10 @@ LOADING_SECONDS = 60.0
 SLOW_DISK_BYTES = 10e6
 """Files may take this long to load: so many seconds, and one for so many bytes."""
 MAX_WINDOW = 1 << 31
+MAX_THREADS = 16
+ROWS_BETWEEN = 16
+QUANTISATION_ERROR = 0.15
+"""Maximum relative difference of two copies of a matrix; quantisation to four bits causes about 0.08."""
 SLIDING = "sliding_attention"
 """Layers that attend to the last tokens only."""
 Stretch = Callable[[Mapping[str, Any]], YarnSettings | None]
@@ -90,8 +99,6 @@ def load(
     `yarn_window` or `yarn_factor` extends the window; the model's files are not changed.
     """
     _require("torch", "transformers")
-    import torch
-
     if adapter is None:
         store.check_is_whole(source)
     path = store.locate(source)
@@ -130,15 +137,11 @@ def _require(*libraries: str) -> None:
 
 def device_names() -> list[str]:
     """Where models can run, the fastest first: GPUs by their names, then the CPU."""
-    import torch
-
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return [*(f"cuda:{number} ({torch.cuda.get_device_name(number)})" for number in gpus), "cpu"]
 
 
 def _device(name: str) -> torch.device:
-    import torch
-
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -187,21 +190,20 @@ def loading(
 def _load_gguf(
     path: Path, dtype: torch.dtype | None, device: torch.device, stretch: Stretch
 ) -> tuple[Path, PreTrainedModel]:
-    import torch
     from transformers import GenerationConfig
 
     _require("gguf")
-    from memagent.engines.local import gguf_files, gguf_weights
-
     dtype = dtype or torch.bfloat16
-    header = gguf_files.open_header(path)
+    header = open_header(path)
     if header.refusal is not None:
         raise ConfigError(f"{path} {header.refusal}")
     model_class = _model_class(header.architecture)
     with loading(path, path.stat().st_size):
         config = _config(header.folder, stretch)
-        _check_shapes(path, model_class, config, gguf_files.shapes(header))
-        weights = gguf_weights.read_weights(path, header, dtype=dtype, device=device)
+        _check_shapes(
+            path, model_class, config, {known_name(each): each.shape for each in header.tensors}
+        )
+        weights = _read_weights(path, header, dtype=dtype, device=device)
         config.tie_word_embeddings = HEAD not in weights
         config.dtype = dtype
         model = _assembled(model_class, config, weights)
@@ -216,8 +218,6 @@ def _assembled(
     model_class: Any, config: Any, weights: Mapping[str, torch.Tensor]
 ) -> PreTrainedModel:
     """The model of these weights, as `from_pretrained` makes it; they are used as they are, on any device."""
-    import torch
-
     config._attn_implementation = "sdpa"
     config.name_or_path = None  # it is part of the fingerprint of a model, and not a folder here
     with torch.device("meta"):
@@ -237,8 +237,6 @@ def _check_shapes(
 
     The model is built without memory for its weights; only the number of its layers costs time.
     """
-    import torch
-
     num_layers = config.num_hidden_layers
     present = {found[1] for name in stored if (found := LAYER_NAME.match(name))}
     if type(num_layers) is not int or not 1 <= num_layers <= len(present):
@@ -414,8 +412,6 @@ def _memory_errors(source: str, device: str) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of torch or Python means out of memory, or was raised on the way out of one that does."""
-    import torch
-
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     if error.__context__ is not None and is_out_of_memory(error.__context__):
@@ -423,3 +419,49 @@ def is_out_of_memory(error: BaseException) -> bool:
     # torch on the CPU, mmap and cuBLAS say it only in the message
     words = ("allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
     return isinstance(error, (RuntimeError, OSError)) and any(word in str(error) for word in words)
+
+
+# --- weights of GGUF files --------------------------------------------------------------------------
+
+
+def _read_weights(
+    path: Path, header: GgufHeader, *, dtype: torch.dtype, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """The weights under transformers' names.
+
+    Files store the matrix of a tied model twice where the copies are quantised differently. Then the one
+    with more bits, the head's, is returned as the embeddings, and there is no head.
+    """
+    from gguf import GGMLQuantizationType, dequantize
+
+    contents = np.asarray(np.memmap(path, mode="r", dtype=np.uint8))
+    tensors = {known_name(tensor): tensor for tensor in header.tensors}
+
+    def read(name: str, rows_between: int = 1) -> torch.Tensor:
+        tensor = tensors[name]
+        packed = contents[tensor.offset : tensor.offset + tensor.num_bytes]
+        rows = packed.reshape(*tensor.shape[:-1], -1)[::rows_between]
+        kind = GGMLQuantizationType(tensor.kind)
+        try:
+            with np.errstate(all="ignore"):
+                weights = torch.from_numpy(dequantize(rows, kind).copy())
+        except NotImplementedError:
+            raise ConfigError(
+                f"{path} stores weights as {kind.name}, which cannot be read"
+            ) from None
+        if rows_between == 1:
+            weights = unpermuted(tensor.name, weights, header)
+        return weights.to(device, dtype)
+
+    if HEAD in tensors and _is_same_matrix(
+        read(HEAD, ROWS_BETWEEN), read(EMBEDDINGS, ROWS_BETWEEN)
+    ):
+        tensors[EMBEDDINGS] = tensors.pop(HEAD)
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
+        return dict(zip(tensors, pool.map(read, tensors), strict=True))
+
+
+def _is_same_matrix(head: torch.Tensor, embeddings: torch.Tensor) -> bool:
+    """Whether some rows of two matrices differ by no more than quantisation does."""
+    head, embeddings = head.float(), embeddings.float()
+    return bool((head - embeddings).norm() <= QUANTISATION_ERROR * head.norm())

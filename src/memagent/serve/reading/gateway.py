@@ -28,8 +28,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from memagent.agent.budget import measure_budget
 from memagent.agent.journal import FREE_SETTINGS, Journal
-from memagent.agent.limits import Limits
-from memagent.agent.model_call import call_model
+from memagent.agent.model_call import Limits, call_model
 from memagent.agent.prompts import prompts_for
 from memagent.agent.reader import Reader, checked_question
 from memagent.agent.trace import Step, Trace, total_usage

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from memagent.agent.evidence.answers import ShownLedger, cite, show_ledger
+from memagent.agent.evidence.answers import ShownLedger, cite, number_in, show_ledger, tally_of
 from memagent.agent.evidence.ledger import (
     Citation,
     asked_numbers,
@@ -15,7 +15,6 @@ from memagent.agent.evidence.ledger import (
     without_sources,
 )
 from memagent.agent.evidence.quotes import Quote
-from memagent.agent.evidence.tally import number_in, tally_of
 from memagent.tokens.tokenizers import ByteTokenizer
 
 
