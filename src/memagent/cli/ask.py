@@ -16,9 +16,9 @@ import click
 
 from memagent.agent import work
 from memagent.agent.journal import Journal
-from memagent.agent.plan import MOST_COUNTED, done_before, plan_reading
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Step, Trace, call_seconds, model_changes
+from memagent.agent.work import MOST_COUNTED, done_before, plan_reading
 from memagent.cli.ask_output import ReadingProgress, print_answers, print_plan
 from memagent.cli.ask_request import AskOptions, make_request
 from memagent.cli.shared.console import INTERRUPTED, CommandConsole, resumable

@@ -8,10 +8,10 @@ from difflib import ndiff
 from typing import Any
 
 from memagent.agent.evidence.ledger import Citation
-from memagent.agent.plan import ReadingPlan
 from memagent.agent.trace import Step, Trace
 from memagent.agent.work import Speed
 from memagent.cli.shared.console import CommandConsole, print_json
+from memagent.agent.work import ReadingPlan, Speed
 from memagent.cli.shared.progress import ProgressFrame, cost_and_time, duration, time_text
 from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks
@@ -45,9 +45,13 @@ def print_plan(
     as_json: bool,
 ) -> None:
     """What a reading will take."""
-    seconds = plan.seconds(speed, is_shared=engine.runs_here) if speed else None
+    seconds = (
+        plan.seconds(speed, lanes=None if engine.runs_here else plan.calls_at_once)
+        if speed
+        else None
+    )
     if as_json:
-        print_json({**asdict(plan), **cost_and_time(plan.work, prices, seconds)})
+        print_json({**asdict(plan), **cost_and_time(plan, prices, seconds)})
         return
     about = "" if plan.is_exact else " (estimated)"
     print(f"sections            {plan.num_chunks:>14,}")
@@ -57,7 +61,7 @@ def print_plan(
     print(f"  with memory up to {plan.prompt_tokens + plan.max_memory_tokens:>14,}{about}")
     print(f"completion up to    {plan.max_completion_tokens:>14,}")
     if prices:
-        low, high = plan.work.cost(prices)
+        low, high = plan.cost(prices)
         print(f"cost between        {low:>14,.4f} and {high:,.4f}")
     print(f"time                {time_text(seconds, engine.model)}")
 

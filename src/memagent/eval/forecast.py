@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memagent.agent.budget import JOINT_TOKENS, measure_budget
-from memagent.agent.plan import max_merges
 from memagent.agent.prompts import prompts_for
-from memagent.agent.work import Work
+from memagent.agent.work import Work, max_merges
 from memagent.documents.chunking import Chunks
 from memagent.documents.document import Document
 from memagent.eval import prompts

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from memagent.agent.plan import done_before, plan_reading
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Trace
+from memagent.agent.work import done_before, plan_reading
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import EngineError, RunError
 from memagent.types import Message, Sampling

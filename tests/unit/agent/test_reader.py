@@ -10,8 +10,8 @@ import pytest
 
 from memagent import Document, Reader, Step, Trace, open_engine
 from memagent.agent.model_call import Limits
-from memagent.agent.plan import plan_reading
 from memagent.agent.trace import call_seconds
+from memagent.agent.work import plan_reading
 from memagent.config import AgentConfig, ReadingSettings
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import (

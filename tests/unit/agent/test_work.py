@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from memagent.agent.plan import ReadingPlan
-from memagent.agent.work import Speed, Work, recall, remember
+from memagent.agent.work import ReadingPlan, Speed, Work, recall, remember
 from memagent.engines.scripted import ScriptedEngine
 from memagent.types import Prices
 
@@ -47,5 +46,7 @@ def test_a_reading_in_this_process_takes_as_long_as_its_tokens_whatever_was_in_f
         is_exact=True,
     )
     speed = Speed(of_calls=0.01, of_run=0.00125)  # eight calls slowed each other
-    assert plan.seconds(speed, is_shared=True) == pytest.approx(10.0)
-    assert plan.seconds(speed) == pytest.approx(40.0)  # two questions at once
+    assert plan.seconds(speed) == pytest.approx(10.0)
+    assert plan.seconds(speed, lanes=plan.calls_at_once) == pytest.approx(
+        40.0
+    )  # two questions at once
