@@ -9,7 +9,7 @@ import pytest
 from memagent import Reader
 from memagent.cli.main import run
 from memagent.documents.document import LINE_BLOCK_CHARS, MAX_HEADINGS, Document, Heading, Place
-from memagent.documents.formats.markdown import markdown_headings
+from memagent.documents.formats import markdown_headings
 from memagent.documents.loaders import load, load_bytes
 from tests.unit.documents.test_loaders_formats import make_docx, make_epub
 
