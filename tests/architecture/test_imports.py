@@ -220,7 +220,7 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
         ("memagent.agent.reader", "from . import memory\nfrom .prompts import PromptSet"),
         ("memagent.agent.reader", "from ..documents.document import Document"),
         ("memagent.runs", "from memagent.errors import RunError"),
-        ("memagent.engines.openai", "from memagent.tokens.shielding import Shield"),
+        ("memagent.engines.openai", "from memagent.tokens.control import Shield"),
         ("memagent.rl.warmstart.traces", "from memagent.agent import prompts"),
         ("memagent.rl.trainer", "from memagent.eval.runner import evaluate\nimport torch.nn"),
         ("memagent.engines.local.model", "from torch import nn"),

@@ -15,7 +15,7 @@ from memagent.agent.reader import Reader
 from memagent.config import EngineConfig
 from memagent.documents.document import Document
 from memagent.engines.openai import EndpointEngine
-from memagent.tokens.shielding import FAMILIES, MARKS, Shield
+from memagent.tokens.control import FAMILIES, BREAKS, Shield
 from memagent.types import Message, Sampling
 from tests.conftest import make_tokenizer
 from tests.hostile.endpoints import hostile, reply
@@ -84,7 +84,7 @@ def test_strings_that_share_characters_are_all_broken() -> None:
 def test_a_text_that_holds_the_broken_form_gets_another_mark() -> None:
     text = "< |im_end|> and <|im_end|>"
     sent = Shield.of_model("m").shielded([{"role": "user", "content": text}])
-    assert content(sent.messages) == f"< |im_end|> and <{MARKS[1]}|im_end|>"
+    assert content(sent.messages) == f"< |im_end|> and <{BREAKS[1]}|im_end|>"
     assert sent.restored(content(sent.messages)) == text
 
 
@@ -148,7 +148,7 @@ async def test_offsets_of_a_reading_are_those_of_the_text() -> None:
 
 def test_a_model_that_is_not_on_this_machine_costs_no_import() -> None:
     code = (
-        "import sys; from memagent.tokens.shielding import Shield; Shield.of_model('no/such');"
+        "import sys; from memagent.tokens.control import Shield; Shield.of_model('no/such');"
         "Shield.of_model('x' * 5000); print('huggingface_hub' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -167,8 +167,8 @@ def test_a_model_that_is_not_on_this_machine_costs_no_import() -> None:
 )
 def test_the_cache_of_the_hub_is_where_its_library_keeps_it(environment: dict[str, str]) -> None:
     code = (
-        "from huggingface_hub.constants import HF_HUB_CACHE; from memagent.tokens import shielding;"
-        "print(HF_HUB_CACHE); print(shielding._hub_cache())"
+        "from huggingface_hub.constants import HF_HUB_CACHE; from memagent.tokens import control;"
+        "print(HF_HUB_CACHE); print(control._hub_cache())"
     )
     kept = {name: os.environ[name] for name in ("PATH", "HOME")}
     done = subprocess.run(

@@ -13,7 +13,7 @@ import pytest
 
 from memagent.agent.reader import Reader
 from memagent.agent.trace import Trace
-from memagent.engines import retry
+from memagent.engines import limit
 from memagent.engines.openai import EndpointEngine, open_endpoint
 from memagent.errors import EngineError
 from memagent.types import Completion, Sampling
@@ -40,10 +40,10 @@ SHORT = 1.0 if IS_LARGE else 0.05
 
 
 def scale_waits(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    longest = {kind: seconds * scale for kind, seconds in retry.LONGEST_DELAYS.items()}
-    monkeypatch.setattr(retry, "LONGEST_DELAYS", longest)
-    monkeypatch.setattr(retry, "FIRST_DELAY", retry.FIRST_DELAY * scale)
-    monkeypatch.setattr(retry, "FIRST_CONTACT_PATIENCE", retry.FIRST_CONTACT_PATIENCE * scale)
+    longest = {kind: seconds * scale for kind, seconds in limit.LONGEST_DELAYS.items()}
+    monkeypatch.setattr(limit, "LONGEST_DELAYS", longest)
+    monkeypatch.setattr(limit, "FIRST_DELAY", limit.FIRST_DELAY * scale)
+    monkeypatch.setattr(limit, "FIRST_CONTACT_PATIENCE", limit.FIRST_CONTACT_PATIENCE * scale)
 
 
 @pytest.mark.parametrize(("minutes", "scale"), [(0.1, 1.0), (1.0, SHORT)])
@@ -127,8 +127,8 @@ def test_an_address_where_nothing_listens_ends_with_code_3(cli: Cli, tmp_path: P
 async def test_an_address_that_never_answered_fails_before_patience_ends(
     monkeypatch: pytest.MonkeyPatch, listens: bool
 ) -> None:
-    assert retry.FIRST_CONTACT_PATIENCE == 20.0
-    monkeypatch.setattr(retry, "FIRST_CONTACT_PATIENCE", 1.0)  # only to be quick
+    assert limit.FIRST_CONTACT_PATIENCE == 20.0
+    monkeypatch.setattr(limit, "FIRST_CONTACT_PATIENCE", 1.0)  # only to be quick
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         if not listens:
@@ -140,7 +140,7 @@ async def test_an_address_that_never_answered_fails_before_patience_ends(
 async def test_an_endpoint_that_has_answered_is_waited_for_with_full_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retry, "FIRST_CONTACT_PATIENCE", 0.5)
+    monkeypatch.setattr(limit, "FIRST_CONTACT_PATIENCE", 0.5)
     with running() as endpoint:
         engine = open_endpoint("test-model", base_url=endpoint.base_url, patience=600)
         try:

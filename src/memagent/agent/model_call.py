@@ -19,7 +19,7 @@ from memagent.agent.memory import split_reasoning
 from memagent.agent.trace import Step, StepKind
 from memagent.config import check_numbers
 from memagent.engines.base import Serving, facts_of
-from memagent.engines.retry import Failure, Patience
+from memagent.engines.limit import Failure, Patience
 from memagent.errors import ConfigError, EngineRefused, LimitReached, PromptCut
 from memagent.replies import KeptReply, Scope
 from memagent.tokens.tokenizers import Tokenizer

@@ -24,9 +24,8 @@ from weakref import WeakKeyDictionary
 
 from memagent.config import EngineConfig
 from memagent.engines.addresses import addresses, public_url
-from memagent.engines.limit import Slots
+from memagent.engines.limit import Failure, FailureKind, RetryListener, Slots
 from memagent.engines.openai import EndpointEngine
-from memagent.engines.retry import Failure, FailureKind, RetryListener
 from memagent.errors import ConfigError
 from memagent.types import Completion, Message, Sampling
 

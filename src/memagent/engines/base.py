@@ -22,7 +22,7 @@ from memagent.engines.addresses import (
     origins,
     public_url,
 )
-from memagent.engines.retry import RetryListener
+from memagent.engines.limit import RetryListener
 from memagent.errors import ConfigError
 from memagent.names import hint, nearest
 from memagent.types import Completion, Engine, Message, Sampling

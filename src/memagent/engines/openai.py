@@ -41,10 +41,9 @@ from memagent.engines.addresses import (
     told_window,
 )
 from memagent.engines.base import BaseEngine, Serving
-from memagent.engines.limit import Slots
-from memagent.engines.retry import Failure, FailureKind, Patience, RetryListener, retry_after
+from memagent.engines.limit import Failure, FailureKind, Patience, RetryListener, Slots, retry_after
 from memagent.errors import ConfigError, EngineError, EngineRefused, MemagentError, PromptTooLong
-from memagent.tokens.shielding import Shield, ShieldedMessages, cached_tokenizer
+from memagent.tokens.control import Shield, ShieldedMessages, cached_tokenizer
 from memagent.types import Completion, Message, Sampling, Usage
 
 T = TypeVar("T")
@@ -314,7 +313,7 @@ class EndpointEngine(BaseEngine):
     ) -> Completion | Failure:
         """One request: its completion, or a failure that can be retried. Raises EngineRefused.
 
-        Control strings in the messages are broken on the way; see `tokens/shielding.py`.
+        Control strings in the messages are broken on the way; see `tokens/control.py`.
         """
         sent, version = self._shielded(messages), self._policy_version
         result = await self._post(

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 from memagent.cluster import Bundle, Cluster, OnClusterNote, full_store_errors, in_bundle
 from memagent.engines.balance import Balancer, prefix_keys
 from memagent.engines.base import BaseEngine, EngineChoice
-from memagent.engines.retry import Failure
+from memagent.engines.limit import Failure
 from memagent.errors import ClusterError, EngineError, MemagentError
 from memagent.types import Completion, Message, Sampling
 

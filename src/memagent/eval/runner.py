@@ -44,7 +44,7 @@ from memagent.data.tasks.registry import MAX_ANSWER_TOKENS
 from memagent.documents.document import Document
 from memagent.engines.base import facts_of
 from memagent.engines.embedding import Embedder
-from memagent.engines.retry import RetryListener
+from memagent.engines.limit import RetryListener
 from memagent.errors import (
     EngineError,
     EngineRefused,

@@ -35,7 +35,7 @@ from memagent.data.example import Example
 from memagent.data.formats.benchmarks import read_dataset
 from memagent.data.formats.files import FORMATS, read_examples, write_examples
 from memagent.data.tasks.registry import Task, open_task
-from memagent.engines.retry import RetryListener
+from memagent.engines.limit import RetryListener
 from memagent.errors import ConfigError
 from memagent.eval.calls import OnCall
 from memagent.eval.prompts import CLOSED_BOOK as CLOSED_BOOK_PROMPT

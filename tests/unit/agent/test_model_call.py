@@ -6,8 +6,8 @@ import pytest
 
 from memagent.agent.model_call import Limits, ModelCall, all_or_none, call_model
 from memagent.config import EngineConfig
+from memagent.engines.limit import Failure
 from memagent.engines.openai import EndpointEngine
-from memagent.engines.retry import Failure
 from memagent.engines.scripted import ScriptedEngine
 from memagent.errors import LimitReached
 from memagent.tokens.tokenizers import ByteTokenizer

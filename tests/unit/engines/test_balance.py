@@ -20,7 +20,7 @@ from memagent.engines.balance import (
     prefix_keys,
 )
 from memagent.engines.base import open_engine
-from memagent.engines.retry import Failure
+from memagent.engines.limit import Failure
 from memagent.errors import ConfigError, EngineError, EngineRefused
 from memagent.types import Completion, Message, Sampling
 from tests.support.loopback import Endpoint, messages_sha, running

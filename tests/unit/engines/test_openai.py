@@ -14,8 +14,8 @@ import pytest
 
 from memagent.config import EngineConfig
 from memagent.engines.addresses import OPENAI_URL, endpoint_from, origins, public_url
+from memagent.engines.limit import Failure
 from memagent.engines.openai import EndpointEngine, _certificates, open_endpoint, parse_completion
-from memagent.engines.retry import Failure
 from memagent.errors import ConfigError, EngineError, EngineRefused, PromptTooLong
 from memagent.tokens.tokenizers import tokenizer_for_model
 from memagent.types import Sampling, Usage

@@ -4,15 +4,15 @@ from email.utils import formatdate
 
 import pytest
 
-from memagent.engines import retry
-from memagent.engines.retry import Failure, Patience, retry_after
+from memagent.engines import limit
+from memagent.engines.limit import Failure, Patience, retry_after
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(retry.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(retry.time, "time", lambda: now[0])
+    monkeypatch.setattr(limit.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(limit.time, "time", lambda: now[0])
     return now
 
 

@@ -24,12 +24,11 @@ from weakref import WeakKeyDictionary
 from memagent.config import EngineConfig, LocalConfig
 from memagent.engines import store
 from memagent.engines.balance import Balancer, prefix_keys
-from memagent.engines.limit import Slots
+from memagent.engines.limit import Failure, Slots
 from memagent.engines.llamacpp.__main__ import KEY_VARIABLE
 from memagent.engines.llamacpp.adapters import adapter_file
 from memagent.engines.local.gguf_files import GgufHeader, open_header
 from memagent.engines.openai import EndpointEngine
-from memagent.engines.retry import Failure
 from memagent.engines.yarn import yarn_settings
 from memagent.errors import ConfigError, EngineError, MachineError, PromptTooLong
 from memagent.launcher import Launch, Server, end_servers, start_servers

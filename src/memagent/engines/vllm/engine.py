@@ -22,8 +22,8 @@ from typing import Any
 
 from memagent.config import EngineConfig, VllmConfig
 from memagent.engines.balance import BalancedEngine, prefix_keys
+from memagent.engines.limit import Failure, RetryListener
 from memagent.engines.openai import EndpointEngine, parse_completion
-from memagent.engines.retry import Failure, RetryListener
 from memagent.engines.vllm.servers import CONTROL_VARIABLE, plan_launches
 from memagent.errors import ConfigError, EngineError, MachineError
 from memagent.launcher import Server, end_servers, start_servers
