@@ -15,7 +15,7 @@ from memagent.agent.reader import Reader
 from memagent.config import EngineConfig
 from memagent.documents.document import Document
 from memagent.engines.openai import EndpointEngine
-from memagent.tokens.control import FAMILIES, BREAKS, Shield
+from memagent.tokens.control import BREAKS, FAMILIES, Shield
 from memagent.types import Message, Sampling
 from tests.conftest import make_tokenizer
 from tests.hostile.endpoints import hostile, reply

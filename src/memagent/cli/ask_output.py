@@ -9,9 +9,8 @@ from typing import Any
 
 from memagent.agent.evidence.ledger import Citation
 from memagent.agent.trace import Step, Trace
-from memagent.agent.work import Speed
-from memagent.cli.shared.console import CommandConsole, print_json
 from memagent.agent.work import ReadingPlan, Speed
+from memagent.cli.shared.console import CommandConsole, print_json
 from memagent.cli.shared.progress import ProgressFrame, cost_and_time, duration, time_text
 from memagent.config import AgentConfig
 from memagent.documents.chunking import Chunks

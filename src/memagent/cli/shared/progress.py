@@ -27,8 +27,6 @@ from rich.progress import (
 
 from memagent.agent.work import Work
 from memagent.cli.shared.console import CommandConsole
-from memagent.engines.retry import Failure
-from memagent.cli.shared.run_command import CommandConsole
 from memagent.engines.limit import Failure
 from memagent.engines.store import PullState
 from memagent.types import Prices

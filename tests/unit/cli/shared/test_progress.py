@@ -8,8 +8,6 @@ from memagent.cli.shared import console as console_module
 from memagent.cli.shared import progress
 from memagent.cli.shared.console import CommandConsole
 from memagent.cli.shared.progress import ProgressFrame, duration, size_text
-from memagent.engines.retry import Failure
-from memagent.cli.shared.run_command import CommandConsole
 from memagent.engines.limit import Failure
 from tests.support.timing import wait_until
 
