@@ -24,6 +24,7 @@ OTHERS = {
     "data/sources/download.py": "published files",
     "data/tasks/hotpotqa/store.py": "paragraphs in the cache",
     "documents/loaders.py": "texts to read",
+    "documents/sample.py": "words of the sample",
     "documents/tree.py": ".gitignore",
     "engines/llamacpp/adapters.py": "models",
     "engines/llamacpp/engine.py": "cores in /sys",
