@@ -21,10 +21,7 @@ from memagent.errors import RunError
 from memagent.rl.resume import remember_named, stored_values
 from memagent.rl.settings import parse_config
 from memagent.runs import Run, remove_run, stored_runs
-from memagent.serve.mcp.desk import DocumentDesk
-from memagent.runs import Run
 from memagent.serve.mcp import DocumentDesk
-from memagent.stored_runs import remove_run, stored_runs
 from memagent.viewer.library import Library
 from tests.hostile.damaged_runs import RunKind, make_runs
 from tests.hostile.harness import time_limit
