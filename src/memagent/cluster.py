@@ -174,8 +174,7 @@ def full_store(what: str) -> str:
     """One line for what did not fit into the object store."""
     return (
         f"the object store of the cluster and the disk behind it are full: no room for {what}; start its nodes "
-        "with more memory for objects (ray start --object-store-memory BYTES, or "
-        "`cluster.object_store_gb`), or free their disks"
+        "with more memory for objects (ray start --object-store-memory BYTES), or free their disks"
     )
 
 

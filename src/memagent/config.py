@@ -489,7 +489,8 @@ def _toml_value(text: str) -> Any:
 
 def _explain(error: ValidationError, cls: type[FileRecord]) -> str:
     problem = error.errors(include_url=False, include_input=False)[0]
-    name = ".".join(str(part) for part in problem["loc"])
+    # of several forms of a value the first is named, without its kind
+    name = ".".join(str(part) for part in problem["loc"] if not str(part).startswith("literal["))
     if problem["type"] == "extra_forbidden":
         return f"unknown setting {name}; {_hint(problem['loc'], cls)}"
     message = problem["msg"].removeprefix("Value error, ")

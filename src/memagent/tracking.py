@@ -1,6 +1,6 @@
 """Metrics of a run: a file that is always written, and dashboards where they are enabled.
 
-    with Tracker(folder, config=settings, name="my run", wandb=True) as tracker:
+    with Tracker(folder, config=settings, name="my run", trackers=["wandb"]) as tracker:
         tracker.log(3, {"reward": 0.5, "time/update": 1.7})
         tracker.log(3, {"accuracy": 0.8}, kind="validation")
 
@@ -29,7 +29,7 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from memagent.errors import ConfigError, RunError, one_line
 from memagent.files import make_folders, reason_of, write_atomically
@@ -38,6 +38,7 @@ from memagent.run_files import LineFile, make_folder, read_file, read_lines, tru
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
+TrackerName = Literal["tensorboard", "wandb"]
 WANDB_ID = "wandb_id"
 TIMING_PREFIXES = ("time/", "speed/")
 """Prefixes of metrics that differ between repetitions of a run."""
@@ -54,16 +55,17 @@ class Tracker:
         *,
         config: Mapping[str, Any],
         name: str,
-        tensorboard: bool = True,
-        wandb: bool = False,
+        trackers: Sequence[TrackerName] = ("tensorboard",),
         num_lines: int | None = None,
     ) -> None:
         """Create or continue the files in `folder`.
 
         `config` and `name` are shown by W&B. With `num_lines`, later lines are cut: the run resumes there.
         """
-        if wandb:
-            missing = "wandb is not installed; pip install wandb, or set `logging.wandb=false`"
+        if "wandb" in trackers:
+            missing = (
+                "wandb is not installed; pip install wandb, or take it out of `logging.trackers`"
+            )
             require("wandb", missing)
         self._path = folder / METRICS
         self._file, kept, cut = _opened(self._path, num_lines)
@@ -71,9 +73,9 @@ class Tracker:
         """Lines of the file so far."""
         self._boards: list[_Board] = []
         try:
-            if tensorboard and _has_tensorboard():
+            if "tensorboard" in trackers and _has_tensorboard():
                 self._boards.append(_TensorBoard(folder / TENSORBOARD, kept, cut))
-            if wandb:
+            if "wandb" in trackers:
                 self._boards.append(_Wandb(folder, config=config, name=name))
         except BaseException:
             self.close()
@@ -246,7 +248,7 @@ class _Wandb:
         except wandb.Error as error:
             raise ConfigError(
                 f"W&B cannot be used ({one_line(error)}); run `wandb login`, set WANDB_MODE=offline, or "
-                "set `logging.wandb=false`"
+                "take it out of `logging.trackers`"
             ) from None
         self._kinds: set[str] = set()
 

@@ -15,7 +15,6 @@ from tests.support.tiny_training import tiny_config
 
 START = "from memagent.cli.main import main; main()"
 CLUSTER = ("--cluster", "auto", "--set", "cluster.trainer_ranks=2")
-STORE = ("--set", "cluster.object_store_gb=0.1")
 END_SECONDS = 150.0
 """Ray's own agent waits a minute for its head node before it ends."""
 
@@ -55,7 +54,7 @@ def test_a_killed_driver_leaves_nothing_running_and_its_run_resumes_on_the_clust
     assert done.returncode == 0, done.stderr
     mark = f"MEMAGENT_TEST_MARK={tmp_path.name}-{os.getpid()}"
     environment = {**os.environ, **dict([mark.split("=")])}
-    first = command(config, "--run-dir", run, *CLUSTER, *STORE)
+    first = command(config, "--run-dir", run, *CLUSTER)
     process = subprocess.Popen(first, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         while not (run / "checkpoints" / "step-000001").exists():
@@ -83,7 +82,7 @@ def test_an_interrupted_run_saves_its_steps_and_leaves_nothing_running(tmp_path:
     mark = f"MEMAGENT_TEST_MARK={tmp_path.name}-{os.getpid()}"
     environment = {**os.environ, **dict([mark.split("=")])}
     process = subprocess.Popen(
-        command(config, "--run-dir", run, *CLUSTER, *STORE),
+        command(config, "--run-dir", run, *CLUSTER),
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
@@ -107,7 +106,7 @@ def test_a_dry_run_reserves_all_places_and_starts_one_of_each(tmp_path: Path) ->
     config = tiny_config(tmp_path / "files")
     sizes = ("--set", "cluster.trainer_ranks=24", "--set", "cluster.engine_replicas=24")
     done = subprocess.run(
-        command(config, "--dry-run", "--cluster", "auto", *sizes, *STORE),
+        command(config, "--dry-run", "--cluster", "auto", *sizes),
         capture_output=True,
         text=True,
         timeout=600,

@@ -179,7 +179,7 @@ SHORT_TRAINING: dict[str, Any] = {
     "update": {"updates": 1, "max_tokens": 1024},
     "checkpoint": {"every": 1, "keep": 1},
     "validation": {"every": 2, "num": 2, "tasks": [{"tasks": ["small/colours"]}]},
-    "logging": {"tensorboard": False, "rollouts": 1},
+    "logging": {"trackers": [], "rollouts": 1},
 }
 
 

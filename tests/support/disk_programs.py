@@ -30,7 +30,7 @@ def checkpoints(model: Path, folder: Path) -> None:
     loaded = load(str(model))
     newest = latest_checkpoint(folder)
     first = 0 if newest is None else read_state(newest)["step"]
-    options: dict[str, Any] = {"config": {}, "name": "tiny", "tensorboard": False}
+    options: dict[str, Any] = {"config": {}, "name": "tiny", "trackers": []}
     with Tracker(folder, **options, num_lines=first) as tracker:
         for step in range(first + 1, NUM_STEPS + 1):
             tracker.log(step, {"reward": step / 8})

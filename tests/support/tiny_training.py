@@ -61,7 +61,7 @@ def tiny_run(folder: Path, **changes: Any) -> dict[str, Any]:
             "tasks": [{"tasks": ["small/colours"], "settings": {"sentences": 4}}],
         },
         "checkpoint": {"every": 2, "keep": 2},
-        "logging": {"tensorboard": False, "rollouts": 2},
+        "logging": {"trackers": [], "rollouts": 2},
     }  # fmt: skip
     return {**values, **changes}
 

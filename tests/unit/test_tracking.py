@@ -27,7 +27,7 @@ def lines_of(folder: Path) -> list[str]:
 
 
 def test_a_line_has_step_and_kind_and_then_names_in_order(tmp_path: Path) -> None:
-    with tracker(tmp_path, tensorboard=False) as numbers:
+    with tracker(tmp_path, trackers=[]) as numbers:
         numbers.log(3, {"reward": 0.5, "clipped": 1})
         numbers.log(3, {"accuracy": 1.0}, kind="validation")
         assert lines_of(tmp_path) == [
@@ -38,7 +38,7 @@ def test_a_line_has_step_and_kind_and_then_names_in_order(tmp_path: Path) -> Non
 
 def test_numbers_come_back_bit_for_bit(tmp_path: Path) -> None:
     values = [0.1, 1 / 3, 5e-324, -0.0, 1e300, float(np.nextafter(1, 2)), math.pi]
-    with tracker(tmp_path, tensorboard=False) as numbers:
+    with tracker(tmp_path, trackers=[]) as numbers:
         numbers.log(0, {f"n{i}": value for i, value in enumerate(values)})
         numbers.log(1, {"small": np.float32(0.1)})  # scalars of other libraries are taken too
     first, second = read_metrics(tmp_path)
@@ -50,7 +50,7 @@ def test_numbers_come_back_bit_for_bit(tmp_path: Path) -> None:
 def test_what_json_has_no_number_for_is_a_string_in_the_file_and_a_number_again(
     tmp_path: Path,
 ) -> None:
-    with tracker(tmp_path, tensorboard=False) as numbers:
+    with tracker(tmp_path, trackers=[]) as numbers:
         numbers.log(0, {"a": math.nan, "b": math.inf, "c": -math.inf})
 
     def refuse(name: str) -> None:
@@ -65,19 +65,19 @@ def test_what_json_has_no_number_for_is_a_string_in_the_file_and_a_number_again(
 
 def test_a_run_opened_again_goes_on_after_its_lines(tmp_path: Path) -> None:
     for step in range(3):
-        with tracker(tmp_path, tensorboard=False) as numbers:
+        with tracker(tmp_path, trackers=[]) as numbers:
             assert numbers.num_lines == step
             numbers.log(step, {"reward": step / 2})
     assert [record["step"] for record in read_metrics(tmp_path)] == [0, 1, 2]
 
 
 def test_a_torn_last_line_is_removed(tmp_path: Path) -> None:
-    with tracker(tmp_path, tensorboard=False) as numbers:
+    with tracker(tmp_path, trackers=[]) as numbers:
         numbers.log(0, {"reward": 0.5})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "ki')
     assert len(read_metrics(tmp_path)) == 1
-    with tracker(tmp_path, tensorboard=False) as numbers:
+    with tracker(tmp_path, trackers=[]) as numbers:
         numbers.log(1, {"reward": 1.0})
     assert [record["reward"] for record in read_metrics(tmp_path)] == [0.5, 1.0]
 
@@ -89,21 +89,21 @@ def test_a_damaged_line_in_the_middle_is_an_error(tmp_path: Path) -> None:
 
 
 def test_lines_after_the_checkpoint_are_cut(tmp_path: Path) -> None:
-    with tracker(tmp_path, tensorboard=False) as numbers:
+    with tracker(tmp_path, trackers=[]) as numbers:
         for step in range(5):
             numbers.log(step, {"reward": step / 4, "note": math.nan})
     before = lines_of(tmp_path)
-    with tracker(tmp_path, tensorboard=False, num_lines=3) as numbers:
+    with tracker(tmp_path, trackers=[], num_lines=3) as numbers:
         assert numbers.num_lines == 3
         assert lines_of(tmp_path) == before[:3]
         numbers.log(3, {"reward": 9.0})
     assert [record["reward"] for record in read_metrics(tmp_path)] == [0.0, 0.25, 0.5, 9.0]
-    with tracker(tmp_path, tensorboard=False, num_lines=0):
+    with tracker(tmp_path, trackers=[], num_lines=0):
         assert lines_of(tmp_path) == []
 
 
 def test_lines_that_the_checkpoint_counts_on_must_be_there(tmp_path: Path) -> None:
-    with tracker(tmp_path, tensorboard=False) as numbers:
+    with tracker(tmp_path, trackers=[]) as numbers:
         numbers.log(0, {"reward": 0.5})
     with pytest.raises(RunError, match="has 1 lines, and the checkpoint expects 2"):
         tracker(tmp_path, num_lines=2)
@@ -239,7 +239,7 @@ def test_wandb_gets_an_axis_for_each_kind(
     tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "reading")
-    with tracker(tmp_path, wandb=True, tensorboard=False) as numbers:
+    with tracker(tmp_path, trackers=["wandb"]) as numbers:
         numbers.log(0, {"reward": 0.5})
         numbers.log(1, {"reward": 0.75})
         numbers.log(1, {"accuracy": 1.0}, kind="validation")
@@ -257,8 +257,8 @@ def test_wandb_gets_an_axis_for_each_kind(
 
 def test_a_resumed_run_goes_on_as_the_same_run_of_wandb(tmp_path: Path, wandb: FakeWandb) -> None:
     for _ in range(2):
-        tracker(tmp_path / "one", wandb=True, tensorboard=False).close()
-    tracker(tmp_path / "two", wandb=True, tensorboard=False).close()
+        tracker(tmp_path / "one", trackers=["wandb"]).close()
+    tracker(tmp_path / "two", trackers=["wandb"]).close()
     first, again, other = (call[3] for call in wandb.calls if call[0] == "init")
     assert first == again != other
 
@@ -266,7 +266,7 @@ def test_a_resumed_run_goes_on_as_the_same_run_of_wandb(tmp_path: Path, wandb: F
 def test_wandb_without_a_login_says_what_to_do(tmp_path: Path, wandb: FakeWandb) -> None:
     wandb.is_logged_in = False
     with pytest.raises(ConfigError, match="run `wandb login`, set WANDB_MODE=offline") as caught:
-        tracker(tmp_path, wandb=True)
+        tracker(tmp_path, trackers=["wandb"])
     assert "\n" not in str(caught.value)
 
 
@@ -275,5 +275,5 @@ def test_a_board_that_is_not_installed_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="pip install wandb"):
-        tracker(tmp_path / "run", wandb=True)
+        tracker(tmp_path / "run", trackers=["wandb"])
     assert not (tmp_path / "run").exists()

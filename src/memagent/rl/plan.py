@@ -2,7 +2,6 @@
 
     plan = make_plan(read_config("paper_7b"), gpu="H100", price=2.5)
     plan.chosen.step_seconds, plan.run_seconds, plan.cost
-    plan.best               the fastest split of as many GPUs, as changes of settings
     plan.problems           what does not fit, each with a change that makes it fit
 
     synchronous     rollouts ─▶ scoring ─▶ update ─▶ new weights       one after the other
@@ -748,27 +747,6 @@ def remedies(planner: Planner, place: Place) -> Iterator[tuple[str, ...]]:
         yield ("model.lora_rank=32", "optim.lr=1e-5")
 
 
-def best_split(planner: Planner) -> StepPlan | None:
-    """The fastest split of as many GPUs that fits; engines of their own are at most two steps behind."""
-    total = planner.layout.num_gpus
-    layouts = [Layout(num_trainers=total, num_replicas=total)]
-    for size in (1, 2, 4, 8):
-        for num_trainers in range(max(1, total // 16), total - size + 1, max(1, total // 16)):
-            layouts.append(
-                Layout(
-                    num_trainers=num_trainers,
-                    num_replicas=(total - num_trainers) // size,
-                    tensor_parallel=size,
-                    is_colocated=False,
-                    max_staleness=2,
-                )
-            )
-    planners = [Planner(planner.config, planner.gpu, planner.assumed, one) for one in layouts]
-    fitting = [one for one in planners if all(place == "packs" for place, _, _ in one.misfits())]
-    plans = [one.plan() for one in fitting]
-    return min(plans, key=lambda plan: plan.step_seconds, default=None)
-
-
 # --- a run ----------------------------------------------------------------------------------------
 
 
@@ -783,8 +761,6 @@ class TrainingPlan:
     steps: int
     chosen: StepPlan
     """The layout of the config."""
-    best: StepPlan | None
-    """The fastest layout of as many GPUs; None if none fits."""
     problems: tuple[Problem, ...]
     warm_start_seconds: float
     validation_seconds: float
@@ -842,7 +818,6 @@ def make_plan(
         workload=planner.work,
         steps=config.steps,
         chosen=chosen,
-        best=best_split(planner),
         problems=tuple(find_problems(planner)),
         warm_start_seconds=_warm_start_seconds(planner),
         validation_seconds=_validation_seconds(config, chosen),

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat, PositiveInt, model_validator
 
 from memagent.agent.prompts import PROMPT_SETS
 from memagent.cluster import LOCAL_CLUSTER
@@ -40,6 +40,7 @@ from memagent.plugins import is_file_spec
 from memagent.rl.agents.command import is_command
 from memagent.rl.rollouts.tasks import TaskSource
 from memagent.rl.update.advantages import check_group_size
+from memagent.tracking import TrackerName
 
 NO_CLUSTER = "none"
 """Address of a cluster that leaves the rest of [cluster] out: the run is in this process."""
@@ -47,7 +48,7 @@ NO_CLUSTER = "none"
 MOST_GPUS = 16_384
 """A plan tries their splits one by one."""
 
-LossMean = Literal["token", "group", "rollout", "constant"]
+LossMean = Literal["token", "group", "rollout"]
 
 
 # --- what is trained ------------------------------------------------------------------------------
@@ -207,12 +208,10 @@ class ObjectiveSettings(Settings):
     kl_coef: float = Field(default=0.0, ge=0)
     """Coefficient of the KL divergence to the reference model, the weights after the warm start; 0 keeps
     no reference."""
-    loss_mean: LossMean = "token"
+    loss_mean: LossMean | PositiveInt = "token"
     """Normalization of the loss. token: every token of an optimizer step weighs the same. group: every group
-    does, and every token within it, as in the paper's formula. rollout: every rollout does. constant: the sum over tokens is divided by the number of rollouts times
-    constant_tokens."""
-    constant_tokens: int | None = Field(default=None, gt=0)
-    """Tokens per rollout that the loss is divided by with loss_mean = "constant"."""
+    does, and every token within it, as in the paper's formula. rollout: every rollout does. A number of tokens: the sum
+    over tokens is divided by the number of rollouts times this constant."""
     old_logprobs: Literal["engine", "recompute"] = "engine"
     """Log-probabilities in the denominator of ratios. engine: those reported with the samples. recompute:
     the trainer's own, computed before the first update of a step."""
@@ -222,12 +221,9 @@ class ObjectiveSettings(Settings):
     importance_cap: float | None = Field(default=2.0, gt=0)
     """With old_logprobs = "recompute", tokens are weighted by trainer / engine probability, truncated at
     this; None switches the weights off."""
-    mask_below: float = Field(default=0.0, ge=0, lt=1)
-    """Tokens whose trainer / engine probability ratio, before the first update of a step, is below this are
-    masked."""
-    mask_above: float | None = Field(default=None, gt=1)
-    """Tokens whose trainer / engine probability ratio, before the first update of a step, is above this are
-    masked. With several updates per step, masks take one more forward pass."""
+    mask: tuple[float, float] | None = None
+    """Tokens whose trainer / engine probability ratio, before the first update of a step, is below the first or above
+    the second number are masked; none when not given. With several updates per step this takes one more forward pass."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Rows sampled by weights more than this many training steps old are masked; no limit when not given.
     With rollout.asynchronous it decides how many rollouts are started ahead, so that none gets too old.
@@ -247,13 +243,13 @@ class ObjectiveSettings(Settings):
     @property
     def has_masks(self) -> bool:
         """Whether tokens may be masked because trainer and engine disagree."""
-        return self.mask_below > 0 or self.mask_above is not None
+        return self.mask is not None
 
     @model_validator(mode="after")
-    def _constant_is_given(self) -> Self:
-        if (self.loss_mean == "constant") != (self.constant_tokens is not None):
+    def _mask_is_around_one(self) -> Self:
+        if self.mask is not None and not 0 <= self.mask[0] < 1 < self.mask[1]:
             raise ValueError(
-                "`constant_tokens` goes with `loss_mean=constant`, and only with it; set both or neither"
+                f"`mask={list(self.mask)}` must be a number from 0 to 1 and one above 1, such as [0.5, 2.0]"
             )
         return self
 
@@ -369,10 +365,8 @@ class LogSettings(Settings):
     """Where metrics go, besides metrics.jsonl and the console. The names of the run and its project at Weights &
     Biases are those of its variables, WANDB_NAME and WANDB_PROJECT."""
 
-    tensorboard: bool = True
-    """Write TensorBoard files where it is installed."""
-    wandb: bool = False
-    """Log to Weights & Biases."""
+    trackers: tuple[TrackerName, ...] = ("tensorboard",)
+    """tensorboard: write its files, where it is installed. wandb: log to Weights & Biases."""
     rollouts: int = Field(default=8, ge=0)
     """Rollouts per step that are saved in samples/, group by group, those with different rewards first."""
 
@@ -406,9 +400,6 @@ class ClusterSettings(Settings):
     separate replicas. ipc: a replica copies from the memory of the rank that it shares its GPU with; for colocated ones.
     auto: on GPUs broadcast or ipc, as the placement is, on CPUs object_store. A push that fails goes through
     the object store."""
-    object_store_gb: float | None = Field(default=None, gt=0)
-    """Memory for objects of a cluster that is started for the run; three tenths of the machine's when not
-    given."""
     start_seconds: float = Field(default=600.0, gt=0)
     """How long an engine replica may take to be ready, its model loaded; at the start and when it is replaced."""
     wait_seconds: float = Field(default=300.0, gt=0)

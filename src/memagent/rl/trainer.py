@@ -280,8 +280,7 @@ async def _open_trainer(
                 run_dir,
                 config=stored_values(config),
                 name=run_dir.name,
-                tensorboard=config.logging.tensorboard,
-                wandb=config.logging.wandb,
+                trackers=config.logging.trackers,
                 num_lines=0 if checkpoint is None else _num_lines(checkpoint),
             )
         )

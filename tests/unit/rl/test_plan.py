@@ -10,7 +10,6 @@ from memagent.rl.plan import (
     PlannedCall,
     Planner,
     Workload,
-    best_split,
     find_accelerator,
     find_problems,
     layout_of,
@@ -191,9 +190,6 @@ def test_every_layout_that_is_proposed_can_be_trained() -> None:
     for place in ("trainer", "engine"):
         for changes in remedies(planner, place):
             planner.changed(changes)
-    best = best_split(planner_of("reader_1.5b/rl", layout=colocated(8), text_tokens=8800))
-    assert best is not None
-    read_config("reader_1.5b/rl", changes=best.layout.changes)
 
 
 # --- layouts --------------------------------------------------------------------------------------
@@ -247,14 +243,6 @@ def test_the_layout_of_a_config_is_that_of_its_cluster() -> None:
 def test_a_layout_that_training_refuses_is_not_planned(changes: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_config("paper_7b", changes=["cluster.engine_replicas=16", *changes])
-
-
-def test_the_best_split_is_as_fast_as_the_given_one() -> None:
-    planner = planner_of("reader_1.5b/rl", layout=colocated(8), text_tokens=8800)
-    best = best_split(planner)
-    assert best is not None
-    assert best.layout.num_gpus <= 8
-    assert best.step_seconds <= planner.plan().step_seconds
 
 
 # --- the whole ------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ class PlanOptions:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @taking(PlanOptions)
 def command(options: PlanOptions) -> int:
-    """Plan a training run: memory, tokens, time, cost, and how to split GPUs.
+    """Plan a training run: memory, tokens, time, cost, and what does not fit.
 
     \b
       memagent plan paper_7b --gpu H100 --price 2.50
@@ -120,8 +120,6 @@ def plan_lines(plan: TrainingPlan) -> Iterator[str]:
     if plan.problems:
         yield ""
     yield from map(_problem, plan.problems)
-    yield ""
-    yield _best(plan)
     yield ""
     yield _assumed(plan)
 
@@ -223,16 +221,6 @@ def _problem(one: Problem) -> str:
         need = f"needs {one.needs:,.0f} tokens and has {one.has:,.0f}"
     change = " ".join(f"--set {change}" for change in one.changes) or "a smaller model"
     return f"does not fit: {UNITS[one.place]} {need}; it fits with {change}"
-
-
-def _best(plan: TrainingPlan) -> str:
-    best = plan.best
-    if best is None:
-        return "best split: none of as many GPUs fits"
-    if best.layout == plan.chosen.layout:
-        return "best split: this one"
-    gain = plan.chosen.step_seconds / best.step_seconds
-    return f"best split: {_layout(best.layout)}: {best.step_seconds:,.1f} s a step, {gain:.2f} times as fast"
 
 
 def _assumed(plan: TrainingPlan) -> str:

@@ -92,7 +92,6 @@ def _joined(config: TrainConfig, on_note: Callable[[str], None]) -> Iterator[Clu
         settings.address,
         wait_seconds=settings.wait_seconds,
         min_cpus=settings.trainer_ranks + settings.engine_replicas,
-        object_store_gb=settings.object_store_gb,
         on_note=on_note,
     ) as cluster:
         yield cluster

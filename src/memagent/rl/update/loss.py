@@ -10,6 +10,7 @@ Weights come from `rows.py`; the formula is in docs/training.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -224,9 +225,8 @@ def _correction(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Importance weights for tokens that another program sampled, and which tokens are masked."""
     share_M = _exp(log_mismatch_M)
-    is_masked_M = share_M < objective.mask_below
-    if objective.mask_above is not None:
-        is_masked_M = is_masked_M | (share_M > objective.mask_above)
+    low, high = objective.mask or (0.0, math.inf)
+    is_masked_M = (share_M < low) | (share_M > high)
     if not is_recomputed or objective.importance_cap is None:
         return torch.ones_like(share_M), is_masked_M  # ratios to the engine's contain it already
     return share_M.clamp(max=objective.importance_cap), is_masked_M

@@ -9,7 +9,7 @@ split into micro-batches, ordered, or distributed over processes.
     token       1 / tokens of the step
     group       1 / (groups of the step x tokens of the group)
     rollout     1 / (rollouts of the step x tokens of the rollout)
-    constant    1 / (rollouts of the step x constant)
+    a number    1 / (rollouts of the step x the number)
 """
 
 from __future__ import annotations
@@ -146,5 +146,4 @@ def _weight(rollout: Rollout, group: Group, objective: ObjectiveSettings, counts
         return 1.0 / (counts.groups * _num_sampled(group))
     if objective.loss_mean == "rollout":
         return 1.0 / (counts.rollouts * rollout.num_sampled)
-    assert objective.constant_tokens is not None
-    return 1.0 / (counts.rollouts * objective.constant_tokens)
+    return 1.0 / (counts.rollouts * objective.loss_mean)

@@ -137,7 +137,7 @@ def test_all_rows_of_a_rollout_have_its_advantage() -> None:
     [
         ({"loss_mean": "token"}, [1 / 6, 1 / 6, 1 / 6]),
         ({"loss_mean": "rollout"}, [1 / 8, 1 / 8, 1 / 4]),
-        ({"loss_mean": "constant", "constant_tokens": 10}, [1 / 20, 1 / 20, 1 / 20]),
+        ({"loss_mean": 10}, [1 / 20, 1 / 20, 1 / 20]),
     ],
 )
 def test_weights_follow_from_the_counts_of_the_step(
@@ -228,12 +228,10 @@ def test_presets_are_the_published_recipes() -> None:
     assert dapo.dynamic_sampling
 
 
-@pytest.mark.parametrize("settings", [{"loss_mean": "constant"}, {"constant_tokens": 5}])
-def test_constant_tokens_are_required_by_the_constant_mean_only(
-    settings: dict[str, object],
-) -> None:
-    with pytest.raises(ConfigError, match="`constant_tokens` goes with `loss_mean=constant`"):
-        ObjectiveSettings.parse(settings)
+@pytest.mark.parametrize("mask", [(1.1, 2.0), (0.5, 0.9), (-1.0, 2.0)])
+def test_a_mask_is_a_range_around_one(mask: tuple[float, float]) -> None:
+    with pytest.raises(ConfigError, match=r"such as \[0.5, 2.0\]"):
+        ObjectiveSettings.parse({"mask": mask})
 
 
 def test_a_sample_whose_parts_differ_in_length_is_refused() -> None:

@@ -197,7 +197,7 @@ def test_without_a_cap_recomputed_tokens_all_weigh_one() -> None:
 
 
 def test_tokens_that_trainer_and_engine_disagree_about_are_masked() -> None:
-    objective = ObjectiveSettings(mask_below=0.5, mask_above=2.0)
+    objective = ObjectiveSettings(mask=(0.5, 2.0))
     logprobs = logs(0.4, 0.6, 1.9, 2.1, requires_grad=True)
     reference = logs(0.8, 0.6, 3.8, 4.2)
     inputs = LossInputs(logprobs, same(4), numbers(-1, 1, -1, -1), reference=reference)
@@ -232,7 +232,7 @@ def test_extreme_differences_do_not_overflow() -> None:
 def test_drift_of_the_policy_masks_nothing_and_is_no_mismatch() -> None:
     # the engine agrees with the trainer before the step; updates have moved the policy by 4 and 0.25
     moved = LossInputs(logs(4.0, 0.25), same(2), numbers(1.0, 1.0), start=same(2))
-    objective = ObjectiveSettings(mask_below=0.5, mask_above=2.0)
+    objective = ObjectiveSettings(mask=(0.5, 2.0))
     assert token_losses(moved, objective).is_masked.tolist() == [False, False]
     metrics = summary(policy_loss(moved, numbers(1, 1), objective).stats)
     assert metrics["mismatch_kl"] == metrics["mismatch_max"] == 0.0

@@ -108,7 +108,7 @@ def packed(
     [
         {"loss_mean": "token"},
         {"loss_mean": "rollout"},
-        {"loss_mean": "constant", "constant_tokens": 50},
+        {"loss_mean": 50},
     ],
     ids=lambda m: m["loss_mean"],
 )

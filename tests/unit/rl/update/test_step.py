@@ -38,7 +38,7 @@ def model(tmp_path: Path) -> Any:
     )
 
 
-@pytest.mark.parametrize("masks", [{}, {"mask_below": 0.9, "mask_above": 1.1}])
+@pytest.mark.parametrize("masks", [{}, {"mask": (0.9, 1.1)}])
 def test_many_updates_of_exact_samples_are_drift_and_no_mismatch(
     model: Any, masks: dict[str, float]
 ) -> None:

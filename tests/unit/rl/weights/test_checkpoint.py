@@ -296,7 +296,7 @@ def test_the_best_checkpoint_is_that_of_the_best_validation(
     loaded = with_adapter(load(str(folders["llama"])))
     for step in (1, 2):
         save(tmp_path, loaded, step)
-    with Tracker(tmp_path, config={}, name="x", tensorboard=False) as tracker:
+    with Tracker(tmp_path, config={}, name="x", trackers=[]) as tracker:
         with pytest.raises(RunError, match="no validation"):
             find_checkpoint(tmp_path, best=True)
         for step, reward in ((0, 0.1), (1, 0.5), (2, 0.5)):
